@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dpstream.accounting import limits
+from dpstream.accounting import figures, limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
@@ -42,6 +42,8 @@ from dpstream.accounting.sessions.cells import Cells
 
 Kind = Literal["epsilon", "rho"]
 What = Literal["count", "sum", "average", "quantiles"]
+#: What stands behind a figure's name for its sd and the ends of its interval.
+PARTS = ("_sd", "_low", "_high")
 
 
 class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +66,14 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def name(self) -> str:
         """Name of its column in the answer."""
         return self.label or "_".join(filter(None, (self.what, self.column)))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of its figures in the answer: of quantiles one for each, unless it has a label
+        of its own and there is one."""
+        if self.what != "quantiles" or (self.label and len(self.at) == 1):
+            return (self.name,)
+        return tuple(f"{self.name}_{figures.exact(q)}" for q in self.at)
 
     def check(self, space: Space) -> None:
         """Refuse an aggregate without meaning.
@@ -168,20 +178,20 @@ def line_of(dimension: Dimension) -> Line:
 
 
 class Leaves(NamedTuple):
-    """The leaves of a column's tree: coordinate c is in leaf (c - low) * count // width.
+    """The leaves of a column's tree: coordinate c is in leaf (c - low) * size // width.
 
     Attributes:
         column: a dimension's name.
         low, high: half-open range of the coordinates that have a leaf; no other is in the boxes.
-        width: coordinates that the leaves share, at least ``count``.
-        count: how many leaves.
+        width: coordinates that the leaves share, at least ``size``.
+        size: how many leaves.
     """
 
     column: str
     low: int
     high: int
     width: int
-    count: int
+    size: int
 
 
 class Needs(NamedTuple):
@@ -217,16 +227,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         space.budget_place(self.kind)
         check_amount(self.amount)
-        names = [aggregate.name for aggregate in self.aggregates]
-        if not 1 <= len(names) <= limits.MAX_AGGREGATES or len(set(names)) < len(names):
-            raise UsageError(
-                "aggregates",
-                f"must be 1 to {limits.MAX_AGGREGATES} of different names",
-                "ask for fewer at once, or give each a label of its own",
-            )
         for aggregate in self.aggregates:
             aggregate.check(space)
         self.cells.check(space)
+        names = [f"{axis.name}{end}" for axis in self.cells.axes for end in ("", "_end")]
+        for aggregate in self.aggregates:
+            names += [f"{n}{part}" for n in aggregate.outputs for part in ("", *PARTS)]
+        several = 1 <= len(self.aggregates) <= limits.MAX_AGGREGATES
+        if not several or len(set(names)) < len(names):
+            raise UsageError(
+                "aggregates",
+                f"must be 1 to {limits.MAX_AGGREGATES} whose columns have names of their own",
+                "ask for fewer at once, or give one a label of its own",
+            )
 
     def needs(self, space: Space, boxes: Int64) -> Needs:
         """What a scan of the boxes has to find."""
@@ -241,8 +254,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def leaves_of(space: Space, boxes: Int64, column: str) -> Leaves:
     """The leaves of a column's tree: over its range in all boxes, whatever the cells."""
     low, high = Cells().ranges(space, boxes, column).bounds[0].tolist()
-    count = cells_of(tree_column("", low, high, (0.5,)))
-    return Leaves(column, low, high, max(high - low, count), count)
+    size = cells_of(tree_column("", low, high, (0.5,)))
+    return Leaves(column, low, high, max(high - low, size), size)
 
 
 def tree_column(name: str, low: int, high: int, at: Sequence[float]) -> QueryColumn:

@@ -87,7 +87,9 @@ def calibrated(space: Space, question: Question, boxes: Int64) -> tuple[Measures
     for aggregate in question.aggregates:
         amount = Fraction(question.amount, MICRO) * Fraction(aggregate.share) / total
         ranges = _ranges(space, question.cells, boxes, aggregate)
-        line = line_of(space.dimensions[space.place(aggregate.column)]) if aggregate.column else None
+        line = (
+            line_of(space.dimensions[space.place(aggregate.column)]) if aggregate.column else None
+        )
         each = [
             _measure(aggregate, line, (low, high), question.kind, amount)
             for low, high in ranges.bounds.tolist()
@@ -124,8 +126,10 @@ def _measure(
                 f"gives '{aggregate.name}' noise outside the range of exact draws",
                 "use another budget, or a narrower range of the column",
             )
-        law, sensitivity = ("laplace", part.most * part.nodes) if kind == "epsilon" else (
-            "gaussian", math.sqrt(part.most**2 * part.nodes)
+        law, sensitivity = (
+            ("laplace", part.most * part.nodes)
+            if kind == "epsilon"
+            else ("gaussian", math.sqrt(part.most**2 * part.nodes))
         )
         noises.append(PartNoise(part, law, float(share), float(sensitivity), scale))
     return Measure(aggregate, column, tuple(noises), line, bounds)

@@ -15,7 +15,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.boxes import cut, overlapped, taken
-from dpstream.accounting.regions.dimensions import Category
+from dpstream.accounting.regions.dimensions import Category, Dimension
 from dpstream.accounting.regions.space import Space
 
 
@@ -72,15 +72,7 @@ class Cells(msgspec.Struct, frozen=True):
         if len(set(names)) < len(names):
             raise UsageError("cells", "must be along different dimensions", "name each once")
         for axis in self.axes:
-            size = space.dimensions[space.place(axis.name)].size
-            if axis.count < 1 or any(a >= b for a, b in zip(axis.edges, axis.edges[1:], strict=False)):
-                raise UsageError(
-                    f"cells.{axis.name}", "must have 2 edges or more that rise", "sort the edges"
-                )
-            if axis.edges[0] < 0 or axis.edges[-1] > size:
-                raise UsageError(
-                    f"cells.{axis.name}", "reaches out of its dimension", "stay within its range"
-                )
+            _check_axis(axis, space.dimensions[space.place(axis.name)])
         if self.count > limits.MAX_CELLS:
             raise UsageError(
                 "cells", f"must be at most {limits.MAX_CELLS:,}", "use fewer or wider ranges"
@@ -118,6 +110,22 @@ class Cells(msgspec.Struct, frozen=True):
         found[:, 1] = np.maximum(found[:, 1], found[:, 0] + 1)
         distinct, of = np.unique(found, axis=0, return_inverse=True)
         return Ranges(distinct, of.reshape(-1)[which])
+
+
+def _check_axis(axis: Axis, dimension: Dimension) -> None:
+    edges = np.array(axis.edges, np.int64)
+    widths = np.diff(edges)
+    for wrong, rule, fix in (
+        (len(edges) < 2 or (widths < 1).any(), "must have 2 edges or more that rise", "sort them"),
+        (len(edges) and (edges[0] < 0 or edges[-1] > dimension.size),
+         "reaches out of its dimension", "stay within its range"),
+        (len(edges) > 1 and edges[-2] < dimension.values < edges[-1],
+         "has missing values and others in one cell", "give missing values a cell of their own"),
+        (isinstance(dimension, Category) and (widths > 1).any(),
+         "has more than one code in a cell", "give each code its own cell"),
+    ):  # fmt: skip
+        if wrong:
+            raise UsageError(f"cells.{axis.name}", rule, fix)
 
 
 class Ranges(NamedTuple):

@@ -6,3 +6,19 @@
 
 No Beam, no store, no database.
 """
+
+from dpstream.dp_transforms.session.measuring import Noisy, measured
+from dpstream.dp_transforms.session.released import answered, encoded, released
+from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
+
+__all__ = [
+    "ColumnTotals",
+    "Noisy",
+    "Totals",
+    "answered",
+    "encoded",
+    "measured",
+    "nothing",
+    "released",
+    "tallied",
+]

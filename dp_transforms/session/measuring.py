@@ -47,8 +47,8 @@ def measured(
     """
     name = hashlib.blake2b(canonical(question, boxes), digest_size=16).digest()
     noise = Noise(keys, (b"session", bytes.fromhex(run_id), name))
-    cells = slice(first, first + len(totals.count))
-    items = numbered(len(totals.count), first)
+    cells = slice(first, first + len(totals.records))
+    items = numbered(len(totals.records), first)
     return tuple(
         _measured(measures, totals, measures.of[cells], items, noise)
         for measures in calibrated(space, question, boxes)
@@ -83,12 +83,12 @@ def _exact(measure: Measure, totals: Totals, at: Int64) -> list[Int64]:
     """The exact sums of some cells; private."""
     aggregate = measure.aggregate
     if aggregate.what == "count":
-        return [totals.count[at]]
+        return [totals.records[at]]
     if aggregate.what == "quantiles":
         leaves = totals.leaves[aggregate.column][at]
         return [np.asarray(leaves @ tree_of(cells_of(measure.column)).matrix.T, np.int64)]
     assert measure.line is not None
-    count, total = (part[at] for part in totals.columns[aggregate.column])
+    records, total = (part[at] for part in totals.columns[aggregate.column])
     if aggregate.what == "sum":
-        return [measure.line.first * count + measure.line.by * total]
-    return [total - middle_of(measure.column) * count, count]
+        return [measure.line.first * records + measure.line.by * total]
+    return [total - middle_of(measure.column) * records, records]

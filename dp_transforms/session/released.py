@@ -1,16 +1,21 @@
 """The released table of a question, from its noisy sums alone: post-processing.
 
 A row for each cell, in their order: the cell's range along each axis, and of each aggregate its
-value, the sd of its noise, and both ends of a 95% interval.  Estimates are made of all cells at
-once, wherever their noise was drawn, so that they are the same bytes.
+value, the sd of its noise, and both ends of a 95% interval (null where noise leaves no records to
+speak of).  Estimates are made of all cells at once, wherever their noise was drawn, so that they
+are the same bytes.  An interval is that of the records which were read, at the grid's precision: a
+real value counts as the line of the grid below it.
 """
+
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.query.calibration import PartNoise, half_width
+from dpstream.accounting.query.calibration import half_width
 from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.accounting.regions.amounts import MICRO, exact
 from dpstream.accounting.regions.dimensions import (
     Budget,
     Category,
@@ -20,9 +25,145 @@ from dpstream.accounting.regions.dimensions import (
     Timestamp,
 )
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.aggregates import Question, line_of
+from dpstream.accounting.sessions.aggregates import PARTS, Question
 from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated
-from dpstream.accounting.sessions.cells import Axis
+from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean
 from dpstream.dp_transforms.one_shot.trees import read_off
-from dpstream.dp_transforms.session.measuring import Noisy
+from dpstream.dp_transforms.session.measuring import Noisy, measured
+from dpstream.dp_transforms.session.totals import Totals
+from dpstream.state.arrow import to_bytes
+
+#: Trees that are read off together: their prefixes stay in a few MiB.
+_AT_ONCE = 1_024
+
+
+def answered(
+    space: Space, question: Question, boxes: Int64, totals: Totals, keys: KeyRing, run_id: str
+) -> pa.Table:
+    """The answer to a question that was paid: noise, then the table.
+
+    Args:
+        boxes: (m, d, 2) that were read, those of the charge.
+        totals: of all cells; run_id: of the charge, as hexadecimal digits.
+    """
+    noisy = measured(space, question, boxes, totals, keys, run_id)
+    return released(space, question, boxes, noisy)
+
+
+def encoded(table: pa.Table) -> bytes:
+    """The bytes of an answer: one batch as an Arrow IPC stream."""
+    return to_bytes(table.combine_chunks().to_batches()[0])
+
+
+def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa.Table:
+    """The table of noisy sums, those of all cells."""
+    columns = labels(space, question.cells)
+    for measures, sums in zip(calibrated(space, question, boxes), noisy, strict=True):
+        estimate = estimated(measures, sums)
+        for place, name in enumerate(measures.aggregate.outputs):
+            for end, part in zip(("", *PARTS), estimate, strict=True):
+                figure = part if part.ndim == 1 else part[:, place]
+                columns[name + end] = pa.array(figure, from_pandas=True)
+    return pa.table(columns)
+
+
+def estimated(measures: Measures, sums: tuple[Int64, ...]) -> Estimate:
+    """An aggregate of every cell: (cells,), or (cells, quantiles)."""
+    out: Estimate | None = None
+    for number, measure in enumerate(measures.each):
+        at = np.flatnonzero(measures.of == number)
+        found = _estimate(measure, [part[at] for part in sums])
+        if out is None:
+            shape = (len(measures.of), *found.value.shape[1:])
+            out = Estimate(*(np.zeros(shape) for _ in found))
+        for into, part in zip(out, found, strict=True):
+            into[at] = part
+    assert out is not None, "a batch has cells"
+    return out
+
+
+def _estimate(measure: Measure, noisy: list[Int64]) -> Estimate:
+    column, noises = measure.column, list(measure.noises)
+    width = half_width(noises[0].law)
+    if measure.line is None:
+        return direct(column, noises[0], noisy[0])
+    if measure.aggregate.what == "sum":
+        return Estimate(
+            *(_times(x, measure.line.unit) for x in direct(column, noises[0], noisy[0]))
+        )
+    if measure.aggregate.what == "average":
+        return _in_values(measure, mean(column, noises, noisy, width))
+    tree, parts = tree_of(cells_of(column)), list[Estimate]()
+    for begin in range(0, len(noisy[0]), _AT_ONCE):
+        prefixes = noisy[0][begin : begin + _AT_ONCE] @ tree.prefixes.T
+        parts.append(read_off(column, prefixes, noises[0].sd, width))
+    return _in_values(measure, Estimate(*map(np.concatenate, zip(*parts, strict=True))))
+
+
+def _in_values(measure: Measure, of: Estimate) -> Estimate:
+    """An estimate of coordinates, in the values of the column and within its range."""
+    line, (low, high) = measure.line, measure.bounds
+    assert line is not None
+
+    def value(at: Float64) -> Float64:
+        return _times(line.first + line.by * np.clip(at, low, high - 1), line.unit)
+
+    return Estimate(value(of.value), _times(line.by * of.sd, line.unit), value(of.low),
+                    value(of.high))  # fmt: skip
+
+
+def _times(value: Float64, unit: Fraction) -> Float64:
+    """A product that is rounded once where the unit is a whole part: 3 tenths are 0.3."""
+    return np.asarray(value * unit.numerator / unit.denominator)
+
+
+def labels(space: Space, cells: Cells) -> dict[str, pa.Array]:
+    """The range of each cell along each axis, in values: ``name`` and ``name_end``, half-open.
+
+    Codes and whole numbers that have a range each need no end.  Missing values are null.
+    """
+    found, before, after = dict[str, pa.Array](), 1, cells.count
+    for axis in cells.axes:
+        after //= axis.count
+        at = pa.array(np.tile(np.repeat(np.arange(axis.count), after), before))
+        for name, values in _ends(space.dimensions[space.place(axis.name)], axis).items():
+            found[name] = values.take(at)
+        before *= axis.count
+    return found
+
+
+def _ends(dimension: Dimension, axis: Axis) -> dict[str, pa.Array]:
+    """(ranges,) values at which ranges begin and end."""
+    low, high = list(axis.edges[:-1]), list(axis.edges[1:])
+    single = isinstance(dimension, Category) or (
+        isinstance(dimension, Integer) and all(b == a + 1 for a, b in zip(low, high, strict=True))
+    )
+    ends = {axis.name: _values(dimension, low, low)}
+    if not single:
+        ends[f"{axis.name}_end"] = _values(dimension, high, low)
+    return ends
+
+
+def _values(dimension: Dimension, at: list[int], begin: list[int]) -> pa.Array:
+    """Values of edges; null where the range is that of missing values."""
+    missing = [edge >= dimension.values for edge in begin]
+
+    def array(values: list[object], kind: pa.DataType) -> pa.Array:
+        pairs = zip(values, missing, strict=True)
+        return pa.array([None if none else value for value, none in pairs], kind)
+
+    if isinstance(dimension, Category):
+        codes = (*dimension.codes, None)
+        return array([codes[min(edge, len(codes) - 1)] for edge in at], pa.string())
+    if isinstance(dimension, Timestamp):
+        instants = [min(dimension.low + edge * dimension.step, dimension.high) for edge in at]
+        return array(list(instants), pa.timestamp("us", "UTC"))
+    if isinstance(dimension, Budget):
+        return array([edge * dimension.step / MICRO for edge in at], pa.float64())
+    if isinstance(dimension, Integer):
+        return array([dimension.low + edge for edge in at], pa.int64())
+    assert isinstance(dimension, Real)
+    low, step = exact(dimension.low, dimension.name), exact(dimension.step, dimension.name)
+    return array([float(low + step * edge) for edge in at], pa.float64())

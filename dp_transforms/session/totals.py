@@ -12,7 +12,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.aggregates import Leaves, Needs
+from dpstream.accounting.sessions.aggregates import Needs
 from dpstream.accounting.sessions.cells import Cells
 
 #: Below this a float is a whole number exactly.
@@ -22,7 +22,7 @@ _EXACT = 1 << 53
 class ColumnTotals(NamedTuple):
     """(cells,) int64: how many records have a value in a column, and the sum of coordinates."""
 
-    count: Int64
+    records: Int64
     total: Int64
 
 
@@ -30,24 +30,24 @@ class Totals(NamedTuple):
     """PRIVATE exact sums of each cell, for `measured` only.
 
     Attributes:
-        count: (cells,) int64 records.
+        records: (cells,) int64 how many.
         columns: of each column that is summed.
         leaves: (cells, leaves) int64 histograms by column.
     """
 
-    count: Int64
+    records: Int64
     columns: dict[str, ColumnTotals]
     leaves: dict[str, Int64]
 
     def plus(self, other: "Totals") -> "Totals":
         """Of the records of both."""
         columns = {
-            name: ColumnTotals(of.count + other.columns[name].count,
+            name: ColumnTotals(of.records + other.columns[name].records,
                                of.total + other.columns[name].total)
             for name, of in self.columns.items()
         }  # fmt: skip
         leaves = {name: of + other.leaves[name] for name, of in self.leaves.items()}
-        return Totals(self.count + other.count, columns, leaves)
+        return Totals(self.records + other.records, columns, leaves)
 
 
 def nothing(cells: int, needs: Needs) -> Totals:
@@ -57,7 +57,7 @@ def nothing(cells: int, needs: Needs) -> Totals:
         return np.zeros(shape, np.int64)
 
     columns = {name: ColumnTotals(none(cells), none(cells)) for name in needs.columns}
-    return Totals(none(cells), columns, {of.column: none(cells, of.count) for of in needs.leaves})
+    return Totals(none(cells), columns, {of.column: none(cells, of.size) for of in needs.leaves})
 
 
 def tallied(
@@ -87,13 +87,11 @@ def tallied(
     leaves = {}
     for of in needs.leaves:
         value, has = _values(space, of.column, coordinates[of.column][at])
-        leaf = (value[has] - of.low) * of.count // of.width
+        leaf = (value[has] - of.low) * of.size // of.width
         leaves[of.column] = _sums(
-            number[has] * of.count + leaf, None, cells.count * of.count
-        ).reshape(-1, of.count)
-    return found._replace(
-        count=_sums(number, None, cells.count), columns=columns, leaves=leaves
-    )
+            number[has] * of.size + leaf, None, cells.count * of.size
+        ).reshape(-1, of.size)
+    return found._replace(records=_sums(number, None, cells.count), columns=columns, leaves=leaves)
 
 
 def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
