@@ -24,7 +24,12 @@ _RARE = 4
 
 def stacked(parts: Sequence[Int64]) -> Int64:
     """Boxes of several arrays in one, edge by edge in memory."""
-    return np.concatenate([p.transpose(1, 2, 0) for p in parts], axis=2).transpose(2, 0, 1)
+    shape = parts[0].shape[1], 2, sum(map(len, parts))
+    # Without a place of its own, numpy would keep the layout of what it is given.
+    found = np.concatenate(
+        [p.transpose(1, 2, 0) for p in parts], axis=2, out=np.empty(shape, np.int64)
+    )
+    return found.transpose(2, 0, 1)
 
 
 def taken(boxes: Int64, at: Int64 | Bool) -> Int64:

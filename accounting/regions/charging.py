@@ -70,7 +70,7 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
     if not len(found):
         return spent
     near = _near(spent, found)
-    work = _Work(taken(spent.boxes, near.rim), spent.amounts[near.rim], room(spent))
+    work = Work(taken(spent.boxes, near.rim), spent.amounts[near.rim], room(spent))
     for box in found:
         work.pay(box, int(amount))
     amounts = spent.amounts.copy()
@@ -114,22 +114,20 @@ class _Near(NamedTuple):
 
 def _near(spent: Spent, boxes: Int64) -> _Near:
     sizes = spent.space.sizes
-    near, inner = (np.zeros(len(spent.boxes), np.bool_) for _ in range(2))
+    inner = np.zeros(len(spent.boxes), np.bool_)
+    near = spent.near(boxes)
     for box in boxes:
-        touched = np.stack([np.maximum(box[:, 0] - 1, 0), np.minimum(box[:, 1] + 1, sizes)], 1)
-        at = overlapped(spent.boxes, touched, sizes)
-        near[at] = True
         # At the end of the space a box has no face.
         low, high = box[:, 0] + (box[:, 0] > 0), box[:, 1] - (box[:, 1] < sizes)
-        some = at
+        some = near
         for place in np.flatnonzero((low > 0) | (high < sizes)).tolist():
             begins, ends = spent.boxes[some, place, 0], spent.boxes[some, place, 1]
             some = some[(begins >= low[place]) & (ends <= high[place])]
         inner[some] = True
-    return _Near(np.flatnonzero(inner), np.flatnonzero(near & ~inner))
+    return _Near(np.flatnonzero(inner), near[~inner[near]])
 
 
-class _Work:
+class Work:
     """The regions near a charge, while it is made.
 
     Attributes:

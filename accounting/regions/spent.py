@@ -76,6 +76,19 @@ class Spent:
         sizes = self.space.sizes
         return max(int(self.amounts[overlapped(self.boxes, b, sizes)].max()) for b in boxes)
 
+    def least_over(self, boxes: Int64) -> int:
+        """The least that a point of boxes that were checked has spent, in millionths."""
+        sizes = self.space.sizes
+        return min(int(self.amounts[overlapped(self.boxes, b, sizes)].min()) for b in boxes)
+
+    def near(self, boxes: Int64) -> Int64:
+        """Numbers, rising, of the regions that meet or touch one of the boxes."""
+        sizes, found = self.space.sizes, np.zeros(len(self.boxes), np.bool_)
+        for low, high in boxes.transpose(0, 2, 1):
+            wider = np.stack([np.maximum(low - 1, 0), np.minimum(high + 1, sizes)], axis=1)
+            found[overlapped(self.boxes, wider, sizes)] = True
+        return np.flatnonzero(found)
+
 
 def untouched(
     space: Space, kind: Literal["epsilon", "rho"], cap: int = limits.MAX_REGIONS

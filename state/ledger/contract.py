@@ -198,6 +198,14 @@ class Ledger(abc.ABC):
         self._refuse(charge, epsilon, delta)
 
     def _refuse(self, charge: Charge, epsilon: float, delta: float) -> None:
+        first = self.book().charges[:1]
+        if any((one.kind == "session") != (charge.kind == "session") for one in first):
+            raise PolicyError(
+                "ledger.data_set",
+                "a table whose records have budgets of their own protects another privacy unit "
+                "than runs that protect all records of a person",
+                "give the table a data set of its own: what both tell of a person adds up",
+            )
         # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
         if not self.fits([charge], epsilon, delta):
             runs = len(self.book().charges)

@@ -1,76 +1,79 @@
-"""STUB (signatures only)."""
+"""The budgets of a table's points, kept in the ledger of the table's data set.
 
+A query is decided and charged in ONE transaction of the ledger, durable before a row of data is
+read; its answer is committed and read again by `state.ledger.answers`.
+
+**Nobody spends what another has spent.**  In the transaction the account first takes in every
+entry that others have committed, then resolves what the query asks (predicates may speak of what
+points have spent), decides it, and appends the charge.  The ledger keeps others out until then
+(SQLite), or tells at the end that they came in between, and all of it is done again (Spanner).  So
+each charge is decided on the state that all entries before it made, as if there were one asker
+after the other; then the induction of mechanism.md section 14 holds: no point pays more than its
+initial budget, whatever record is there.
+
+**Killed at any moment.**  Before the transaction's end nothing was charged and nothing was read;
+behind it the entry stands, with the boxes that may be read, and the same request goes on under its
+run id, with its boxes and its noise, at no charge.  What was charged and never answered stays
+spent.  A state in memory holds committed entries alone.
+
+"""
+
+import math
+import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.regions.decision import Decision
+from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
+from dpstream.accounting.regions.closing import closable
 from dpstream.accounting.regions.spent import Spent
 from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
+from dpstream.state.ledger import snapshots
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.balances import Balances, region_of
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.orders import (
+    Kind,
+    Order,
+    Paid,
+    Planned,
+    SessionRefusedError,
+    Views,
+    check_analyst,
+    planned,
+)
+from dpstream.state.ledger.region_charge import RegionCharge, RegionKind
 
-Kind = Literal["epsilon", "rho"]
-
-
-class Views:
-    """What a predicate on consumption sees, as of the transaction that charges."""
-
-    def spent(self, kind: Kind) -> Spent:
-        """What every point has spent."""
-        raise NotImplementedError
-
-
-class Order(NamedTuple):
-    """What a query wants.
-
-    Attributes:
-        kind: of the budget it pays with; amount: in millionths; analyst: who asks.
-        resolve: (m, d, 2) the boxes that it asks, disjoint, not snapped.
-        drop: leave out points with too little; cover: dimensions charged over their whole range.
-    """
-
-    kind: Kind
-    amount: int
-    analyst: str
-    resolve: Callable[[Views], Any]
-    drop: bool = False
-    cover: tuple[str, ...] = ()
+#: Entries from one snapshot to the next: they are replayed in seconds at most.
+_EVERY = 100
+#: Of the plain (epsilon, delta) that an entry of zCDP states beside its rho.
+_DELTA = 1e-9
+#: Relative error allowed for a sum, a product and a root.
+_UP = 1 + 1e-12
 
 
-class Paid(NamedTuple):
-    """A charged query.
-
-    Attributes:
-        run_id: of its charge; charged: by this very call.
-        region: what was charged and may be read.
-        decision: ``None`` where it was charged before.
-    """
-
-    run_id: str
-    charged: bool
-    region: RegionCharge
-    decision: Decision | None
-
-
-class Planned(NamedTuple):
-    """What a query would do now; read: (m, d, 2) the boxes it would read."""
-
-    decision: Decision
-    read: Int64
-
-
-class SessionRefusedError(PolicyError):
-    """A query that points lack budget for; ``decision`` says which and how much; public."""
-
-    decision: Decision
+def now_micros() -> int:
+    """The machine's clock, microseconds since 1970."""
+    return time.time_ns() // 1_000
 
 
 class RegionAccount:
-    """The budgets of a table's points in a ledger."""
+    """The account of one table; see the module.
+
+    Args:
+        ledger: of the table's data set, which holds nothing else.
+        table: the public model.
+        rules: the steward's, as they are today.
+        snapshot: file beside the table that saves a replay; ``None``: none is kept.
+        clock: microseconds since 1970.
+
+    Raises:
+        PolicyError: the ledger holds other runs or another table, or is older than the snapshot.
+    """
 
     def __init__(
         self,
@@ -78,29 +81,181 @@ class RegionAccount:
         table: SessionTable,
         rules: Rules | None = None,
         snapshot: Path | None = None,
+        clock: Callable[[], int] = now_micros,
     ) -> None:
-        raise NotImplementedError
+        self.table, self.rules = table, rules or Rules()
+        self._ledger, self._snapshot, self._clock = ledger, snapshot, clock
+        self._register = Register(ledger, "session")
+        kept = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
+        self._state = kept or Balances.first(table)
+        self._saved = self._state.entries
+        self._refreshed()
+        self._save()
+
+    # --- what stands -----------------------------------------------------------------------------
 
     def spent(self, kind: Kind) -> Spent:
-        """What every point has spent, as of now."""
-        raise NotImplementedError
+        """What every point has spent of a kind of budget, as of now.
+
+        Raises:
+            UsageError: records have none of that kind; PolicyError: the ledger is damaged.
+        """
+        return Views(self._refreshed(), MICRO).spent(kind)
 
     def analyst_spent(self, kind: Kind, analyst: str) -> Spent:
-        """What an analyst with a quota has charged to every point."""
-        raise NotImplementedError
+        """What one analyst has charged to every point, as of now; raises as ``spent`` does."""
+        self.table.space.budget_place(kind)
+        return self._with_own(kind, analyst).own[kind, analyst]
 
-    def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
-        """Charge a request in one transaction, unless it was charged before."""
-        raise NotImplementedError
-
-    def plan(self, order: Order) -> Planned:
-        """Decide without charging."""
-        raise NotImplementedError
-
-    def close_for_ever(self, boxes: Any, analyst: str) -> bool:
-        """Close boxes (aligned to the grid) to every query; False if they were closed."""
-        raise NotImplementedError
+    def usable(self) -> int:
+        """Millionths of every initial budget that may be used now."""
+        return self.rules.usable(self._instant())
 
     def history(self) -> list[tuple[str, RegionCharge]]:
-        """(run id, charge) of the table, in order."""
-        raise NotImplementedError
+        """Run id and charge of every entry of the table, in order."""
+        charges = list(self._ledger.book().charges)
+        return [(charge.run_id, region_of(charge, self.table)) for charge in charges]
+
+    # --- what is charged -------------------------------------------------------------------------
+
+    def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
+        """Charge a request, unless it was charged before; durable when this returns.
+
+        Args:
+            request: keyed fingerprint of what is asked, of which table.
+            order: what it costs, and of which points.
+            fresh: charge it again if it was answered: one that was cut off still goes on.
+
+        Raises:
+            SessionRefusedError: points lack budget, or the analyst's quota does; nothing changed.
+            UsageError: the order is none.
+        """
+        self._prepared(order)  # what others wrote is replayed before they are kept waiting
+        paid = self._ledger.transact(lambda: self._pay(request, order, fresh))
+        self._refreshed()
+        self._save()
+        return paid
+
+    def plan(self, order: Order) -> Planned:
+        """Decide an order as ``pay`` would now; charges nothing.
+
+        Raises:
+            UsageError: the order is none.
+        """
+        return planned(order, self._prepared(order), self.rules, self._instant())
+
+    def close_for_ever(self, boxes: Any, analyst: str) -> bool:
+        """Close boxes to every query, by an entry of its own.
+
+        Args:
+            boxes: (m, d, 2), disjoint, whole cells of the grid.
+            analyst: who closes them.
+
+        Returns:
+            False if they were closed before.
+
+        Raises:
+            UsageError: for boxes that cannot be closed.
+        """
+        found = closable(self.table.space, boxes)
+        check_analyst(analyst)
+
+        def shut() -> bool:
+            state = self._refreshed()
+            if all(spent.least_over(found) >= MOST for spent in state.spent.values()):
+                return False
+            self._append(RegionCharge.of("closed", 0, found, found, analyst, self._instant()))
+            return True
+
+        closed = self._ledger.transact(shut)
+        self._refreshed()
+        self._save()
+        return closed
+
+    def _pay(self, request: str, order: Order, fresh: bool) -> Paid:
+        """In the transaction."""
+        state = self._prepared(order)
+        found = self._register.find(request)
+        if found is not None and not (fresh and self._register.read(found) is not None):
+            charge = self._ledger.book().find(found)
+            assert charge is not None
+            return Paid(found, False, region_of(charge, self.table), None)
+        at = self._instant()
+        decision, read = planned(order, state, self.rules, at)
+        if not decision.accepted:
+            raise SessionRefusedError(decision)
+        given = order.kind, order.amount, decision.charged, read, order.analyst, at
+        region = RegionCharge.of(*given)
+        run_id = self._append(region)
+        self._ledger.ask(run_id, request)
+        return Paid(run_id, True, region, decision)
+
+    def _append(self, region: RegionCharge) -> str:
+        unit, run_id = self.table.identity, secrets.token_hex(16)
+        epsilon, delta, rho = _stated(region.budget, region.amount)
+        self._ledger.append(
+            Charge(
+                run_id, self.table.digest, unit.words, epsilon, delta, None, 0.0, "session",
+                identity=unit.text, rho=rho, regions=region,
+            )
+        )  # fmt: skip
+        return run_id
+
+    def _instant(self) -> int:
+        """Now, never before the last entry: a clock set back takes nothing back."""
+        return max(self._clock(), self._state.at)
+
+    # --- the state -------------------------------------------------------------------------------
+
+    def _prepared(self, order: Order) -> Balances:
+        """The state that an order is decided on."""
+        check_amount(order.amount, "amount")
+        check_analyst(order.analyst)
+        self.table.space.budget_place(order.kind)
+        if self.rules.quotas.of(order.kind, order.analyst) is None:
+            return self._refreshed()
+        return self._with_own(order.kind, order.analyst)
+
+    def _refreshed(self) -> Balances:
+        """The state behind all entries that the ledger holds."""
+        state, ledger = self._state, self._ledger
+        charges = ledger.book().charges
+        new = charges[state.entries :]
+        same = state.entries <= len(charges)
+        if not same or (state.entries and ledger.digest_of(state.name) != state.digest):
+            raise PolicyError(
+                "ledger.path",
+                "is an older or replaced ledger: charges that this process has seen are gone",
+                "bring back the newest ledger of the data set",
+            )
+        if new:
+            digest = ledger.digest_of(new[-1].name)
+            assert digest is not None
+            self._state = state.after(new, digest)
+        return self._state
+
+    def _with_own(self, kind: str, analyst: str) -> Balances:
+        state = self._refreshed()
+        if (kind, analyst) not in state.own:
+            charges = self._ledger.book().charges[: state.entries]
+            self._state = state.with_own((kind, analyst), charges)
+        return self._state
+
+    def _save(self) -> None:
+        """Write a snapshot, now and then; never in a transaction."""
+        if self._snapshot is not None and self._state.entries >= self._saved + _EVERY:
+            snapshots.write(self._snapshot, self._ledger.data_set, self._state)
+            self._saved = self._state.entries
+
+
+def _stated(kind: RegionKind, amount: int) -> tuple[float, float, float | None]:
+    """(epsilon, delta, rho) of an entry.
+
+    A millionth's decimal is the float beside it, which every figure of a ledger is read as
+    (`accounting.composition`).  Of rho the plain pair is that of Bun and Steinke (2016,
+    proposition 1.3), epsilon = rho + 2 sqrt(rho ln(1 / delta)), rounded up.
+    """
+    if kind != "rho":
+        return amount / MICRO, 0.0, None
+    rho = amount / MICRO
+    return (rho + 2 * math.sqrt(rho * math.log(1 / _DELTA))) * _UP, _DELTA, rho

@@ -1,0 +1,172 @@
+"""What a session asks of the account of its table, and what it may do now.
+
+**What the query reads has paid.**  It reads the boxes that it asked (with ``drop`` cut to the kept
+ones), and these lie in what is charged: dimensions of ``cover`` are widened, then boxes are snapped
+outward, and dropping cuts both by the same boxes.
+
+**A decision tells nothing.**  It is a function of the entries, the order, the steward's public
+rules, and the instant that the entry names, never of data.  A refusal may so name the boxes that
+lack budget, and the largest amount that would pass.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.figures import down
+from dpstream.accounting.limits import MAX_QUERY_BOXES
+from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.regions.boxes import checked, cut, overlapped, stacked, taken, union
+from dpstream.accounting.regions.clubbing import club
+from dpstream.accounting.regions.decision import Decision, Own, decide
+from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.sessions.rules import Rules
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.state.ledger.balances import Balances
+from dpstream.state.ledger.region_charge import RegionCharge
+
+Kind = Literal["epsilon", "rho"]
+_ANALYST = 200
+
+
+class Views:
+    """What a predicate on consumption sees, as of the transaction that charges.
+
+    Attributes:
+        usable: millionths of every initial budget that may be used.
+    """
+
+    def __init__(self, state: Balances, usable: int) -> None:
+        self._state, self.usable = state, usable
+
+    def spent(self, kind: Kind) -> Spent:
+        """What every point has spent of a kind of budget.
+
+        Raises:
+            UsageError: records have none of that kind.
+        """
+        self._state.table.space.budget_place(kind)
+        return self._state.spent[kind]
+
+
+class Order(NamedTuple):
+    """What a query wants.
+
+    Attributes:
+        kind: of the budget it pays with; amount: in millionths; analyst: who asks.
+        resolve: (m, d, 2) the boxes that it asks, disjoint, not snapped; called in the
+            transaction, again if that is done again.
+        drop: leave out points with too little; cover: dimensions charged over their whole range,
+            so that boxes merge; the query still reads what it asks.
+    """
+
+    kind: Kind
+    amount: int
+    analyst: str
+    resolve: Callable[[Views], Any]
+    drop: bool = False
+    cover: tuple[str, ...] = ()
+
+
+class Paid(NamedTuple):
+    """A charged query.
+
+    Attributes:
+        run_id: of its charge; charged: by this very call.
+        region: what was charged and may be read.
+        decision: ``None`` where it was charged before.
+    """
+
+    run_id: str
+    charged: bool
+    region: RegionCharge
+    decision: Decision | None
+
+
+class Planned(NamedTuple):
+    """What a query would do now; read: (m, d, 2) the boxes it would read, none if refused."""
+
+    decision: Decision
+    read: Int64
+
+
+class SessionRefusedError(PolicyError):
+    """A query that points lack budget for.
+
+    Attributes:
+        decision: which boxes lack how much, and the largest amount that would pass; public.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        if len(decision.asked):
+            most = down(decision.largest / MICRO, 10)
+            rule = f"{len(decision.lacking)} boxes of the query have points with too little left"
+            fix = f"ask for at most {most}, leave those boxes out, or drop them"
+        else:
+            rule, fix = "no point of the table is asked", "ask a range that holds points"
+        super().__init__("budget", rule, fix)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.decision,)
+
+
+def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
+    """What an order may do at an instant.
+
+    Args:
+        state: of all entries before it, with the analyst's own if there is a quota.
+
+    Raises:
+        UsageError: its boxes are none, or dropping leaves too many of them.
+    """
+    usable, kind = rules.usable(at), order.kind
+    asked = checked(state.table.space, order.resolve(Views(state, usable)))
+    if not len(asked):
+        return Planned(Decision(False, asked, asked, asked, np.zeros(0, np.int64), 0), asked)
+    quota = rules.quotas.of(kind, order.analyst)
+    own = None if quota is None else Own(state.own[kind, order.analyst], quota)
+    wide = _covered(state.table, order.cover, asked)
+    decision = decide(state.spent[kind], wide, order.amount, order.drop, usable, own)
+    none = asked[:0]
+    if not decision.accepted:
+        return Planned(decision, none)
+    read = asked if not len(decision.lacking) else _common(asked, decision.charged)
+    if not len(read):  # only points beside the asked ones have enough
+        return Planned(decision._replace(accepted=False, charged=none), none)
+    if max(len(read), len(decision.charged)) > MAX_QUERY_BOXES:
+        raise UsageError(
+            "drop", f"leaves more than {MAX_QUERY_BOXES:,} boxes", "ask for a smaller range"
+        )
+    return Planned(decision, read)
+
+
+def _covered(table: SessionTable, names: tuple[str, ...], boxes: Int64) -> Int64:
+    """Boxes widened to the whole of some dimensions, disjoint."""
+    if not names:
+        return boxes
+    wide = stacked([boxes])
+    for name in names:
+        place = table.space.place(name)
+        wide[:, place] = 0, table.space.sizes[place]
+    return union(wide)
+
+
+def _common(boxes: Int64, others: Int64) -> Int64:
+    """The points of both of two lists of disjoint boxes."""
+    parts = [cut(taken(boxes, overlapped(boxes, other)), other) for other in others]
+    found = stacked([boxes[:0], *parts])
+    return club(found, np.zeros(len(found), np.int64))[0]
+
+
+def check_analyst(name: str) -> None:
+    """Refuse a name of an analyst that is none.
+
+    Raises:
+        UsageError: see above.
+    """
+    if not 0 < len(name) <= _ANALYST or not name.isprintable():
+        raise UsageError("analyst", f"must be 1 to {_ANALYST} printable characters", "shorten it")

@@ -1,0 +1,148 @@
+"""Snapshots of a table's account beside the table, so that a process need not replay every entry.
+
+A snapshot is a convenience, never an authority:
+
+* one that is torn, edited or of another form, table or data set is ignored, and all entries are
+  replayed from the first;
+* a whole one names the entry it was made behind.  The digest of that entry covers all entries
+  before it, so a ledger that holds the same digest under the same name is the one that the
+  snapshot was made from, and the rest is replayed from there;
+* a whole one of this table and data set whose entry the ledger does NOT hold is refused: entries
+  that were charged are gone (an older ledger was brought back), and the budget they spent with
+  them.
+
+The file has digests of its own against damage (`state.seals`), not against somebody who can write
+to it: like the ledger, it is the operator's.
+"""
+
+import contextlib
+import io
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.regions.spent import Spent, restored
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.state.durable import replacing
+from dpstream.state.ledger.balances import Balances
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.seals import digest, sealed_text, unsealed_text
+
+_NAME, _HEADER = "session snapshot", "header"
+#: A program ignores what it does not know.
+_VERSION = 1
+#: What reading a file of any other content raises.
+_TORN = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError,
+         RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
+
+
+class _Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One account; ``analyst`` is ``None`` for that of all; digests are of its two arrays."""
+
+    kind: str
+    analyst: str | None
+    boxes: str
+    amounts: str
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a snapshot says of itself."""
+
+    data_set: str
+    table: str
+    entries: int
+    name: str
+    digest: str
+    at: int
+    accounts: tuple[_Account, ...]
+    version: int = _VERSION
+
+
+def write(path: Path, data_set: str, state: Balances) -> None:
+    """Write a snapshot in one piece, readable by its owner alone; a failure is no failure.
+
+    Args:
+        path: of the file, which is replaced.
+        state: of committed entries.
+    """
+    arrays, accounts = dict[str, Any](), list[_Account]()
+    every = [(kind, None, spent) for kind, spent in state.spent.items()]
+    every += [(kind, who, spent) for (kind, who), spent in state.own.items()]  # type: ignore[misc]
+    for number, (kind, who, spent) in enumerate(every):
+        boxes = np.ascontiguousarray(spent.boxes.transpose(1, 2, 0))
+        amounts = np.ascontiguousarray(spent.amounts)
+        arrays |= {f"boxes{number}": boxes, f"amounts{number}": amounts}
+        accounts.append(_Account(kind, who, _digest(boxes), _digest(amounts)))
+    header = _Header(
+        data_set, state.table.digest, state.entries, state.name, state.digest, state.at,
+        tuple(accounts),
+    )  # fmt: skip
+    text = sealed_text(_NAME, msgspec.json.encode(header).decode())
+    arrays[_HEADER] = np.frombuffer(text.encode(), np.uint8)
+    # Without it everything is replayed.
+    with contextlib.suppress(OSError), replacing(path, 0o600) as draft, open(draft, "wb") as out:
+        np.savez(out, **arrays)
+
+
+def read(path: Path, table: SessionTable, ledger: Ledger) -> Balances | None:
+    """The state that a snapshot holds; ``None``: replay from the first entry.
+
+    Raises:
+        PolicyError: the ledger lacks entries that the snapshot was made behind.
+    """
+    found = _read(path, table, ledger.data_set)
+    if found is None or not found.entries:
+        return None
+    charges = ledger.book().charges
+    held = found.entries <= len(charges) and charges[found.entries - 1].name == found.name
+    if not held or ledger.digest_of(found.name) != found.digest:
+        raise PolicyError(
+            "ledger.path",
+            "is an older or replaced ledger: charges that a snapshot of the table holds are gone",
+            "bring back the newest ledger; only if the table has never been asked with another "
+            "ledger, remove the snapshot",
+        )
+    return found
+
+
+def _read(path: Path, table: SessionTable, data_set: str) -> Balances | None:
+    """A whole snapshot of this table and data set."""
+    try:
+        data = io.BytesIO(path.read_bytes())
+        with np.load(data, allow_pickle=False) as file:
+            text = unsealed_text(_NAME, file[_HEADER].tobytes().decode())
+            header = msgspec.json.decode(text, type=_Header)
+            if (header.data_set, header.table, header.version) != (
+                data_set,
+                table.digest,
+                _VERSION,
+            ):
+                return None
+            state = Balances(table, header.entries, header.name, header.digest, header.at)
+            for number, account in enumerate(header.accounts):
+                spent = _account(table, account, file[f"boxes{number}"], file[f"amounts{number}"])
+                if account.analyst is None:
+                    state.spent[account.kind] = spent
+                else:
+                    state.own[account.kind, account.analyst] = spent
+    except (*_TORN, DpstreamError, msgspec.MsgspecError):
+        return None
+    return state if state.spent.keys() == Balances.first(table).spent.keys() else None
+
+
+def _account(table: SessionTable, account: _Account, boxes: Any, amounts: Any) -> Spent:
+    if (_digest(boxes), _digest(amounts)) != (account.boxes, account.amounts):
+        raise ValueError
+    kind = "epsilon" if account.kind == "epsilon" else "rho"
+    return restored(table.space, kind, boxes.transpose(2, 0, 1), amounts, table.cap)  # type: ignore[arg-type]
+
+
+def _digest(array: Any) -> str:
+    shape = ",".join(map(str, array.shape))
+    return digest(f"{_NAME} {array.dtype} {shape}", memoryview(array).cast("B")).hex()
