@@ -27,10 +27,9 @@ from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.predicates import Views
 from dpstream.pipelines.session.receipt import Answer, Header, decoded, encoded
 from dpstream.pipelines.session.selection import Selection, common
-from dpstream.state.ledger.regions import Order, Paid
+from dpstream.state.ledger.orders import Order, Paid, Views
 
 
 class Wish(NamedTuple):
@@ -97,7 +96,7 @@ def pay(desk: Desk, wish: Wish) -> Paid:
             return _resolved(desk, wish, common(wish.selection.boxes(views), allotted))
 
         return desk.account.draw(
-            wish.allotment, request, question.amount, desk.analyst, within, wish.fresh
+            request, wish.allotment, question.amount, desk.analyst, within, wish.fresh
         )
     order = order_of(desk, wish)
     return desk.account.pay(request, order, wish.fresh)

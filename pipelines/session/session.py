@@ -30,7 +30,7 @@ from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.union import Union, assembled
-from dpstream.state.ledger.regions import Order, Planned
+from dpstream.state.ledger.orders import Order, Planned
 
 
 class Session:
@@ -78,7 +78,7 @@ class Session:
             PolicyError: there is none.
         """
         for entry, charge in self.desk.account.history():
-            if entry == run_id and charge.budget != "closed" and not charge.of:
+            if entry == run_id and charge.allots and charge.budget != "closed":
                 selection = Selection(self.desk.space).cut_to(charge.read)
                 return Allotment(self, selection, run_id, charge.budget, charge.amount)
         raise PolicyError("allotment", "is not in the ledger", "make one with as_pinq")
@@ -284,7 +284,7 @@ class Subspace(Asker):
             SessionRefusedError: ANY point has less left.
         """
         desk, amount = self.session.desk, charge_of(budget)
-        order = Order(kind, amount, desk.analyst, self.selection.boxes, False, tuple(cover))
+        order = Order(kind, amount, desk.analyst, self.selection.boxes, False, tuple(cover), True)
         paid = desk.account.pay(asking.nonce(), order)
         selection = Selection(desk.space).cut_to(paid.region.read)
         return Allotment(self.session, selection, paid.run_id, kind, amount)
@@ -316,7 +316,7 @@ class Allotment(Asker):
     def left(self) -> float:
         """What is not used yet."""
         history = self.session.desk.account.history()
-        used = sum(charge.amount for _, charge in history if charge.of == self.run_id)
+        used = sum(charge.amount for _, charge in history if charge.draws_on == self.run_id)
         return (self.amount - used) / MICRO
 
     def where(self, predicate: str) -> "Allotment":
