@@ -16,6 +16,7 @@ never by the records.  ``fresh`` asks anew, at a new charge.
 """
 
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ class Wish(NamedTuple):
         fresh: ask anew what was answered, at a new charge.
         allotment: run id of one that pays, empty: the points do.
         tick: tells askings apart that are the same question otherwise.
+        window: the part of the selection that is asked, chosen as the account stands then
+            (`standing`); ``None``: all of it.
     """
 
     question: Question
@@ -51,6 +54,7 @@ class Wish(NamedTuple):
     fresh: bool = False
     allotment: str = ""
     tick: str = ""
+    window: Callable[[Views], Int64] | None = None
 
 
 def ask(desk: Desk, wish: Wish) -> Answer:
@@ -96,8 +100,9 @@ def pay(desk: Desk, wish: Wish) -> Paid:
             return _resolved(desk, wish, common(wish.selection.boxes(views), allotted))
 
         return desk.account.draw(
-            request, wish.allotment, question.amount, desk.analyst, within, wish.fresh
-        )
+            request, wish.allotment, question.kind, question.amount, desk.analyst, within,
+            wish.fresh,
+        )  # fmt: skip
     order = order_of(desk, wish)
     return desk.account.pay(request, order, wish.fresh)
 
@@ -106,7 +111,8 @@ def order_of(desk: Desk, wish: Wish) -> Order:
     """What the account is asked."""
 
     def resolve(views: Views) -> Int64:
-        return _resolved(desk, wish, wish.selection.boxes(views))
+        chosen = wish.window or wish.selection.boxes
+        return _resolved(desk, wish, chosen(views))
 
     question = wish.question
     return Order(question.kind, question.amount, desk.analyst, resolve, wish.drop, wish.cover)

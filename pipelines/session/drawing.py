@@ -34,11 +34,11 @@ _WIDE = 0.14
 LINES = ("most of any point", "mean over the space")
 
 
-def heat(space: Space, shown: HeatMap, kind: str) -> Picture:
-    """The map as SVG."""
+def heat(space: Space, shown: HeatMap, kind: str, name: str) -> Picture:
+    """The map as SVG; name: of its ids, which no other picture of the page has."""
     figure = _heat(space, shown, kind)
     said = heat_words(space, shown, kind)
-    return Picture(charts.svg(figure, f"map-{kind}", said), said)
+    return Picture(charts.svg(figure, f"map-{name}", said), said)
 
 
 def heat_png(space: Space, shown: HeatMap, kind: str) -> bytes:

@@ -48,17 +48,23 @@ def allotted(
 
 
 def check_draw(
-    state: Balances, allotment: RegionCharge, used: int, amount: int, read: Int64
+    state: Balances, allotment: RegionCharge, used: int, wanted: tuple[str, int], read: Int64
 ) -> None:
     """Refuse a draw that the allotment does not cover.
 
     Args:
-        state: of all entries before; read: (m, d, 2) disjoint boxes that it would read.
+        state: of all entries before; wanted: kind and millionths; read: (m, d, 2) disjoint boxes
+            that it would read.
 
     Raises:
-        PolicyError: too little is left, or a range was closed meanwhile.
+        PolicyError: it is of another kind, too little is left, or a range was closed meanwhile.
         UsageError: it reads nothing, or beside the allotment.
     """
+    kind, amount = wanted
+    if kind != allotment.budget:
+        raise PolicyError(
+            "allotment", f"was paid with {allotment.budget}", "draw with the same kind of budget"
+        )
     left = allotment.amount - used
     if amount > left:
         raise PolicyError(

@@ -142,7 +142,7 @@ class RegionAccount:
         return paid
 
     def draw(
-        self, request: str, allotment: str, amount: int, analyst: str,
+        self, request: str, allotment: str, kind: Kind, amount: int, analyst: str,
         resolve: Callable[[Views, Int64], Any], fresh: bool = False,
     ) -> Paid:  # fmt: skip
         """Draw on an allotment, which charges no point again; see `state.ledger.allotments`.
@@ -150,7 +150,7 @@ class RegionAccount:
         Args:
             request: as of ``pay``, of which allotment too.
             allotment: run id of a charge that was made for draws.
-            amount: in millionths, of the kind that the allotment paid.
+            kind, amount: of what is drawn, in millionths; the allotment paid the same kind.
             resolve: (m, d, 2) the boxes that it reads, of those that the allotment may read.
             fresh: draw again if it was answered.
 
@@ -170,7 +170,7 @@ class RegionAccount:
             of, used = allotted(charges, self.table, allotment)
             usable = self.rules.usable(self._instant())
             read = checked(self.table.space, resolve(Views(state, usable), of.read))
-            check_draw(state, of, used, amount, read)
+            check_draw(state, of, used, (kind, amount), read)
             given = of.budget, amount, read[:0], read, analyst, self._instant()
             region = msgspec.structs.replace(RegionCharge.of(*given), allotment=allotment)
             run_id = self._append(region)
