@@ -8,7 +8,7 @@ No Beam, no store, no database.
 """
 
 from dpstream.dp_transforms.session.measuring import Noisy, measured
-from dpstream.dp_transforms.session.released import answered, encoded, released
+from dpstream.dp_transforms.session.release import answered, encoded, errors, released
 from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Totals",
     "answered",
     "encoded",
+    "errors",
     "measured",
     "nothing",
     "released",

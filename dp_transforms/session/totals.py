@@ -72,9 +72,9 @@ def tallied(
 
     Args:
         boxes: (m, d, 2) that are read, disjoint.
-        coordinates: (n,) of each dimension; usable: (n,).
+        coordinates: (n,) of each dimension of `columns_of`; usable: (n,).
     """
-    at = np.flatnonzero(usable & _within(space, boxes, coordinates))
+    at = np.flatnonzero(usable & _within(space, boxes, coordinates, len(usable)))
     number = numbers(cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at))
     at, number = at[number >= 0], number[number >= 0]
     found = nothing(cells.count, needs)
@@ -105,9 +105,17 @@ def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
     return np.where(outside, -1, found)
 
 
-def _within(space: Space, boxes: Int64, coordinates: Mapping[str, Int64]) -> Bool:
+def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[str, ...]:
+    """The dimensions whose coordinates `tallied` looks at; of others they can be left out."""
+    some = (boxes[:, :, 0] > 0) | (boxes[:, :, 1] < space.sizes)
+    used = {space.dimensions[place].name for place in np.flatnonzero(some.any(axis=0))}
+    used |= {axis.name for axis in cells.axes}
+    used |= {*needs.columns, *(of.column for of in needs.leaves)}
+    return tuple(d.name for d in space.dimensions if d.name in used)
+
+
+def _within(space: Space, boxes: Int64, coordinates: Mapping[str, Int64], size: int) -> Bool:
     """(n,) which records are in one of the boxes."""
-    size = len(next(iter(coordinates.values())))
     found = np.zeros(size, np.bool_)
     for box in boxes:
         inside = np.ones(size, np.bool_)

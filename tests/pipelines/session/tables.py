@@ -1,37 +1,111 @@
-"""A small table for tests of sessions, and random boxes of it."""
+"""A small table of rides: its file, its records, and what they are as coordinates."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from dpstream.accounting.arrays import Int64
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.pipelines.session.config import Config, load_config
 
+TABLE = """
+[ledger]
+path = "ledger.db"
+data_set = "rides"
+
+[privacy]
+insecure_test_key = "{key}"
+
+[table]
+name = "rides"
+folder = "rides.table"
+records = "{records}"
+id = "ride"
+{more}
+
+[[dimension]]
+name = "hour"
+type = "integer"
+low = 0
+high = 24
+grid = 6
+
+[[dimension]]
+name = "x"
+type = "real"
+low = -1.0
+high = 1.0
+step = 0.1
+grid = 0.5
+missing = "point"
+
+[[dimension]]
+name = "day"
+type = "timestamp"
+low = "2024-01-01T00:00:00Z"
+high = "2024-01-11T00:00:00Z"
+step = "1d"
+column = "time"
+
+[[dimension]]
+name = "vendor"
+type = "category"
+values = ["b", "a", "c"]
+missing = "point"
+
+[[dimension]]
+name = "epsilon"
+type = "budget"
+most = 2.0
+step = 0.5
+column = "budget"
+
+[[dimension]]
+name = "rho"
+type = "budget"
+kind = "rho"
+most = 1.0
+value = 0.25
+"""
 DAY = 86_400_000_000
-#: 2013-01-01T00:00:00Z.
-START = 1_356_998_400_000_000
-PEOPLE = SessionTable(
-    name="people",
-    dimensions=(
-        Integer(name="age", low=0, high=100, grid=5, missing="point"),
-        Category(name="smoker", codes=("no", "yes")),
-        Real(name="weight", low=0.0, high=200.0, step=0.5),
-        Timestamp(name="arrived", low=START, high=START + 30 * DAY, step=DAY),
-        Budget(name="epsilon", kind="epsilon", most=4.0),
-        Budget(name="rho", kind="rho", most=1.0),
-    ),
-)
+START = 1_704_067_200_000_000
 
 
-def box(**ranges: Any) -> Int64:
-    return PEOPLE.space.box(**ranges)
+def config_at(folder: Path, records: str = "rides-*.parquet", more: str = "") -> Config:
+    """The table's file in a folder, loaded."""
+    (folder / "TABLE.toml").write_text(TABLE.format(key="11" * 32, records=records, more=more))
+    return load_config(folder / "TABLE.toml")
 
 
-def random_boxes(seed: int, size: int = 1) -> Int64:
+def rides(count: int, seed: int = 0, first: int = 0) -> dict[str, Any]:
+    """Records that are all usable, by column."""
     rng = np.random.default_rng(seed)
-    edges = np.sort(rng.integers(0, PEOPLE.space.sizes + 1, (2, size, 6)), axis=0)
-    low, high = edges
-    same = low == high
-    low, high = np.where(same & (low > 0), low - 1, low), np.where(same & (low == 0), high + 1, high)
-    return np.stack([low, high], axis=2)
+    return {
+        "ride": [f"r{first + i}" for i in range(count)],
+        "hour": rng.integers(0, 24, count),
+        "x": rng.integers(-10, 12, count) / 10,
+        "time": START + rng.integers(0, 10, count) * DAY + rng.integers(0, DAY, count),
+        "vendor": rng.choice(["a", "b", "c", "d"], count),
+        "budget": rng.choice([0.0, 0.4, 0.5, 1.7, 2.0, 3.0], count),
+    }
+
+
+def at_of(found: dict[str, Any]) -> np.ndarray:
+    """(n, 6) coordinates of such records, worked out by hand."""
+    x = np.round(np.asarray(found["x"]) * 10).astype(int) + 10
+    vendor = [{"b": 0, "a": 1, "c": 2}.get(v, 3) for v in found["vendor"]]
+    budget = np.minimum(np.floor(np.asarray(found["budget"]) * 2), 4).astype(int)
+    return np.stack(
+        [
+            found["hour"], np.where((x >= 0) & (x < 20), x, 20),
+            (np.asarray(found["time"]) - START) // DAY, vendor, budget, np.full(len(x), 250_000),
+        ],
+        axis=1,
+    ).astype(np.int64)  # fmt: skip
+
+
+def write(path: Path, found: dict[str, Any]) -> Path:
+    """Records as a file of Parquet."""
+    pq.write_table(pa.table(found), path)
+    return path

@@ -12,7 +12,7 @@ from dpstream.state.ledger.allotments import allotted
 from dpstream.state.ledger.orders import Order
 from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.ledger.sqlite import SqliteLedger
-from tests.pipelines.session.tables import PEOPLE, box
+from tests.pipelines.session.people import PEOPLE, box
 
 YOUNG = box(age=(0, 50), epsilon=(1.0, None))
 

@@ -28,6 +28,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Question
 from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated
 from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.accounting.sessions.errors import expected
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean
 from dpstream.dp_transforms.one_shot.trees import read_off
@@ -66,6 +67,22 @@ def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa
             for end, part in zip(("", *PARTS), estimate, strict=True):
                 figure = part if part.ndim == 1 else part[:, place]
                 columns[name + end] = pa.array(figure, from_pandas=True)
+    return pa.table(columns)
+
+
+def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
+    """What `released` would say of the noise, before anything is charged or read.
+
+    A row for each cell, with its ranges, and of each aggregate ``name_sd`` and ``name_within``, the
+    half-width of the interval, in what ``accounting.sessions.errors.Expected.what`` says.
+    """
+    columns = {"cell": pa.array(np.arange(question.cells.count))}
+    columns |= labels(space, question.cells)
+    for of in expected(space, question, boxes):
+        columns[f"{of.name}_sd"], columns[f"{of.name}_within"] = (
+            pa.array(of.sd),
+            pa.array(of.within),
+        )
     return pa.table(columns)
 
 

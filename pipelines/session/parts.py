@@ -1,0 +1,333 @@
+"""The files of a table: parts that never change, and a manifest that says which of them count.
+
+    manifest.json     which parts there are, of which digests; replaced at once by each change
+    part-*.parquet    some records: coordinates x0, x1, ..., whether usable, and keyed id
+    dead_letter/      what was no record, or not usable: file, row, rule
+    lock, readers     between processes
+
+All of it is private (mode 0600 in a folder 0700).  A part is named by its digest, and is there,
+durably, before a manifest names it: whoever is killed in between has changed nothing, and what he
+left is swept by the next writer.  A part that loses a record is written anew.  Readers keep the
+version that they opened: parts that no manifest names go when nobody reads.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.state import locks
+from dpstream.state.drafts import sweep
+from dpstream.state.durable import put_once, replacing
+
+MANIFEST = "manifest.json"
+#: Rows of a part, and of its row groups.
+PART_ROWS, GROUP_ROWS = 1_000_000, 122_880
+USABLE, ID = "usable", "id"
+_SALT = b"dpstream-table"
+_DIGEST = 32
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of records.
+
+    Attributes:
+        digest: of its bytes, which names it; rows: that it has.
+        usable: whether its records are; a part holds one sort.
+    """
+
+    digest: str
+    rows: int
+    usable: bool
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"part-{self.digest}.parquet"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One version of a table.
+
+    Attributes:
+        form: of this file; table: digest of the public model; version: 1, 2, ...
+        id_type, id_key: of the keyed ids that parts have, ``None`` without ids.
+        parts: in the order in which records came.
+    """
+
+    form: int
+    table: str
+    version: int
+    id_type: str | None
+    id_key: str | None
+    parts: tuple[Part, ...]
+
+    def paths(self, folder: Path) -> list[Path]:
+        """The files of its parts."""
+        return [folder / part.name for part in self.parts]
+
+    def usable(self) -> list[Part]:
+        """The parts that queries read."""
+        return [part for part in self.parts if part.usable]
+
+
+def schema_of(space: Space, named: bool) -> pa.Schema:
+    """Columns of a part: each dimension's in the least type that holds its coordinates."""
+    found: list[tuple[str, pa.DataType]] = [
+        (f"x{place}", _type(size)) for place, size in enumerate(space.sizes.tolist())
+    ]
+    found.append((USABLE, pa.bool_()))
+    return pa.schema([*found, *([(ID, pa.binary(16))] if named else [])])
+
+
+def _type(size: int) -> pa.DataType:
+    for bits, kind in ((8, pa.uint8()), (16, pa.uint16()), (32, pa.uint32())):
+        if size <= 1 << bits:
+            return kind
+    return pa.int64()
+
+
+def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.Table:
+    """Records of one sort as a part has them."""
+    columns: list[Any] = [
+        pa.array(at[:, place].astype(schema.field(place).type.to_pandas_dtype()))
+        for place in range(at.shape[1])
+    ]
+    columns.append(pa.array(np.full(len(at), usable)))
+    if ids is not None:
+        raw = pa.py_buffer(np.ascontiguousarray(ids))
+        columns.append(pa.Array.from_buffers(pa.binary(16), len(ids), [None, raw]))
+    return pa.table(columns, schema=schema)
+
+
+def write_part(folder: Path, rows: pa.Table, usable: bool) -> Part:
+    """Write a part, durably; nothing names it yet.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    buffer = io.BytesIO()
+    pq.write_table(
+        rows, buffer, compression="lz4", row_group_size=GROUP_ROWS,
+        use_dictionary=[name for name in rows.column_names if name != ID],
+    )  # fmt: skip
+    data = buffer.getvalue()
+    part = Part(_digest(data), rows.num_rows, usable)
+    with _written():
+        put_once(folder / part.name, data, mode=0o600)
+    return part
+
+
+def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a part, whose digest was checked.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    with _read():
+        return pq.read_table(
+            pa.OSFile(str(folder / part.name)), columns=columns, use_threads=False
+        )  # fmt: skip
+
+
+def ids_in(rows: pa.Table) -> Ids:
+    """(n, 2) keyed ids of rows."""
+    column = rows.column(ID).combine_chunks()
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    found = [
+        np.frombuffer(chunk.buffers()[1] or b"", np.uint64).reshape(-1, 2)[
+            chunk.offset : chunk.offset + len(chunk)
+        ]
+        for chunk in chunks
+    ]
+    return np.concatenate([np.zeros((0, 2), np.uint64), *found])
+
+
+def read_manifest(folder: Path, table: SessionTable) -> Manifest:
+    """The version that counts now.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+        PolicyError: it is of another table, or of a newer program.
+    """
+    try:
+        with open(folder / MANIFEST, "rb") as file:
+            text, _, digest = file.read().rpartition(b"\n")
+    except FileNotFoundError:
+        raise RunError(
+            "table.folder", "holds no table", "make it with `dpstream session init`"
+        ) from None
+    except OSError:
+        raise _unreadable() from None
+    try:
+        found = msgspec.json.decode(text, type=Manifest)
+    except msgspec.MsgspecError:
+        found = None
+    if found is None or _digest(text).encode() != digest:
+        raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")
+    if found.form != 1 or found.table != table.digest:
+        raise PolicyError(
+            "table.folder",
+            "holds another table: its dimensions, its name or its cap differ, which are fixed",
+            "correct the table file, or use another folder",
+        )
+    return found
+
+
+def commit(folder: Path, manifest: Manifest) -> None:
+    """Make a version the one that counts, at once and durably.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    text = msgspec.json.encode(manifest)
+    with _written(), replacing(folder / MANIFEST, 0o600) as draft:
+        draft.write_bytes(text + b"\n" + _digest(text).encode())
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """The only writer of a folder, which is made; waits for another.
+
+    Raises:
+        RunError: the folder cannot be made or locked.
+    """
+    with contextlib.ExitStack() as stack:
+        with _written():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            locked = stack.enter_context(locks.held(folder / "lock"))
+            sweep(folder)
+        if not locked:
+            raise RunError(
+                "table.folder", "is on a file system without locks", "use a local file system"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """No part goes as long as this is open.
+
+    Raises:
+        RunError: there is no table.
+    """
+    try:
+        descriptor = os.open(folder / "readers", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        raise RunError(
+            "table.folder", "holds no table", "make it with `dpstream session init`"
+        ) from None
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def tidy(folder: Path, manifest: Manifest) -> bool:
+    """Remove the parts that a version does not name, if nobody reads; whether it was done.
+
+    By the writer.
+    """
+    kept = {path.name for path in manifest.paths(folder)}
+    gone = [path for path in folder.glob("part-*.parquet") if path.name not in kept]
+    with contextlib.suppress(FileNotFoundError), locks.free(folder / "readers") as nobody:
+        if not nobody and gone:
+            return False
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return True
+    for path in gone:  # nobody has ever read
+        path.unlink(missing_ok=True)
+    return True
+
+
+def checked_paths(folder: Path, parts: list[Part]) -> list[str]:
+    """The files of some parts, each of which is as it was written.
+
+    Each is read once by a process, and again if the file has changed.
+
+    Raises:
+        RunError: one is not, or cannot be read.
+    """
+    paths = [str(folder / part.name) for part in parts]
+    try:
+        stamps = [stamp_of(path) for path in paths]
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(_digest_of, paths, stamps))
+    except OSError:
+        raise _unreadable() from None
+    if found != [part.digest for part in parts]:
+        raise damaged()
+    return paths
+
+
+def stamp_of(path: str) -> tuple[int, int, int, int]:
+    """(inode, bytes, times of change) of a file: what a write to it moves.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def damaged() -> RunError:
+    """A part is not what was written."""
+    return RunError(
+        "table.folder", "has a part that is not as it was written", "restore it, or load it anew"
+    )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _digest_of(path: str, _: tuple[int, int, int, int]) -> str:
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(
+            file, lambda: hashlib.blake2b(digest_size=_DIGEST // 2, salt=_SALT)
+        ).hexdigest()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST // 2, salt=_SALT).hexdigest()
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        found = RunError("table.folder", "cannot be written", "check disk and permissions")
+    else:
+        return
+    raise found from None
+
+
+@contextlib.contextmanager
+def _read() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException):
+        found = _unreadable()
+    else:
+        return
+    raise found from None
+
+
+def _unreadable() -> RunError:
+    return RunError("table.folder", "cannot be read", "check disk and permissions")

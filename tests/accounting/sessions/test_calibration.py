@@ -1,0 +1,114 @@
+"""From millionths to scales: never less noise than was paid for, and hardly more."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from scipy import stats
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.query.parts import QueryPart
+from dpstream.accounting.sessions import calibration
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Kind,
+    Question,
+    average,
+    median,
+    sum_of,
+)
+from dpstream.accounting.sessions.calibration import calibrated, scale_of
+from dpstream.accounting.sessions.cells import Axis, Cells
+from tests.sessions import ASKED, SHAPES, boxes_of, space
+
+SPACE = space()
+
+
+def spent(kind: Kind, question: Question, cell: int, boxes: object) -> Fraction:
+    """What the parts of one cell cost together at their sensitivity, exactly."""
+    total = Fraction()
+    for measures in calibrated(SPACE, question, boxes):  # type: ignore[arg-type]
+        for noise in measures.each[measures.of[cell]].noises:
+            most, nodes, scale = noise.part.most, noise.part.nodes, Fraction(noise.scale)
+            cost = most * nodes / scale if kind == "epsilon" else most**2 * nodes / (2 * scale**2)
+            total += cost
+    return total
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "rho"])
+@pytest.mark.parametrize("amount", [7, 333_333, 1_000_000, 7_654_321])
+def test_a_cell_spends_its_amount_and_no_more(kind: Kind, amount: int) -> None:
+    for cells, ranges in SHAPES:
+        for aggregates in ASKED:
+            boxes = boxes_of(SPACE, cells, ranges)
+            question = Question(kind=kind, amount=amount, aggregates=aggregates, cells=cells)
+            for cell in range(cells.count):
+                found = spent(kind, question, cell, boxes) / Fraction(amount, 10**6)
+                assert 1 - Fraction(1, 10**12) < found <= 1
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "rho"])
+def test_scales_are_the_least_floats(kind: Kind) -> None:
+    for most in (1, 3, 7, 1_000_003):
+        for amount in (Fraction(1, 10**6), Fraction(1, 3), Fraction(7, 10), Fraction(1000)):
+            part = QueryPart("", "sum", 0, most, 9, None, 0, 1.0)
+            scale = scale_of(kind, part, amount)
+
+            def cost(of: float, most: int = most) -> Fraction:
+                if kind == "epsilon":
+                    return most * 9 / Fraction(of)
+                return most**2 * 9 / (2 * Fraction(of) ** 2)
+
+            assert cost(scale) <= amount < cost(math.nextafter(math.nextafter(scale, 0), 0))
+
+
+def test_known_scales() -> None:
+    def scales(kind: Kind, *aggregates: Aggregate) -> list[float]:
+        question = Question(kind=kind, amount=500_000, aggregates=aggregates)
+        found = calibrated(SPACE, question, SPACE.whole)
+        return [noise.scale for of in found for noise in of.each[0].noises]
+
+    assert scales("epsilon", COUNT) == [2.0]
+    assert scales("rho", COUNT) == [1.0]  # mu^2 / 2 = 1/2
+    assert scales("epsilon", sum_of("age")) == [8.0]  # |4|, not 8 - 1
+    assert scales("epsilon", sum_of("price")) == [22.0]  # 1.1 in tenths
+    assert scales("epsilon", COUNT, COUNT_AGAIN) == [4.0, 4.0]
+    assert scales("epsilon", Aggregate("count", share=3.0), COUNT_AGAIN) == pytest.approx(
+        [8 / 3, 8]
+    )
+    assert scales("epsilon", average("age")) == pytest.approx([4 / (1 / 3), 1 / (1 / 6)])
+    assert scales("epsilon", median("age")) == [8.0]  # 4 levels of 8 leaves
+    assert scales("rho", median("age")) == [2.0]
+
+
+COUNT_AGAIN = Aggregate("count", label="again")
+
+
+def test_a_narrower_range_has_less_noise() -> None:
+    cells = Cells((Axis("age", (0, 3, 5, 8)),))
+    question = Question(kind="epsilon", amount=10**6, aggregates=(sum_of("age"),), cells=cells)
+    [measures] = calibrated(SPACE, question, cells.inside(SPACE, SPACE.whole))
+    found = [measures.each[of].noises[0].scale for of in measures.of]
+    assert found == [3.0, 1.0, 4.0]  # -3 .. -1, 0 and 1, 2 .. 4
+    [whole] = calibrated(SPACE, question, SPACE.box(age=(-1, 1)))
+    assert [whole.each[of].noises[0].scale for of in whole.of] == [1.0, 1.0, 1.0]
+
+
+def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Question(kind="epsilon", amount=1)
+    calibrated(SPACE, question, SPACE.whole)
+    monkeypatch.setattr(calibration.limits, "MAX_REAL_SIGMA", 1e5)
+    with pytest.raises(UsageError, match="range of exact draws"):
+        calibrated(SPACE, question, SPACE.whole)
+    with pytest.raises(UsageError, match="budget"):
+        calibrated(SPACE, Question(kind="rho", amount=0), SPACE.whole)
+
+
+def test_rho_is_that_of_gaussian_dp() -> None:
+    """Error rates of telling one record apart are those of N(0, 1) and N(mu, 1), mu^2 / 2 = rho."""
+    question = Question(kind="rho", amount=720_000)
+    [measures] = calibrated(SPACE, question, SPACE.whole)
+    mu = 1 / measures.each[0].noises[0].scale
+    assert mu == pytest.approx(1.2) and mu <= 1.2
+    assert stats.norm.cdf(-mu / 2) > 0.27

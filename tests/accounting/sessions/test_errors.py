@@ -1,0 +1,55 @@
+"""Errors before anything is asked: those that answers then have."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Question,
+    average,
+    median,
+    sum_of,
+)
+from dpstream.accounting.sessions.calibration import calibrated
+from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.accounting.sessions.errors import amount_for, expected
+from tests.sessions import space
+
+SPACE = space()
+CELLS = Cells((Axis("age", (0, 3, 5, 8)),))
+
+
+def asked(amount: int = 10**6, kind: str = "epsilon") -> Question:
+    aggregates = COUNT, sum_of("age"), average("price"), median("price")
+    return Question(kind=kind, amount=amount, aggregates=aggregates, cells=CELLS)  # type: ignore[arg-type]
+
+
+def test_errors_by_cell() -> None:
+    count, total, mean, middle = expected(SPACE, asked(4_000_000), SPACE.whole)
+    assert [of.what for of in (count, total, mean, middle)] == [
+        "value", "value", "value times records", "rank",
+    ]  # fmt: skip
+    # Geometric noise of scale 1: sd sqrt(2 q) / (1 - q), q = 1 / e; P[|Z| > 3] = .027.
+    sd = math.sqrt(2 * math.exp(-1)) / (1 - math.exp(-1))
+    assert np.allclose(count.sd, sd) and (count.within == 3).all()
+    assert total.sd.argmax() == 2 and total.most == total.within[2] > total.within[1]
+    [of] = calibrated(SPACE, Question(kind="epsilon", amount=10**6, aggregates=(average("price"),)),
+                      SPACE.whole)  # fmt: skip
+    # h is 2 steps of 1/2; the sum has two thirds of epsilon 1, the count a third.
+    total_sd, count_sd = (noise.sd for noise in of.each[0].noises)
+    assert np.allclose(mean.sd, math.hypot(total_sd, 2 * count_sd) / 2)
+    assert (middle.sd > 1).all()
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "rho"])
+def test_the_least_amount_for_an_error(kind: str) -> None:
+    for within in (2.0, 50.0, 400.0):
+        amount = amount_for(SPACE, asked(kind=kind), SPACE.whole, within)
+        most = [max(of.most for of in expected(SPACE, asked(amount - k, kind), SPACE.whole))
+                for k in (0, 1)]  # fmt: skip
+        assert most[0] <= within < most[1]
+    with pytest.raises(UsageError, match="less than any budget"):
+        amount_for(SPACE, asked(kind=kind), SPACE.whole, -1.0)

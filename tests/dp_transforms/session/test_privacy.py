@@ -1,0 +1,188 @@
+"""Enumerated: all tiny tables, all neighbours, all answers of adaptive analysts.
+
+|ln p0 / p1| of a transcript (answers, refusals, what was dropped) is at most the initial budget of
+the record by which two tables differ, with the exact law of the noise on the exact sums that the
+program adds it to, and the decisions that the account makes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.regions import charging, decision
+from dpstream.accounting.regions.dimensions import Budget, Integer
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.spent import untouched
+from dpstream.accounting.sessions import calibration
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, average, sum_of
+from dpstream.accounting.sessions.calibration import calibrated
+from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.session import measured
+from tests.sessions import RUN, Records, points, without_noise
+
+#: Values 0 to 2 and missing ones; initial budgets 0, 1/2 and 1.
+SPACE = Space((Integer(name="v", low=0, high=3, missing="point"),
+               Budget(name="b", most=1, step=500_000)))  # fmt: skip
+WHOLE, UPPER = (0, 4), (1, 3)
+WINDOW = (-1, 0, 1, 3)
+
+
+class Ask(NamedTuple):
+    """A query: of which values, for how much, what of it, by which edges."""
+
+    values: tuple[int, int]
+    amount: int
+    aggregate: Aggregate = COUNT
+    drop: bool = False
+    edges: tuple[int, ...] = ()
+
+
+Said = tuple[tuple[int, ...] | None, ...]
+Analyst = Callable[[Said], Ask | None]
+
+
+def curious(said: Said) -> Ask | None:
+    """Asks what it was surprised by again."""
+    if not said:
+        return Ask(WHOLE, 300_000, drop=True)
+    last = said[-1]
+    if len(said) == 1:
+        if last == (3,):
+            return Ask(UPPER, 500_000, sum_of("v"))
+        return Ask(WHOLE, 450_000, COUNT, True, (0, 1, 3))
+    return Ask(WHOLE, 250_000, COUNT, True) if len(said) == 2 else None
+
+
+def greedy(said: Said) -> Ask | None:
+    """Takes all there is, with and without drop; goes on after refusals."""
+    wishes = (Ask(WHOLE, 500_000, drop=True), Ask(WHOLE, 1), Ask(UPPER, 400_000),
+              Ask(WHOLE, 500_000, average("v"), True))  # fmt: skip
+    return wishes[len(said)] if len(said) < len(wishes) else None
+
+
+def transcripts(records: Records, analyst: Analyst, ring: KeyRing) -> dict[Said, float]:
+    """ln p of every transcript with answers in the window, but for a constant of the transcript."""
+    found = dict[Said, float]()
+    known = dict[tuple[Ask, bytes], tuple[Int64, np.ndarray]]()
+    todo = [((), 0.0, untouched(SPACE, "epsilon"))]
+    while todo:
+        said, log, spent = todo.pop()
+        ask = analyst(said)
+        if ask is None:
+            found[said] = log
+            continue
+        cells = Cells((Axis("v", ask.edges),)) if ask.edges else Cells()
+        box = np.array([[ask.values, (0, 3)]], np.int64)
+        made, after = charging.ask(spent, cells.inside(SPACE, box), ask.amount, ask.drop)
+        if not made.accepted:
+            todo.append(((*said, None), log, after))
+            continue
+        question = Question(kind="epsilon", amount=ask.amount, aggregates=(ask.aggregate,),
+                            cells=cells)  # fmt: skip
+        key = ask, made.charged.tobytes()
+        if key not in known:
+            known[key] = sums_of(records, question, made.charged, ring)
+        exact, scales = known[key]
+        for answer in itertools.product(WINDOW, repeat=len(exact)):
+            loss = -float((np.abs(np.array(answer) - exact) / scales).sum())
+            todo.append(((*said, answer), log + loss, after))
+    return found
+
+
+def sums_of(
+    records: Records, question: Question, boxes: Int64, ring: KeyRing
+) -> tuple[Int64, np.ndarray]:
+    """The integers that noise is added to, and its scales."""
+    totals = records.totals(SPACE, boxes, question)
+    parts = measured(SPACE, question, boxes, totals, ring, RUN)[0]
+    [measures] = calibrated(SPACE, question, boxes)
+    scales = [[measures.each[of].noises[n].scale for of in measures.of] for n in range(len(parts))]
+    return np.concatenate(parts), np.concatenate(scales)
+
+
+def table(rows: tuple[tuple[int, ...], ...]) -> Records:
+    return Records(np.array(rows, np.int64).reshape(-1, 2), np.ones(len(rows), np.bool_))
+
+
+def losses(analyst: Analyst, ring: KeyRing, most: int) -> dict[tuple[int, ...], float]:
+    """The largest |ln p0 / p1| by the point of the record in question, beside fewer than ``most``
+    others."""
+    found = dict.fromkeys(points(SPACE), 0.0)
+    rows = [some for n in range(most) for some in
+            itertools.combinations_with_replacement(points(SPACE), n)]  # fmt: skip
+    known = dict[tuple[tuple[int, ...], ...], dict[Said, float]]()
+
+    def of(*records: tuple[int, ...]) -> dict[Said, float]:
+        rows = tuple(sorted(records))
+        if rows not in known:
+            known[rows] = transcripts(table(rows), analyst, ring)
+        return known[rows]
+
+    for some in rows:
+        without = of(*some)
+        for point in found:
+            more = of(*some, point)
+            assert more.keys() == without.keys()  # refusals are the same
+            lost = max(abs(log - without[said]) for said, log in more.items())
+            found[point] = max(found[point], lost)
+    return found
+
+
+def budget_of(point: tuple[int, ...]) -> float:
+    return point[1] / 2
+
+
+@pytest.mark.parametrize(("analyst", "most"), [
+    (curious, 1), (greedy, 2), pytest.param(curious, 2, marks=pytest.mark.slow),
+    pytest.param(greedy, 3, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_record_loses_its_initial_budget_at_most(
+    analyst: Analyst, most: int, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_noise(monkeypatch)
+    found = losses(analyst, ring, most)
+    assert all(lost <= budget_of(point) + 1e-9 for point, lost in found.items())
+    assert all(lost == 0 for point, lost in found.items() if point[1] == 0)
+    assert max(found.values()) > 0.9  # what could be lost is lost
+
+
+def generous(spent: object, boxes: object, amount: int, drop: bool = False) -> object:
+    """A decision that forgets what was spent."""
+    import dataclasses
+
+    fresh = dataclasses.replace(spent, amounts=spent.amounts * 0)  # type: ignore[type-var,attr-defined]
+    return decision.decide(fresh, boxes, amount, drop)  # type: ignore[arg-type]
+
+
+def loud(kind: object, part: object, amount: object) -> float:
+    return _scale_of(kind, part, amount) / 1.2  # type: ignore[arg-type]
+
+
+_scale_of = calibration.scale_of
+
+
+@pytest.mark.parametrize("twin", ["decision", "noise"])
+def test_a_sabotaged_twin_loses_more(
+    twin: str, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_noise(monkeypatch)
+    if twin == "decision":
+        monkeypatch.setattr(charging, "decide", generous)
+    else:
+        monkeypatch.setattr(calibration, "scale_of", loud)
+    found = losses(greedy, ring, 1)
+    assert any(lost > budget_of(point) + 0.01 for point, lost in found.items())
+
+
+def test_the_law_that_was_enumerated_is_the_one_that_is_drawn(ring: KeyRing) -> None:
+    """-|k| / scale is ln P[Z = k] but for a constant (test_measuring has the draws)."""
+    question = Question(kind="epsilon", amount=500_000)
+    [measures] = calibrated(SPACE, question, SPACE.whole)
+    assert measures.each[0].noises[0].law == "laplace"
+    assert math.isclose(measures.each[0].noises[0].scale, 2)

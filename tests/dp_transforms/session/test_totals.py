@@ -1,0 +1,95 @@
+"""Exact sums of cells: against a slow count of single records, and in pieces."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.sessions.aggregates import Question
+from dpstream.dp_transforms.session import Totals, nothing, totals
+from tests.sessions import ASKED, SHAPES, Records, boxes_of, some, space
+
+SPACE = space()
+
+
+def question_of(shape: int, amount: int = 10**6) -> tuple[Question, Int64]:
+    cells, ranges = SHAPES[shape]
+    return (
+        Question(kind="epsilon", amount=amount, aggregates=ASKED[-1], cells=cells),
+        boxes_of(SPACE, cells, ranges),
+    )
+
+
+def slow(records: Records, question: Question, boxes: Int64) -> Totals:
+    """Written from the definitions, a record at a time."""
+    needs = question.needs(SPACE, boxes)
+    out = nothing(question.cells.count, needs)
+    for at, usable in zip(records.at.tolist(), records.usable.tolist(), strict=True):
+        read = any(all(low <= x < high for x, (low, high) in zip(at, box, strict=True))
+                   for box in boxes.tolist())  # fmt: skip
+        number = 0
+        for axis in question.cells.axes:
+            x = at[SPACE.place(axis.name)]
+            inside = [i for i in range(axis.count) if axis.edges[i] <= x < axis.edges[i + 1]]
+            read = read and bool(inside)
+            number = number * axis.count + (inside or [0])[0]
+        if not (read and usable):
+            continue
+        out.records[number] += 1
+        for name, of in out.columns.items():
+            x = at[SPACE.place(name)]
+            if x < SPACE.dimensions[SPACE.place(name)].values:
+                of.records[number] += 1
+                of.total[number] += x
+        for leaves in needs.leaves:
+            x = at[SPACE.place(leaves.column)]
+            if x < SPACE.dimensions[SPACE.place(leaves.column)].values:
+                leaf = (x - leaves.low) * leaves.size // leaves.width
+                out.leaves[leaves.column][number, leaf] += 1
+    return out
+
+
+def same(one: Totals, other: Totals) -> bool:
+    assert one.columns.keys() == other.columns.keys() and one.leaves.keys() == other.leaves.keys()
+    return (
+        np.array_equal(one.records, other.records)
+        and all(np.array_equal(one.columns[k], other.columns[k]) for k in one.columns)
+        and all(np.array_equal(one.leaves[k], other.leaves[k]) for k in one.leaves)
+    )
+
+
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_totals_are_those_of_single_records(shape: int) -> None:
+    question, boxes = question_of(shape)
+    records = some(SPACE, 500, shape)
+    found = records.totals(SPACE, boxes, question)
+    assert same(found, slow(records, question, boxes)) and found.records.sum() > 50
+
+
+def test_several_boxes_and_none() -> None:
+    question, _ = question_of(3)
+    boxes = np.concatenate([
+        SPACE.box(age=(-2, 0), price=(None, 0.6)), SPACE.box(age=(0, 2), city=("B", None)),
+    ])  # fmt: skip
+    records = some(SPACE, 500)
+    found = records.totals(SPACE, boxes, question)
+    assert same(found, slow(records, question, boxes)) and found.records.sum() > 50
+    assert not records.totals(SPACE, boxes[:0], question).records.any()
+
+
+def test_pieces_add_up() -> None:
+    question, boxes = question_of(3)
+    records = some(SPACE, 500)
+    whole = records.totals(SPACE, boxes, question)
+    parts = [Records(records.at[k::3], records.usable[k::3]) for k in range(3)]
+    first, second, third = (part.totals(SPACE, boxes, question) for part in parts)
+    assert same(first.plus(second).plus(third), whole) and not same(first.plus(second), whole)
+    empty = Records(records.at[:0], records.usable[:0]).totals(SPACE, boxes, question)
+    assert same(empty, nothing(question.cells.count, question.needs(SPACE, boxes)))
+
+
+def test_sums_beyond_floats_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.array([(1 << 53) + 1, 1, 1], np.int64)
+    found = totals._sums(np.array([0, 0, 1]), values, 2)
+    assert found.tolist() == [(1 << 53) + 2, 1]
+    monkeypatch.setattr(totals, "_EXACT", 1 << 62)
+    assert totals._sums(np.array([0, 0, 1]), values, 2).tolist() != [(1 << 53) + 2, 1]
