@@ -95,7 +95,14 @@ def spread(
         with hand_over(beside) as draft, reading(folder):
             parts = read_manifest(folder, table).usable()
             task = Task(
-                table, str(folder.resolve()), question, packed(read), run_id, str(draft), shards, keys
+                table,
+                str(folder.resolve()),
+                question,
+                packed(read),
+                run_id,
+                str(draft),
+                shards,
+                keys,
             )
             run_to_end(
                 runner,

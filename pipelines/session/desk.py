@@ -25,9 +25,10 @@ class Desk:
         config: of TABLE.toml; table, space: its public model.
         analyst: who asks.
         ledger, account, register: of its data set.
+        held: whether records are copied into memory, for sessions of many questions.
     """
 
-    def __init__(self, config: Config, analyst: str) -> None:
+    def __init__(self, config: Config, analyst: str, held: bool = False) -> None:
         if not analyst or not analyst.isprintable() or len(analyst) > 200:
             raise UsageError("--analyst", "must be a short printable name", "name who asks")
         self.config, self.analyst = config, analyst
@@ -35,6 +36,7 @@ class Desk:
         self.space: Space = config.table.space
         self.ledger = open_ledger(config.ledger, config.data_set)
         self.register = Register(self.ledger, "session")
+        self.held = held
         self._ring: KeyRing | None = None
         self._scan: Scan | None = None
         try:
@@ -66,13 +68,14 @@ class Desk:
         Raises:
             DpstreamError: there is no table, or not as it was written.
         """
+        from dpstream.pipelines.session.parts import read_manifest
         from dpstream.pipelines.session.scan import Scan
 
-        if self._scan is not None and not self._scan.current:
+        if self._scan is not None:
+            if self._scan.version == read_manifest(self.config.folder, self.table).version:
+                return self._scan
             self._scan.close()
-            self._scan = None
-        if self._scan is None:
-            self._scan = Scan(self.config.folder, self.table)
+        self._scan = Scan(self.config.folder, self.table, held=self.held)
         return self._scan
 
     def close(self) -> None:

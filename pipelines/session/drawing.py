@@ -68,7 +68,9 @@ def _heat(space: Space, shown: HeatMap, kind: str) -> Figure:
     top = max(top, shown.initial or 0.0, 1e-6)
     axes.grid(False)
     columns, rows = shown.columns, shown.rows
-    places = [_places(space.dimensions[p], e) for p, e in ((shown.across, columns), (shown.up, rows))]
+    places = [
+        _places(space.dimensions[p], e) for p, e in ((shown.across, columns), (shown.up, rows))
+    ]
     image = axes.pcolormesh(
         *places, np.ma.masked_invalid(shown.left),
         cmap="viridis", vmin=0, vmax=top, rasterized=True,

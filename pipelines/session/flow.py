@@ -32,7 +32,14 @@ from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.session import Totals, encoded, measured, nothing, released, tallied
-from dpstream.dp_transforms.session.batches import empty, gathered, joined, packed, routed, shards_of
+from dpstream.dp_transforms.session.batches import (
+    empty,
+    gathered,
+    joined,
+    packed,
+    routed,
+    shards_of,
+)
 from dpstream.dp_transforms.session.totals import columns_of
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.folder.store import Folder

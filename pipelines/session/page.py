@@ -5,16 +5,20 @@ It is made of the ledger alone, which is public: neither records nor answers nor
 so that it can be given to every analyst.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
 from dpstream.pipelines.session import drawing, words
@@ -32,22 +36,79 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 MOST_LINES = 500
 
 
-def render(
-    desk: Desk, by: list[tuple[str, str]], initial: int | None = None, within: Int64 | None = None
-) -> str:
-    """One self-contained HTML document.
+class Chosen(NamedTuple):
+    """What is drawn.
 
-    Args:
+    Attributes:
         by: dimensions of the maps; none: the first two that are no budgets.
-        initial: budget that the maps are of, in millionths; by default the most.
-        within: (d, 2) box that the maps look at.
+        initial: budget that the maps are of, in millionths; ``None``: the most.
+        within: (d, 2) box that the maps look at, ``None``: the whole space.
+        kind: of a picture, ``None``: the first; over_time: instead of a map.
     """
-    return pages().get_template("session.html.j2").render(context(desk, by, initial, within))
+
+    by: tuple[tuple[str, str], ...] = ()
+    initial: int | None = None
+    within: Int64 | None = None
+    kind: str | None = None
+    over_time: bool = False
 
 
-def context(
-    desk: Desk, by: list[tuple[str, str]], initial: int | None, within: Int64 | None
-) -> dict[str, Any]:
+def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs of dimensions, each written as ``NAME,NAME``.
+
+    Raises:
+        UsageError: one is none.
+    """
+    pairs = [tuple(part.strip() for part in text.split(",")) for text in texts]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UsageError("--by", "must be two dimensions", "write NAME,NAME")
+    return tuple((across, up) for across, up in pairs)
+
+
+def initial_of(text: str | None) -> int | None:
+    """An initial budget in millionths.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return None if text is None else amounts.initial_of(text, "--epsilon")
+
+
+def frame_of(boxes: Int64) -> Int64:
+    """(d, 2) the least box with all boxes in it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not len(boxes):
+        raise UsageError("where", "is true nowhere", "name at least one point")
+    return np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], axis=1)
+
+
+def render(desk: Desk, chosen: Chosen) -> str:
+    """One self-contained HTML document."""
+    return pages().get_template("session.html.j2").render(context(desk, chosen))
+
+
+def png(desk: Desk, chosen: Chosen) -> bytes:
+    """One picture: a map, or spending over time.
+
+    Raises:
+        UsageError: the table has one dimension or not such budgets, or several maps are chosen.
+    """
+    kind = chosen.kind or kinds(desk.space)[0]
+    desk.space.budget_place(kind)
+    if chosen.over_time:
+        return drawing.spending_png(over_time(desk.table, kind, desk.account.history()), kind)
+    by = chosen.by or default_by(desk)
+    if len(by) != 1:
+        raise UsageError("--by", "must be one pair of dimensions for a .png", "name one pair")
+    spent = desk.account.spent(kind)  # type: ignore[arg-type]
+    shown = heat_map(spent, *by[0], chosen.initial, chosen.within)
+    return drawing.heat_png(desk.space, shown, kind)
+
+
+def context(desk: Desk, chosen: Chosen) -> dict[str, Any]:
     """What the template is given; only `Markup` is not escaped."""
     found = overview(desk, Selection(desk.space))
     lines = transcript(desk)[::-1]
@@ -57,24 +118,23 @@ def context(
         "insecure": desk.insecure,
         "overview": found,
         "both": len(found["budgets"]) > 1,
-        "kinds": [
-            _kind(desk, kind, found["budgets"][kind], by or default_by(desk), initial, within)
-            for kind in kinds(desk.space)
-        ],
+        "kinds": [_kind(desk, kind, found["budgets"][kind], chosen) for kind in kinds(desk.space)],
         "legend": list(zip(charts.swatches(len(drawing.LINES)), drawing.LINES, strict=True)),
         "lines": [_shown(line) for line in lines[:MOST_LINES]],
         "more": len(lines) > MOST_LINES,
     }
 
 
-def _kind(
-    desk: Desk, kind: str, found: dict[str, Any], by: list[tuple[str, str]],
-    initial: int | None, within: Int64 | None,
-) -> dict[str, Any]:  # fmt: skip
+def _kind(desk: Desk, kind: str, found: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
     spent = desk.account.spent(kind)  # type: ignore[arg-type]
     maps = [
-        drawing.heat(desk.space, heat_map(spent, *pair, initial, within), kind, f"{kind}{n}")
-        for n, pair in enumerate(by)
+        drawing.heat(
+            desk.space,
+            heat_map(spent, *pair, _top(spent, chosen), chosen.within),
+            kind,
+            f"{kind}{n}",
+        )
+        for n, pair in enumerate(chosen.by or default_by(desk))
     ]
     moments = over_time(desk.table, kind, desk.account.history())
     return {
@@ -87,6 +147,14 @@ def _kind(
         "time": _marked(drawing.spending(moments, kind)) if moments else None,
         "shown": [row | {"spent": _amount(row["spent"])} for row in found["shown"]],
     }
+
+
+def _top(spent: Spent, chosen: Chosen) -> int | None:
+    """The chosen initial budget, if records can have it of this kind; else the most."""
+    dimension = spent.space.dimensions[spent.place]
+    assert isinstance(dimension, Budget)
+    most = (dimension.values - 1) * dimension.step
+    return chosen.initial if chosen.initial is None or chosen.initial <= most else None
 
 
 def _shown(line: Line) -> dict[str, Any]:
@@ -102,11 +170,11 @@ def _marked(picture: charts.Picture) -> dict[str, Any]:
     return {"svg": Markup(picture.svg), "words": picture.words}
 
 
-def default_by(desk: Desk) -> list[tuple[str, str]]:
+def default_by(desk: Desk) -> tuple[tuple[str, str], ...]:
     """The first two dimensions that are no budgets; of fewer, with a budget."""
     names = [d.name for d in desk.space.dimensions if not isinstance(d, Budget)]
     names += [d.name for d in desk.space.dimensions if isinstance(d, Budget)]
-    return [(names[0], names[1])] if len(names) > 1 else []
+    return ((names[0], names[1]),) if len(names) > 1 else ()
 
 
 def write(out: Path, text: str | bytes) -> None:

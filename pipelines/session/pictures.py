@@ -89,9 +89,7 @@ def _edges(side: Int64) -> Int64:
     return np.array([low + (high - low) * i // pixels for i in range(pixels + 1)], np.int64)
 
 
-def _highest(
-    spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[int, Int64]
-) -> Int64:
+def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[int, Int64]) -> Int64:
     """(rows, columns) the most that a point of each pixel has spent."""
     met = ((spent.boxes[:, :, 0] < frame[:, 1]) & (spent.boxes[:, :, 1] > frame[:, 0])).all(axis=1)
     boxes, amounts = spent.boxes[met], spent.amounts[met]

@@ -109,9 +109,7 @@ def decoded(committed: Committed, insecure: bool) -> Answer:
         rows = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
     except (OSError, pa.ArrowException):
         raise _foreign() from None
-    return Answer(
-        header, rows, committed.receipt, committed.digest, committed.charged, insecure
-    )
+    return Answer(header, rows, committed.receipt, committed.digest, committed.charged, insecure)
 
 
 def _split(receipt: bytes) -> tuple[Header, bytes]:

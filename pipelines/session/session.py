@@ -344,4 +344,3 @@ class Allotment(Asker):
                              "ask without kind, drop and cover")  # fmt: skip
         how |= {"allotment": self.run_id}
         return super().wish(aggregates, budget, by, self.kind, **how)
-

@@ -33,5 +33,8 @@ def random_boxes(seed: int, size: int = 1) -> Int64:
     edges = np.sort(rng.integers(0, PEOPLE.space.sizes + 1, (2, size, 6)), axis=0)
     low, high = edges
     same = low == high
-    low, high = np.where(same & (low > 0), low - 1, low), np.where(same & (low == 0), high + 1, high)
+    low, high = (
+        np.where(same & (low > 0), low - 1, low),
+        np.where(same & (low == 0), high + 1, high),
+    )
     return np.stack([low, high], axis=2)
