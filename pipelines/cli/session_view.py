@@ -96,12 +96,15 @@ def budget(table: Path, where: str, inside: str | None, analyst: str, as_json: b
 
 
 def _kind(kind: str, part: dict[str, Any]) -> list[str]:
-    rows = [f"            {_amount(row['spent']):>10}  where {row['where']}"
-            for row in part["shown"]]  # fmt: skip
+    rows = [
+        f"            {'closed' if row['spent'] is None else _amount(row['spent']):>10}"
+        f"  where {row['where']}"
+        for row in part["shown"]
+    ]
     return [
         f"{kind:<11} spent by a point at most {_amount(part['most_spent'])}, at least "
-        f"{_amount(part['least_spent'])}, of initial budgets up to {_amount(part['most_initial'])}; "
-        f"{part['regions']:,} regions",
+        f"{_amount(part['least_spent'])}, of initial budgets up to {_amount(part['most_initial'])}"
+        f"; {part['regions']:,} regions",
         *rows,
     ]
 

@@ -118,6 +118,8 @@ def _labels(axis: Any, dimension: Dimension, edges: Int64, places: Float64) -> N
         texts.append("null")
     axis.set_ticks(at, [text[:_MOST_TEXT] for text in texts])
     axis.set_label_text(dimension.name[:_MOST_TEXT])
+    for text in (axis.label, *axis.get_ticklabels()):
+        text.set_parse_math(False)  # a $ is a $
 
 
 def _tick(dimension: Dimension, coordinate: int) -> str:

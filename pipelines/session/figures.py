@@ -64,7 +64,7 @@ def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int |
             raise UsageError("--by", "names a dimension twice", "name each once")
         parts = [part.strip() for part in edges.split(",")] if edges.strip() else []
         if not parts or isinstance(dimension, Category):
-            found[name] = None if not parts else parts
+            found[name] = parts or None
         elif len(parts) == 1:
             if not parts[0].isdigit():
                 raise UsageError("--by", "must be NAME, NAME=PARTS or NAME=LOW,..,HIGH", "use that")

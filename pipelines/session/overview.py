@@ -6,7 +6,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
 from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
@@ -22,8 +22,8 @@ def overview(desk: Desk, selection: Selection) -> dict[str, Any]:
 
     Returns:
         ``table``, ``data_set``, ``unit``, ``entries``, and for each kind of budget the most and
-        least that a point has spent, the least initial budget that has enough for nothing more
-        (``spent up to``), how many regions the account holds, and the regions of most spending.
+        least that a point has spent, what is closed for ever, how many regions the account holds,
+        and the regions of most spending (``spent`` is ``None`` where it is closed).
 
     Raises:
         UsageError: there is no point.
@@ -47,20 +47,25 @@ def overview(desk: Desk, selection: Selection) -> dict[str, Any]:
 
 def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
     regions, amounts = _met(spent, boxes)
+    closed = amounts >= MOST
+    counted = amounts[~closed] if not closed.all() else np.zeros(1, np.int64)
     place = spent.place
     dimension = space.dimensions[place]
     assert isinstance(dimension, Budget)
     order = np.lexsort((np.arange(len(amounts)), -amounts))[: words.SHOWN]
     return {
-        "most_spent": int(amounts.max()) / MICRO,
-        "least_spent": int(amounts.min()) / MICRO,
+        "most_spent": int(counted.max()) / MICRO,
+        "least_spent": int(counted.min()) / MICRO,
+        "closed_boxes": int(closed.sum()),
         "most_initial": (dimension.values - 1) * dimension.step / MICRO,
         "regions": len(spent.amounts),
         "shown": [
-            {"where": words.box(space, regions[i]), "spent": int(amounts[i]) / MICRO}
+            {
+                "where": words.box(space, regions[i]),
+                "spent": None if closed[i] else int(amounts[i]) / MICRO,
+            }
             for i in order.tolist()
         ],
-        "met": len(np.unique(amounts)),
     }
 
 

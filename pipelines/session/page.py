@@ -145,7 +145,10 @@ def _kind(desk: Desk, kind: str, found: dict[str, Any], chosen: Chosen) -> dict[
         "regions": found["regions"],
         "maps": [_marked(picture) for picture in maps],
         "time": _marked(drawing.spending(moments, kind)) if moments else None,
-        "shown": [row | {"spent": _amount(row["spent"])} for row in found["shown"]],
+        "shown": [
+            row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
+            for row in found["shown"]
+        ],
     }
 
 
