@@ -1,30 +1,91 @@
-"""STUB (signatures only)."""
+"""Predicates: SQL over the dimensions of a table and over what points have spent, as boxes.
 
-from typing import Literal, Protocol
+    hour >= 6 AND hour < 10 AND vendor IN ('CMT', 'VTS') AND remaining_epsilon >= 0.1
 
+* Columns are the table's dimensions; a record's value that is missing (null, or outside of its
+  range) is NULL, in a dimension that has a place for it.
+* ``consumed_epsilon`` and ``consumed_rho`` are what a point has spent, ``remaining_epsilon`` and
+  ``remaining_rho`` what it has left of its initial budget: 0 where nothing is left.  They are
+  resolved when the query is charged.  (A dimension of such a name is written in quotes.)
+* ``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=`` with a literal, BETWEEN, IN (list), IS [NOT] NULL,
+  AND, OR, NOT, TRUE, FALSE, NULL.  Anything else is refused.
+* Instants are texts of RFC 3339 (without an offset: UTC) or dates, perhaps after TIMESTAMP or DATE.
+
+A point is in a box if and only if the predicate is TRUE there, as SQL has it: a comparison with a
+missing value is neither true nor false, nor is its negation.  Negation is moved into comparisons
+(NOT (a AND b) is NOT a OR NOT b in three-valued logic too), so that only what is true is computed.
+"""
+
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import NamedTuple, NoReturn
+
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import SqlglotError
+from sqlglot.tokens import TokenType
+
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.dimensions import Category, Dimension, Timestamp
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.regions.spent import Spent
+from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.session.comparisons import NEGATED, TURNED, Value, amounts_at, true_at
+from dpstream.pipelines.session.conditions import (
+    FAR,
+    All,
+    Condition,
+    Kind,
+    Level,
+    Ranges,
+    Some,
+    Views,
+    Within,
+    apart,
+    boxes_where,
+    joined,
+    kinds_in,
+    too_many,
+)
+from dpstream.pipelines.sql.allowed import position
+
+__all__ = ["Predicate", "Views", "boxes_of", "predicate_of"]
+#: Characters and tokens of a predicate, how deep it may be nested, and characters of a number.
+MAX_CHARACTERS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 200_000, 20_000, 50, 60
+_DIALECT = DuckDB()
+_SIGNS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+_LEVELS: dict[str, tuple[Kind, bool]] = {
+    "consumed_epsilon": ("epsilon", False), "consumed_rho": ("rho", False),
+    "remaining_epsilon": ("epsilon", True), "remaining_rho": ("rho", True),
+}  # fmt: skip
+_TIMES = {exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPNTZ, exp.DType.DATE}
+_OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
+_CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
+_NESTING = (TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS)
+_NO_PREDICATE = "is no predicate"
+_COMPARE = "compare a dimension, or consumed_epsilon, with a literal; join by AND, OR, NOT"
 
 
-class Views(Protocol):
-    """What predicates on consumption are resolved with (`state.ledger.regions.Views`)."""
-
-    def spent(self, kind: Literal["epsilon", "rho"]) -> Spent:
-        """What every point has spent."""
-
-
-class Predicate:
+class Predicate(NamedTuple):
     """A checked predicate.
 
     Attributes:
-        kinds: of budgets whose consumption it speaks of.
+        space: of the points; condition: when it is true.
     """
 
-    kinds: frozenset[Literal["epsilon", "rho"]]
+    space: Space
+    condition: Condition
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of budget whose consumption it speaks of."""
+        return kinds_in(self.condition)
 
     def boxes(self, views: Views | None = None) -> Int64:
-        """(m, d, 2) the points where it is true, as disjoint boxes (perhaps none).
+        """(m, d, 2) the points where it is true, as disjoint boxes; perhaps none.
 
         Args:
             views: needed if ``kinds`` are any.
@@ -32,7 +93,15 @@ class Predicate:
         Raises:
             UsageError: more boxes than one query may have.
         """
-        raise NotImplementedError
+        found = boxes_where(self.condition, self.space, views)
+        if len(found) > limits.MAX_QUERY_BOXES:
+            raise too_many()
+        return found
+
+
+def boxes_of(text: str, space: Space, views: Views | None = None) -> Int64:
+    """``predicate_of(text, space).boxes(views)``."""
+    return predicate_of(text, space).boxes(views)
 
 
 def predicate_of(text: str, space: Space) -> Predicate:
@@ -41,9 +110,239 @@ def predicate_of(text: str, space: Space) -> Predicate:
     Raises:
         UsageError: it is none; says where and what to write, never a value.
     """
-    raise NotImplementedError
+    if len(text) > MAX_CHARACTERS:
+        raise _too_large()
+    try:
+        tree = _tree(text)
+        condition = All(()) if tree is None else _Reader(space).condition(tree, True)
+    except SqlglotError as error:
+        found = (getattr(error, "errors", None) or [{}])[0]
+        raise _error(
+            found.get("line") or 1, found.get("col") or 1, _NO_PREDICATE, _COMPARE
+        ) from None
+    except RecursionError:
+        raise _too_large() from None
+    except (AttributeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError):
+        # The parser met something that it does not expect: it never passes on what.
+        raise _error(1, 1, _NO_PREDICATE, _COMPARE) from None
+    return Predicate(space, condition)
 
 
-def boxes_of(text: str, space: Space, views: Views | None = None) -> Int64:
-    """``predicate_of(text, space).boxes(views)``."""
-    return predicate_of(text, space).boxes(views)
+def _tree(text: str) -> exp.Expr | None:
+    tokens = _DIALECT.tokenize(text)
+    if not tokens:
+        return None
+    depth = 0
+    for token in tokens:
+        depth += (token.token_type in _OPEN) - (token.token_type in _CLOSE)
+        if depth > MAX_DEPTH:
+            raise _too_large()
+    nested = sum(token.token_type in _NESTING for token in tokens)
+    if len(tokens) > MAX_TOKENS or (nested > MAX_DEPTH and _longest(tokens) > MAX_DEPTH):
+        raise _too_large()
+    trees = _DIALECT.parser().parse(tokens, text)
+    if len(trees) != 1 or trees[0] is None:
+        raise _error(1, 1, "is not one predicate", _COMPARE)
+    return trees[0]
+
+
+def _longest(tokens: list) -> int:  # type: ignore[type-arg]
+    """The most NOTs and signs in a row."""
+    longest = run = 0
+    for token in tokens:
+        run = run + 1 if token.token_type in _NESTING else 0
+        longest = max(longest, run)
+    return longest
+
+
+class _Reader:
+    """Reads the tree of a predicate over a space."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._names = {d.name: place for place, d in enumerate(space.dimensions)}
+        folded: dict[str, list[int]] = {}
+        for name, place in self._names.items():
+            folded.setdefault(name.lower(), []).append(place)
+        self._folded = {name: at[0] for name, at in folded.items() if len(at) == 1}
+
+    def condition(self, node: exp.Expr, true: bool) -> Condition:
+        """When a node is true, or is false."""
+        while isinstance(node, exp.Paren | exp.Not):
+            true ^= isinstance(node, exp.Not)
+            node = node.this
+        if isinstance(node, exp.And | exp.Or):
+            parts = tuple(self.condition(part, true) for part in _flat(node))
+            return All(parts) if isinstance(node, exp.And) == true else Some(parts)
+        if isinstance(node, exp.Boolean):
+            return All(()) if bool(node.this) == true else Some(())
+        if isinstance(node, exp.Null):
+            return Some(())
+        if isinstance(node, exp.Between) and not _more(node, "this", "low", "high"):
+            at_least = self._compared(node.this, ">=", node.args["low"], node, true)
+            at_most = self._compared(node.this, "<=", node.args["high"], node, true)
+            return (All if true else Some)((at_least, at_most))
+        if isinstance(node, exp.In) and not _more(node, "this", "expressions"):
+            return self._listed(node, true)
+        if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+            return self._missing(_column(node.this, node), true)
+        if type(node) in _SIGNS:
+            sign, one, other = _SIGNS[type(node)], node.this, node.expression
+            if not isinstance(_bare(one), exp.Column):
+                sign, one, other = TURNED[sign], other, one
+            return self._compared(one, sign, other, node, true)
+        _refuse(node, _NO_PREDICATE, _COMPARE)
+
+    def _compared(
+        self, one: exp.Expr, sign: str, other: exp.Expr, node: exp.Expr, true: bool
+    ) -> Condition:
+        column, other = _column(one, node), _bare(other)
+        sign = sign if true else NEGATED[sign]
+        level = self._level(column)
+        if isinstance(other, exp.Null):
+            return Some(())
+        if level is not None:
+            return Level(*level, amounts_at(sign, _number(other)))
+        place = self._place(column)
+        return Within(place, self._true(place, sign, other))
+
+    def _listed(self, node: exp.In, true: bool) -> Condition:
+        column = _column(node.this, node)
+        values = [_bare(value) for value in node.expressions]
+        if not values:
+            _refuse(node, "has an empty list", "list at least one value")
+        given = [value for value in values if not isinstance(value, exp.Null)]
+        if not true and len(given) < len(values):
+            return Some(())  # x NOT IN (..., NULL) is never true
+        level = self._level(column)
+        if level is not None:
+            ranges = joined([amounts_at("=", _number(value)) for value in given])
+            return Level(*level, ranges if true else apart(ranges, -FAR, FAR))
+        place = self._place(column)
+        ranges = joined([self._true(place, "=", value) for value in given])
+        if not true:
+            ranges = apart(ranges, 0, self._space.dimensions[place].values)
+        return Within(place, ranges)
+
+    def _missing(self, column: exp.Column, true: bool) -> Condition:
+        """IS NULL: what was spent is always there."""
+        if self._level(column) is not None:
+            return Some(()) if true else All(())
+        place = self._place(column)
+        dimension = self._space.dimensions[place]
+        return Within(place, ((dimension.values, dimension.size),) if true else
+                      ((0, dimension.values),))  # fmt: skip
+
+    def _level(self, column: exp.Column) -> tuple[Kind, bool] | None:
+        if column.this.args.get("quoted"):
+            return None
+        found = _LEVELS.get(column.name.lower())
+        if found is not None:
+            try:
+                self._space.budget_place(found[0])
+            except UsageError as error:
+                _refuse(column, f"budget {error.rule}", error.fix)
+        return found
+
+    def _place(self, column: exp.Column) -> int:
+        place = self._names.get(column.name, self._folded.get(column.name.lower()))
+        if place is None:
+            names = ", ".join(self._names)
+            _refuse(column, "names no dimension of the table", f"use one of {names}")
+        return place
+
+    def _true(self, place: int, sign: str, node: exp.Expr) -> Ranges:
+        dimension = self._space.dimensions[place]
+        value = _value(dimension, node)
+        try:
+            return true_at(dimension, sign, value)
+        except UsageError as error:
+            _refuse(node, f"{error.field} {error.rule}", error.fix)
+
+
+def _flat(node: exp.Expr) -> list[exp.Expr]:
+    """The parts of a chain of ANDs, or of ORs, however long."""
+    found, left = list[exp.Expr](), [node]
+    while left:
+        part = left.pop()
+        if type(part) is type(node):
+            left += [part.expression, part.this]
+        else:
+            found.append(part)
+    return found
+
+
+def _bare(node: exp.Expr) -> exp.Expr:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
+
+
+def _column(node: exp.Expr, around: exp.Expr) -> exp.Column:
+    """The column that is compared; it has no table's name before it."""
+    node = _bare(node)
+    if not isinstance(node, exp.Column) or _more(node, "this"):
+        _refuse(around, "compares something else than a dimension with a literal", _COMPARE)
+    return node
+
+
+def _more(node: exp.Expr, *known: str) -> bool:
+    """Whether a node has other parts than these."""
+    return any(value for part, value in node.args.items() if part not in known)
+
+
+def _value(dimension: Dimension, node: exp.Expr) -> Value:
+    """A literal as a value of a dimension."""
+    if isinstance(dimension, Timestamp):
+        text = node.this if isinstance(node, exp.Cast) and node.to.this in _TIMES else node
+        if not isinstance(text, exp.Literal) or not text.is_string:
+            _refuse(node, "is no instant", "write '2024-01-01T00:00:00Z'")
+        return _instant(text)
+    if isinstance(dimension, Category):
+        if not isinstance(node, exp.Literal) or not node.is_string:
+            _refuse(node, "is no text", "write one of the listed codes in single quotes")
+        return str(node.this)
+    return _number(node)
+
+
+def _number(node: exp.Expr) -> Fraction:
+    """A number as the decimal that it is written as."""
+    sign = 1
+    while isinstance(node, exp.Neg | exp.Paren):
+        sign = -sign if isinstance(node, exp.Neg) else sign
+        node = node.this
+    if isinstance(node, exp.Literal) and not node.is_string and len(node.this) <= MAX_DIGITS:
+        try:
+            found = Decimal(node.this)
+            if found.is_finite() and abs(found.adjusted()) <= MAX_DIGITS:
+                return sign * Fraction(found)
+        except InvalidOperation:
+            pass
+    _refuse(node, "is no number, or one of too many digits", "write a number such as 0.1")
+
+
+def _instant(node: exp.Literal) -> int:
+    text = str(node.this).strip()
+    for more in ("", "Z", "T00:00:00Z"):
+        try:
+            return instant_micros("where", text + more)
+        except UsageError:
+            continue
+    _refuse(node, "is no instant", "write '2024-01-01T00:00:00Z'")
+
+
+def _refuse(node: exp.Expr, rule: str, fix: str) -> NoReturn:
+    raise _error(*position(node), rule, fix)
+
+
+def _error(line: int, column: int, rule: str, fix: str) -> UsageError:
+    return UsageError(f"where, line {line}, column {column}", rule, fix)
+
+
+def _too_large() -> UsageError:
+    return UsageError(
+        "where",
+        f"is longer than {MAX_CHARACTERS:,} characters or {MAX_TOKENS:,} words, or nested deeper "
+        f"than {MAX_DEPTH}",
+        "divide it into several queries",
+    )

@@ -1,11 +1,9 @@
 """Scans against the same totals in numpy."""
 
 import numpy as np
-import pytest
 
-from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.sessions.cells import Cells, totalled
-from dpstream.pipelines.session.load import add, init
+from dpstream.pipelines.session.load import init
 from dpstream.pipelines.session.scan import Scan
 from tests.pipelines.session.tables import at_of, config_at, rides, write
 

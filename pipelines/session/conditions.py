@@ -1,0 +1,220 @@
+"""Conditions on points, and the disjoint boxes where they hold.
+
+A condition is known by the points where it is TRUE: negation is moved into comparisons before it
+comes here (`predicates`), so that SQL's third value needs no representation.  Where it speaks of
+consumption it is a function of what was spent, which is given when boxes are asked for: under the
+lock of the charge.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from dpstream.accounting import limits
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, without
+from dpstream.accounting.regions.clubbing import club
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.spent import Spent
+
+Kind = Literal["epsilon", "rho"]
+#: Whole numbers from low to before high; together in order, with gaps between them.
+Ranges = tuple[tuple[int, int], ...]
+#: Boxes of a condition on the way to its answer, and the most that one of two sides may have where
+#: they are compared with each other.
+MAX_PARTS, MAX_SIDE = 1 << 17, limits.MAX_QUERY_BOXES
+#: Beyond every amount.
+FAR = 1 << 62
+
+
+class Views(Protocol):
+    """What conditions on consumption are resolved with (`state.ledger.regions.Views`)."""
+
+    def spent(self, kind: Kind) -> Spent:
+        """What every point has spent."""
+
+
+class Within(NamedTuple):
+    """A dimension's coordinate is in some ranges."""
+
+    place: int
+    ranges: Ranges
+
+
+class Level(NamedTuple):
+    """What a point has spent, or has left of its initial budget and never below 0, is in some
+    ranges of millionths."""
+
+    kind: Kind
+    left: bool
+    ranges: Ranges
+
+
+class All(NamedTuple):
+    """All parts hold; of no parts, always."""
+
+    parts: tuple["Condition", ...]
+
+
+class Some(NamedTuple):
+    """At least one part holds; of no parts, never."""
+
+    parts: tuple["Condition", ...]
+
+
+Condition = Within | Level | All | Some
+
+
+def kinds_in(condition: Condition) -> frozenset[Kind]:
+    """The kinds of budget whose consumption it speaks of."""
+    if isinstance(condition, Level):
+        return frozenset({condition.kind})
+    if isinstance(condition, Within):
+        return frozenset()
+    return frozenset[Kind]().union(*map(kinds_in, condition.parts))
+
+
+def boxes_where(condition: Condition, space: Space, views: Views | None) -> Int64:
+    """(m, d, 2) the points where a condition holds, disjoint, as few boxes as clubbing makes.
+
+    Raises:
+        UsageError: it is made of too many parts.
+    """
+    found = _boxes(condition, space, views)
+    return club(found, np.zeros(len(found), np.int64))[0] if len(found) > 1 else found
+
+
+def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
+    match condition:
+        case Within(place=place, ranges=ranges):
+            return _ranged(space, place, ranges)
+        case Level():
+            assert views is not None, "consumption needs what was spent"
+            return _levelled(condition, views.spent(condition.kind))
+        case All(parts=parts):
+            parts = tuple(_merged(parts, met=True))
+            sides = [_boxes(part, space, views) for part in parts]
+            found = stacked([space.whole])
+            for side in sorted(sides, key=len):
+                found = _met(found, side)
+            return found
+        case Some(parts=parts):
+            sides = [_boxes(part, space, views) for part in _merged(parts, met=False)]
+            found = space.whole[:0]
+            for side in sorted(sides, key=len):
+                found = _either(found, side)
+            return found
+
+
+def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:
+    """The same with one condition for each dimension that is compared alone."""
+    within: dict[int, list[Ranges]] = {}
+    others = list[Condition]()
+    for part in parts:
+        if isinstance(part, Within):
+            within.setdefault(part.place, []).append(part.ranges)
+        else:
+            others.append(part)
+    merge = shared if met else joined
+    return [*(Within(place, merge(some)) for place, some in within.items()), *others]
+
+
+def joined(some: Sequence[Ranges]) -> Ranges:
+    """Numbers that are in one of several ranges."""
+    found = list[tuple[int, int]]()
+    for low, high in sorted(part for ranges in some for part in ranges if part[0] < part[1]):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], high)
+        else:
+            found.append((low, high))
+    return tuple(found)
+
+
+def apart(ranges: Ranges, low: int, high: int) -> Ranges:
+    """Numbers from low to before high that are in none of the ranges."""
+    found, at = list[tuple[int, int]](), low
+    for begin, end in joined([ranges]):
+        found.append((at, min(begin, high)))
+        at = max(at, end)
+    return tuple(part for part in [*found, (at, high)] if part[0] < part[1])
+
+
+def shared(some: Sequence[Ranges]) -> Ranges:
+    """Numbers that are in all of several ranges."""
+    outside = [apart(ranges, -FAR, FAR) for ranges in some]
+    return apart(joined(outside), -FAR, FAR)
+
+
+def _ranged(space: Space, place: int, ranges: Ranges) -> Int64:
+    size = int(space.sizes[place])
+    inside = [(max(low, 0), min(high, size)) for low, high in joined([ranges])]
+    inside = [part for part in inside if part[0] < part[1]]
+    found = np.repeat(space.whole, len(inside), axis=0)
+    if inside:
+        found[:, place] = inside
+    return stacked([found])
+
+
+def _levelled(level: Level, spent: Spent) -> Int64:
+    """Regions by what they spent; those of what is left are cut in the initial budgets."""
+    if not level.left:
+        good = np.zeros(len(spent.amounts), np.bool_)
+        for low, high in level.ranges:
+            good |= (spent.amounts >= low) & (spent.amounts < high)
+        return _few(taken(spent.boxes, good))
+    parts = [spent.boxes[:0]]
+    for low, high in level.ranges:
+        if high <= 0:
+            continue  # nothing is left below 0
+        some = stacked([spent.boxes])
+        edges = some[:, spent.place]
+        if low > 0:  # what is overdrawn has 0 left
+            edges[:, 0] = np.maximum(edges[:, 0], -(-(spent.amounts + low) // spent.step))
+        edges[:, 1] = np.minimum(edges[:, 1], -(-(spent.amounts + high) // spent.step))
+        some[:, spent.place] = edges
+        parts.append(taken(some, edges[:, 0] < edges[:, 1]))
+    return _few(stacked(parts))
+
+
+def _met(one: Int64, other: Int64) -> Int64:
+    """Boxes of the points of both; each is disjoint, and so is what comes out."""
+    small, large = sorted((one, other), key=len)
+    _side(small)
+    parts, count = [large[:0]], 0
+    for box in small:
+        parts.append(cut(taken(large, overlapped(large, box)), box))
+        count += len(parts[-1])
+        if count > MAX_PARTS:
+            raise too_many()
+    return stacked(parts)
+
+
+def _either(one: Int64, other: Int64) -> Int64:
+    """Disjoint boxes of the points of either."""
+    small, large = sorted((one, other), key=len)
+    if not len(small):
+        return large
+    _side(small)
+    return _few(stacked([without(large, small), small]))
+
+
+def _few(boxes: Int64) -> Int64:
+    if len(boxes) > MAX_PARTS:
+        raise too_many()
+    return boxes
+
+
+def _side(boxes: Int64) -> None:
+    if len(boxes) > MAX_SIDE:
+        raise too_many()
+
+
+def too_many() -> UsageError:
+    """Of a condition that few boxes cannot be."""
+    return UsageError(
+        "where",
+        f"is made of more boxes than a query may have ({limits.MAX_QUERY_BOXES:,})",
+        "ask for fewer, larger ranges at once, or in several queries",
+    )
