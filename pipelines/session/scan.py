@@ -12,7 +12,7 @@ times as fast: for sessions of many queries.
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.accounting.regions.boxes import checked
-from dpstream.accounting.sessions.cells import Cells, Totals
+from dpstream.accounting.regions.boxes import checked, cut, overlapped, taken
+from dpstream.accounting.sessions.aggregates import Leaves, Needs
+from dpstream.accounting.sessions.cells import Cells
 from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.session.totals import Totals, nothing
 from dpstream.pipelines.session.parts import (
     USABLE,
     checked_paths,
@@ -116,82 +118,69 @@ class Scan:
         """Of the table: grows with every change of its records."""
         return self._version
 
-    def totals(self, boxes: Int64, cells: Cells, columns: Sequence[int] = ()) -> Totals:
-        """What usable records in some boxes add up to, in one scan.
+    def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
+        """What usable records in some boxes add up to: one scan, and one for each tree.
 
         Args:
             boxes: (m, d, 2) disjoint, not snapped: what may be read; perhaps none.
-            cells: see `Cells`.
-            columns: numbers of the dimensions to add up.
+            cells: see `Cells`; needs: what is found of each beside how many records there are.
 
         Raises:
             UsageError: boxes that are none of the space, or a column of too many coordinates.
             RunError: the scan failed.
         """
-        for place in columns:
+        columns = {name: self._space.place(name) for name in needs.columns}
+        for name, place in columns.items():
             if self._space.sizes[place] > MAX_SUMMED:
                 raise UsageError(
-                    self._space.dimensions[place].name,
+                    name,
                     f"has more than {MAX_SUMMED:,} coordinates, which sums are not made of",
                     "give it a wider step, in a table made anew",
                 )
         items = ["count(*) AS n"]
-        for place in columns:
+        for place in columns.values():
             there = f"FILTER (x{place} < {self._space.values[place]})"
             items += [f"count(*) {there} AS n{place}", f"sum(x{place}) {there} AS s{place}"]
-        number, found = self._run(boxes, cells, items)
-        counts = np.zeros(cells.size, np.int64)
-        present, sums = np.zeros((2, len(columns), cells.size), np.int64)
-        counts[number] = found["n"]
-        for row, place in enumerate(columns):
-            present[row, number] = found[f"n{place}"]
-            sums[row, number] = found[f"s{place}"]
-        return Totals(counts, present, sums)
-
-    def histograms(self, boxes: Int64, cells: Cells, column: int, leaves: Int64) -> Int64:
-        """Records of each cell by ranges of one column, in one scan.
-
-        Args:
-            column: number of a dimension.
-            leaves: (n + 1,) edges of the ranges, strictly rising coordinates.
-
-        Returns:
-            (cells, leaves) int64; a record outside of all ranges is in none.
-        """
-        leaf = Cells(self._space, (column,), (leaves,))
-        number, found = self._run(boxes, cells, ["count(*) AS n"], leaf)
-        counts = np.zeros(cells.size * leaf.size, np.int64)
-        counts[number] = found["n"]
-        return counts.reshape(cells.size, leaf.size)
+        found = nothing(cells.count, needs)
+        number, sums = self._run(boxes, cells, items)
+        found.records[number] = sums["n"]
+        for name, place in columns.items():
+            found.columns[name].records[number] = sums[f"n{place}"]
+            found.columns[name].total[number] = sums[f"s{place}"]
+        for leaves in needs.leaves:
+            number, sums = self._run(boxes, cells, ["count(*) AS n"], leaves)
+            found.leaves[leaves.column].reshape(-1)[number] = sums["n"]
+        return found
 
     def _run(
-        self, boxes: Int64, cells: Cells, items: list[str], *more: Cells
+        self, boxes: Int64, cells: Cells, items: list[str], leaves: Leaves | None = None
     ) -> tuple[Int64, dict[str, Int64]]:
-        """(k,) numbers of the cells that have records, and each item of them."""
+        """(k,) numbers of the cells (with leaves: cell by leaf) that have records, and each item
+        of them."""
+        around = self._space.whole[0].copy()
+        axes = [(self._space.place(axis.name), np.array(axis.edges)) for axis in cells.axes]
+        for place, edges in axes:
+            around[place] = edges[0], edges[-1]
+        keys = [(cell(f"x{place}", edges), len(edges) - 1) for place, edges in axes]
+        if leaves is not None:
+            place = self._space.place(leaves.column)
+            least, end = around[place]
+            around[place] = max(least, leaves.low), min(end, leaves.high, self._space.values[place])
+            leaf = f"(x{place}::BIGINT - {leaves.low}) * {leaves.size} // {leaves.width}"
+            keys.append((leaf, leaves.size))
         boxes = checked(self._space, boxes)
-        for some in (cells, *more):
-            around = some.box(self._space)
-            boxes = np.stack(
-                [
-                    np.maximum(boxes[:, :, 0], around[:, 0]),
-                    np.minimum(boxes[:, :, 1], around[:, 1]),
-                ],
-                axis=2,
-            )
-            boxes = boxes[(boxes[:, :, 0] < boxes[:, :, 1]).all(axis=1)]
+        boxes = cut(taken(boxes, overlapped(boxes, around)), around)
         asked = where(boxes, self._held) if len(boxes) else Where("false")
         if asked.text == "false":
             return np.zeros(0, np.int64), {item.rpartition(" ")[2]: np.zeros(0, np.int64)
                                            for item in items}  # fmt: skip
-        parts = [(place, edges) for some in (cells, *more)
-                 for place, edges in zip(some.places, some.edges, strict=True)]  # fmt: skip
-        keys = [f"{cell(f'x{place}', edges)} AS k{i}" for i, (place, edges) in enumerate(parts)]
+        named = [f"{key} AS k{i}" for i, (key, _) in enumerate(keys)]
         by = f" GROUP BY {', '.join(f'k{i}' for i in range(len(keys)))}" if keys else ""
-        found = self._select(f"SELECT {', '.join([*keys, *items])} FROM t{asked.join} "
+        found = self._select(f"SELECT {', '.join([*named, *items])} FROM t{asked.join} "
                              f"WHERE {asked.text}{by}", asked)  # fmt: skip
         number = np.zeros(len(found["n"]), np.int64)
-        for i, (_, edges) in enumerate(parts):
-            number = number * (len(edges) - 1) + found[f"k{i}"]
+        for i, (_, size) in enumerate(keys):
+            number = number * size + found[f"k{i}"]
         some_there = found["n"] > 0
         return number[some_there], {name: some[some_there] for name, some in found.items()}
 
