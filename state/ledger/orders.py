@@ -106,7 +106,8 @@ class SessionRefusedError(PolicyError):
         self.decision = decision
         if len(decision.asked):
             most = down(decision.largest / MICRO, 10)
-            rule = f"{len(decision.lacking)} boxes of the query have points with too little left"
+            boxes = f"{len(decision.lacking)} box{'es' * (len(decision.lacking) != 1)}"
+            rule = f"points that the query asks, in {boxes}, have too little left"
             fix = f"ask for at most {most}, leave those boxes out, or drop them"
         else:
             rule, fix = "no point of the table is asked", "ask a range that holds points"

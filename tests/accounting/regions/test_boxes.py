@@ -14,6 +14,7 @@ from dpstream.accounting.regions.boxes import (
     disjoint,
     overlapped,
     points,
+    replaced,
     split,
     stacked,
     taken,
@@ -49,6 +50,57 @@ def test_overlap_split_and_difference() -> None:
             np.bincount(pieces.owners, minlength=len(met)).tolist() == cuts(some, box[0]).tolist()
         )
         assert (everywhere(without(boxes, box)) == ~inside).all()
+
+
+def test_overlap_in_a_space_is_that_of_all_comparisons() -> None:
+    """Whatever dimensions are left out or looked at first."""
+    rng, sizes = np.random.default_rng(2), np.array([40, 30, 50, 7])
+    boxes, _ = partition(rng, sizes, 3_000)
+    boxes, few = stacked([boxes]), 0
+    for number in range(200):
+        box = some_box(rng, sizes)[0]
+        for place in range(number % 4):
+            box[place] = 0, sizes[place]
+        met = overlapped(boxes, box, sizes)
+        assert met.tolist() == overlapped(boxes, box).tolist()
+        few += len(met) < len(boxes) // 16
+    assert few > 5 and len(overlapped(boxes, np.stack([sizes * 0, sizes], 1), sizes)) == len(boxes)
+
+
+def test_some_boxes_in_place_of_others() -> None:
+    boxes = np.arange(10 * 4).reshape(10, 2, 2)
+    for at, many in (([1, 4, 9], 3), ([1, 4, 9], 5), ([1, 4, 9], 1), ([], 2), ([0, 9], 0)):
+        others, numbers = -boxes[:many] - 1, np.array(at, np.int64)
+        found = replaced(boxes, numbers, others)
+        kept = [box for n, box in enumerate(boxes.tolist()) if n not in at]
+        assert sorted(found.tolist()) == sorted(kept + others.tolist())
+        amounts = replaced(boxes[:, 0, 0], numbers, others[:, 0, 0])
+        assert amounts.tolist() == found[:, 0, 0].tolist()
+    assert (boxes == np.arange(10 * 4).reshape(10, 2, 2)).all()
+
+
+def test_boxes_lie_edge_by_edge_in_memory() -> None:
+    """Whatever the layout of what is given."""
+    boxes = np.arange(10 * 4).reshape(10, 2, 2)
+    for given in (boxes, np.asfortranarray(boxes), stacked([boxes])):
+        for found in (stacked([given]), stacked([given, boxes]), taken(given, np.arange(10))):
+            assert (found[:10] == boxes).all() and found.transpose(1, 2, 0).flags.c_contiguous
+
+
+def test_thousands_are_disjoint_or_not() -> None:
+    """One pair that shares a point is found wherever it is."""
+    rng, sizes = np.random.default_rng(3), np.array([400, 300, 500])
+    boxes, _ = partition(rng, sizes, 4_000)
+    assert disjoint(boxes)
+    for _ in range(20):
+        worse, at, place = boxes.copy(), int(rng.integers(len(boxes))), int(rng.integers(3))
+        worse[at, place, 1] += 1  # into its neighbours, if it has any there
+        assert disjoint(worse) == (boxes[at, place, 1] == sizes[place])
+    slabs = np.zeros((600, 2, 2), np.int64)  # all meet in one dimension, none in the other
+    slabs[:, 0], slabs[:, 1, 0], slabs[:, 1, 1] = (0, 9), np.arange(600), np.arange(1, 601)
+    assert disjoint(slabs)
+    slabs[77, 1, 1] += 1
+    assert not disjoint(slabs)
 
 
 def test_owners_are_whose_piece_each_is() -> None:

@@ -5,9 +5,13 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions import decision
+from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.decision import decide
-from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.regions.decision import Own, decide
+from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.spent import Spent, restored, untouched
 from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
 
 
@@ -45,6 +49,68 @@ def test_decisions_are_those_of_every_point() -> None:
                 boxes = some_boxes(rng, spent.space.sizes)
                 check_against_points(spent, boxes, int(rng.integers(1, 12)))
             spent = charge(spent, some_boxes(rng, spent.space.sizes), amount)
+
+
+def check_rules(
+    spent: Spent, own: Spent, boxes: Int64, amount: int, usable: int, quota: int
+) -> bool:
+    """All of a decision under an unlock schedule and a quota; whether both were short somewhere."""
+    sizes = spent.space.sizes
+    initial = np.arange(sizes[2]) * spent.step * usable // MICRO
+    budget = np.broadcast_to(initial, tuple(sizes)) - amounts_of(spent)
+    rest = quota - amounts_of(own)
+    inside = members(boxes, sizes)
+    enough = inside & (np.minimum(budget, rest) >= amount)
+    for drop in (False, True):
+        found = decide(spent, boxes, amount, drop, usable, Own(own, quota))
+        assert found.largest == max(np.minimum(budget, rest)[inside].min(), 0)
+        assert (members(found.lacking, sizes) == inside & ~enough).all()
+        for box, least in zip(found.lacking, found.left.tolist(), strict=True):
+            here = members(box[None], sizes)
+            short = budget if (budget[here] < amount).all() else rest
+            assert least == max(short[here].min(), 0)
+        accepted = enough.any() if drop else enough[inside].all()
+        assert found.accepted == accepted
+        assert (members(found.charged, sizes) == (enough if drop else inside & accepted)).all()
+    return bool((inside & (budget < amount)).any() and (inside & (rest < amount)).any())
+
+
+def rule_history() -> None:
+    rng, both = np.random.default_rng(3), 0
+    for step in (1, 2, 3):
+        spent = own = untouched(small(step=step), "epsilon")
+        for amount in (1, 3, 2, 1):
+            for _ in range(8):
+                boxes = some_boxes(rng, spent.space.sizes)
+                usable = int(rng.choice([0, 1, 299_999, 500_000, MICRO]))
+                both += check_rules(spent, own, boxes, int(rng.integers(1, 7)), usable, 4)
+            boxes = some_boxes(rng, spent.space.sizes)
+            spent, mine = charge(spent, boxes, amount), bool(rng.integers(2))
+            own = charge(own, boxes, amount) if mine else own
+    assert both > 10
+
+
+def test_rules_of_the_steward_are_those_of_every_point() -> None:
+    rule_history()
+
+
+def test_a_share_rounded_up_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = decision._left
+    monkeypatch.setattr(decision, "_left", lambda *given: real(*given) + (given[-1] < MICRO))
+    with pytest.raises(AssertionError):
+        rule_history()
+
+
+def test_the_largest_budgets_do_not_overflow() -> None:
+    space = Space((Budget(name="initial", most=1_000.0),))
+    spent = restored(space, "epsilon", space.whole, np.array([1 << 61]), 10)
+    for usable in (1, MICRO - 1, MICRO):
+        assert not decide(spent, space.whole, MOST, True, usable).accepted
+    top = space.box(initial=(1_000, None))
+    assert decide(untouched(space, "epsilon"), top, MOST).accepted
+    assert decide(untouched(space, "epsilon"), top, MOST - 1_000, True, MICRO - 1).accepted
+    for drop in (False, True):  # nothing is unlocked, whatever the initial budget
+        assert not decide(untouched(space, "epsilon"), top, 1, drop, 0).accepted
 
 
 def test_the_largest_amount_passes_and_one_more_does_not() -> None:

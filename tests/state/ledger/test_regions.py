@@ -1,0 +1,287 @@
+"""The account of regions on SQLite and Spanner: every scenario, many processes, sabotaged twins."""
+
+import contextlib
+import multiprocessing
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.regions import coarsening, dimensions, snapping
+from dpstream.state.ledger import balances
+from dpstream.state.ledger.balances import Balances
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.orders import Order, Paid, SessionRefusedError, Views
+from dpstream.state.ledger.regions import RegionAccount
+from dpstream.state.ledger.sqlite import SqliteLedger
+from tests.accounting.regions.spaces import amounts_of, members, some_boxes
+from tests.accounting.regions.test_snapping import inward
+from tests.state.ledger import region_conformance as suite
+from tests.state.ledger.conformance import in_a_fork
+from tests.state.ledger.region_conformance import SCENARIOS, Open, account, initials, order, table
+
+Scenario = Callable[[Open, Any], None]
+
+
+@pytest.fixture
+def again(tmp_path: Path) -> Open:
+    def opened() -> SqliteLedger:
+        ledger = SqliteLedger(tmp_path / "ledger.db", "people")
+        # The order of writes is tested here, not the disk.
+        ledger._db.execute("PRAGMA synchronous = OFF")
+        return ledger
+
+    return opened
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_on_sqlite(again: Open, scenario: Scenario) -> None:
+    scenario(again, RegionAccount)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_on_spanner(url: str, scenario: Scenario) -> None:
+    scenario(lambda: open_ledger(url, "people"), RegionAccount)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", [suite.exact, suite.coarse])
+def test_ten_thousand_random_queries(tmp_path: Path, scenario: Any) -> None:
+    for number in range(100):  # budgets of a table are soon gone
+        path = tmp_path / f"{number}.db"
+
+        def opened(path: Path = path) -> SqliteLedger:
+            ledger = SqliteLedger(path, "people")
+            ledger._db.execute("PRAGMA synchronous = OFF")
+            return ledger
+
+        scenario(opened, RegionAccount, 100)
+
+
+def test_killed_as_by_a_signal(again: Open) -> None:
+    suite.killed(again, RegionAccount, in_a_fork)
+
+
+def test_decided_again_when_overtaken(url: str) -> None:
+    """On Spanner nobody is kept out: what is no longer true is resolved and decided again."""
+    model, seen = table(), list[int]()
+    box = model.space.box(initial=("0.000008", None))
+    with account(lambda: open_ledger(url, "people")) as one:
+
+        def resolve(views: Views) -> Any:
+            seen.append(int(views.spent("epsilon").amounts.max()))
+            if len(seen) == 1:
+                with account(lambda: open_ledger(url, "people")) as two:
+                    two.pay("between", order(box, 6))
+            return box
+
+        with pytest.raises(SessionRefusedError):
+            one.pay("asked", Order("epsilon", 6, "ann", resolve))
+        assert seen == [0, 6] and len(one.history()) == 1
+        assert one.pay("asked", Order("epsilon", 2, "ann", resolve)).charged
+
+
+# --- many processes ------------------------------------------------------------------------------
+
+
+def worker(path: str, number: int, queries: int) -> int:
+    rng, model, done = np.random.default_rng(number), table(), 0
+    with account(lambda: open_ledger(path, "people"), model=model) as mine:
+        for query in range(queries):
+            boxes = some_boxes(rng, model.space.sizes)
+            asked = order(boxes, int(rng.integers(2, 6)), f"{number}", drop=bool(rng.integers(2)))
+            with contextlib.suppress(SessionRefusedError):
+                done += mine.pay(f"{number // 2} {query}", asked).charged
+    return done
+
+
+def at_once(path: str, processes: int, queries: int) -> None:
+    """Each request is asked by two of them."""
+    context = multiprocessing.get_context("forkserver")
+    with context.Pool(processes) as pool:
+        jobs = [(path, number, queries) for number in range(processes)]
+        done = pool.starmap(worker, jobs, chunksize=1)
+    with account(lambda: open_ledger(path, "people")) as found:
+        model, history = table(), found.history()
+        paid = np.zeros(model.space.sizes, np.int64)
+        for _, region in history:
+            paid[members(region.boxes, model.space.sizes)] += region.amount
+        assert len(history) == sum(done) and min(done) >= 0
+        assert (paid <= initials(model, "epsilon")).all() and paid.max() > 8
+        assert (amounts_of(found.spent("epsilon")) == paid).all()
+
+
+@pytest.mark.parametrize(
+    ("processes", "queries"), [(3, 12), pytest.param(8, 60, marks=pytest.mark.slow)]
+)
+def test_processes_never_overspend_a_point(tmp_path: Path, processes: int, queries: int) -> None:
+    at_once(str(tmp_path / "ledger.db"), processes, queries)
+
+
+@pytest.mark.slow
+def test_processes_never_overspend_a_point_on_spanner(url: str) -> None:
+    at_once(url, 8, 12)
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        """UPDATE entries SET entry = replace(entry, '"amount":2', '"amount":1') WHERE seq = 2""",
+        "UPDATE entries SET entry = replace(entry, '1x4 ', '1x4 A') WHERE seq = 1",
+        "DELETE FROM entries WHERE seq = 2",
+        "DELETE FROM entries WHERE seq = 3",
+        "UPDATE entries SET seq = -seq",
+        "UPDATE entries SET entry = substr(entry, 1, 200) WHERE seq = 3",
+    ],
+)
+def test_entries_that_are_not_what_was_written(again: Open, tmp_path: Path, damage: str) -> None:
+    box = table().space.box(initial=("0.000008", None))
+    with account(again) as one:
+        for number in range(3):
+            one.pay(f"{number}", order(box, 2))
+        db = sqlite3.connect(tmp_path / "ledger.db")
+        assert db.execute(damage).rowcount
+        db.commit()
+        db.close()
+        with pytest.raises(PolicyError):
+            one.pay("3", order(box, 2))
+    with pytest.raises(PolicyError), account(again):
+        pass
+
+
+# --- sabotaged twins -----------------------------------------------------------------------------
+
+
+class Stale(RegionAccount):
+    """Decides on what it saw before the transaction."""
+
+    def _prepared(self, order: Order) -> Balances:
+        return self._state
+
+    def _refreshed(self) -> Balances:
+        return self._state if self._ledger.book().charges else super()._refreshed()
+
+
+class Early(RegionAccount):
+    """Resolves predicates before the transaction; ``before``: what others do in between."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.before = list[Callable[[], None]]()
+
+    def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
+        boxes = order.resolve(Views(self._refreshed(), 1))
+        for act in self.before:
+            act()
+        return super().pay(request, order._replace(resolve=lambda _: boxes), fresh)
+
+
+class Late(Early):
+    """The true one, with the same others in between."""
+
+    def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
+        for act in self.before:
+            act()
+        return RegionAccount.pay(self, request, order, fresh)
+
+
+class TwoTransactions(RegionAccount):
+    """Charges, and notes the request in another transaction."""
+
+    def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
+        noted = list[str]()
+        real, self._ledger.ask = self._ledger.ask, lambda run, _: noted.append(run)  # type: ignore
+        try:
+            paid = super().pay(request, order, fresh)
+        finally:
+            self._ledger.ask = real  # type: ignore[method-assign]
+        for run in noted:
+            self._ledger.transact(lambda run=run: self._ledger.ask(run, request))  # type: ignore
+        return paid
+
+
+def test_predicates_are_resolved_in_the_transaction(again: Open) -> None:
+    suite.predicates(again, Late)
+
+
+@pytest.mark.parametrize(
+    ("make", "scenario"),
+    [
+        (Stale, suite.meets_another),
+        (Stale, suite.exact),
+        (Early, suite.predicates),
+        (TwoTransactions, suite.killed),
+    ],
+)
+def test_sabotaged_accounts_fail(again: Open, make: Any, scenario: Scenario) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        scenario(again, make)
+
+
+def skipping(real: Any) -> Any:
+    calls = [0]
+
+    def moved(spent: Any, *rest: Any) -> Any:
+        calls[0] += 1
+        return spent if calls[0] % 8 == 0 else real(spent, *rest)
+
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "worse", "scenario"),
+    [
+        (coarsening, "joined", np.minimum, suite.coarse),
+        (snapping, "outward", inward, suite.coarse),
+        (
+            dimensions, "initials_of",
+            lambda values: (np.ceil(values * 1e6).astype(np.int64), values >= 0), suite.exact,
+        ),
+        (balances, "moved", skipping(balances.moved), suite.exact),
+    ],
+)  # fmt: skip
+def test_sabotaged_arithmetic_fails(
+    again: Open, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, worse: Any, scenario: Any
+) -> None:
+    monkeypatch.setattr(where, name, worse)
+    with pytest.raises(AssertionError):
+        scenario(again, RegionAccount)
+
+
+# --- what decisions depend on ---------------------------------------------------------------------
+
+
+def transcript(again: Open, answers: list[float]) -> list[Any]:
+    """What an analyst who follows the answers is told by the account, and its states."""
+    model, said = table(grid=2), list[Any]()
+    rng = np.random.default_rng(5)
+    with account(again, model=model, clock=lambda: 0) as one:
+        for number, answer in enumerate(answers):
+            boxes = some_boxes(rng, model.space.sizes)
+            amount = 1 + int(answer) % 4
+            try:
+                paid = one.pay(f"{number}", order(boxes, amount, drop=answer > 2))
+                said.append(paid.region)
+            except SessionRefusedError as error:
+                said.append((str(error), error.decision.lacking.tolist(), error.decision.largest))
+        said += [one.spent(kind).boxes.tobytes() for kind in ("epsilon", "rho")]
+    return said
+
+
+def test_the_same_answers_are_the_same_transcript(tmp_path: Path) -> None:
+    """Nothing but the answers moves it: no clock, chance, run id or name of a file."""
+    answers = np.random.default_rng(6).uniform(0, 8, 40).tolist()
+
+    def opened(name: str) -> Open:
+        return lambda: open_ledger(tmp_path / f"{name}.db", "people")
+
+    kept = [transcript(opened(name), answers) for name in ("one", "two")]
+    assert kept[0] == kept[1] and any(isinstance(line, tuple) for line in kept[0])
+    assert transcript(opened("three"), [answers[0] + 1, *answers[1:]]) != kept[0]
