@@ -122,3 +122,7 @@ MAX_QUERY_BOXES = 4_096
 MAX_REGIONS = 100_000
 #: Cells of one batch: a row of the answer each, held in memory with their sums.
 MAX_CELLS = 1 << 20
+#: Coordinates of an aggregated column: sums of 2^31 records stay far from 2^63.
+MAX_SUMMED = 1 << 31
+#: Leaves of the trees of all cells of a batch: they and their nodes are held in memory at once.
+MAX_LEAVES = 1 << 24

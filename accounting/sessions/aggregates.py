@@ -34,7 +34,7 @@ from dpstream.accounting import figures, limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
-from dpstream.accounting.query.tree import cells_of
+from dpstream.accounting.query.tree import LEAVES, cells_of
 from dpstream.accounting.regions.amounts import check_amount, exact
 from dpstream.accounting.regions.dimensions import Dimension, Integer, Real
 from dpstream.accounting.regions.space import Space
@@ -170,7 +170,7 @@ def line_of(dimension: Dimension) -> Line:
     common = math.gcd(first, by)
     line = Line(Fraction(common, scale), first // common, by // common)
     most = max(abs(line.at(0)), abs(line.at(dimension.values - 1)), dimension.values)
-    if most > limits.MAX_GRID_VALUE:
+    if most > limits.MAX_GRID_VALUE or dimension.values > limits.MAX_SUMMED:
         raise UsageError(
             dimension.name, "has too many steps to be summed", "declare it with a wider step"
         )
@@ -230,6 +230,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for aggregate in self.aggregates:
             aggregate.check(space)
         self.cells.check(space)
+        trees = [space.dimensions[space.place(of.column)].values for of in self.aggregates
+                 if of.what == "quantiles"]  # fmt: skip
+        if self.cells.count * sum(min(LEAVES, 2 * size) for size in trees) > limits.MAX_LEAVES:
+            raise UsageError(
+                "cells", "are too many for a tree of quantiles in each", "use fewer or wider ranges"
+            )
         names = [f"{axis.name}{end}" for axis in self.cells.axes for end in ("", "_end")]
         for aggregate in self.aggregates:
             names += [f"{n}{part}" for n in aggregate.outputs for part in ("", *PARTS)]

@@ -89,4 +89,4 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Int64:
     column = batch.column(name)
     if not pa.types.is_fixed_size_list(column.type):
         return np.asarray(numbers(column), np.int64)
-    return np.asarray(numbers(column.flatten()), np.int64).reshape(len(column), -1)
+    return np.asarray(numbers(column.flatten()), np.int64).reshape(-1, column.type.list_size)

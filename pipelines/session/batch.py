@@ -94,16 +94,8 @@ def spread(
     try:
         with hand_over(beside) as draft, reading(folder):
             parts = read_manifest(folder, table).usable()
-            task = Task(
-                table,
-                str(folder.resolve()),
-                question,
-                packed(read),
-                run_id,
-                str(draft),
-                shards,
-                keys,
-            )
+            source, place = str(folder.resolve()), str(draft)
+            task = Task(table, source, question, packed(read), run_id, place, shards, keys)
             run_to_end(
                 runner,
                 lambda pipeline: build(pipeline, task, parts),

@@ -3,11 +3,11 @@
     parts of the table -> exact sums by shard of cells -> one shuffle -> noise of each shard
         -> one shuffle -> the released table, a file of the draft folder
 
-Records are those of the table's parts: whole coordinates since the day they came.  A part's sums are
-combined before they are shuffled.  Every shard has an element of its own, so that cells without a
-record are released like the others.  Noise is named by run, question and cell, so that any worker
-draws the same, and the table is made of all cells at once: the bytes are those of one process.
-Workers get the place of the key, never the key.
+Records are those of the table's parts: whole coordinates since the day they came.  A part's sums
+are combined before they are shuffled.  Every shard has an element of its own, so that cells
+without a record are released like the others.  Noise is named by run, question and cell, so that
+any worker draws the same, and the table is made of all cells at once: the bytes are those of one
+process.  Workers get the place of the key, never the key.
 
 Of the engine's own stages it takes the coder of batches, ``split_by_shard``, the place of the key,
 the exact one-shot draws, the estimates of queries, and the one way out for errors.  Three it does

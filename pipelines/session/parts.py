@@ -127,7 +127,7 @@ def write_part(folder: Path, rows: pa.Table, usable: bool) -> Part:
         use_dictionary=[name for name in rows.column_names if name != ID],
     )  # fmt: skip
     data = buffer.getvalue()
-    part = Part(_digest(data), rows.num_rows, usable)
+    part = Part(digest(data), rows.num_rows, usable)
     with _written():
         put_once(folder / part.name, data, mode=0o600)
     return part
@@ -167,7 +167,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
     """
     try:
         with open(folder / MANIFEST, "rb") as file:
-            text, _, digest = file.read().rpartition(b"\n")
+            text, _, sealed = file.read().rpartition(b"\n")
     except FileNotFoundError:
         raise RunError(
             "table.folder", "holds no table", "make it with `dpstream session init`"
@@ -178,7 +178,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
         found = msgspec.json.decode(text, type=Manifest)
     except msgspec.MsgspecError:
         found = None
-    if found is None or _digest(text).encode() != digest:
+    if found is None or digest(text).encode() != sealed:
         raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")
     if found.form != 1 or found.table != table.digest:
         raise PolicyError(
@@ -197,7 +197,7 @@ def commit(folder: Path, manifest: Manifest) -> None:
     """
     text = msgspec.json.encode(manifest)
     with _written(), replacing(folder / MANIFEST, 0o600) as draft:
-        draft.write_bytes(text + b"\n" + _digest(text).encode())
+        draft.write_bytes(text + b"\n" + digest(text).encode())
 
 
 @contextlib.contextmanager
@@ -303,7 +303,8 @@ def _digest_of(path: str, _: tuple[int, int, int, int]) -> str:
         ).hexdigest()
 
 
-def _digest(data: bytes) -> str:
+def digest(data: bytes) -> str:
+    """Digest of a part, as its name has it, or of a manifest."""
     return hashlib.blake2b(data, digest_size=_DIGEST // 2, salt=_SALT).hexdigest()
 
 

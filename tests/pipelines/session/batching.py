@@ -1,0 +1,77 @@
+"""Batches of a small table in parts, and a scan of it in plain numpy."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Needs,
+    Question,
+    average,
+    quantiles,
+    sum_of,
+)
+from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.session import Totals, tallied
+from dpstream.pipelines.session import load
+from dpstream.pipelines.session.parts import read_manifest, read_part
+from tests.pipelines.session.tables import config_at, rides, write
+
+KEY, RUN = bytes(range(7, 39)).hex(), "5a" * 16
+CELLS = Cells((Axis("vendor", (0, 1, 2, 3, 4)), Axis("hour", (0, 5, 6, 20, 23))))
+ASKED = COUNT, sum_of("x"), average("hour"), quantiles("x", (0.25, 0.5))
+
+
+class Made(NamedTuple):
+    """A table: where its parts are, its model."""
+
+    folder: Path
+    table: SessionTable
+
+    @property
+    def boxes(self) -> Int64:
+        """Two boxes of it, in the cells."""
+        space = self.table.space
+        low, high = space.box(x=(None, 0)), space.box(x=(0.3, 1), epsilon=(0.5, None))
+        return CELLS.inside(space, np.concatenate([low, high]))
+
+    def question(self, kind: str = "epsilon", amount: int = 700_000) -> Question:
+        return Question(kind=kind, amount=amount, aggregates=ASKED, cells=CELLS)  # type: ignore[arg-type]
+
+    def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
+        """As a scan finds them."""
+        space = self.table.space
+        parts = read_manifest(self.folder, self.table).parts
+        rows = [read_part(self.folder, part) for part in parts]
+        at = {
+            d.name: np.concatenate([r.column(f"x{k}").to_numpy().astype(np.int64) for r in rows])
+            for k, d in enumerate(space.dimensions)
+        }
+        usable = np.concatenate([r.column("usable").to_numpy() for r in rows])
+        return tallied(space, boxes, cells, needs, at, usable)
+
+
+def made(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3_000) -> Made:
+    """A table of rides in parts of 500 rows or more."""
+    monkeypatch.setattr(load, "PART_ROWS", 500)
+    config = config_at(folder)
+    for number in range(5):
+        first = number * count // 5
+        write(folder / f"rides-{number}.parquet", rides(count // 5, number, first))
+    load.init(config)
+    assert len(read_manifest(config.folder, config.table).usable()) > 3
+    return Made(config.folder, config.table)
+
+
+def key_file(folder: Path) -> KeySource:
+    """The test key in a file."""
+    path = folder / "noise.key"
+    path.write_text(KEY + "\n")
+    path.chmod(0o600)
+    return KeySource(f"file:{path}")
