@@ -71,7 +71,7 @@ class Selection:
 
 
 def _canonical(boxes: Int64) -> bytes:
-    order = np.lexsort(boxes.reshape(len(boxes), -1).T[::-1])
+    order = np.lexsort(boxes.reshape(len(boxes), 2 * boxes.shape[1]).T[::-1])
     return packed(boxes[order]).encode()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.limits import MAX_CELLS
 from dpstream.accounting.regions.amounts import MICRO, Number, charge_of
 from dpstream.accounting.sessions import aggregates as figures
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question
@@ -182,24 +183,39 @@ class Asker:
         **how: Any,
     ) -> Wish:
         """The question, not asked yet."""
-        cells = cells_of(self.session.desk, by or {})
+        cells = cells_of(self.session.desk, self.selection, by) if by else Cells()
         question = Question(
             kind=kind, amount=charge_of(budget), aggregates=tuple(aggregates), cells=cells
         )
         return Wish(question, self.selection, **how)
 
 
-def cells_of(desk: Desk, by: Mapping[str, Sequence[Any] | int | None]) -> Cells:
-    """The cells of a grid by dimension: edges, a number of equal ranges, or every value."""
+def cells_of(
+    desk: Desk, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
+) -> Cells:
+    """The cells of a grid by dimension: edges, a number of equal ranges, or every value.
+
+    Without edges they lie within what is selected, of a predicate on consumption within the
+    dimension: what the points have spent must not change what is asked.
+    """
     space, axes = desk.space, list[Axis]()
+    whole = space.whole if selection.moves else selection.boxes()
+    if not len(whole):
+        raise UsageError("where", "is true nowhere", "name at least one point")
     for name, edges in by.items():
-        if isinstance(edges, int):
-            values = space.dimensions[space.place(name)].values
-            if not 0 < edges <= values:
-                raise UsageError(f"cells.{name}", "cannot be cut into so many", "use fewer ranges")
-            axes.append(Axis(name, tuple(values * i // edges for i in range(edges + 1))))
-        else:
+        if edges is not None and not isinstance(edges, int):
             axes.append(along(space, name, edges))
+            continue
+        place = space.place(name)
+        low, high = (int(whole[:, place, 0].min()), int(whole[:, place, 1].max()))
+        parts = high - low
+        if edges is not None:  # equal ranges are of values
+            high, parts = min(high, int(space.values[place])), edges
+        if not 0 < parts <= high - low:
+            raise UsageError(f"cells.{name}", "cannot be cut into so many", "use fewer ranges")
+        if parts > MAX_CELLS:
+            raise UsageError(f"cells.{name}", "has too many values for a cell each", "give edges")
+        axes.append(Axis(name, tuple(low + (high - low) * i // parts for i in range(parts + 1))))
     return Cells(tuple(axes))
 
 
