@@ -39,7 +39,7 @@ from dpstream.state.ledger import snapshots
 from dpstream.state.ledger.allotments import allotted, check_draw
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.balances import Balances, region_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.charges import Book, Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.orders import (
     Kind,
@@ -94,6 +94,7 @@ class RegionAccount:
         kept = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
         self._state = kept or Balances.first(table)
         self._saved = self._state.entries
+        self._book: Book | None = None  # the ledger's, by which the state was made
         self._refreshed()
         self._save()
 
@@ -274,11 +275,12 @@ class RegionAccount:
 
     def _refreshed(self) -> Balances:
         """The state behind all entries that the ledger holds."""
-        state, ledger = self._state, self._ledger
-        charges = ledger.book().charges
-        new = charges[state.entries :]
-        same = state.entries <= len(charges)
-        if not same or (state.entries and ledger.digest_of(state.name) != state.digest):
+        state, ledger, book = self._state, self._ledger, self._ledger.book()
+        new = book.charges[state.entries :]
+        held = state.entries <= len(book.charges)
+        if book is not self._book and state.entries:  # read from the start: is it what it was?
+            held = held and ledger.digest_of(state.name) == state.digest
+        if not held:
             raise PolicyError(
                 "ledger.path",
                 "is an older or replaced ledger: charges that this process has seen are gone",
@@ -288,6 +290,7 @@ class RegionAccount:
             digest = ledger.digest_of(new[-1].name)
             assert digest is not None
             self._state = state.after(new, digest)
+        self._book = book
         return self._state
 
     def _with_own(self, kind: str, analyst: str) -> Balances:
