@@ -72,6 +72,8 @@ class Records(NamedTuple):
 
     def kept(self, some: Bool) -> "Records":
         """Some of the rows."""
+        if some.all():
+            return self
         ids = None if self.ids is None else self.ids[some]
         return Records(self.file, self.rows[some], self.at[some], self.usable[some], ids)
 
