@@ -13,7 +13,7 @@ import argparse
 import json
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,6 +150,15 @@ def flags(given: Sequence[str]) -> list[str]:
 
 def launch(began: Begin, beam_args: Sequence[str]) -> None:
     """Hand the pipeline over, and come back."""
+    submit(lambda pipeline: pipeline_of(began, pipeline), beam_args)
+
+
+def submit(built: Callable[[beam.Pipeline], None], beam_args: Sequence[str]) -> None:
+    """Hand a pipeline that ends over to Dataflow, and come back.
+
+    Args:
+        built: puts the transforms into the pipeline that it is given.
+    """
     from apache_beam.options.pipeline_options import StandardOptions
 
     from dpstream.pipelines.runners.table import make_runner
@@ -158,7 +167,7 @@ def launch(began: Begin, beam_args: Sequence[str]) -> None:
     engine = make_runner(RUNNER, without)
     engine.options.view_as(StandardOptions).streaming = False
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    pipeline_of(began, pipeline)
+    built(pipeline)
     pipeline.run()
 
 

@@ -12,10 +12,10 @@ times as fast: for sessions of many queries.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -119,7 +119,7 @@ class Scan:
         return self._version
 
     def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
-        """What usable records in some boxes add up to: one scan, and one for each tree.
+        """What usable records in some boxes add up to, in one scan.
 
         Args:
             boxes: (m, d, 2) disjoint, not snapped: what may be read; perhaps none.
@@ -142,47 +142,55 @@ class Scan:
             there = f"FILTER (x{place} < {self._space.values[place]})"
             items += [f"count(*) {there} AS n{place}", f"sum(x{place}) {there} AS s{place}"]
         found = nothing(cells.count, needs)
-        number, sums = self._run(boxes, cells, items)
-        found.records[number] = sums["n"]
+        rows = self._run(boxes, cells, items, needs.leaves)
+        first = rows.taken(0)
+        np.add.at(found.records, first.cell, first.items["n"])
         for name, place in columns.items():
-            found.columns[name].records[number] = sums[f"n{place}"]
-            found.columns[name].total[number] = sums[f"s{place}"]
-        for leaves in needs.leaves:
-            number, sums = self._run(boxes, cells, ["count(*) AS n"], leaves)
-            found.leaves[leaves.column].reshape(-1)[number] = sums["n"]
+            np.add.at(found.columns[name].records, first.cell, first.items[f"n{place}"])
+            np.add.at(found.columns[name].total, first.cell, first.items[f"s{place}"])
+        for tree, of in enumerate(needs.leaves):
+            mine = rows.taken(tree)
+            leaf = mine.items[f"l{tree}"]
+            there = leaf >= 0  # a missing value has none
+            found.leaves[of.column][mine.cell[there], leaf[there]] = mine.items["n"][there]
         return found
 
     def _run(
-        self, boxes: Int64, cells: Cells, items: list[str], leaves: Leaves | None = None
-    ) -> tuple[Int64, dict[str, Int64]]:
-        """(k,) numbers of the cells (with leaves: cell by leaf) that have records, and each item
-        of them."""
+        self, boxes: Int64, cells: Cells, items: list[str], trees: Sequence[Leaves]
+    ) -> "_Rows":
+        """The cells that have records, each item of them; with trees by leaf of each tree."""
         around = self._space.whole[0].copy()
         axes = [(self._space.place(axis.name), np.array(axis.edges)) for axis in cells.axes]
         for place, edges in axes:
             around[place] = edges[0], edges[-1]
         keys = [(cell(f"x{place}", edges), len(edges) - 1) for place, edges in axes]
-        if leaves is not None:
-            place = self._space.place(leaves.column)
-            least, end = around[place]
-            around[place] = max(least, leaves.low), min(end, leaves.high, self._space.values[place])
-            leaf = f"(x{place}::BIGINT - {leaves.low}) * {leaves.size} // {leaves.width}"
-            keys.append((leaf, leaves.size))
         boxes = checked(self._space, boxes)
         boxes = cut(taken(boxes, overlapped(boxes, around)), around)
         asked = where(boxes, self._held) if len(boxes) else Where("false")
         if asked.text == "false":
-            return np.zeros(0, np.int64), {item.rpartition(" ")[2]: np.zeros(0, np.int64)
-                                           for item in items}  # fmt: skip
+            none = [item.rpartition(" ")[2] for item in items]
+            none += [f"{kind}{i}" for i in range(len(trees)) for kind in "lg"]
+            return _Rows(np.zeros(0, np.int64), dict.fromkeys(none, np.zeros(0, np.int64)))
         named = [f"{key} AS k{i}" for i, (key, _) in enumerate(keys)]
-        by = f" GROUP BY {', '.join(f'k{i}' for i in range(len(keys)))}" if keys else ""
+        named += [f"{self._leaf(of)} AS l{i}" for i, of in enumerate(trees)]
+        named += [f"GROUPING(l{i}) AS g{i}" for i in range(len(trees))]
+        by = [f"k{i}" for i in range(len(keys))]
+        sets = [", ".join([*by, f"l{i}"]) for i in range(len(trees))] or [", ".join(by)]
+        group = f" GROUP BY GROUPING SETS (({'), ('.join(sets)}))" if any(sets) else ""
         found = self._select(f"SELECT {', '.join([*named, *items])} FROM t{asked.join} "
-                             f"WHERE {asked.text}{by}", asked)  # fmt: skip
+                             f"WHERE {asked.text}{group}", asked)  # fmt: skip
         number = np.zeros(len(found["n"]), np.int64)
         for i, (_, size) in enumerate(keys):
             number = number * size + found[f"k{i}"]
-        some_there = found["n"] > 0
-        return number[some_there], {name: some[some_there] for name, some in found.items()}
+        return _Rows(number, found)
+
+    def _leaf(self, of: Leaves) -> str:
+        """Which leaf of a tree a row has, -1 without a value."""
+        place = self._space.place(of.column)
+        leaf = f"(x{place}::BIGINT - {of.low}) * {of.size} // {of.width}"
+        if self._space.values[place] == self._space.sizes[place]:
+            return leaf
+        return f"CASE WHEN x{place} < {self._space.values[place]} THEN {leaf} ELSE -1 END"
 
     def _select(self, text: str, asked: Where) -> dict[str, Int64]:
         if not self._in_memory and self._stamped() != self._stamps:
@@ -223,6 +231,20 @@ class Scan:
             return [stamp_of(path) for path in self._paths]
         except OSError:
             raise damaged() from None
+
+
+class _Rows(NamedTuple):
+    """Groups of rows: (k,) the cell of each, and (k,) each item of it."""
+
+    cell: Int64
+    items: dict[str, Int64]
+
+    def taken(self, tree: int) -> "_Rows":
+        """The groups by the leaves of one tree, which are all rows once."""
+        mine = self.items["n"] > 0
+        if f"g{tree}" in self.items:
+            mine &= self.items[f"g{tree}"] == 0
+        return _Rows(self.cell[mine], {name: of[mine] for name, of in self.items.items()})
 
 
 def _coordinates(paths: list[str], whole: Int64) -> Int64:

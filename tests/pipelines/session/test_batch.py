@@ -11,6 +11,7 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import batch as module
 from dpstream.pipelines.session.batch import check, here, shards_for, spread
 from dpstream.pipelines.session.parts import read_manifest
+from dpstream.pipelines.session.scan import Scan
 from tests.pipelines.session.batching import RUN, Made, key_file, made
 from tests.runners.engines import need_flink
 
@@ -56,6 +57,13 @@ def test_flink_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
     need_flink()
     mine, theirs = both(Runner("FlinkRunner", parallelism=2), table, tmp_path)
     assert mine == theirs
+
+
+def test_a_scan_in_duckdb_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
+    space, question, boxes = table.table.space, table.question(), table.boxes
+    with Scan(table.folder, table.table) as scan, key_file(tmp_path).ring() as ring:
+        theirs = here(scan, space, question, boxes, ring, RUN)
+        assert encoded(theirs) == encoded(here(table, space, question, boxes, ring, RUN))
 
 
 def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.regions.boxes import union, without
-from dpstream.accounting.sessions.cells import Cells, totalled
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Needs,
+    Question,
+    average,
+    median,
+    sum_of,
+)
+from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.dp_transforms.session import tallied
 from dpstream.pipelines.session import scan as scans
 from dpstream.pipelines.session import scan_sql
 from dpstream.pipelines.session.config import Config
@@ -51,24 +61,40 @@ def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
     return found
 
 
-def same(opened: tuple[Scan, Config, np.ndarray], boxes: np.ndarray, cells: Cells) -> None:
+NOTHING = Needs((), ())
+#: Counts; sums; one tree (which makes the groups of all else finer); two of them.
+ASKED: tuple[tuple[Aggregate, ...], ...] = (
+    (COUNT,),
+    (COUNT, sum_of("x"), average("hour")),
+    (sum_of("hour"), median("x")),
+    (average("x"), median("x"), median("hour")),
+)
+
+
+def same(
+    opened: tuple[Scan, Config, np.ndarray], boxes: np.ndarray, cells: Cells, asked: int = 1
+) -> None:
     scan, config, at = opened
     space = config.table.space
-    got, want = scan.totals(boxes, cells, (1, 3, 0)), totalled(at, boxes, cells, space, (1, 3, 0))
-    for one, other in zip(got, want, strict=True):
-        assert (one == other).all()
+    question = Question(kind="epsilon", amount=1, aggregates=ASKED[asked], cells=cells)
+    needs = question.needs(space, boxes)
+    columns = {d.name: at[:, place] for place, d in enumerate(space.dimensions)}
+    got = scan.totals(boxes, cells, needs)
+    want = tallied(space, boxes, cells, needs, columns, np.ones(len(at), np.bool_))
+    assert (got.records == want.records).all()
+    assert got.columns.keys() == want.columns.keys() and got.leaves.keys() == want.leaves.keys()
+    assert all(np.array_equal(got.columns[name], of) for name, of in want.columns.items())
+    assert all(np.array_equal(got.leaves[name], of) for name, of in want.leaves.items())
 
 
-def cells_of(space: object) -> list[Cells]:
-    """None; even; uneven on a list; uneven by comparisons; of several dimensions; part of them."""
-    return [
-        Cells(space),
-        Cells(space, (0,), (np.arange(0, 25, 4),)),
-        Cells(space, (1,), (np.array([0, 3, 4, 11, 21]),)),
-        Cells(space, (5,), (np.array([0, 1, 250_000, 250_001, 1_000_001]),)),
-        Cells(space, (3, 0), (np.array([0, 1, 4]), np.array([2, 8, 14]))),
-        Cells(space, (2, 1, 4), (np.arange(11), np.array([1, 20]), np.array([1, 2, 5]))),
-    ]
+CELLS = (
+    Cells(),
+    Cells((Axis("hour", tuple(range(0, 25, 4))),)),
+    Cells((Axis("x", (0, 3, 4, 11, 20, 21)),)),
+    Cells((Axis("rho", (0, 1, 250_000, 250_001, 1_000_001)),)),
+    Cells((Axis("vendor", (0, 1, 4)), Axis("hour", (2, 8, 14)))),
+    Cells((Axis("day", tuple(range(11))), Axis("x", (1, 20)), Axis("epsilon", (1, 2, 5)))),
+)
 
 
 def boxes_of(space: object) -> dict[str, np.ndarray]:
@@ -106,8 +132,9 @@ def test_totals_are_those_of_the_records(
     opened: tuple[Scan, Config, np.ndarray], name: str
 ) -> None:
     space = opened[1].table.space
-    for cells in cells_of(space):
-        same(opened, boxes_of(space)[name], cells)
+    for cells in CELLS:
+        for asked in range(len(ASKED)):
+            same(opened, boxes_of(space)[name], cells, asked)
 
 
 def test_many_boxes_whose_cells_are_too_many(
@@ -118,7 +145,7 @@ def test_many_boxes_whose_cells_are_too_many(
     for rows in (1, 200, 2_000):
         monkeypatch.setattr(scan_sql, "MAX_ROWS", rows)
         for name in ("hours", "many", "rest"):
-            same(opened, boxes_of(space)[name], cells_of(space)[4])
+            same(opened, boxes_of(space)[name], CELLS[4])
 
 
 def test_a_join_that_forgets_a_dimension_is_noticed(
@@ -126,30 +153,30 @@ def test_a_join_that_forgets_a_dimension_is_noticed(
 ) -> None:
     monkeypatch.setattr(scan_sql, "_number", lambda chosen, edges: "0")
     with pytest.raises(AssertionError):
-        same(opened, boxes_of(opened[1].table.space)["many"], Cells(opened[1].table.space))
+        same(opened, boxes_of(opened[1].table.space)["many"], Cells())
 
 
 def test_edges_by_comparisons(
     opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_sql, "MAX_LIST", 0)
-    for cells in cells_of(opened[1].table.space):
+    for cells in CELLS:
         same(opened, boxes_of(opened[1].table.space)["many"], cells)
 
 
-def test_histograms_are_those_of_the_records(opened: tuple[Scan, Config, np.ndarray]) -> None:
-    scan, config, at = opened
-    space, leaves = config.table.space, np.array([0, 2, 4, 9, 20])
-    boxes, cells = boxes_of(space)["two"], Cells(space, (0, 1), (np.array([0, 10, 24]), [0, 7, 15]))
-    both = Cells(space, (0, 3), (np.array([0, 10, 24]), np.array([0, 2, 4])))
-    wide = Cells(space, (0, 3, 1), (*both.edges, leaves))
-    want = totalled(at, boxes, wide, space).counts.reshape(both.size, 4)
-    assert (scan.histograms(boxes, both, 1, leaves) == want).all() and want.sum() > 100
-    # The column may make cells too.
-    inside = scan.histograms(boxes, cells, 1, np.array([0, 7, 15]))
-    assert (inside[:, 0][1::2] == 0).all() and inside.sum() == scan.totals(
-        boxes, cells
-    ).counts.sum()
+def test_everything_is_one_scan(
+    opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, select = list[str](), Scan._select
+
+    def counted(self: Scan, text: str, where: scan_sql.Where) -> dict[str, np.ndarray]:
+        asked.append(text)
+        return select(self, text, where)
+
+    monkeypatch.setattr(Scan, "_select", counted)
+    for number in range(len(ASKED)):
+        same(opened, opened[1].table.space.whole, CELLS[4], number)
+    assert len(asked) == len(ASKED) and all(text.count(" FROM t ") == 1 for text in asked)
 
 
 def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray]) -> None:
@@ -157,7 +184,7 @@ def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray
     space = config.table.space
     for wrong in (space.whole + 1, np.concatenate([space.whole] * 2), space.whole[:, :3]):
         with pytest.raises(UsageError, match="boxes"):
-            scan.totals(wrong, Cells(space))
+            scan.totals(wrong, Cells(), NOTHING)
 
 
 def test_a_sum_that_64_bits_might_not_hold(
@@ -165,9 +192,9 @@ def test_a_sum_that_64_bits_might_not_hold(
 ) -> None:
     scan, config, _ = opened
     monkeypatch.setattr(scans, "MAX_SUMMED", 20)
-    scan.totals(config.table.space.whole, Cells(config.table.space), (2,))
+    scan.totals(config.table.space.whole, Cells(), Needs(("day",), ()))
     with pytest.raises(UsageError, match="x: has more than 20 coordinates"):
-        scan.totals(config.table.space.whole, Cells(config.table.space), (1,))
+        scan.totals(config.table.space.whole, Cells(), Needs(("x",), ()))
 
 
 def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Path) -> None:
@@ -193,7 +220,7 @@ def small(folder: Path) -> Config:
 
 def count(scan: Scan, config: Config) -> int:
     space = config.table.space
-    return int(scan.totals(space.whole, Cells(space)).counts[0])
+    return int(scan.totals(space.whole, Cells(), NOTHING).records[0])
 
 
 def test_a_flipped_bit_is_refused_when_the_table_is_opened(tmp_path: Path) -> None:

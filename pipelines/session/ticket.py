@@ -1,0 +1,89 @@
+"""A ticket: a batch that was paid, written down for workers that reach neither ledger nor analyst.
+
+A service (Dataflow) works while nobody waits, and no ledger is on its machines.  So the batch is
+charged first, where the ledger is, and what is handed over is the ticket: run id, question, boxes
+of the charge, and the table's parts by their digests.  All that the answer depends on is in it,
+and the noise key: whoever works it off, and however often, gets the same bytes.  That is why the
+ticket is committed as the request's receipt BEFORE it is handed over (``state.ledger.answers``):
+to commit what fixes the answer is to commit the answer.  A second ticket of one run id, of other
+records, would be the same noise on other sums; the receipt that stands first is the only one.
+
+A ticket has a MAC under the noise key: nobody else can write one, so that none is worked off that
+was not paid.  It holds no key and no record.
+"""
+
+import hmac
+
+import msgspec
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.sessions.aggregates import Question
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.session.parts import Part
+from dpstream.state.ledger.region_charge import packed, unpacked
+
+
+class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What fixes the bytes of an answer, with the noise key.
+
+    Attributes:
+        table: its model; parts: the records, by digest.
+        question: that was paid; read: the boxes of its charge, packed.
+        run_id: of the charge; key: fingerprint of the noise key.
+        form: of this file.
+    """
+
+    table: SessionTable
+    parts: tuple[Part, ...]
+    question: Question
+    read: str
+    run_id: str
+    key: str
+    form: int = 1
+
+    @property
+    def boxes(self) -> Int64:
+        """(m, d, 2) that are read."""
+        return unpacked(self.read)
+
+
+def ticket_of(
+    table: SessionTable,
+    parts: tuple[Part, ...],
+    question: Question,
+    read: Int64,
+    run_id: str,
+    keys: KeyRing,
+) -> bytes:
+    """The ticket of a charge: to be committed as its receipt before it is handed over.
+
+    Args:
+        parts: usable ones of the table's manifest; read: (m, d, 2) boxes of the charge.
+    """
+    ticket = Ticket(table=table, parts=parts, question=question, read=packed(read), run_id=run_id,
+                    key=keys.fingerprint)  # fmt: skip
+    text = msgspec.json.encode(ticket)
+    return text + b"\n" + _mac(text, keys).encode() + b"\n"
+
+
+def opened(data: bytes, keys: KeyRing) -> Ticket:
+    """A ticket of its bytes.
+
+    Raises:
+        PolicyError: it was not written with this key, or was changed since.
+    """
+    text, _, mac = data.removesuffix(b"\n").rpartition(b"\n")
+    if hmac.compare_digest(mac, _mac(text, keys).encode()):
+        try:
+            return msgspec.json.decode(text, type=Ticket)
+        except (msgspec.MsgspecError, DpstreamError):
+            pass
+    raise PolicyError(
+        "ticket", "was not written with this noise key", "use the ticket and the key of one table"
+    )
+
+
+def _mac(text: bytes, keys: KeyRing) -> str:
+    return keys.source_fingerprint([b"session ticket", text])
