@@ -138,7 +138,7 @@ def spending(moments: Sequence[Moment], kind: str) -> Picture:
 def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
     """Spent budget over time as a PNG file."""
     figure = _spending(moments, kind)
-    figure.axes[0].legend(frameon=False, loc="upper left")
+    _legend(figure.axes[0])
     return _png(figure)
 
 
@@ -179,13 +179,17 @@ def _spending(moments: Sequence[Moment], kind: str) -> Figure:
 _LIGHT = {charts.SERIES[0]: "#1f5fa8", charts.SERIES[1]: "#c2410c"}
 
 
+def _legend(axes: Any) -> None:
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(LINES))
+
+
 def _png(figure: Figure) -> bytes:
     """A figure with the colours of the light page."""
     for axes in figure.axes:
         for drawn in axes.lines:
             drawn.set_color(_LIGHT.get(str(drawn.get_color()), drawn.get_color()))
         if axes.get_legend() is not None:
-            axes.legend(frameon=False, loc="upper left")  # with the colours of its lines
+            _legend(axes)  # with the colours of its lines
         for grid in (*axes.get_xgridlines(), *axes.get_ygridlines()):
             grid.set_color("#d5dbe1")
     out = io.BytesIO()
