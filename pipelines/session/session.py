@@ -174,7 +174,7 @@ class Asker:
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind = "epsilon",
+        kind: Kind | None = None,
         **how: Any,
     ) -> Answer:
         """Any figures of any cells for one budget.
@@ -190,13 +190,16 @@ class Asker:
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind = "epsilon",
+        kind: Kind | None = None,
         **how: Any,
     ) -> Wish:
         """The question, not asked yet."""
         cells = cells_of(self.session.desk, self.selection, by) if by else Cells()
         question = Question(
-            kind=kind, amount=charge_of(budget), aggregates=tuple(aggregates), cells=cells
+            kind=kind or "epsilon",
+            amount=charge_of(budget),
+            aggregates=tuple(aggregates),
+            cells=cells,
         )
         return Wish(question, self.selection, **how)
 
