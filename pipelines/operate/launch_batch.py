@@ -58,8 +58,8 @@ class Asked(NamedTuple):
                 "--key", "is on the launcher's machine, which is thrown away",
                 "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
             )  # fmt: skip
-        places = (place.rstrip("/") for place in (own.ticket, own.table_folder, own.out_folder))
-        return cls(*places, KeySource(own.key))
+        table, out = own.table_folder.rstrip("/"), own.out_folder.rstrip("/")
+        return cls(own.ticket, table, out, KeySource(own.key))
 
 
 class Begin(NamedTuple):
