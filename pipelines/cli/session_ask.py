@@ -40,7 +40,8 @@ PAYING = options(
         help="Charge the whole range of a dimension, so that regions merge.",
     ),
 )  # fmt: skip
-FROM = click.option("--from", "allotment", metavar="RUN_ID", help="Draw on an allotment.")
+FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allotment (its name"
+                    " or run id).")  # fmt: skip
 
 
 @click.command(
@@ -48,7 +49,7 @@ FROM = click.option("--from", "allotment", metavar="RUN_ID", help="Draw on an al
         "dpstream session ask rides.toml count --where 'hour >= 22' --epsilon 0.1",
         "dpstream session ask rides.toml 'average(fare)' count --by hour --epsilon 0.5",
         "dpstream session ask rides.toml count --by x=16 --by y=16 --rho 0.01 --drop",
-        "dpstream session ask rides.toml 'median(fare)' --from RUN_ID --epsilon 0.25",
+        "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
         "dpstream session ask rides.toml count --where 'hour >= 20' --union   # free",
         "dpstream session ask rides.toml count --by x=16 --epsilon 0.1 --runner FlinkRunner",
     )
@@ -187,34 +188,38 @@ def plan(
 
 @click.command(
     epilog=examples(
-        "dpstream session allot rides.toml --in night --epsilon 0.5",
-        "dpstream session ask rides.toml 'median(fare)' --from RUN_ID --epsilon 0.25",
+        "dpstream session allot rides.toml half --in night --epsilon 0.5",
+        "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
     )
 )
 @TABLE
+@click.argument("name")
 @WHERE
 @BUDGET
 @click.option("--cover", multiple=True, metavar="NAME", help="As for `ask`.")
 @ANALYST
 @AS_JSON
 def allot(
-    table: Path, where: str, inside: str | None, epsilon: str | None, rho: str | None,
-    cover: tuple[str, ...], analyst: str, as_json: bool,
+    table: Path, name: str, where: str, inside: str | None, epsilon: str | None,
+    rho: str | None, cover: tuple[str, ...], analyst: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Charge a whole budget now, for questions that come later (`ask --from RUN_ID`).
+    """Charge a whole budget now, for questions that come later (`ask --from NAME`).
 
     It fails if ANY point has less left.
     """
+    from dpstream.pipelines.session import names
+
+    names.check(name)
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst) as session:
         made = subspace(session, table, where, inside).as_pinq(amount, kind, cover)  # type: ignore[arg-type]
+        names.write(table, name, run_id=made.run_id)
         if as_json:
-            print_json({"run_id": made.run_id, "kind": kind, "amount": made.amount / 1_000_000})
+            told = {"name": name, "run_id": made.run_id, "kind": kind}
+            print_json({**told, "amount": made.amount / 1_000_000})
             return
-        click.echo(made.run_id)
-        click.echo(
-            f"Charged {kind} {amount} to every point asked; draw on it with --from", err=True
-        )
+        click.echo(f"{name}: {made.run_id}")
+        click.echo(f"Charged {kind} {amount} to every point asked; draw on it by --from", err=True)
 
 
 @click.command(
@@ -242,6 +247,7 @@ def select(
     from dpstream.pipelines.session import names, words
     from dpstream.pipelines.session.pictures import kinds
 
+    names.check(name)
     with opened(table, analyst) as session:
         found = subspace(session, table, where, inside)
         wanted: dict[Any, str | None] = {"epsilon": with_epsilon, "rho": with_rho}

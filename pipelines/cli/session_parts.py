@@ -126,10 +126,10 @@ def asker(
     """The points that are asked, or the allotment that is drawn on."""
     if run_id is None:
         return subspace(session, table, where, inside)
-    found = session.allotment(run_id)
-    if inside is not None:
-        from dpstream.pipelines.session import names
+    from dpstream.pipelines.session import names
 
+    found = session.allotment(names.allotment(table, run_id))
+    if inside is not None:
         found = found.where(names.predicate(table, inside))
     return found.where(where) if where else found
 

@@ -179,6 +179,7 @@ def _rows(axes: Any, rows: Sequence[str]) -> None:
 
 
 def axes_of(width: float, height: float) -> tuple[Figure, Any]:
+    """A figure of a size in inches, in the page's style, and its axes."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()

@@ -86,6 +86,7 @@ def _quotas(desk: Desk) -> dict[str, Any]:
         quota = desk.config.rules.quotas.of(kind, desk.analyst)
         if quota is not None:
             mine = desk.account.analyst_spent(kind, desk.analyst)  # type: ignore[arg-type]
-            most = int(mine.amounts.max()) / MICRO
+            charged = mine.amounts[mine.amounts < MOST]  # the rest is closed
+            most = int(charged.max(initial=0)) / MICRO
             found[kind] = {"analyst": desk.analyst, "quota": quota / MICRO, "most_charged": most}
     return found

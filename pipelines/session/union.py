@@ -92,8 +92,10 @@ def assembled(desk: Desk, boxes: Int64, figure: Aggregate) -> Union:
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
     parts = list(_parts(desk, boxes, figure))
+    if not parts:
+        raise _uncovered(desk.space, boxes, parts)
     wanted = points(boxes)
-    covers = [chosen for order in _orders(parts) if (chosen := _disjoint(order, wanted))]
+    covers = [found for order in _orders(parts) if (found := _disjoint(order, wanted))]
     if not covers:
         raise _uncovered(desk.space, boxes, parts)
     best = min(covers, key=lambda some: sum(part.sd**2 for part in some))
@@ -131,27 +133,32 @@ def _cells(
 ) -> Iterator[Part]:
     columns = [answer.table[name + part].to_numpy() for part in ("", *PARTS)]
     value, sd, low, high = (np.asarray(column, np.float64) for column in columns)
-    read = charge.read
-    for number, hull in enumerate(_hulls(space, answer.header.question.cells)):
-        inside = read if hull is None else _in(read, hull)
+    half = np.maximum(high - value, value - low)
+    read, around = (
+        charge.read,
+        np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], 1),
+    )
+    for number, hull in _hulls(space, answer.header.question.cells, around):
+        inside = _in(read, hull)
         size = points(inside)
         if size and _within(inside, boxes, size):
-            half = max(high[number] - value[number], value[number] - low[number])
-            yield Part(inside, size, float(value[number]), float(sd[number]), float(half),
+            yield Part(inside, size, float(value[number]), float(sd[number]), float(half[number]),
                        answer.header.answered, answer.header.run_id)  # fmt: skip
 
 
-def _hulls(space: Space, cells: Cells) -> Iterator[Int64 | None]:
-    """(d, 2) of every cell; ``None`` for the one that is everything."""
-    if not cells.axes:
-        yield None
-        return
-    ranges = [list(itertools.pairwise(axis.edges)) for axis in cells.axes]
+def _hulls(space: Space, cells: Cells, around: Int64) -> Iterator[tuple[int, Int64]]:
+    """Number and (d, 2) range of every cell that can lie within a box."""
     places = [space.place(axis.name) for axis in cells.axes]
-    for sides in itertools.product(*ranges):
-        hull = space.whole[0].copy()
-        hull[places] = sides
-        yield hull
+    ranges = [
+        [(number, side) for number, side in enumerate(itertools.pairwise(axis.edges))
+         if around[place, 0] < side[1] and side[0] < around[place, 1]]
+        for axis, place in zip(cells.axes, places, strict=True)
+    ]  # fmt: skip
+    for chosen in itertools.product(*ranges):
+        hull, at = space.whole[0].copy(), 0
+        for axis, place, (number, side) in zip(cells.axes, places, chosen, strict=True):
+            hull[place], at = side, at * axis.count + number
+        yield at, hull
 
 
 def _in(boxes: Int64, hull: Int64) -> Int64:
@@ -175,13 +182,14 @@ def _orders(parts: list[Part]) -> Iterator[list[Part]]:
 
 def _disjoint(order: list[Part], wanted: int) -> list[Part]:
     """Parts in their order that share no point, if they fill so many; else none."""
-    chosen, filled, taken_up = list[Part](), 0, list[Int64]()
+    chosen, filled, used = list[Part](), 0, 0
+    held = stacked([part.boxes for part in order])
     for part in order:
-        if filled + part.size <= wanted and not any(
-            len(overlapped(other, box)) for other in taken_up for box in part.boxes
-        ):
+        fits = filled + part.size <= wanted
+        if fits and not any(len(overlapped(held[:used], box)) for box in part.boxes):
+            held[used : used + len(part.boxes)] = part.boxes
             chosen.append(part)
-            taken_up.append(part.boxes)
+            used += len(part.boxes)
             filled += part.size
     return chosen if filled == wanted else []
 

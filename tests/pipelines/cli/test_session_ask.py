@@ -45,13 +45,15 @@ def test_a_union_is_free(tmp_path: Path) -> None:
 
 def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    run_id = called("allot", table, *RICH, "--epsilon", "1").stdout.strip()
-    drawn = called("ask", table, "--from", run_id, "--epsilon", "0.75", "--where", "a < 2")
+    run_id = told("allot", table, "one", *RICH, "--epsilon", "1")["run_id"]
+    drawn = called("ask", table, "--from", "one", "--epsilon", "0.75", "--where", "a < 2")
     assert "which has 0.25 left" in drawn.stderr
     assert "has 0.25 left" in refused(3, "ask", table, "--from", run_id, "--epsilon", "0.5")
     assert "allotment" in refused(2, "ask", table, "--from", run_id, "--rho", "0.1")
-    refused(3, "ask", table, "--from", "0" * 32, "--epsilon", "0.1")
-    assert "0 left" in refused(3, "allot", table, *RICH, "--epsilon", "0.5")
+    for nobody in ("0" * 32, "two"):
+        refused(3, "ask", table, "--from", nobody, "--epsilon", "0.1")
+    refused(2, "allot", table, "a b", *RICH, "--epsilon", "0.1")
+    assert "0 left" in refused(3, "allot", table, "two", *RICH, "--epsilon", "0.5")
 
 
 def test_named_subspaces(tmp_path: Path) -> None:
