@@ -32,12 +32,11 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     Aggregate,
     Kind,
-    Line,
     Question,
-    line_of,
     tree_column,
 )
 from dpstream.accounting.sessions.cells import Cells, Ranges
+from dpstream.accounting.sessions.lines import Line, line_of
 
 #: Least scale of exact draws.
 _LEAST = 2.0**-10

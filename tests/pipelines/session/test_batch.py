@@ -5,14 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import encoded
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import batch as module
 from dpstream.pipelines.session.batch import check, here, shards_for, spread
 from dpstream.pipelines.session.parts import read_manifest
 from dpstream.pipelines.session.scan import Scan
-from tests.pipelines.session.batching import RUN, Made, key_file, made
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
+from dpstream.state.ledger.regions import RegionAccount
+from tests.pipelines.session.batching import CELLS, RUN, Made, key_file, made
 from tests.runners.engines import need_flink
 
 DIRECT = Runner("DirectRunner")
@@ -87,6 +92,30 @@ def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) ->
         both(DIRECT, table, tmp_path)
     path.unlink()
     assert not list(tmp_path.glob(".dpstream-*"))
+
+
+def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path) -> None:
+    """Cells are many, the amount is paid once; a cell that lacks budget refuses all of them."""
+    space, whole = table.table.space, table.table.space.whole
+    account = RegionAccount(open_ledger(str(tmp_path / "ledger.db"), "rides"), table.table)
+
+    def paid(name: str, cells: Cells, amount: int, boxes: Int64) -> Int64:
+        def resolve(views: Views) -> Int64:
+            return cells.inside(space, boxes)
+
+        return account.pay(name, Order("epsilon", amount, "me", resolve)).region.read
+
+    rich = space.box(epsilon=(1.5, None))
+    read = paid("one", CELLS, 400_000, rich)
+    spent = account.spent("epsilon")
+    assert spent.most_in(read) == 400_000 and (CELLS.inside(space, rich) == read).all()
+    assert set(spent.amounts.tolist()) == {0, 400_000}
+    paid("corner", Cells(), 1_000_000, space.box(epsilon=(1.5, None), vendor=("c", None)))
+    with pytest.raises(SessionRefusedError) as refused:
+        paid("two", CELLS, 400_000, rich)
+    assert len(refused.value.decision.lacking) > 0 and refused.value.decision.largest == 100_000
+    assert account.spent("epsilon").most_in(whole) == 1_400_000  # nothing of it was charged
+    assert len(account.history()) == 2
 
 
 def test_runners_whose_workers_share_no_folder_are_refused(tmp_path: Path) -> None:
