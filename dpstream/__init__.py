@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.begin import LedgerAccount, begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.jobs.job import Job, load_job
+    from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
     from dpstream.pipelines.stream import Result, run_job
 
@@ -48,6 +49,7 @@ _HOMES = {
     "Result": "pipelines.stream",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
+    "Session": "pipelines.session.session",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
     "begin": "pipelines.begin",
@@ -76,6 +78,7 @@ __all__ = [
     "Result",
     "Run",
     "RunError",
+    "Session",
     "Timeline",
     "UsageError",
     "begin",

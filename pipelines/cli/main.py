@@ -29,6 +29,7 @@ from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.replay import replay
 from dpstream.pipelines.cli.report import report
 from dpstream.pipelines.cli.run import run
+from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.tabulate import tabulate
@@ -36,7 +37,7 @@ from dpstream.pipelines.cli.workload import workload
 
 COMMANDS = (
     *(plan, run, report, demo, generate, experiment, doctor),
-    *(answer, audit, choose, folder, key, ledger, replay, sql, state, tabulate, workload),
+    *(answer, audit, choose, folder, key, ledger, replay, session, sql, state, tabulate, workload),
 )
 
 

@@ -27,13 +27,13 @@ WIDTH = 1.96
 #: Points of one line; further ones are replaced by the least and largest of their neighbours.
 LINE_POINTS = 1200
 _INK, _FAINT = "#010203", "#040506"
-_SERIES = [f"#0a0b{i:02x}" for i in range(COLOURS)]
+SERIES = [f"#0a0b{i:02x}" for i in range(COLOURS)]
 _VARIABLES = {
     _INK: "currentColor",
     _FAINT: "var(--faint)",
-    **{c: f"var(--s{i})" for i, c in enumerate(_SERIES)},
+    **{c: f"var(--s{i})" for i, c in enumerate(SERIES)},
 }
-_STYLE = {
+STYLE = {
     "svg.fonttype": "none",
     "font.size": 9,
     "text.color": _INK,
@@ -67,20 +67,20 @@ class ChartLine(NamedTuple):
 
 def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: str) -> Picture:
     """Values by trigger, 1 .. T; the height is logarithmic where the values need it."""
-    figure, axes = _axes(6.4, 2.9)
+    figure, axes = axes_of(6.4, 2.9)
     values = np.concatenate([line.values for line in series])
     for index, line in enumerate(series):
         x = _kept(line.values)
         dash = "-" if index < COLOURS else "--"
         mark = "o" if len(x) <= 40 else ""
-        colour = _SERIES[index % COLOURS]
+        colour = SERIES[index % COLOURS]
         axes.plot(x + 1, line.values[x], dash, marker=mark, ms=3, lw=1.4, color=colour)
     if len(values) and values.min() > 0 and values.max() > 20 * values.min():
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0.0, float(values.min()) if len(values) else 0.0))
     _numbers(axes, across, up)
-    return Picture(_svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words)
 
 
 def swatches(count: int) -> list[str]:
@@ -90,44 +90,44 @@ def swatches(count: int) -> list[str]:
 
 def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Picture:
     """Numbers of keys: a stair without its risers, or points when they are few."""
-    figure, axes = _axes(5.2, 2.5)
+    figure, axes = axes_of(5.2, 2.5)
     kept = _kept(values.astype(np.float64))
     few = len(kept) <= 60
-    axes.plot(at[kept], values[kept], "-", marker="o" if few else "", ms=3, color=_SERIES[0])
+    axes.plot(at[kept], values[kept], "-", marker="o" if few else "", ms=3, color=SERIES[0])
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     _numbers(axes, across, "keys")
-    return Picture(_svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words)
 
 
 def band(name: str, when: Sequence[datetime], values: Float64, sds: Float64, words: str) -> Picture:
     """One key's released values over a window, +-1.96 sd."""
-    figure, axes = _axes(3.6, 2.2)
+    figure, axes = axes_of(3.6, 2.2)
     low, high = values - WIDTH * sds, values + WIDTH * sds
-    axes.fill_between(when, low, high, color=_SERIES[0], alpha=0.22, lw=0)
+    axes.fill_between(when, low, high, color=SERIES[0], alpha=0.22, lw=0)
     few = len(when) <= 60
-    axes.plot(when, values, "-", marker="o" if few else "", ms=2.5, lw=1.2, color=_SERIES[0])
+    axes.plot(when, values, "-", marker="o" if few else "", ms=2.5, lw=1.2, color=SERIES[0])
     if len(when) <= 2:  # a band between so few points cannot be seen
-        axes.errorbar(when, values, WIDTH * sds, fmt="none", color=_SERIES[0], lw=1.2, capsize=3)
+        axes.errorbar(when, values, WIDTH * sds, fmt="none", color=SERIES[0], lw=1.2, capsize=3)
     locator = dates.AutoDateLocator(minticks=2, maxticks=5)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
-    return Picture(_svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words)
 
 
 def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Picture:
     """sd/|value| against |value|, both logarithmic; the dashed line is noise as large as value."""
-    figure, axes = _axes(5.2, 3.2)
+    figure, axes = axes_of(5.2, 3.2)
     size = np.abs(values)
-    axes.plot(size, sds / size, "o", ms=3, color=_SERIES[0], alpha=0.55, mew=0)
-    axes.axhline(1.0, ls="--", lw=1, color=_SERIES[1])
+    axes.plot(size, sds / size, "o", ms=3, color=SERIES[0], alpha=0.55, mew=0)
+    axes.axhline(1.0, ls="--", lw=1, color=SERIES[1])
     axes.set_xscale("log")
     axes.set_yscale("log")
     _numbers(axes, "released value (size)", "sd / value")
-    return Picture(_svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words)
 
 
 def ratios(
@@ -140,18 +140,18 @@ def ratios(
         rows: fixed names, from above.
         series: (row, value) of each dot.
     """
-    figure, axes = _axes(6.4, 0.9 + 0.24 * len(rows))
+    figure, axes = axes_of(6.4, 0.9 + 0.24 * len(rows))
     axes.axvline(1.0, ls="--", lw=1, color=_INK)
     for index, dots in enumerate(series):
         if dots:
             places, values = zip(*dots, strict=True)
-            colour = _SERIES[index % COLOURS]
+            colour = SERIES[index % COLOURS]
             axes.plot(values, places, "o", ms=5, color=colour, alpha=0.75, mew=0)
     most = max((value for dots in series for _, value in dots), default=1.0)
     axes.set_xlim(0, max(1.2, 1.05 * most))
     _rows(axes, rows)
     axes.set_xlabel(across)
-    return Picture(_svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words)
 
 
 def shares(name: str, rows: Sequence[str], parts: Float64, words: str, across: str) -> Picture:
@@ -161,15 +161,15 @@ def shares(name: str, rows: Sequence[str], parts: Float64, words: str, across: s
         rows: fixed names, from above.
         parts: (rows, parts) shares.
     """
-    figure, axes = _axes(6.4, 0.9 + 0.3 * len(rows))
+    figure, axes = axes_of(6.4, 0.9 + 0.3 * len(rows))
     begin = np.zeros(len(rows))
     for index, share in enumerate(parts.T):
-        axes.barh(np.arange(len(rows)), share, left=begin, color=_SERIES[index % COLOURS], lw=0)
+        axes.barh(np.arange(len(rows)), share, left=begin, color=SERIES[index % COLOURS], lw=0)
         begin = begin + share
     axes.set_xlim(0, 1)
     _rows(axes, rows)
     axes.set_xlabel(across)
-    return Picture(_svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words)
 
 
 def _rows(axes: Any, rows: Sequence[str]) -> None:
@@ -178,8 +178,9 @@ def _rows(axes: Any, rows: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _axes(width: float, height: float) -> tuple[Figure, Any]:
-    with mpl.rc_context(_STYLE):
+def axes_of(width: float, height: float) -> tuple[Figure, Any]:
+    """A figure of a size in inches, in the page's style, and its axes."""
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()
 
@@ -203,10 +204,10 @@ def _kept(values: Float64) -> Int64:
     return np.unique(np.concatenate([order[edges], order[last], [0, len(values) - 1]]))
 
 
-def _svg(figure: Figure, name: str, words: str) -> str:
+def svg(figure: Figure, name: str, words: str) -> str:
     """The figure as an SVG element: ids of its own, no metadata, no size but its shape."""
     buffer = BytesIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     text = buffer.getvalue().decode("utf-8")

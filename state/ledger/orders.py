@@ -61,6 +61,7 @@ class Order(NamedTuple):
             transaction, again if that is done again.
         drop: leave out points with too little; cover: dimensions charged over their whole range,
             so that boxes merge; the query still reads what it asks.
+        allot: pay for draws that are to come, instead of a question (`allotments`).
     """
 
     kind: Kind
@@ -69,6 +70,7 @@ class Order(NamedTuple):
     resolve: Callable[[Views], Any]
     drop: bool = False
     cover: tuple[str, ...] = ()
+    allot: bool = False
 
 
 class Paid(NamedTuple):

@@ -24,7 +24,7 @@ _MOST = 64 * MAX_QUERY_BOXES * MAX_DIMENSIONS * 16
 
 
 class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a session's entry charges.
+    """What a session's entry charges, or draws on an allotment that was charged before.
 
     Attributes:
         budget: what is paid with.
@@ -33,6 +33,8 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reads: packed boxes that the query may read, inside of those (``read``).
         analyst: who asked.
         at: when, microseconds since 1970; never before that of an entry before it.
+        allotment: of a draw: run id of the allotment that paid for it, no boxes pay again; empty in
+            the entry of an allotment; a question that pays for itself has none.
     """
 
     budget: RegionKind
@@ -41,6 +43,17 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reads: str
     analyst: str
     at: int
+    allotment: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def draws_on(self) -> str:
+        """Run id of the allotment that it draws on, empty if it draws on none."""
+        return "" if isinstance(self.allotment, msgspec.UnsetType) else self.allotment
+
+    @property
+    def allots(self) -> bool:
+        """Whether it was paid to be drawn on, and for nothing else."""
+        return self.allotment == ""
 
     @classmethod
     def of(

@@ -25,13 +25,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
+from dpstream.accounting.regions.boxes import checked
 from dpstream.accounting.regions.closing import closable
 from dpstream.accounting.regions.spent import Spent
 from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
+from dpstream.state.ledger.allotments import allotted, check_draw
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.balances import Balances, region_of
 from dpstream.state.ledger.charges import Book, Charge
@@ -137,6 +142,47 @@ class RegionAccount:
         self._save()
         return paid
 
+    def draw(
+        self, request: str, allotment: str, kind: Kind, amount: int, analyst: str,
+        resolve: Callable[[Views, Int64], Any], fresh: bool = False,
+    ) -> Paid:  # fmt: skip
+        """Draw on an allotment, which charges no point again; see `state.ledger.allotments`.
+
+        Args:
+            request: as of ``pay``, of which allotment too.
+            allotment: run id of a charge that was made for draws.
+            kind, amount: of what is drawn, in millionths; the allotment paid the same kind.
+            resolve: (m, d, 2) the boxes that it reads, of those that the allotment may read.
+            fresh: draw again if it was answered.
+
+        Raises:
+            PolicyError: there is no such allotment, or it has too little left.
+            UsageError: the boxes or the amount are none.
+        """
+        check_amount(amount, "amount")
+        check_analyst(analyst)
+        self._refreshed()
+
+        def take() -> Paid:
+            state, found = self._refreshed(), self._found(request, fresh)
+            if found is not None:
+                return found
+            charges = self._ledger.book().charges
+            of, used = allotted(charges, self.table, allotment)
+            usable = self.rules.usable(self._instant())
+            read = checked(self.table.space, resolve(Views(state, usable), of.read))
+            check_draw(state, of, used, (kind, amount), read)
+            given = of.budget, amount, read[:0], read, analyst, self._instant()
+            region = msgspec.structs.replace(RegionCharge.of(*given), allotment=allotment)
+            run_id = self._append(region)
+            self._ledger.ask(run_id, request)
+            return Paid(run_id, True, region, None)
+
+        paid = self._ledger.transact(take)
+        self._refreshed()
+        self._save()
+        return paid
+
     def plan(self, order: Order) -> Planned:
         """Decide an order as ``pay`` would now; charges nothing.
 
@@ -175,25 +221,35 @@ class RegionAccount:
 
     def _pay(self, request: str, order: Order, fresh: bool) -> Paid:
         """In the transaction."""
-        state = self._prepared(order)
-        found = self._register.find(request)
-        if found is not None and not (fresh and self._register.read(found) is not None):
-            charge = self._ledger.book().find(found)
-            assert charge is not None
-            return Paid(found, False, region_of(charge, self.table), None)
+        state, paid = self._prepared(order), self._found(request, fresh)
+        if paid is not None:
+            return paid
         at = self._instant()
         decision, read = planned(order, state, self.rules, at)
         if not decision.accepted:
             raise SessionRefusedError(decision)
         given = order.kind, order.amount, decision.charged, read, order.analyst, at
         region = RegionCharge.of(*given)
+        if order.allot:
+            region = msgspec.structs.replace(region, allotment="")
         run_id = self._append(region)
         self._ledger.ask(run_id, request)
         return Paid(run_id, True, region, decision)
 
+    def _found(self, request: str, fresh: bool) -> Paid | None:
+        """A request that was charged before and is to be gone on with, or read again."""
+        found = self._register.find(request)
+        if found is None or (fresh and self._register.read(found) is not None):
+            return None
+        charge = self._ledger.book().find(found)
+        assert charge is not None
+        return Paid(found, False, region_of(charge, self.table), None)
+
     def _append(self, region: RegionCharge) -> str:
         unit, run_id = self.table.identity, secrets.token_hex(16)
-        epsilon, delta, rho = _stated(region.budget, region.amount)
+        epsilon, delta, rho = 0.0, 0.0, None
+        if not region.draws_on:  # its allotment states what it costs
+            epsilon, delta, rho = _stated(region.budget, region.amount)
         self._ledger.append(
             Charge(
                 run_id, self.table.digest, unit.words, epsilon, delta, None, 0.0, "session",

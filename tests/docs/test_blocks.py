@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import dpstream
 from dpstream.accounting.budget import allocate
+from dpstream.pipelines.session.config import config_of
 from dpstream.pipelines.sql.catalog import catalog_of
 from dpstream.state import open as stores
 from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
@@ -101,7 +102,13 @@ ASKED = [
 JOBS = [
     (page, text) for page, text in TOML if "table" not in tomllib.loads(text) and text not in ASKED
 ]
-CATALOGS = [text for _, text in TOML if "table" in tomllib.loads(text)]
+TABLES = [text for _, text in TOML if "dimension" in tomllib.loads(text)]
+CATALOGS = [text for _, text in TOML if "table" in tomllib.loads(text) and text not in TABLES]
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_tables_with_record_budgets(text: str, tmp_path: Path) -> None:
+    assert config_of(tomllib.loads(text), tmp_path).table.digest
 
 
 @pytest.mark.parametrize("text", CATALOGS)

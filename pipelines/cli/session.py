@@ -1,0 +1,125 @@
+"""``dpstream session``: tables whose records have budgets of their own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.session_ask import allot, ask, plan, select
+from dpstream.pipelines.cli.session_parts import ANALYST, TABLE, opened
+from dpstream.pipelines.cli.session_view import budget, picture, stand, transcript
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.session.load import Loaded
+
+_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+@click.group(
+    epilog=examples(
+        "dpstream session init rides.toml",
+        "dpstream session budget rides.toml --where 'hour >= 22'",
+        "dpstream session ask rides.toml count --where 'hour >= 22' --epsilon 0.1",
+    )
+)
+def session() -> None:
+    """Explore a table whose records have budgets of their own.
+
+    TABLE is a TOML file: the dimensions of the records, one of which is the initial budget.  A
+    question is answered only if every point that it asks has enough budget left, whether or not a
+    record is there, so that a refusal tells nothing about records.
+    """
+
+
+@session.command(epilog=examples("dpstream session init rides.toml"))
+@TABLE
+@AS_JSON
+def init(table: Path, as_json: bool) -> None:
+    """Make the table of the records that TABLE names."""
+    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.config import load_config
+
+    _loaded(load.init(load_config(table)), as_json)
+
+
+@session.command(epilog=examples("dpstream session add rides.toml rides-2.parquet"))
+@TABLE
+@_FILES
+@AS_JSON
+def add(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
+    """Add the records of FILES; what points have spent stays."""
+    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.config import load_config
+
+    _loaded(load.add(load_config(table), files), as_json)
+
+
+@session.command(epilog=examples("dpstream session replace rides.toml corrected.parquet"))
+@TABLE
+@_FILES
+@AS_JSON
+def replace(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
+    """Put the records of FILES in the place of those with the same ids."""
+    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.config import load_config
+
+    _loaded(load.replace(load_config(table), files), as_json)
+
+
+@session.command(epilog=examples("dpstream session delete rides.toml gone.csv"))
+@TABLE
+@_FILES
+@AS_JSON
+def delete(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
+    """Delete the records whose ids FILES list; what their points have spent stays."""
+    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.config import load_config
+
+    _loaded(load.delete(load_config(table), files), as_json)
+
+
+def _loaded(found: "Loaded", as_json: bool) -> None:
+    """What whoever owns the records is told, and nobody who asks."""
+    if as_json:
+        print_json({**found._asdict(), "dead_letter": found.dead_letter and str(found.dead_letter)})
+        return
+    click.echo(f"Version {found.version}: {found.records:,} records, {found.usable:,} usable")
+    click.echo(f"Operator only: {found.taken:,} taken", err=True)
+    for reason, count in sorted(found.refused.items()):
+        click.echo(f"Operator only: {count:,} refused: {reason}", err=True)
+    if found.dead_letter is not None:
+        click.echo(f"Operator only: dead letters in {found.dead_letter}", err=True)
+
+
+@session.command(
+    epilog=examples("dpstream session close rides.toml --arrival day --before 2024-01-05T00:00:00Z")
+)
+@TABLE
+@click.option("--arrival", required=True, metavar="NAME", help="The dimension of arrival.")
+@click.option("--before", required=True, metavar="VALUE", help="On the dimension's grid.")
+@ANALYST
+@AS_JSON
+def close(table: Path, arrival: str, before: str, analyst: str, as_json: bool) -> None:
+    """Close all arrivals before a value, for ever: no question is answered there any more.
+
+    What they spent is one region then, and their records may be deleted.
+    """
+    from dpstream.pipelines.session.figures import value_of
+    from dpstream.pipelines.session.standing import close_before
+
+    with opened(table, analyst) as open_session:
+        desk = open_session.desk
+        closed = close_before(desk, arrival, value_of(desk.space, arrival, before))
+    if as_json:
+        print_json({"closed": closed})
+        return
+    click.echo("Closed." if closed else "It was closed already.")
+
+
+def _add(*commands: Any) -> None:
+    for command in commands:
+        session.add_command(command)
+
+
+_add(ask, plan, allot, select, stand, budget, transcript, picture)

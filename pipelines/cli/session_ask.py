@@ -1,0 +1,268 @@
+"""``dpstream session``: what is asked, planned, allotted and named."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.session_parts import (
+    ANALYST,
+    BUDGET,
+    RUNNER,
+    TABLE,
+    WHERE,
+    as_builtins,
+    asker,
+    budget_of,
+    cells,
+    lacking,
+    opened,
+    runner_of,
+    subspace,
+)
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.session.ask import Wish
+    from dpstream.pipelines.session.receipt import Answer
+    from dpstream.pipelines.session.session import Asker, Session
+
+FIGURES = click.argument("figures", nargs=-1)
+BY = click.option(
+    "--by", multiple=True, metavar="NAME[=RANGES]",
+    help="A row for each value, for each of NAME=16 equal ranges, or between NAME=0,10,20.",
+)  # fmt: skip
+PAYING = options(
+    BUDGET,
+    click.option("--drop", is_flag=True, help="Leave out points with too little budget."),
+    click.option(
+        "--cover", multiple=True, metavar="NAME",
+        help="Charge the whole range of a dimension, so that regions merge.",
+    ),
+)  # fmt: skip
+FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allotment (its name"
+                    " or run id).")  # fmt: skip
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session ask rides.toml count --where 'hour >= 22' --epsilon 0.1",
+        "dpstream session ask rides.toml 'average(fare)' count --by hour --epsilon 0.5",
+        "dpstream session ask rides.toml count --by x=16 --by y=16 --rho 0.01 --drop",
+        "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
+        "dpstream session ask rides.toml count --where 'hour >= 20' --union   # free",
+        "dpstream session ask rides.toml count --by x=16 --epsilon 0.1 --runner FlinkRunner",
+    )
+)
+@TABLE
+@FIGURES
+@WHERE
+@BY
+@PAYING
+@FROM
+@click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
+@click.option("--union", is_flag=True, help="From answers of disjoint parts, free.")
+@RUNNER
+@ANALYST
+@AS_JSON
+def ask(
+    table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
+    union: bool, allotment: str | None, runner: str | None, parallelism: int,
+    beam_flag: tuple[str, ...], analyst: str, as_json: bool, **how: Any,
+) -> None:  # fmt: skip
+    """Answer FIGURES (default: count) of some points of TABLE.toml.
+
+    A figure is count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, ..).
+    What is asked is charged in the ledger before a record is read, and committed before it is
+    seen.  The same question is answered with the same bytes, at no further charge.
+    """
+    where_to = runner_of(runner, parallelism, beam_flag)
+    with opened(table, analyst, where_to) as session:
+        if union:
+            _union(session, table, figures, where, inside, as_json)
+            return
+        asked = asker(session, table, where, inside, allotment)
+        from dpstream.pipelines.session.ask import ask as answer_of
+
+        answer = answer_of(session.desk, _wish(session, asked, figures, by, how))
+        _tell(session, answer, as_json)
+
+
+def _wish(
+    session: "Session", asked: "Asker", figures: tuple[str, ...], by: tuple[str, ...],
+    how: dict[str, Any],
+) -> "Wish":  # fmt: skip
+    """The question of a command."""
+    from dpstream.pipelines.session.figures import figure_of
+
+    amount, kind = budget_of(how.pop("epsilon"), how.pop("rho"))
+    how["cover"] = tuple(how["cover"])
+    given = {name: value for name, value in how.items() if value}
+    aggregates = tuple(map(figure_of, figures or ("count",)))
+    return asked.wish(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
+
+
+def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
+    from dpstream.pipelines.session import words
+    from dpstream.pipelines.session.figures import records, shown
+
+    head = answer.header
+    question = head.question
+    if as_json:
+        print_json({
+            "run_id": head.run_id, "answered": head.answered, "charged": answer.charged,
+            "kind": question.kind, "amount": question.amount / 1_000_000,
+            "allotment": head.allotment, "receipt": answer.digest, "insecure": answer.insecure,
+            "rows": records(answer),
+        })  # fmt: skip
+        return
+    click.echo(shown(answer), nl=False)
+    paid = f"{question.kind} {words.amount(question.amount)}"
+    if not answer.charged:
+        click.echo(f"Paid before ({paid}); first answered {head.answered}", err=True)
+    elif head.allotment:
+        left = session.allotment(head.allotment).left
+        click.echo(f"Drew {paid} on the allotment, which has {_left(left)} left", err=True)
+    else:
+        left_out = ", but those with less left, which are left out" if head.drop else ""
+        click.echo(f"Charged {paid} to every point asked{left_out}; run {head.run_id}", err=True)
+    if answer.insecure:
+        click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+
+
+def _left(budget: float) -> str:
+    from dpstream.pipelines.session import words
+
+    return words.amount(round(budget * 1_000_000))
+
+
+def _union(
+    session: "Session", table: Path, figures: tuple[str, ...], where: str, inside: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from dpstream.pipelines.session.figures import figure_of, union_words
+
+    for figure in map(figure_of, figures or ("count",)):
+        found = subspace(session, table, where, inside).union(figure)
+        if as_json:
+            print_json({"figure": figure.name, **found._asdict()})
+        else:
+            click.echo(f"{figure.name}: {union_words(found)}; free")
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session plan rides.toml count --by x=16 --by y=16 --epsilon 0.1",
+        "dpstream session plan rides.toml 'average(fare)' --where 'hour < 6' --rho 0.01 --drop",
+    )
+)
+@TABLE
+@FIGURES
+@WHERE
+@BY
+@PAYING
+@ANALYST
+@AS_JSON
+def plan(
+    table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
+    analyst: str, as_json: bool, **how: Any,
+) -> None:  # fmt: skip
+    """Say what a question would be told: its errors, what it charges, what lacks budget.
+
+    Nothing is spent, and no record is read.
+    """
+    from dpstream.pipelines.session import plan as planning
+
+    with opened(table, analyst) as session:
+        asked = subspace(session, table, where, inside)
+        found = planning.plan(session.desk, _wish(session, asked, figures, by, how))
+        if as_json:
+            decision = as_builtins(session.desk.space, found.decision)
+            print_json({**decision, **planning.as_builtins(found)})
+            return
+        for line in planning.lines(found):
+            click.echo(line)
+        for line in lacking(session.desk.space, found.decision):
+            click.echo(f"  {line}")
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session allot rides.toml half --in night --epsilon 0.5",
+        "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
+    )
+)
+@TABLE
+@click.argument("name")
+@WHERE
+@BUDGET
+@click.option("--cover", multiple=True, metavar="NAME", help="As for `ask`.")
+@ANALYST
+@AS_JSON
+def allot(
+    table: Path, name: str, where: str, inside: str | None, epsilon: str | None,
+    rho: str | None, cover: tuple[str, ...], analyst: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Charge a whole budget now, for questions that come later (`ask --from NAME`).
+
+    It fails if ANY point has less left.
+    """
+    from dpstream.pipelines.session import names
+
+    names.check(name)
+    amount, kind = budget_of(epsilon, rho)
+    with opened(table, analyst) as session:
+        made = subspace(session, table, where, inside).as_pinq(amount, kind, cover)  # type: ignore[arg-type]
+        names.write(table, name, run_id=made.run_id)
+        if as_json:
+            told = {"name": name, "run_id": made.run_id, "kind": kind}
+            print_json({**told, "amount": made.amount / 1_000_000})
+            return
+        click.echo(f"{name}: {made.run_id}")
+        click.echo(f"Charged {kind} {amount} to every point asked; draw on it by --from", err=True)
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session select rides.toml night --where 'hour >= 22 OR hour < 6'",
+        "dpstream session select rides.toml rich --in night --with-epsilon 0.6",
+    )
+)
+@TABLE
+@click.argument("name")
+@WHERE
+@click.option("--with-epsilon", metavar="AMOUNT", help="Only points that have so much left now.")
+@click.option("--with-rho", metavar="AMOUNT", help="The same of rho.")
+@ANALYST
+@AS_JSON
+def select(
+    table: Path, name: str, where: str, inside: str | None, with_epsilon: str | None,
+    with_rho: str | None, analyst: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Give some points a NAME, and say the most that any of them has spent.
+
+    Names are kept in a public file beside TABLE.toml.  Points that have enough left stay the same
+    when it is spent.
+    """
+    from dpstream.pipelines.session import names, words
+    from dpstream.pipelines.session.pictures import kinds
+
+    names.check(name)
+    with opened(table, analyst) as session:
+        found = subspace(session, table, where, inside)
+        wanted: dict[Any, str | None] = {"epsilon": with_epsilon, "rho": with_rho}
+        for kind, amount in wanted.items():
+            if amount is not None:
+                found = found.with_budget(amount, kind)
+        text = found.selection.text
+        if found.selection.fixed is not None:
+            boxes = [words.box(session.desk.space, box) for box in found.boxes()]
+            text = " OR ".join(f"({box})" for box in boxes)
+        spent: dict[Any, float] = {k: found.max_consumed(k) for k in kinds(session.desk.space)}  # type: ignore[arg-type]
+        names.write(table, name, text)
+        if as_json:
+            print_json({"name": name, "where": text, "max_consumed": spent})
+            return
+        click.echo(f"{name}: {text or words.EVERYTHING}")
+        for kind, most in spent.items():
+            click.echo(f"Spent by a point, at most: {kind} {_left(most)}")

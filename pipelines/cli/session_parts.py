@@ -1,0 +1,141 @@
+"""What the commands of ``dpstream session`` share: options, errors in words, an open session."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.pipelines.cli.parts import options
+
+if TYPE_CHECKING:
+    from dpstream.accounting.regions.decision import Decision
+    from dpstream.accounting.regions.space import Space
+    from dpstream.pipelines.runners.bounded import Runner
+    from dpstream.pipelines.session.session import Asker, Session, Subspace
+
+_PATH = click.Path(path_type=Path)
+TABLE = click.argument("table", type=_PATH)
+ANALYST = click.option(
+    "--analyst", default="analyst", show_default=True, help="Who asks; whose quota is charged."
+)
+WHERE = options(
+    click.option("--where", default="", help="Predicate over dimensions and consumption."),
+    click.option("--in", "inside", metavar="NAME", help="A subspace that was named by `select`."),
+)
+BUDGET = options(
+    click.option("--epsilon", metavar="AMOUNT", help="Pay so much epsilon."),
+    click.option("--rho", metavar="AMOUNT", help="Or so much rho (zCDP)."),
+)
+RUNNER = options(
+    click.option(
+        "--runner", help="Beam runner whose workers read and draw; default: this process."
+    ),
+    click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers."),
+    click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE."),
+)
+#: Boxes of a refusal that are named.
+_BOXES = 8
+
+
+def runner_of(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
+    """The runner of a command.
+
+    Raises:
+        UsageError: there is none, and something is said of it.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.runners.bounded import Runner
+
+    if name is None:
+        if flags or parallelism > 1:
+            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
+        return None
+    return Runner(name, flags, parallelism)
+
+
+def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
+    """(amount, kind) of what is paid.
+
+    Raises:
+        UsageError: none or both are given.
+    """
+    from dpstream.accounting.errors import UsageError
+
+    if (epsilon is None) == (rho is None):
+        rule = "is required" if epsilon is None else "is given, and --rho too"
+        raise UsageError("--epsilon", rule, "pay with one of --epsilon and --rho")
+    return (epsilon, "epsilon") if epsilon is not None else (rho or "", "rho")
+
+
+@contextlib.contextmanager
+def opened(table: Path, analyst: str, runner: "Runner | None" = None) -> "Iterator[Session]":
+    """The session of a TABLE.toml; of a refusal it says which boxes lack budget."""
+    from dpstream.pipelines.session.session import Session
+    from dpstream.state.ledger.orders import SessionRefusedError
+
+    with Session(table, analyst, runner=runner) as session:
+        try:
+            yield session
+        except SessionRefusedError as error:
+            if "--json" not in click.get_current_context().args:
+                for line in lacking(session.desk.space, error.decision):
+                    click.echo(f"  {line}", err=True)
+            raise
+
+
+def lacking(space: "Space", decision: "Decision") -> list[str]:
+    """Which points lack budget, and what they have left at least."""
+    from dpstream.pipelines.session import words
+
+    rows = zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True)
+    found = [f"{words.amount(left)} left where {words.box(space, box)}" for box, left in rows]
+    more = len(decision.lacking) - _BOXES
+    return [*found, f"... and {more:,} more boxes"] if more > 0 else found
+
+
+def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
+    """A decision for machines."""
+    from dpstream.pipelines.session import words
+
+    return {
+        "accepted": decision.accepted,
+        "charged": words.boxes(space, decision.charged),
+        "lacking": [
+            {"where": words.box(space, box), "left": left / 1_000_000}
+            for box, left in zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(),
+                                 strict=True)
+        ],
+        "lacking_boxes": len(decision.lacking),
+        "largest": decision.largest / 1_000_000,
+    }  # fmt: skip
+
+
+def subspace(session: "Session", table: Path, where: str, inside: str | None) -> "Subspace":
+    """The points that a command names."""
+    from dpstream.pipelines.session import names
+
+    found = session.table if inside is None else session.where(names.predicate(table, inside))
+    return found.where(where) if where else found
+
+
+def asker(
+    session: "Session", table: Path, where: str, inside: str | None, run_id: str | None
+) -> "Asker":
+    """The points that are asked, or the allotment that is drawn on."""
+    if run_id is None:
+        return subspace(session, table, where, inside)
+    from dpstream.pipelines.session import names
+
+    found = session.allotment(names.allotment(table, run_id))
+    if inside is not None:
+        found = found.where(names.predicate(table, inside))
+    return found.where(where) if where else found
+
+
+def cells(session: "Session", by: tuple[str, ...]) -> "Mapping[str, Any]":
+    """The ranges of ``--by``."""
+    from dpstream.pipelines.session.figures import ranges_of
+
+    return ranges_of(session.desk.space, by)

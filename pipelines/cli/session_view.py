@@ -1,0 +1,186 @@
+"""``dpstream session``: standing queries, and what is left, was asked, and how it looks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.session_ask import BY, FIGURES, _tell
+from dpstream.pipelines.cli.session_parts import (
+    ANALYST,
+    BUDGET,
+    TABLE,
+    WHERE,
+    budget_of,
+    cells,
+    opened,
+    subspace,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session stand rides.toml count --arrival day --width 2 --until"
+        " 2024-01-09T00:00:00Z --tick monday --epsilon 0.1",
+    )
+)
+@TABLE
+@FIGURES
+@WHERE
+@BY
+@BUDGET
+@click.option("--arrival", required=True, metavar="NAME", help="The dimension of arrival.")
+@click.option("--width", required=True, type=int, help="Of a window, in steps of the dimension.")
+@click.option("--until", required=True, metavar="VALUE", help="Arrivals so far end here.")
+@click.option("--tick", required=True, metavar="NAME", help="The same tick is answered once.")
+@ANALYST
+@AS_JSON
+def stand(
+    table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
+    epsilon: str | None, rho: str | None, arrival: str, width: int, until: str, tick: str,
+    analyst: str, as_json: bool,
+) -> None:  # fmt: skip
+    """One tick of a standing query: it asks the earliest window of arrivals with enough budget.
+
+    Run it again with the next tick: the window stays as long as it has budget, and then slides to
+    newer arrivals.
+    """
+    from dpstream.pipelines.session.figures import figure_of, value_of
+    from dpstream.pipelines.session.standing import Standing, arrival_of, cells_wide
+    from dpstream.pipelines.session.standing import tick as asked
+
+    amount, kind = budget_of(epsilon, rho)
+    with opened(table, analyst) as session:
+        desk = session.desk
+        points = subspace(session, table, where, inside)
+        aggregates = tuple(map(figure_of, figures or ("count",)))
+        wish = points.wish(aggregates, amount, cells(session, by), kind)  # type: ignore[arg-type]
+        dimension = desk.space.dimensions[arrival_of(desk.space, arrival)]
+        end = dimension.edge(value_of(desk.space, arrival, until))
+        wide = cells_wide(desk.space, arrival, width)
+        standing = Standing(wish.question, wish.selection, arrival, wide)
+        _tell(session, asked(desk, standing, end, tick), as_json)
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session budget rides.toml",
+        "dpstream session budget rides.toml --where 'hour >= 22' --json",
+    )
+)
+@TABLE
+@WHERE
+@ANALYST
+@AS_JSON
+def budget(table: Path, where: str, inside: str | None, analyst: str, as_json: bool) -> None:
+    """Say what some points have spent, at most and at least, and where most was spent."""
+    from dpstream.pipelines.session.overview import overview
+
+    with opened(table, analyst) as session:
+        chosen = subspace(session, table, where, inside).selection
+        found = overview(session.desk, chosen)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"Table       {found['table']}, data set {found['data_set']}, unit {found['unit']}")
+    click.echo(f"Entries     {found['entries']:,}")
+    for kind, part in found["budgets"].items():
+        click.echo("\n".join(_kind(kind, part)))
+    for kind, own in found["quotas"].items():
+        click.echo(f"Quota       {own['analyst']}: {kind} {_amount(own['quota'])} of a point, "
+                   f"charged to one at most {_amount(own['most_charged'])}")  # fmt: skip
+
+
+def _kind(kind: str, part: dict[str, Any]) -> list[str]:
+    rows = [
+        f"            {'closed' if row['spent'] is None else _amount(row['spent']):>10}"
+        f"  where {row['where']}"
+        for row in part["shown"]
+    ]
+    return [
+        f"{kind:<11} spent by a point at most {_amount(part['most_spent'])}, at least "
+        f"{_amount(part['least_spent'])}, of initial budgets up to {_amount(part['most_initial'])}"
+        f"; {part['regions']:,} regions",
+        *rows,
+    ]
+
+
+def _amount(number: float) -> str:
+    from dpstream.pipelines.session import words
+
+    return words.amount(round(number * 1_000_000))
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session transcript rides.toml", "dpstream session transcript rides.toml --json"
+    )
+)
+@TABLE
+@ANALYST
+@AS_JSON
+def transcript(table: Path, analyst: str, as_json: bool) -> None:
+    """List what was asked, paid, allotted, drawn and closed, in order."""
+    from dpstream.pipelines.session.transcript import transcript as lines_of
+
+    with opened(table, analyst) as session:
+        lines = lines_of(session.desk)
+    if as_json:
+        print_json({"entries": [line.as_dict() for line in lines]})
+        return
+    for line in lines:
+        paid = f" {line.kind} {_amount(line.amount / 1_000_000)}" if line.kind else ""
+        question = f": {line.question}" if line.question else ""
+        click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.what}{paid}{question}")
+        for where in line.where:
+            click.echo(f"    where {where}")
+    if not lines:
+        click.echo("Nothing was asked yet.")
+
+
+@click.command(
+    epilog=examples(
+        "dpstream session picture rides.toml --out budgets.html",
+        "dpstream session picture rides.toml --out budgets.html --by day,hour --by x,y",
+        "dpstream session picture rides.toml --out map.png --by x,y --epsilon 1",
+        "dpstream session picture rides.toml --out time.png --over-time",
+    )
+)
+@TABLE
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html or .png.")
+@click.option("--by", multiple=True, metavar="NAME,NAME", help="Dimensions of a map; least over"
+              " all others.")  # fmt: skip
+@click.option("--epsilon", "initial", metavar="AMOUNT", help="Initial budget that maps are of."
+              "  [default: the most]")  # fmt: skip
+@click.option("--kind", type=click.Choice(["epsilon", "rho"]), help="Of a .png."
+              "  [default: the table's first]")  # fmt: skip
+@click.option("--over-time", is_flag=True, help="A .png of what was spent over time.")
+@WHERE
+@ANALYST
+@AS_JSON
+def picture(
+    table: Path, out: Path, by: tuple[str, ...], initial: str | None, kind: str | None,
+    over_time: bool, where: str, inside: str | None, analyst: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Draw what is left: one page (.html) with maps, spending over time and the transcript, or one
+    picture (.png).  Of the ledger alone: no record and no answer is in it."""
+    from dpstream.pipelines.session import page
+
+    ending = page.kind_of(out)
+    with opened(table, analyst) as session:
+        frame = page.frame_of(subspace(session, table, where, inside).boxes())
+        chosen = page.Chosen(page.pairs_of(by), page.initial_of(initial), frame, kind, over_time)
+        data = (
+            page.render(session.desk, chosen)
+            if ending == "html"
+            else page.png(session.desk, chosen)
+        )
+    page.write(out, data)
+    if as_json:
+        print_json({"out": out.name})
+        return
+    click.echo(f"Wrote {out.name}")

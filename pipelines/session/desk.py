@@ -1,0 +1,104 @@
+"""What a session holds open: the account, the answers, the key, and the records when they are
+read."""
+
+import contextlib
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.session.config import Config
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.regions import RegionAccount
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.runners.bounded import Runner
+    from dpstream.pipelines.session.scan import Scan
+
+
+class Desk:
+    """An open table; a context that closes it.
+
+    Attributes:
+        config: of TABLE.toml; table, space: its public model.
+        analyst: who asks.
+        ledger, account, register: of its data set.
+        held: whether records are copied into memory, for sessions of many questions.
+        runner: whose workers read and draw; ``None``: this process.
+    """
+
+    def __init__(
+        self, config: Config, analyst: str, held: bool = False, runner: "Runner | None" = None
+    ) -> None:
+        if not analyst or not analyst.isprintable() or len(analyst) > 200:
+            raise UsageError("--analyst", "must be a short printable name", "name who asks")
+        self.config, self.analyst = config, analyst
+        self.table: SessionTable = config.table
+        self.space: Space = config.table.space
+        self.ledger = open_ledger(config.ledger, config.data_set)
+        self.register = Register(self.ledger, "session")
+        self.held, self.runner = held, runner
+        self._ring: KeyRing | None = None
+        self._scan: Scan | None = None
+        try:
+            snapshot = config.snapshot if config.folder.is_dir() else None
+            self.account = RegionAccount(self.ledger, config.table, config.rules, snapshot)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ring(self) -> KeyRing:
+        """The noise key, read when it is needed first.
+
+        Raises:
+            DpstreamError: there is none.
+        """
+        if self._ring is None:
+            self._ring = self.config.key_source().ring()
+        return self._ring
+
+    @property
+    def insecure(self) -> bool:
+        """Whether noise is drawn with a fixed test key."""
+        return self.config.key.insecure_test_key is not None
+
+    def scan(self) -> "Scan":
+        """The records as they are now: to be called behind a charge only.
+
+        Raises:
+            DpstreamError: there is no table, or not as it was written.
+        """
+        from dpstream.pipelines.session.parts import read_manifest
+        from dpstream.pipelines.session.scan import Scan
+
+        if self._scan is not None:
+            if self._scan.version == read_manifest(self.config.folder, self.table).version:
+                return self._scan
+            self._scan.close()
+        self._scan = Scan(self.config.folder, self.table, held=self.held)
+        return self._scan
+
+    def close(self) -> None:
+        """Let go of everything, and wipe the key."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.ledger.close)
+            if self._ring is not None:
+                stack.callback(self._ring.destroy)
+            if self._scan is not None:
+                stack.callback(self._scan.close)
+            self._ring = self._scan = None
+
+    def __enter__(self) -> "Desk":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

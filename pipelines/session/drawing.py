@@ -1,0 +1,194 @@
+"""Draws what `pictures` computes: PNG files, and SVG for a page; the same bytes for the same
+numbers.
+
+Names of dimensions are the table's own, which are public; they are shown with pictures of the
+table and nowhere else.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import dates
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.figures import human
+from dpstream.accounting.regions.dimensions import Budget, Category, Dimension, Timestamp
+from dpstream.accounting.regions.space import Space
+from dpstream.pipelines.report import charts
+from dpstream.pipelines.report.charts import Picture
+from dpstream.pipelines.report.text import moment_of
+from dpstream.pipelines.session import words
+from dpstream.pipelines.session.pictures import HeatMap, Moment
+
+_DPI = 160
+#: Labels along a side.
+_TICKS = 6
+_MOST_TEXT = 28
+#: Of a side, for missing values.
+_WIDE = 0.14
+#: The lines of spent budget, in their order.
+LINES = ("most of any point", "mean over the space")
+
+
+def heat(space: Space, shown: HeatMap, kind: str, name: str) -> Picture:
+    """The map as SVG; name: of its ids, which no other picture of the page has."""
+    figure = _heat(space, shown, kind)
+    said = heat_words(space, shown, kind)
+    return Picture(charts.svg(figure, f"map-{name}", said), said)
+
+
+def heat_png(space: Space, shown: HeatMap, kind: str) -> bytes:
+    """The map as a PNG file."""
+    return _png(_heat(space, shown, kind))
+
+
+def heat_words(space: Space, shown: HeatMap, kind: str) -> str:
+    """What the map shows."""
+    across, up = (space.dimensions[place].name for place in (shown.across, shown.up))
+    least, most = float(shown.left.min()), float(shown.left.max())
+    of = "" if shown.initial is None else f" of an initial {words.amount(_micro(shown.initial))}"
+    return (
+        f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
+        f"dimensions are: from {words.amount(_micro(least))} to {words.amount(_micro(most))}"
+    )
+
+
+def _micro(budget: float) -> int:
+    return round(budget * 1e6)
+
+
+def _heat(space: Space, shown: HeatMap, kind: str) -> Figure:
+    figure, axes = charts.axes_of(6.4, 4.4)
+    top = max(float(shown.left.max()), shown.initial or 0.0, 1e-6)
+    axes.grid(False)
+    columns, rows = shown.columns, shown.rows
+    places = [
+        _places(space.dimensions[p], e) for p, e in ((shown.across, columns), (shown.up, rows))
+    ]
+    image = axes.pcolormesh(
+        *places, shown.left,
+        cmap="viridis", vmin=0, vmax=top, rasterized=True,
+    )  # fmt: skip
+    bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
+    of = "" if shown.initial is None else f" of {words.amount(_micro(shown.initial))}"
+    bar.set_label(f"{kind} left{of}, at least")
+    bar.outline.set_visible(False)
+    _labels(axes.xaxis, space.dimensions[shown.across], columns, places[0])
+    _labels(axes.yaxis, space.dimensions[shown.up], rows, places[1])
+    return figure
+
+
+def _null(dimension: Dimension, edges: Int64) -> bool:
+    """Whether the last pixel is that of missing values alone."""
+    return bool(edges[-1] > dimension.values and edges[-2] >= dimension.values)
+
+
+def _places(dimension: Dimension, edges: Int64) -> Float64:
+    """Where the edges of pixels are drawn: the one of missing values is wide enough to be seen."""
+    found = np.arange(len(edges), dtype=np.float64)
+    if _null(dimension, edges):
+        found[-1] = max(found[-1], found[-2] + _WIDE * found[-2])
+    return found
+
+
+def _labels(axis: Any, dimension: Dimension, edges: Int64, places: Float64) -> None:
+    """Values at some edges of pixels; codes and missing values in the middle of their own."""
+    pixels = len(edges) - 1
+    at, texts = [], []
+    if isinstance(dimension, Category):
+        step = -(-pixels // 12)
+        for pixel in range(0, pixels, step):
+            if edges[pixel] < dimension.values:
+                at.append((places[pixel] + places[pixel + 1]) / 2)
+                texts.append(dimension.codes[int(edges[pixel])])
+    else:
+        valued = int(np.searchsorted(edges, dimension.values, side="right")) - 1
+        for pixel in np.unique(np.linspace(0, valued, _TICKS).round().astype(int)).tolist():
+            at.append(places[pixel])
+            texts.append(_tick(dimension, int(edges[pixel])))
+    if _null(dimension, edges):
+        at.append((places[-2] + places[-1]) / 2)
+        texts.append("null")
+    axis.set_ticks(at, [text[:_MOST_TEXT] for text in texts])
+    axis.set_label_text(dimension.name[:_MOST_TEXT])
+    for text in (axis.label, *axis.get_ticklabels()):
+        text.set_parse_math(False)  # a $ is a $
+
+
+def _tick(dimension: Dimension, coordinate: int) -> str:
+    if isinstance(dimension, Budget):
+        coordinate = min(coordinate, dimension.values - 1)
+    text = words.line(dimension, coordinate)
+    return text.strip("'").removesuffix("T00:00:00Z") if isinstance(dimension, Timestamp) else text
+
+
+def spending(moments: Sequence[Moment], kind: str) -> Picture:
+    """Spent budget over time as SVG."""
+    figure, said = _spending(moments, kind), spending_words(moments, kind)
+    return Picture(charts.svg(figure, f"time-{kind}", said), said)
+
+
+def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
+    """Spent budget over time as a PNG file."""
+    figure = _spending(moments, kind)
+    _legend(figure.axes[0])
+    return _png(figure)
+
+
+def spending_words(moments: Sequence[Moment], kind: str) -> str:
+    """What the picture over time shows."""
+    if not moments:
+        return f"Nothing of {kind} is spent"
+    last = moments[-1]
+    return (
+        f"Spent {kind} by a point after each of {len(moments):,} charges: at most "
+        f"{words.amount(_micro(last.most))}, on average over the space {human(last.mean)}"
+    )
+
+
+def _spending(moments: Sequence[Moment], kind: str) -> Figure:
+    figure, axes = charts.axes_of(6.4, 2.9)
+    times = [moment_of(m.at) for m in moments]
+    for index, values in enumerate(([m.most for m in moments], [m.mean for m in moments])):
+        colour = charts.SERIES[index]
+        mark = "o" if len(times) <= 60 else ""
+        axes.plot(
+            times, values, drawstyle="steps-post", color=colour, lw=1.4, marker=mark, ms=3,
+            label=LINES[index],
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    if times:
+        locator = dates.AutoDateLocator(minticks=2, maxticks=6)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+    axes.set_xlabel("time of the charge (UTC)")
+    axes.set_ylabel(f"{kind} spent")
+    return figure
+
+
+#: Colours of PNG files, which have no style sheet, in the place of the page's variables.
+_LIGHT = {charts.SERIES[0]: "#1f5fa8", charts.SERIES[1]: "#c2410c"}
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(LINES))
+
+
+def _png(figure: Figure) -> bytes:
+    """A figure with the colours of the light page."""
+    for axes in figure.axes:
+        for drawn in axes.lines:
+            drawn.set_color(_LIGHT.get(str(drawn.get_color()), drawn.get_color()))
+        if axes.get_legend() is not None:
+            _legend(axes)  # with the colours of its lines
+        for grid in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+            grid.set_color("#d5dbe1")
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+    return out.getvalue()

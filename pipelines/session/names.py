@@ -1,0 +1,89 @@
+"""Names of the command line, in a public file beside TABLE.toml: predicates of subspaces, and run
+ids of allotments."""
+
+from pathlib import Path
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.state.durable import replacing
+
+MAX_BYTES = 16 << 20
+
+
+def file_of(table: Path) -> Path:
+    """Where the names of a TABLE.toml are."""
+    return table.with_name(f"{table.stem}.names.json")
+
+
+class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What names stand for.
+
+    Attributes:
+        subspaces: predicates by name; allotments: run ids by name.
+    """
+
+    subspaces: dict[str, str] = {}
+    allotments: dict[str, str] = {}
+
+
+def read(table: Path) -> Names:
+    """The names of a TABLE.toml; none without a file.
+
+    Raises:
+        PolicyError: the file is none of ours; RunError: it cannot be read.
+    """
+    try:
+        with open(file_of(table), "rb") as file:
+            return msgspec.json.decode(file.read(MAX_BYTES), type=Names)
+    except FileNotFoundError:
+        return Names()
+    except OSError:
+        raise RunError("names", "cannot be read", "check the file's permissions") from None
+    except msgspec.MsgspecError:
+        raise PolicyError("names", "are in a file of another form", "remove the file") from None
+
+
+def predicate(table: Path, name: str) -> str:
+    """The predicate of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = read(table).subspaces
+    if name not in found:
+        raise UsageError("--in", "has no such name", "make it with `dpstream session select`")
+    return found[name]
+
+
+def allotment(table: Path, text: str) -> str:
+    """The run id of a name; of anything else, itself."""
+    return read(table).allotments.get(text, text)
+
+
+def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None:
+    """Give a predicate or an allotment a name, which may have stood for another.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    found = read(table)
+    if run_id:
+        found = Names(found.subspaces, found.allotments | {name: run_id})
+    else:
+        found = Names(found.subspaces | {name: predicate}, found.allotments)
+    try:
+        with replacing(file_of(table)) as draft:
+            draft.write_bytes(msgspec.json.encode(found, order="sorted"))
+    except OSError:
+        raise RunError("names", "cannot be written", "check the folder") from None
+
+
+def check(name: str) -> None:
+    """Refuse a name that is none.
+
+    Raises:
+        UsageError: see above.
+    """
+    if not name.isidentifier():
+        raise UsageError("NAME", "must be letters, digits and _", "choose another name")

@@ -1,0 +1,210 @@
+"""The page of a table's account: what is left, over two dimensions and over time, and what was
+asked; and its pictures as files.
+
+It is made of the ledger alone, which is public: neither records nor answers nor the key are read,
+so that it can be given to every analyst.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.regions import amounts
+from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.spent import Spent
+from dpstream.pipelines.report import charts
+from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.session import drawing, words
+from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.overview import overview
+from dpstream.pipelines.session.pictures import heat_map, kinds, over_time
+from dpstream.pipelines.session.selection import Selection
+from dpstream.pipelines.session.transcript import Line, transcript
+from dpstream.state.durable import replacing
+
+#: What a page begins with; a file that begins otherwise is never replaced.
+MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream session">'
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: Entries on a page.
+MOST_LINES = 500
+
+
+class Chosen(NamedTuple):
+    """What is drawn.
+
+    Attributes:
+        by: dimensions of the maps; none: the first two that are no budgets.
+        initial: budget that the maps are of, in millionths; ``None``: the most.
+        within: (d, 2) box that the maps look at, ``None``: the whole space.
+        kind: of a picture, ``None``: the first; over_time: instead of a map.
+    """
+
+    by: tuple[tuple[str, str], ...] = ()
+    initial: int | None = None
+    within: Int64 | None = None
+    kind: str | None = None
+    over_time: bool = False
+
+
+def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs of dimensions, each written as ``NAME,NAME``.
+
+    Raises:
+        UsageError: one is none.
+    """
+    pairs = [tuple(part.strip() for part in text.split(",")) for text in texts]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UsageError("--by", "must be two dimensions", "write NAME,NAME")
+    return tuple((across, up) for across, up in pairs)
+
+
+def initial_of(text: str | None) -> int | None:
+    """An initial budget in millionths.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return None if text is None else amounts.initial_of(text, "--epsilon")
+
+
+def frame_of(boxes: Int64) -> Int64:
+    """(d, 2) the least box with all boxes in it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not len(boxes):
+        raise UsageError("where", "is true nowhere", "name at least one point")
+    return np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], axis=1)
+
+
+def render(desk: Desk, chosen: Chosen) -> str:
+    """One self-contained HTML document."""
+    return pages().get_template("session.html.j2").render(context(desk, chosen))
+
+
+def png(desk: Desk, chosen: Chosen) -> bytes:
+    """One picture: a map, or spending over time.
+
+    Raises:
+        UsageError: the table has one dimension or not such budgets, or several maps are chosen.
+    """
+    kind = chosen.kind or kinds(desk.space)[0]
+    desk.space.budget_place(kind)
+    if chosen.over_time:
+        return drawing.spending_png(over_time(desk.table, kind, desk.account.history()), kind)
+    by = chosen.by or default_by(desk)
+    if len(by) != 1:
+        raise UsageError("--by", "must be one pair of dimensions for a .png", "name one pair")
+    spent = desk.account.spent(kind)  # type: ignore[arg-type]
+    shown = heat_map(spent, *by[0], chosen.initial, chosen.within)
+    return drawing.heat_png(desk.space, shown, kind)
+
+
+def context(desk: Desk, chosen: Chosen) -> dict[str, Any]:
+    """What the template is given; only `Markup` is not escaped."""
+    found = overview(desk, Selection(desk.space))
+    lines = transcript(desk)[::-1]
+    return {
+        "mark": Markup(MARK),
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "insecure": desk.insecure,
+        "overview": found,
+        "both": len(found["budgets"]) > 1,
+        "kinds": [_kind(desk, kind, found["budgets"][kind], chosen) for kind in kinds(desk.space)],
+        "legend": list(zip(charts.swatches(len(drawing.LINES)), drawing.LINES, strict=True)),
+        "lines": [_shown(line) for line in lines[:MOST_LINES]],
+        "more": len(lines) > MOST_LINES,
+    }
+
+
+def _kind(desk: Desk, kind: str, found: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
+    spent = desk.account.spent(kind)  # type: ignore[arg-type]
+    maps = [
+        drawing.heat(
+            desk.space,
+            heat_map(spent, *pair, _top(spent, chosen), chosen.within),
+            kind,
+            f"{kind}{n}",
+        )
+        for n, pair in enumerate(chosen.by or default_by(desk))
+    ]
+    moments = over_time(desk.table, kind, desk.account.history())
+    return {
+        "kind": kind,
+        "most": _amount(found["most_spent"]),
+        "least": _amount(found["least_spent"]),
+        "initial": _amount(found["most_initial"]),
+        "regions": found["regions"],
+        "maps": [_marked(picture) for picture in maps],
+        "time": _marked(drawing.spending(moments, kind)) if moments else None,
+        "shown": [
+            row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
+            for row in found["shown"]
+        ],
+    }
+
+
+def _top(spent: Spent, chosen: Chosen) -> int | None:
+    """The chosen initial budget, if records can have it of this kind; else the most."""
+    dimension = spent.space.dimensions[spent.place]
+    assert isinstance(dimension, Budget)
+    most = (dimension.values - 1) * dimension.step
+    return chosen.initial if chosen.initial is None or chosen.initial <= most else None
+
+
+def _shown(line: Line) -> dict[str, Any]:
+    return line._asdict() | {"amount": words.amount(line.amount) if line.kind else ""}
+
+
+def _amount(budget: float) -> str:
+    return words.amount(round(budget * MICRO))
+
+
+def _marked(picture: charts.Picture) -> dict[str, Any]:
+    # Its texts are names of dimensions and codes, which matplotlib escapes, and numbers.
+    return {"svg": Markup(picture.svg), "words": picture.words}
+
+
+def default_by(desk: Desk) -> tuple[tuple[str, str], ...]:
+    """The first two dimensions that are no budgets; of fewer, with a budget."""
+    names = [d.name for d in desk.space.dimensions if not isinstance(d, Budget)]
+    names += [d.name for d in desk.space.dimensions if isinstance(d, Budget)]
+    return ((names[0], names[1]),) if len(names) > 1 else ()
+
+
+def write(out: Path, text: str | bytes) -> None:
+    """Put a page or picture at a path; only one of its own kind is replaced.
+
+    Raises:
+        UsageError: the path ends otherwise; PolicyError: another file is there.
+        RunError: it cannot be written.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    first = MARK.encode() if isinstance(text, str) else _PNG
+    try:
+        if out.exists() and not out.read_bytes().startswith(first):
+            raise PolicyError("--out", "is a file of something else", "choose another name")
+        with replacing(out) as draft:
+            draft.write_bytes(data)
+    except OSError:
+        raise RunError("--out", "cannot be written", "check the folder") from None
+
+
+def kind_of(out: Path) -> str:
+    """``html`` or ``png``, by the name of a file.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    ending = out.suffix.lower().removeprefix(".")
+    if ending not in ("html", "png"):
+        raise UsageError("--out", "must end in .html or .png", "name it so")
+    return ending

@@ -1,0 +1,134 @@
+"""What a question would be told now: its errors, what it charges, what lacks budget; nothing is
+spent, and no record is read."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.figures import human
+from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.regions.boxes import volumes
+from dpstream.accounting.regions.charging import charge
+from dpstream.accounting.regions.decision import Decision
+from dpstream.accounting.sessions.aggregates import Question
+from dpstream.accounting.sessions.errors import Expected, expected
+from dpstream.pipelines.session import words
+from dpstream.pipelines.session.ask import Wish, check, order_of, request_of
+from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.union import Union, assembled
+
+_UNIT = {"value": "", "value times records": " / records", "rank": " records of rank"}
+
+
+class Plan(NamedTuple):
+    """What is known of a question before it is asked.
+
+    Attributes:
+        question: its own; decision: of the account.
+        errors: of each figure, none if it would be refused.
+        regions: of the account now; after: behind the charge.
+        waste: charged points for each point that is asked: of snapping and ``cover``.
+        answered: when it was answered already, which would be free; empty if it was not.
+        union: a count or sum that answers of disjoint parts give, free; ``None``: they do not.
+    """
+
+    question: Question
+    decision: Decision
+    errors: list[Expected]
+    regions: int
+    after: int
+    waste: float
+    answered: str
+    union: Union | None
+
+
+def plan(desk: Desk, wish: Wish) -> Plan:
+    """The plan of a question.
+
+    Raises:
+        DpstreamError: it has no meaning, or there is no key or table.
+    """
+    check(desk, wish)
+    order, question = order_of(desk, wish), wish.question
+    found = desk.account.plan(order)
+    decision, spent = found.decision, desk.account.spent(question.kind)
+    errors, after, waste = list[Expected](), len(spent.amounts), 1.0
+    if decision.accepted:
+        errors = expected(desk.space, question, found.read)
+        after = len(charge(spent, decision.charged, question.amount).amounts)
+        waste = float(volumes(decision.charged).sum() / max(volumes(found.read).sum(), 1.0))
+    return Plan(
+        question, decision, errors, len(spent.amounts), after, waste,
+        _answered(desk, wish), _union(desk, wish, found.read),
+    )  # fmt: skip
+
+
+def _answered(desk: Desk, wish: Wish) -> str:
+    """When the same question was answered."""
+    from dpstream.pipelines.session.receipt import header_of
+
+    found = desk.register.find(request_of(desk, wish))
+    committed = None if found is None else desk.register.read(found)
+    return "" if committed is None else header_of(committed.receipt).answered
+
+
+def _union(desk: Desk, wish: Wish, read: Int64) -> Union | None:
+    """The one figure of one cell, from other answers."""
+    [figure, *more] = wish.question.aggregates
+    if more or wish.question.cells.axes or figure.what not in ("count", "sum"):
+        return None
+    try:
+        asked = read if len(read) else wish.selection.boxes(desk.account)
+        return assembled(desk, asked, figure)
+    except DpstreamError:
+        return None
+
+
+def as_builtins(plan: Plan) -> dict[str, Any]:
+    """A plan for machines, without its decision."""
+    return {
+        "question": words.question(plan.question),
+        "kind": plan.question.kind,
+        "amount": plan.question.amount / MICRO,
+        "cells": plan.question.cells.count,
+        "errors": [
+            {
+                "figure": of.name, "of": of.what, "sd": float(np.max(of.sd)),
+                "within": of.most,
+            }
+            for of in plan.errors
+        ],
+        "regions": plan.regions,
+        "regions_after": plan.after,
+        "charged_points_per_asked": plan.waste,
+        "answered": plan.answered,
+        "union": None if plan.union is None else plan.union._asdict(),
+    }  # fmt: skip
+
+
+def lines(plan: Plan) -> list[str]:
+    """A plan for people."""
+    question, decision = plan.question, plan.decision
+    paid = f"{question.kind} {words.amount(question.amount)}"
+    found = [f"Question    {words.question(question)}"]
+    if plan.answered:
+        found.append(f"Answered    {plan.answered}: asking it again is free")
+    if plan.union is not None:
+        half = human((plan.union.high - plan.union.low) / 2)
+        found.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
+    if not decision.accepted:
+        largest = words.amount(decision.largest)
+        said = f"{len(decision.lacking):,} boxes lack {paid}; all points asked have {largest}"
+        return [*found, f"Refused     {said} or more"]
+    found.append(
+        f"Charge      {paid} to each point of {len(decision.charged):,} boxes"
+        + (f", which are {human(plan.waste)} times what is asked" if plan.waste > 1.0001 else "")
+    )
+    if len(decision.lacking):
+        found.append(f"Dropped     {len(decision.lacking):,} boxes with too little")
+    found.append(f"Regions     {plan.regions:,} now, {plan.after:,} behind it")
+    for of in plan.errors:
+        found.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
+    return found

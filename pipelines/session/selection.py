@@ -1,0 +1,93 @@
+"""What a query selects: a predicate over dimensions and consumption, perhaps on boxes that are
+fixed.
+
+A predicate on consumption means other points after each charge.  It is resolved in the transaction
+that charges (`boxes`), so that no charge of others comes between the look and the payment.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import MAX_QUERY_BOXES
+from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
+from dpstream.accounting.regions.space import Space
+from dpstream.pipelines.session.predicates import Views, predicate_of
+from dpstream.state.ledger.region_charge import packed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Selection:
+    """A part of a space.
+
+    Attributes:
+        space: of which points.
+        text: a predicate, empty for all points.
+        fixed: (m, d, 2) disjoint boxes that it is cut to, ``None``: the whole space.
+    """
+
+    space: Space
+    text: str = ""
+    fixed: Int64 | None = None
+
+    def where(self, text: str) -> "Selection":
+        """The part of it where a predicate is true as well.
+
+        Raises:
+            UsageError: it is none.
+        """
+        predicate_of(text, self.space)
+        both = f"({self.text}) AND ({text})" if self.text and text else self.text or text
+        return dataclasses.replace(self, text=both)
+
+    def cut_to(self, boxes: Int64) -> "Selection":
+        """The part of it in boxes that do not change."""
+        fixed = boxes if self.fixed is None else common(self.fixed, boxes)
+        return dataclasses.replace(self, fixed=fixed)
+
+    def boxes(self, views: Views | None = None) -> Int64:
+        """(m, d, 2) its points as disjoint boxes, perhaps none.
+
+        Args:
+            views: needed if it speaks of consumption.
+        """
+        found = predicate_of(self.text, self.space).boxes(views)
+        return found if self.fixed is None else common(found, self.fixed)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a charge can change which points it has."""
+        return bool(predicate_of(self.text, self.space).kinds)
+
+    @property
+    def identity(self) -> bytes:
+        """Equal for selections of the same points: the text where it speaks of consumption."""
+        if not self.moves:
+            return b"boxes " + _canonical(self.boxes())
+        fixed = b"" if self.fixed is None else _canonical(self.fixed)
+        return b"text " + self.text.encode() + b"\0" + fixed
+
+
+def _canonical(boxes: Int64) -> bytes:
+    order = np.lexsort(boxes.reshape(len(boxes), 2 * boxes.shape[1]).T[::-1])
+    return packed(boxes[order]).encode()
+
+
+def common(some: Int64, others: Int64) -> Int64:
+    """(k, d, 2) the points that are in boxes of both, each disjoint.
+
+    Raises:
+        UsageError: they are more boxes than one query may have.
+    """
+    few, many = (some, others) if len(some) <= len(others) else (others, some)
+    parts = [cut(taken(many, at), box) for box in few if len(at := overlapped(many, box))]
+    if not parts:
+        return stacked([few[:0]])
+    found = stacked(parts)
+    if len(found) > MAX_QUERY_BOXES:
+        raise UsageError(
+            "where", f"is more than {MAX_QUERY_BOXES:,} boxes", "ask for simpler parts one by one"
+        )
+    return found

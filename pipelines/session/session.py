@@ -1,0 +1,376 @@
+"""Sessions in Python: explore a table whose records have budgets of their own.
+
+    with Session("rides.toml", analyst="bob") as session:
+        night = session.where("pickup_hour >= 22", name="night")
+        used = night.max_consumed()
+        rich = night.with_budget(0.6)
+        if rich.count(0.1).value > 1000:
+            allotment = rich.as_pinq(0.5)
+            allotment.average("fare", 0.25)
+            allotment.median("distance", 0.25)
+
+What is asked is charged in the ledger before a record is read and committed before it is seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.limits import MAX_CELLS
+from dpstream.accounting.regions.amounts import MICRO, Number, charge_of
+from dpstream.accounting.sessions import aggregates as figures
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question
+from dpstream.accounting.sessions.cells import Axis, Cells, along
+from dpstream.pipelines.session import ask as asking
+from dpstream.pipelines.session.ask import Wish
+from dpstream.pipelines.session.config import Config, load_config
+from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.receipt import Answer
+from dpstream.pipelines.session.selection import Selection
+from dpstream.pipelines.session.union import Union, assembled
+from dpstream.state.ledger.orders import Order, Planned
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.runners.bounded import Runner
+
+
+class Session:
+    """An open table, and who asks; a context that closes it.
+
+    Args:
+        config: TABLE.toml, or what `load_config` gave of it.
+        analyst: whose quota is charged.
+        held: copy the records into memory at the first question, for sessions of many.
+        runner: whose workers read and draw, with the same bytes; ``None``: this process.
+
+    Attributes:
+        names: subspaces by name.
+
+    Raises:
+        DpstreamError: the file is not usable, or the ledger is not this table's.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Config,
+        analyst: str = "analyst",
+        held: bool = False,
+        runner: "Runner | None" = None,
+    ) -> None:
+        loaded = config if isinstance(config, Config) else load_config(config)
+        self.desk = Desk(loaded, analyst, held, runner)
+        self.names: dict[str, Subspace] = {}
+
+    @property
+    def table(self) -> "Subspace":
+        """Every point."""
+        return Subspace(self, Selection(self.desk.space))
+
+    def where(self, predicate: str, name: str | None = None) -> "Subspace":
+        """The points where a predicate is true; see `Subspace.where`."""
+        return self.table.where(predicate, name)
+
+    def __getitem__(self, name: str) -> "Subspace":
+        """A subspace by its name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if name not in self.names:
+            raise UsageError("subspace", "has no such name", "name one with where(..., name=NAME)")
+        return self.names[name]
+
+    def allotment(self, run_id: str) -> "Allotment":
+        """An allotment that was made before, perhaps by another program.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        for entry, charge in self.desk.account.history():
+            if entry == run_id and charge.allots and charge.budget != "closed":
+                selection = Selection(self.desk.space).cut_to(charge.read)
+                return Allotment(self, selection, run_id, charge.budget, charge.amount)
+        raise PolicyError("allotment", "is not in the ledger", "make one with as_pinq")
+
+    def close(self) -> None:
+        """Let go of the ledger and wipe the key."""
+        self.desk.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Asker:
+    """What can be asked of points; ``Subspace`` and ``Allotment`` say who pays.
+
+    Every figure takes its ``budget``, and as keywords ``kind`` (``epsilon`` or ``rho``) and
+    ``fresh`` (ask anew, at a new charge, what was answered before).  Of a subspace also ``drop``
+    (leave out points with too little budget instead of refusing) and ``cover`` (dimensions that
+    are charged over their whole range).
+    """
+
+    session: Session
+    selection: Selection
+
+    def count(self, budget: Number, **how: Any) -> Answer:
+        """How many records there are."""
+        return self.ask((COUNT,), budget, **how)
+
+    def sum(self, column: str, budget: Number, **how: Any) -> Answer:
+        """The sum of a column; records without a value add nothing."""
+        return self.ask((figures.sum_of(column),), budget, **how)
+
+    def average(self, column: str, budget: Number, **how: Any) -> Answer:
+        """The average of a column, of the records that have a value."""
+        return self.ask((figures.average(column),), budget, **how)
+
+    def median(self, column: str, budget: Number, **how: Any) -> Answer:
+        """The median of a column."""
+        return self.ask((figures.median(column),), budget, **how)
+
+    def quantiles(self, column: str, at: Sequence[float], budget: Number, **how: Any) -> Answer:
+        """Quantiles of a column, all for one budget."""
+        return self.ask((figures.quantiles(column, at),), budget, **how)
+
+    def histogram(
+        self,
+        by: str,
+        budget: Number,
+        edges: Sequence[Any] | int | None = None,
+        figure: Aggregate = COUNT,
+        **how: Any,
+    ) -> Answer:
+        """A figure of each range of one dimension; the ranges share no point, so that a point pays
+        once.
+
+        Args:
+            edges: values between them, a number of equal ranges, or ``None``: a range each value.
+        """
+        return self.ask((figure,), budget, {by: edges}, **how)
+
+    def grid(
+        self,
+        by: Mapping[str, Sequence[Any] | int | None],
+        budget: Number,
+        figures: Sequence[Aggregate] = (COUNT,),
+        **how: Any,
+    ) -> Answer:
+        """Figures of each cell of a grid: a batch of one charge and one scan, all or nothing."""
+        return self.ask(tuple(figures), budget, by, **how)
+
+    def ask(
+        self,
+        aggregates: Sequence[Aggregate],
+        budget: Number,
+        by: Mapping[str, Sequence[Any] | int | None] | None = None,
+        kind: Kind | None = None,
+        **how: Any,
+    ) -> Answer:
+        """Any figures of any cells for one budget.
+
+        Raises:
+            SessionRefusedError: points lack budget; ``decision`` says which.
+            DpstreamError: it has no meaning.
+        """
+        return asking.ask(self.session.desk, self.wish(aggregates, budget, by, kind, **how))
+
+    def wish(
+        self,
+        aggregates: Sequence[Aggregate],
+        budget: Number,
+        by: Mapping[str, Sequence[Any] | int | None] | None = None,
+        kind: Kind | None = None,
+        **how: Any,
+    ) -> Wish:
+        """The question, not asked yet."""
+        cells = cells_of(self.session.desk, self.selection, by) if by else Cells()
+        question = Question(
+            kind=kind or "epsilon",
+            amount=charge_of(budget),
+            aggregates=tuple(aggregates),
+            cells=cells,
+        )
+        return Wish(question, self.selection, **how)
+
+
+def cells_of(
+    desk: Desk, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
+) -> Cells:
+    """The cells of a grid by dimension: edges, a number of equal ranges, or every value.
+
+    Without edges they lie within what is selected, of a predicate on consumption within the
+    dimension: what the points have spent must not change what is asked.
+    """
+    space, axes = desk.space, list[Axis]()
+    whole = space.whole if selection.moves else selection.boxes()
+    if not len(whole):
+        raise UsageError("where", "is true nowhere", "name at least one point")
+    for name, edges in by.items():
+        if edges is not None and not isinstance(edges, int):
+            axes.append(along(space, name, edges))
+            continue
+        place = space.place(name)
+        low, high = (int(whole[:, place, 0].min()), int(whole[:, place, 1].max()))
+        parts = high - low
+        if edges is not None:  # equal ranges are of values
+            high, parts = min(high, int(space.values[place])), edges
+        if not 0 < parts <= high - low:
+            raise UsageError(f"cells.{name}", "cannot be cut into so many", "use fewer ranges")
+        if parts > MAX_CELLS:
+            raise UsageError(f"cells.{name}", "has too many values for a cell each", "give edges")
+        axes.append(Axis(name, tuple(low + (high - low) * i // parts for i in range(parts + 1))))
+    return Cells(tuple(axes))
+
+
+class Subspace(Asker):
+    """Points of the space; each of them pays for what is asked of it.
+
+    Attributes:
+        session: whose; selection: which points.
+    """
+
+    def __init__(self, session: Session, selection: Selection) -> None:
+        self.session, self.selection = session, selection
+
+    def where(self, predicate: str, name: str | None = None) -> "Subspace":
+        """The part where a predicate is true as well: comparisons of dimensions, and of
+        ``consumed_epsilon``, ``remaining_epsilon`` and the same of rho.
+
+        Args:
+            name: to find it by in the session.
+
+        Raises:
+            UsageError: the predicate is none.
+        """
+        found = Subspace(self.session, self.selection.where(predicate))
+        if name is not None:
+            self.session.names[name] = found
+        return found
+
+    def max_consumed(self, kind: Kind = "epsilon") -> float:
+        """The most that any of the points has spent; free.
+
+        Raises:
+            UsageError: there is no point.
+        """
+        account = self.session.desk.account
+        return account.spent(kind).most_in(self.boxes()) / MICRO
+
+    def with_budget(self, budget: Number, kind: Kind = "epsilon") -> "Subspace":
+        """The points that have a budget left now; free.  They stay the same after it is spent.
+
+        Raises:
+            PolicyError: no point has so much.
+        """
+        kept = self.enough(charge_of(budget), kind)
+        if not len(kept):
+            raise PolicyError(
+                "budget", "is more than any point of it has left", "ask for less, or elsewhere"
+            )
+        return Subspace(self.session, self.selection.cut_to(kept))
+
+    def enough(self, amount: int, kind: Kind) -> Int64:
+        """(m, d, 2) the points that have so many millionths, perhaps none.
+
+        Boxes begin on the grid of initial budgets: they are snapped when they are asked, and have
+        enough as a whole.
+        """
+        desk = self.session.desk
+        order = Order(kind, amount, desk.analyst, self.selection.boxes, True)
+        kept = desk.account.plan(order).read.copy()
+        place = desk.space.budget_place(kind)
+        grid = int(desk.space.grids[place])
+        kept[:, place, 0] = -(-kept[:, place, 0] // grid) * grid
+        return kept[kept[:, place, 0] < kept[:, place, 1]]
+
+    def boxes(self) -> Int64:
+        """(m, d, 2) its points as of now; free."""
+        return self.selection.boxes(self.session.desk.account)
+
+    def plan(
+        self, budget: Number, kind: Kind = "epsilon", drop: bool = False, cover: Sequence[str] = ()
+    ) -> Planned:
+        """What a question would be told now, without charging it."""
+        wish = self.wish((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
+        return self.session.desk.account.plan(asking.order_of(self.session.desk, wish))
+
+    def as_pinq(
+        self, budget: Number, kind: Kind = "epsilon", cover: Sequence[str] = ()
+    ) -> "Allotment":
+        """Charge a whole budget now, and ask until it is used up.
+
+        Raises:
+            SessionRefusedError: ANY point has less left.
+        """
+        desk, amount = self.session.desk, charge_of(budget)
+        order = Order(kind, amount, desk.analyst, self.selection.boxes, False, tuple(cover), True)
+        paid = desk.account.pay(asking.nonce(), order)
+        selection = Selection(desk.space).cut_to(paid.region.read)
+        return Allotment(self.session, selection, paid.run_id, kind, amount)
+
+    def union(self, figure: Aggregate = COUNT) -> Union:
+        """A count or sum from answers of disjoint parts that were given before; free.
+
+        Raises:
+            PolicyError: they do not cover it.
+        """
+        return assembled(self.session.desk, self.boxes(), figure)
+
+
+class Allotment(Asker):
+    """Points that paid a budget at once, of which questions are answered until it is used up.
+
+    Attributes:
+        run_id: names it, in other programs too (`Session.allotment`).
+        kind, amount: of what was paid, in millionths.
+    """
+
+    def __init__(
+        self, session: Session, selection: Selection, run_id: str, kind: Kind, amount: int
+    ) -> None:
+        self.session, self.selection = session, selection
+        self.run_id, self.kind, self.amount = run_id, kind, amount
+
+    @property
+    def left(self) -> float:
+        """What is not used yet."""
+        history = self.session.desk.account.history()
+        used = sum(charge.amount for _, charge in history if charge.draws_on == self.run_id)
+        return (self.amount - used) / MICRO
+
+    def where(self, predicate: str) -> "Allotment":
+        """The part where a predicate is true; it draws on the same budget."""
+        return Allotment(
+            self.session, self.selection.where(predicate), self.run_id, self.kind, self.amount
+        )
+
+    def wish(
+        self,
+        aggregates: Sequence[Aggregate],
+        budget: Number,
+        by: Mapping[str, Sequence[Any] | int | None] | None = None,
+        kind: Kind | None = None,
+        **how: Any,
+    ) -> Wish:
+        """The question, not asked yet.
+
+        Raises:
+            UsageError: it says who pays, which is the allotment.
+        """
+        strange = sorted(set(how) - {"fresh"})
+        if strange or kind not in (None, self.kind):
+            raise UsageError("allotment", "pays with its own budget, at its own points",
+                             "ask without kind, drop and cover")  # fmt: skip
+        how |= {"allotment": self.run_id}
+        return super().wish(aggregates, budget, by, self.kind, **how)

@@ -1,0 +1,153 @@
+"""Standing queries over records that keep arriving, and ranges of arrival that are closed.
+
+A standing query asks the same question again and again, of a window of arrival.  As long as every
+point of the window has enough budget the window stays; when its budget is gone it slides on to the
+earliest later window that has.  Which one that is follows from the ledger alone, and is decided in
+the transaction that charges, so that programs that run the same standing query share its windows
+and never overspend them.
+
+**Ticks.**  Each asking is named by a public tick, the instant at which it is due for instance: the
+same tick asked twice is answered once, the next tick is a new charge.  Windows end at or before
+``until``: a window over arrivals to come would pay for records that are not there yet.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions.boxes import cut, overlapped, taken
+from dpstream.accounting.regions.decision import Own, decide
+from dpstream.accounting.regions.dimensions import Integer, Real, Timestamp
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.sessions.aggregates import Question
+from dpstream.pipelines.session.ask import Wish, ask
+from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.receipt import Answer
+from dpstream.pipelines.session.selection import Selection
+from dpstream.state.ledger.orders import Views
+
+
+class Standing(NamedTuple):
+    """A standing query.
+
+    Attributes:
+        question: and its amount; selection: of which points, of whatever arrival.
+        arrival: the dimension of arrival; width: of a window, in whole cells of its grid.
+        start: coordinate at which the first window may begin.
+    """
+
+    question: Question
+    selection: Selection
+    arrival: str
+    width: int
+    start: int = 0
+
+
+def arrival_of(space: Space, name: str) -> int:
+    """The number of a dimension that can be one of arrival.
+
+    Raises:
+        UsageError: it has no order of values.
+    """
+    place = space.place(name)
+    if not isinstance(space.dimensions[place], Timestamp | Integer | Real):
+        raise UsageError("--arrival", "must be a dimension of instants or numbers", "name another")
+    return place
+
+
+def cells_wide(space: Space, name: str, coordinates: int) -> int:
+    """A width in coordinates, checked to be whole cells of the dimension's grid.
+
+    Raises:
+        UsageError: it is not: a window would pay beside itself.
+    """
+    grid = int(space.grids[arrival_of(space, name)])
+    if coordinates < 1 or coordinates % grid:
+        raise UsageError("--width", "must be whole cells of the grid", "use a multiple of the grid")
+    return coordinates
+
+
+def tick(desk: Desk, standing: Standing, until: int, name: str) -> Answer:
+    """Ask once.
+
+    Args:
+        until: coordinate that windows end at or before: arrivals so far.
+        name: of the tick; the same is answered once.
+
+    Raises:
+        PolicyError: no window has enough; later arrivals may.
+        DpstreamError: see `ask.ask`.
+    """
+    question = standing.question
+
+    def window(views: Views) -> Int64:
+        own = None
+        quota = desk.config.rules.quotas.of(question.kind, desk.analyst)
+        if quota is not None:
+            own = Own(desk.account.analyst_spent(question.kind, desk.analyst), quota)
+        return first_window(desk.space, standing, views, until, own)
+
+    # What makes the request: the query without the window, and the tick.
+    where = f"tick {name} of {standing.arrival} {standing.start} {standing.width}"
+    return ask(desk, Wish(question, standing.selection, tick=where, window=window))
+
+
+def first_window(
+    space: Space, standing: Standing, views: Views, until: int, own: Own | None = None
+) -> Int64:
+    """(m, d, 2) the points of the earliest window whose points all have enough.
+
+    Raises:
+        PolicyError: none has.
+    """
+    place = arrival_of(space, standing.arrival)
+    width, grid = standing.width, int(space.grids[place])
+    begin = -(-standing.start // grid) * grid
+    end = min(until, int(space.values[place]))
+    frame = space.whole[0].copy()
+    frame[place] = begin, max(end, begin)
+    found = standing.selection.boxes(views)
+    points = cut(taken(found, at), frame) if len(at := overlapped(found, frame)) else found[:0]
+    if begin + width <= end and len(points):
+        kind = standing.question.kind
+        decision = decide(
+            views.spent(kind), points, standing.question.amount, False, views.usable, own
+        )
+        low = _gap(decision.lacking[:, place], begin, end, width, grid)
+        if low is not None:
+            frame[place] = low, low + width
+            return cut(taken(points, overlapped(points, frame)), frame)
+    raise PolicyError(
+        "arrival", "has no window whose points all have enough budget",
+        "wait for newer arrivals, or ask with a smaller budget",
+    )  # fmt: skip
+
+
+def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | None:
+    """The first line of the grid from where on so many coordinates are in none of the ranges."""
+    low = begin
+    for first, last in taken_up[np.argsort(taken_up[:, 0], kind="stable")].tolist():
+        if low + width <= first:
+            break
+        low = max(low, -(-last // grid) * grid)
+    return low if low + width <= end else None
+
+
+def close_before(desk: Desk, arrival: str, before: Any) -> bool:
+    """Close all arrivals before a value, for ever; whether they were open.
+
+    Args:
+        before: a value of the dimension, on its grid.
+
+    Raises:
+        UsageError: it is none, or between two lines of the grid.
+    """
+    place = arrival_of(desk.space, arrival)
+    edge = desk.space.dimensions[place].edge(before)
+    if not edge:
+        raise UsageError("--before", "is before all arrivals", "name a later one")
+    box = desk.space.whole.copy()
+    box[0, place] = 0, edge
+    return desk.account.close_for_ever(box, desk.analyst)

@@ -1,0 +1,76 @@
+"""What was asked and paid of a table, in order: the ledger's entries in words, all public."""
+
+from typing import Any, NamedTuple
+
+from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.regions.space import Space
+from dpstream.pipelines.session import words
+from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.receipt import header_of
+from dpstream.state.ledger.region_charge import RegionCharge
+
+#: What an entry is.
+ASKED, PENDING, ALLOTTED, DRAWN, CLOSED = "question", "cut off", "allotment", "draw", "closed"
+
+
+class Line(NamedTuple):
+    """An entry.
+
+    Attributes:
+        at: when it was charged (UTC); run_id: of it; analyst: who.
+        what: one of the words above; a question that was charged and not answered is cut off, or
+            is being answered now.
+        question: in words; kind, amount: of what was paid, or drawn from an allotment.
+        allotment: run id of the one that it draws on, empty for none.
+        where: the boxes that paid, as predicates; of a draw, those that it read.
+        answered: when the answer was drawn, empty without one.
+    """
+
+    at: str
+    run_id: str
+    analyst: str
+    what: str
+    question: str
+    kind: str
+    amount: int
+    allotment: str
+    where: list[str]
+    answered: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines; the amount as a number."""
+        return self._asdict() | {"amount": self.amount / MICRO}
+
+
+def transcript(desk: Desk) -> list[Line]:
+    """All entries of the table."""
+    return [_line(desk, run_id, charge) for run_id, charge in desk.account.history()]
+
+
+def _line(desk: Desk, run_id: str, charge: RegionCharge) -> Line:
+    committed = desk.register.read(run_id)
+    header = None if committed is None else header_of(committed.receipt)
+    if charge.budget == "closed":
+        what = CLOSED
+    elif charge.allots:
+        what = ALLOTTED
+    elif header is None:
+        what = PENDING
+    else:
+        what = DRAWN if charge.draws_on else ASKED
+    return Line(
+        at=words.instant(charge.at - charge.at % MICRO),
+        run_id=run_id,
+        analyst=charge.analyst,
+        what=what,
+        question="" if header is None else words.question(header.question),
+        kind="" if charge.budget == "closed" else charge.budget,
+        amount=charge.amount,
+        allotment=charge.draws_on,
+        where=_where(desk.space, charge),
+        answered="" if header is None else header.answered,
+    )
+
+
+def _where(space: Space, charge: RegionCharge) -> list[str]:
+    return words.boxes(space, charge.read if charge.draws_on else charge.boxes, 3)

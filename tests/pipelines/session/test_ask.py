@@ -1,0 +1,276 @@
+"""Asking: what is paid and when, re-asks, refusals, and that no record decides anything."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.sessions.aggregates import median, sum_of
+from dpstream.pipelines.session import ask as asking
+from dpstream.pipelines.session.load import add, delete
+from dpstream.pipelines.session.session import Session
+from dpstream.state.ledger.orders import SessionRefusedError
+from tests.pipelines.session.small import RECORDS, config_at
+
+EMPTY = RECORDS.splitlines()[0] + "\n"
+OTHER = EMPTY + "".join(f"x{n},{n % 4},{n % 10},{n % 3},0.25\n" for n in range(40))
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(config_at(tmp_path), "alice") as found:
+        yield found
+
+
+def test_an_answer_is_of_the_records_that_paid(session: Session) -> None:
+    """Of 5 records, at noise so small that a value beyond 40 of them is seen once in 10^17."""
+    with_budget = session.where("epsilon >= 1")
+    answer = with_budget.count(1)
+    assert answer.charged and answer.insecure and answer.value is not None
+    assert abs(answer.value - 5) <= 40 and answer.sd is not None and 1.3 < answer.sd < 1.5
+    [(run_id, charge)] = session.desk.account.history()
+    assert (charge.budget, charge.amount, charge.analyst) == ("epsilon", 1_000_000, "alice")
+    assert answer.header.run_id == run_id
+    low, high = answer.interval
+    assert low is not None and high is not None and low < answer.value < high
+
+
+def test_an_exact_re_ask_is_the_old_bytes_whoever_asks_it_however_it_is_written(
+    session: Session,
+) -> None:
+    first = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5)
+    again = session.where("epsilon >= 1 AND NOT (a < 1 OR a >= 3)").count("0.50")
+    assert first.charged and not again.charged and again.receipt == first.receipt
+    add(session.desk.config, [_more(session)])
+    session.desk.analyst = "bob"
+    later = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5)
+    assert later.receipt == first.receipt and later.digest == first.digest
+    fresh = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5, fresh=True)
+    assert fresh.charged and fresh.header.run_id != first.header.run_id
+    # Another amount, figure, part or way to pay is another question.
+    for asked in (
+        lambda s: s.count(0.25), lambda s: s.count(0.25, kind="rho"),
+        lambda s: s.sum("b", 0.25, kind="rho"), lambda s: s.where("b >= 1").count(0.25),
+    ):  # fmt: skip
+        part = session.where("a >= 1 AND a < 3 AND epsilon >= 1.5 AND rho >= 0.5")
+        assert asked(part).charged
+
+
+def _more(session: Session) -> Path:
+    path = session.desk.config.base / "more.csv"
+    path.write_text(EMPTY + "r9,1,1,2.0,0.5\n")
+    return path
+
+
+def test_records_come_and_go_and_spent_budget_stays(session: Session) -> None:
+    rich = session.where("epsilon = 2")
+    scans = _counted(session)
+    rich.count(1)
+    before = session.desk.account.spent("epsilon")
+    add(session.desk.config, [_more(session)])
+    gone = session.desk.config.base / "gone.csv"
+    gone.write_text("name\nr1\nr5\n")
+    delete(session.desk.config, [gone])
+    assert (session.desk.account.spent("epsilon").amounts == before.amounts).all()
+    rich.count(0.5)
+    assert scans == [3, 2]  # r1, r3, r5; then r3, r9: the new version is read
+    with pytest.raises(SessionRefusedError):
+        rich.count(0.75)
+
+
+def _counted(session: Session) -> list[int]:
+    """True counts of all scans of a session from now on."""
+    found = list[int]()
+    opened = session.desk.scan
+
+    def scan() -> Any:
+        real = opened()
+
+        class Spy:
+            def totals(self, *given: Any) -> Any:
+                totals = real.totals(*given)
+                found.append(int(totals.records.sum()))
+                return totals
+
+        return Spy()
+
+    session.desk.scan = scan  # type: ignore[method-assign]
+    return found
+
+
+def test_a_record_without_budget_is_never_read(session: Session) -> None:
+    scans = _counted(session)
+    session.table.count(0.5, drop=True)
+    session.table.count(0.5, drop=True, fresh=True)
+    session.table.count(0.5, drop=True, fresh=True)
+    assert scans == [6, 5, 4]  # r2 has 0.5, r0 has 1.0
+    session.where("remaining_epsilon >= 0.5").count(0.5)
+    assert scans[3:] == [3]  # r4 has 1.5
+
+
+def test_a_refusal_names_what_lacks_and_charges_nothing(session: Session) -> None:
+    scans = _counted(session)
+    with pytest.raises(SessionRefusedError, match="too little left") as refused:
+        session.where("a = 0").count(1)
+    decision = refused.value.decision
+    assert decision.largest == 0 and decision.lacking[0, 2].tolist() == [0, 4]
+    assert not scans and session.desk.account.history() == []
+    assert session.where("a = 0 AND epsilon >= 1").count(1).charged
+
+
+QUESTIONS: list[tuple[str, float, dict[str, Any]]] = [
+    ("a < 2", 0.5, {"drop": True}),
+    ("a < 2", 0.5, {}),
+    ("epsilon >= 1", 0.75, {"cover": ("a",)}),
+    ("a = 1 AND epsilon >= 1", 0.5, {}),
+    ("remaining_epsilon >= 0.5", 0.5, {}),
+    ("consumed_epsilon < 0.5", 0.25, {"drop": True}),
+    ("a = 2", 0.25, {"kind": "rho", "drop": True}),
+    ("a = 2", 0.25, {"drop": True}),
+    ("a < 2", 0.5, {"drop": True}),
+]
+
+
+def transcript(folder: Path, records: str) -> list[Any]:
+    """Refusals, charges and re-asks of some questions, but for run ids and instants."""
+    found = list[Any]()
+    with Session(config_at(folder, records), "alice") as session:
+        for where, amount, how in QUESTIONS:
+            try:
+                answer = session.where(where).count(amount, **how)
+                found.append((answer.charged, answer.header.where, answer.sd))
+            except PolicyError as error:
+                found.append((str(error), session.desk.account.spent("epsilon").amounts.tolist()))
+        for _, charge in session.desk.account.history():
+            found.append((charge.budget, charge.amount, charge.charged, charge.reads))
+        plan = session.where("a < 3").plan(0.5)
+        found.append((plan.decision.accepted, plan.decision.largest, plan.read.tolist()))
+    return found
+
+
+def test_the_transcript_is_the_same_on_other_and_on_empty_data(tmp_path: Path) -> None:
+    one, *others = (
+        transcript(tmp_path / str(n), text) for n, text in enumerate((RECORDS, OTHER, EMPTY))
+    )
+    assert others == [one, one] and len(one) > len(QUESTIONS) + 4
+
+
+def test_a_decision_that_looks_at_records_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sabotaged twin: a question of which no record is asked is not charged."""
+    pay = asking.pay
+
+    def looks(desk: Any, wish: Any) -> Any:
+        boxes = wish.selection.boxes(desk.account)
+        totals = desk.scan().totals(boxes, wish.question.cells,
+                                    wish.question.needs(desk.space, boxes))  # fmt: skip
+        if not totals.records.sum():
+            raise PolicyError("where", "has no record", "ask elsewhere")
+        return pay(desk, wish)
+
+    monkeypatch.setattr(asking, "pay", looks)
+    assert transcript(tmp_path / "0", RECORDS) != transcript(tmp_path / "1", EMPTY)
+
+
+def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) -> None:
+    for asked in (
+        lambda: session.where("a <"),
+        lambda: session.where("nothing = 1").count(1),
+        lambda: session.table.sum("epsilon", 1),
+        lambda: session.table.sum("nothing", 1),
+        lambda: session.table.count(0),
+        lambda: session.table.count(-1),
+        lambda: session.table.count(float("nan")),
+        lambda: session.table.count(1e9),
+        lambda: session.table.count(1, kind="delta"),
+        lambda: session.table.count(1, cover=("nothing",)),
+        lambda: session.table.histogram("a", 1, 99),
+        lambda: session.table.histogram("a", 1, [3, 2]),
+        lambda: session.table.ask((sum_of("b"), sum_of("b")), 1),
+        lambda: session.where("a < 0").count(1),
+    ):
+        with pytest.raises((UsageError, PolicyError)):
+            asked()
+    assert session.desk.account.history() == []
+    (session.desk.config.folder / "manifest.json").unlink()
+    with pytest.raises(RunError, match="holds no table"):
+        session.where("epsilon >= 1").count(1)
+    assert session.desk.account.history() == []
+
+
+def test_the_charge_is_durable_before_a_record_is_read(session: Session) -> None:
+    def broken() -> Any:
+        assert len(session.desk.account.history()) == 1
+        raise RunError("table", "is gone", "bring it back")
+
+    real, session.desk.scan = session.desk.scan, broken  # type: ignore[method-assign]
+    rich = session.where("epsilon >= 1")
+    with pytest.raises(RunError, match="is gone"):
+        rich.ask((median("b"),), 1)
+    session.desk.scan = real  # type: ignore[method-assign]
+    answer = rich.ask((median("b"),), 1)
+    assert not answer.charged and len(session.desk.account.history()) == 1
+
+
+def test_a_charge_after_the_scan_would_be_noticed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sabotaged twin of the test above: the scan comes first."""
+    pay = asking.pay
+
+    def late(desk: Any, wish: Any) -> Any:
+        desk.scan()
+        return pay(desk, wish)
+
+    monkeypatch.setattr(asking, "pay", late)
+    with pytest.raises(AssertionError):
+        test_the_charge_is_durable_before_a_record_is_read(session)
+
+
+def test_predicates_on_consumption_are_resolved_in_the_transaction_that_charges(
+    tmp_path: Path,
+) -> None:
+    assert _raced(tmp_path / "0", lambda desk, wish: None) == []
+
+
+def test_a_predicate_that_is_resolved_before_the_lock_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sabotaged twin: boxes as they were when the question was written."""
+    order_of = asking.order_of
+
+    def early(desk: Any, wish: Any) -> Any:
+        boxes = wish.selection.boxes(desk.account)
+        return order_of(desk, wish)._replace(resolve=lambda _: boxes)
+
+    monkeypatch.setattr(asking, "order_of", early)
+    assert _raced(tmp_path / "0", lambda desk, wish: None) != []
+
+
+def _raced(folder: Path, _: Any) -> list[int]:
+    """Numbers of the entries whose boxes are not what their predicate meant at their place."""
+    where = "consumed_epsilon < 0.5 AND epsilon >= 1"
+    config = config_at(folder)
+    with Session(config, "alice") as mine, Session(config, "bob") as other:
+        transact = mine.desk.ledger.transact
+
+        def slow(work: Any) -> Any:
+            with contextlib.suppress(PolicyError):
+                other.where("a = 0 AND epsilon >= 1").count(0.5)  # just before the lock
+            return transact(work)
+
+        mine.desk.ledger.transact = slow  # type: ignore[method-assign]
+        mine.where(where).count(0.25)
+        mine.desk.ledger.transact = transact  # type: ignore[method-assign]
+        history = mine.desk.account.history()
+        wanted = mine.where("NOT a = 0 AND epsilon >= 1").boxes()
+        return [n for n, (_, charge) in enumerate(history)
+                if charge.analyst == "alice" and not _same(charge.read, wanted)]  # fmt: skip
+
+
+def _same(some: Any, others: Any) -> bool:
+    return sorted(some.tolist()) == sorted(others.tolist())

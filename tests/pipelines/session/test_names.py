@@ -1,0 +1,33 @@
+"""Names of subspaces: kept beside the table's file, replaced whole."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.session import names
+
+
+def test_names_are_kept(tmp_path: Path) -> None:
+    table = tmp_path / "rides.toml"
+    assert names.read(table) == names.Names()
+    names.write(table, "night", "hour >= 22")
+    names.write(table, "day", "hour < 22")
+    names.write(table, "night", "hour >= 21")
+    names.write(table, "first", run_id="ab")
+    assert names.predicate(table, "night") == "hour >= 21"
+    assert sorted(names.read(table).subspaces) == ["day", "night"]
+    assert names.file_of(table).name == "rides.names.json"
+    assert names.allotment(table, "first") == "ab" and names.allotment(table, "cd") == "cd"
+    with pytest.raises(UsageError, match="no such name"):
+        names.predicate(table, "noon")
+    names.check("night")
+    with pytest.raises(UsageError, match="letters"):
+        names.check("a b")
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", '{"subspaces": {"a": 1}}', '{"a": {}}'])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    names.file_of(tmp_path / "t.toml").write_text(text)
+    with pytest.raises(PolicyError, match="another form"):
+        names.read(tmp_path / "t.toml")

@@ -1,0 +1,199 @@
+"""The promise, enumerated: |ln p0/p1| <= the sum of the initial budgets of the differing records.
+
+An adaptive analyst asks a tiny table through sessions: ledger, predicates, ``drop``, quotas,
+allotments, updates in between.  Answers are not drawn but enumerated, and each transcript's
+probability is the product of the exact geometric law of its answers.  What the analyst is
+answered, and nothing else, decides what is asked, so that the same transcript has one probability
+on each pair of databases.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.sessions.calibration import calibrated
+from dpstream.pipelines.session import ask as asking
+from dpstream.pipelines.session.ask import Wish
+from dpstream.pipelines.session.session import Session
+from dpstream.state.ledger import orders, regions
+from tests.pipelines.session.small import RECORDS, config_at
+
+EMPTY = RECORDS.splitlines()[0] + "\n"
+QUOTA = "\n[quota]\nepsilon = 1.25\n"
+ANSWERS = (0, 3)
+
+
+class Step(NamedTuple):
+    """A count that was paid: what it read, at which noise, what was answered, and when."""
+
+    read: Int64
+    scale: float
+    value: int
+    updates: int
+
+
+class Analyst:
+    """Asks, and chooses the next question by the answers so far."""
+
+    def __init__(self, session: Session, answers: tuple[int, ...]) -> None:
+        self.session, self.answers, self.updates = session, list(answers), 0
+        self.steps = list[Step]()
+
+    def count(self, wish: Wish) -> int | None:
+        """The next answer of the enumeration, ``None`` if it is refused."""
+        desk = self.session.desk
+        try:
+            paid = asking.pay(desk, wish)
+        except PolicyError:
+            return None
+        found = desk.register.read(paid.run_id)
+        if found is not None:
+            return int(found.receipt)
+        value = self.answers.pop(0)
+        desk.register.commit(paid.run_id, str(value).encode())
+        [measures] = calibrated(desk.space, wish.question, paid.region.read)
+        scale = measures.each[0].noises[0].scale
+        self.steps.append(Step(paid.region.read, scale, value, self.updates))
+        return value
+
+    def ask(self, where: str, amount: float, **how: Any) -> int | None:
+        point = self.session.where(where)
+        return self.count(point.wish((asking_count(),), amount, **how))
+
+    def run(self) -> None:
+        """The analysis: what is left decides, and what was answered."""
+        first = self.ask("a = 0", 0.5, drop=True)
+        self.updates = 1
+        if first:
+            self.ask("a < 2 AND consumed_epsilon > 0", 0.5, drop=True)
+        else:
+            self.ask("a <= 1 AND epsilon >= 0.75", 0.75)
+        self.session.desk.analyst = "bob"
+        second = self.ask("a = 0 AND remaining_epsilon >= 0.25", 0.25)
+        allotted = self.session.where("a = 0 AND remaining_epsilon >= 0.5")
+        try:
+            allotment = allotted.as_pinq(0.5)
+        except PolicyError:
+            return
+        self.updates = 2
+        self.count(allotment.wish((asking_count(),), 0.25))
+        part = allotment.where("epsilon >= 1") if second else allotment
+        self.count(part.wish((asking_count(),), 0.25, fresh=True))
+        self.count(part.wish((asking_count(),), 0.25, fresh=True))  # one too many
+
+
+def asking_count() -> Any:
+    from dpstream.accounting.sessions.aggregates import COUNT
+
+    return COUNT
+
+
+def transcripts(folder: Path) -> Iterator[list[Step]]:
+    """Every run of the analysis; a run asks at most six times."""
+    seen = set[tuple[int, ...]]()
+    for number, answers in enumerate(itertools.product(ANSWERS, repeat=6)):
+        if any(answers[: len(known)] == known for known in seen):
+            continue
+        config = config_at(folder / str(number), EMPTY, QUOTA)
+        with Session(config, "alice") as session:
+            analyst = Analyst(session, answers)
+            analyst.run()
+        seen.add(answers[: len(analyst.steps)])
+        yield analyst.steps
+
+
+def records() -> Int64:
+    """(n, 4) every point that a differing record may be at, of few values."""
+    return np.array([[a, 1, e, 0] for a in (0, 1) for e in range(9)])
+
+
+def histories() -> list[tuple[int, ...]]:
+    """When a record is there: in which of the three times between updates."""
+    return [when for when in itertools.product((0, 1), repeat=3) if any(when)]
+
+
+def worst(folder: Path) -> float:
+    """The largest loss of a transcript, less the initial budgets of the differing records.
+
+    Pairs of databases differ in one record or two, each there for a while, over a base of other
+    records.
+    """
+    at, when = records(), np.array(histories())
+    most = -np.inf
+    for steps in transcripts(folder):
+        moved = np.zeros((len(steps), len(at) * len(when)))
+        for number, step in enumerate(steps):
+            inside = np.zeros(len(at), bool)
+            for box in step.read:
+                inside |= ((at >= box[:, 0]) & (at < box[:, 1])).all(axis=1)
+            moved[number] = (inside[:, None] & (when[:, step.updates] == 1)).reshape(-1)
+        budget = np.repeat(at[:, 2] * 0.25, len(when))
+        scale, value = (np.array([getattr(s, name) for s in steps]) for name in ("scale", "value"))
+        for base in (0, 2):
+            noise = np.abs(value - base)
+            one = (np.abs(value[:, None] - base - moved) - noise[:, None]) / scale[:, None]
+            most = max(most, float((np.abs(one.sum(axis=0)) - budget).max()))
+            for first in range(0, len(budget), 7):  # a second record beside some first ones
+                both = np.abs(value[:, None] - base - moved - moved[:, [first]])
+                two = ((both - noise[:, None]) / scale[:, None]).sum(axis=0)
+                most = max(most, float((np.abs(two) - budget - budget[first]).max()))
+    return most
+
+
+def test_no_transcript_tells_more_than_the_initial_budgets(tmp_path: Path) -> None:
+    found = worst(tmp_path)
+    assert -0.01 < found <= 1e-9  # some record pays all that it has
+
+
+def _reads_what_is_dropped(planned: Callable[..., Any]) -> Callable[..., Any]:
+    def found(order: Any, state: Any, rules: Any, at: int) -> Any:
+        plan = planned(order, state, rules, at)
+        if not plan.decision.accepted:
+            return plan
+        return plan._replace(read=order.resolve(orders.Views(state, 1_000_000)))
+
+    return found
+
+
+def _charges_nothing_dropped(planned: Callable[..., Any]) -> Callable[..., Any]:
+    def found(order: Any, state: Any, rules: Any, at: int) -> Any:
+        plan = planned(order, state, rules, at)
+        return plan._replace(decision=plan.decision._replace(charged=plan.decision.charged[:0]))
+
+    return found
+
+
+def _forgets_the_drawn(_: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *_: None
+
+
+@pytest.mark.parametrize(
+    ("name", "twin"),
+    [
+        ("planned", _reads_what_is_dropped),
+        ("planned", _charges_nothing_dropped),
+        ("check_draw", _forgets_the_drawn),
+    ],
+)
+def test_a_twin_that_breaks_the_promise_is_noticed(
+    name: str, twin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, name, twin(getattr(regions, name)))
+    assert worst(tmp_path) > 0.2
+
+
+def test_quotas_hold_at_every_point(tmp_path: Path) -> None:
+    most = 0.0
+    for number, answers in enumerate(((0,) * 6, (3,) * 6)):
+        with Session(config_at(tmp_path / str(number), EMPTY, QUOTA), "alice") as session:
+            Analyst(session, answers).run()
+            for who in ("alice", "bob"):
+                spent = session.desk.account.analyst_spent("epsilon", who)
+                most = max(most, int(spent.amounts.max()) / 1e6)
+    assert 0.5 < most <= 1.25

@@ -1,0 +1,85 @@
+"""Allotments: draws never add up to more than was paid, and nothing else can be drawn on."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.state.ledger.allotments import allotted
+from dpstream.state.ledger.orders import Order
+from dpstream.state.ledger.regions import RegionAccount
+from dpstream.state.ledger.sqlite import SqliteLedger
+from tests.pipelines.session.people import PEOPLE, box
+
+YOUNG = box(age=(0, 50), epsilon=(1.0, None))
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Iterator[RegionAccount]:
+    with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
+        yield RegionAccount(ledger, PEOPLE)
+
+
+def allot(account: RegionAccount, amount: int = 500_000, request: str = "a") -> str:
+    order = Order("epsilon", amount, "alice", lambda _: YOUNG, allot=True)
+    return account.pay(request, order).run_id
+
+
+def test_draws_use_it_up_and_charge_no_point(account: RegionAccount) -> None:
+    run_id = allot(account)
+    spent = account.spent("epsilon")
+    for number, amount in enumerate((200_000, 300_000)):
+        paid = account.draw(f"d{number}", run_id, "epsilon", amount, "alice", lambda _, of: of)
+        assert paid.charged and paid.region.draws_on == run_id
+        assert np.array_equal(paid.region.read, YOUNG) and not len(paid.region.boxes)
+    assert np.array_equal(account.spent("epsilon").boxes, spent.boxes)
+    assert np.array_equal(account.spent("epsilon").amounts, spent.amounts)
+    with pytest.raises(PolicyError, match="has 0 left"):
+        account.draw("d2", run_id, "epsilon", 1, "alice", lambda _, of: of)
+    # The same request is the same draw, free; and so it stays for another reader.
+    assert not account.draw("d0", run_id, "epsilon", 200_000, "bob", lambda _, of: of).charged
+    other = RegionAccount(account._ledger, PEOPLE)
+    charges = account._ledger.book().charges
+    assert allotted(charges, PEOPLE, run_id)[1] == 500_000
+    assert np.array_equal(other.spent("epsilon").amounts, spent.amounts)
+    # What a draw states beside its allotment is nothing: the allotment stated all of it.
+    assert [c.epsilon for c in charges] == [0.5, 0.0, 0.0]
+
+
+def test_nothing_is_drawn_on_a_question(account: RegionAccount) -> None:
+    order = Order("epsilon", 500_000, "alice", lambda _: YOUNG)
+    asked = account.pay("q", order).run_id
+    for run_id in (asked, "0" * 32):
+        with pytest.raises(PolicyError, match="not in the ledger"):
+            account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of)
+    drawn = account.draw("d", allot(account), "epsilon", 100_000, "alice", lambda _, of: of).run_id
+    with pytest.raises(PolicyError, match="not in the ledger"):
+        account.draw("e", drawn, "epsilon", 1, "alice", lambda _, of: of)
+
+
+def test_epsilon_pays_for_no_gaussian_noise(account: RegionAccount) -> None:
+    with pytest.raises(PolicyError, match="paid with epsilon"):
+        account.draw("d", allot(account), "rho", 1, "alice", lambda _, of: of)
+
+
+def test_a_draw_reads_within_its_allotment(account: RegionAccount) -> None:
+    run_id = allot(account)
+    outside = box(age=(40, 60), epsilon=(1.0, None))
+    with pytest.raises(UsageError, match="reaches out"):
+        account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: outside)
+    with pytest.raises(UsageError, match="true nowhere"):
+        account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of[:0])
+    inside = box(age=(40, 50), epsilon=(1.0, None))
+    assert account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: inside).charged
+
+
+def test_a_closed_range_is_closed_to_draws(account: RegionAccount) -> None:
+    run_id = allot(account)
+    account.close_for_ever(box(age=(0, 10)), "steward")
+    with pytest.raises(PolicyError, match="closed for ever"):
+        account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of)
+    still = box(age=(10, 50), epsilon=(1.0, None))
+    assert account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: still).charged
