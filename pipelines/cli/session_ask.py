@@ -9,6 +9,7 @@ from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
     BUDGET,
+    RUNNER,
     TABLE,
     WHERE,
     as_builtins,
@@ -17,6 +18,7 @@ from dpstream.pipelines.cli.session_parts import (
     cells,
     lacking,
     opened,
+    runner_of,
     subspace,
 )
 
@@ -48,6 +50,7 @@ FROM = click.option("--from", "allotment", metavar="RUN_ID", help="Draw on an al
         "dpstream session ask rides.toml count --by x=16 --by y=16 --rho 0.01 --drop",
         "dpstream session ask rides.toml 'median(fare)' --from RUN_ID --epsilon 0.25",
         "dpstream session ask rides.toml count --where 'hour >= 20' --union   # free",
+        "dpstream session ask rides.toml count --by x=16 --epsilon 0.1 --runner FlinkRunner",
     )
 )
 @TABLE
@@ -58,11 +61,13 @@ FROM = click.option("--from", "allotment", metavar="RUN_ID", help="Draw on an al
 @FROM
 @click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
 @click.option("--union", is_flag=True, help="From answers of disjoint parts, free.")
+@RUNNER
 @ANALYST
 @AS_JSON
 def ask(
     table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    union: bool, allotment: str | None, analyst: str, as_json: bool, **how: Any,
+    union: bool, allotment: str | None, runner: str | None, parallelism: int,
+    beam_flag: tuple[str, ...], analyst: str, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Answer FIGURES (default: count) of some points of TABLE.toml.
 
@@ -70,7 +75,8 @@ def ask(
     What is asked is charged in the ledger before a record is read, and committed before it is
     seen.  The same question is answered with the same bytes, at no further charge.
     """
-    with opened(table, analyst) as session:
+    where_to = runner_of(runner, parallelism, beam_flag)
+    with opened(table, analyst, where_to) as session:
         if union:
             _union(session, table, figures, where, inside, as_json)
             return
@@ -117,7 +123,8 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
         left = session.allotment(head.allotment).left
         click.echo(f"Drew {paid} on the allotment, which has {_left(left)} left", err=True)
     else:
-        click.echo(f"Charged {paid} to every point asked; run {head.run_id}", err=True)
+        left_out = ", but those with less left, which are left out" if head.drop else ""
+        click.echo(f"Charged {paid} to every point asked{left_out}; run {head.run_id}", err=True)
     if answer.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 

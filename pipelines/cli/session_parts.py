@@ -12,6 +12,7 @@ from dpstream.pipelines.cli.parts import options
 if TYPE_CHECKING:
     from dpstream.accounting.regions.decision import Decision
     from dpstream.accounting.regions.space import Space
+    from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.session.session import Asker, Session, Subspace
 
 _PATH = click.Path(path_type=Path)
@@ -27,8 +28,31 @@ BUDGET = options(
     click.option("--epsilon", metavar="AMOUNT", help="Pay so much epsilon."),
     click.option("--rho", metavar="AMOUNT", help="Or so much rho (zCDP)."),
 )
+RUNNER = options(
+    click.option(
+        "--runner", help="Beam runner whose workers read and draw; default: this process."
+    ),
+    click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers."),
+    click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE."),
+)
 #: Boxes of a refusal that are named.
 _BOXES = 8
+
+
+def runner_of(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
+    """The runner of a command.
+
+    Raises:
+        UsageError: there is none, and something is said of it.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.runners.bounded import Runner
+
+    if name is None:
+        if flags or parallelism > 1:
+            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
+        return None
+    return Runner(name, flags, parallelism)
 
 
 def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
@@ -46,12 +70,12 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def opened(table: Path, analyst: str) -> "Iterator[Session]":
+def opened(table: Path, analyst: str, runner: "Runner | None" = None) -> "Iterator[Session]":
     """The session of a TABLE.toml; of a refusal it says which boxes lack budget."""
     from dpstream.pipelines.session.session import Session
     from dpstream.state.ledger.orders import SessionRefusedError
 
-    with Session(table, analyst) as session:
+    with Session(table, analyst, runner=runner) as session:
         try:
             yield session
         except SessionRefusedError as error:

@@ -1,9 +1,10 @@
 """Answer a session's batch on Dataflow and leave it there: what the flex template of batches runs.
 
-The batch was charged, and its ticket committed, where the ledger is (``pipelines.session.ticket``).
-Table, ticket and output are in a store.  The ticket is put into the output before the pipeline is
-built; whoever is cut off and starts again goes on with it, which is the same bytes, and an output
-that has another ticket is refused.  The answer is put last, whole.
+The batch was charged, and its ticket's name committed, where the ledger is
+(``pipelines.session.ticket``).  Table, ticket and output are in a store; table and ticket are
+private.  The ticket's name is put into the output before the pipeline is built; whoever is cut off
+and starts again goes on with it, which is the same bytes, and an output that has another one is
+refused.  The answer is put last, whole.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+import msgspec
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
@@ -23,7 +25,8 @@ from dpstream.pipelines.session.ticket import Ticket, opened
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import get, put
 
-TICKET = "ticket.json"
+#: Of which ticket an output is.
+BATCH = "batch.json"
 #: Shards at least: cells are measured by that many workers.
 _WORKERS = 16
 
@@ -58,8 +61,8 @@ class Asked(NamedTuple):
                 "--key", "is on the launcher's machine, which is thrown away",
                 "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
             )  # fmt: skip
-        places = (place.rstrip("/") for place in (own.ticket, own.table_folder, own.out_folder))
-        return cls(*places, KeySource(own.key))
+        table, out = own.table_folder.rstrip("/"), own.out_folder.rstrip("/")
+        return cls(own.ticket, table, out, KeySource(own.key))
 
 
 class Begin(NamedTuple):
@@ -75,7 +78,7 @@ class Begin(NamedTuple):
 
 
 def begin(asked: Asked) -> Begin:
-    """Check the ticket and put it into the output, unless it is there.
+    """Check the ticket and put its name into the output, unless it is there.
 
     Raises:
         UsageError: there is no ticket.
@@ -86,12 +89,13 @@ def begin(asked: Asked) -> Begin:
     if data is None:
         raise UsageError("--ticket", "is not there", "put the ticket of the paid batch there")
     with asked.keys.ring() as keys:
-        ticket, fingerprint = opened(data, keys), keys.fingerprint
-    begun = get(asked.out, TICKET)
-    if begun not in (None, data):
+        (ticket, mac), fingerprint = opened(data, keys), keys.fingerprint
+    mine = msgspec.json.encode({"run_id": ticket.run_id, "ticket": mac})
+    begun = get(asked.out, BATCH)
+    if begun not in (None, mine):
         raise PolicyError("--out_folder", "is another batch's", "name a new folder")
     if begun is None:
-        put(asked.out, File(TICKET, data))
+        put(asked.out, File(BATCH, mine))
     shards = shards_for(ticket.table.space, ticket.question, ticket.boxes, _WORKERS)
     keys_of = asked.keys.of_run(ticket.run_id, fingerprint)
     task = Task(

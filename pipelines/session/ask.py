@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
@@ -74,6 +75,10 @@ def ask(desk: Desk, wish: Wish) -> Answer:
 def check(desk: Desk, wish: Wish) -> None:
     """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
     wish.question.check(desk.space)
+    if desk.runner is not None:
+        from dpstream.pipelines.session.batch import check as usable
+
+        usable(desk.runner)
     if not (desk.config.folder / "manifest.json").exists():
         raise RunError("table.folder", "holds no table", "make it with `dpstream session init`")
     assert desk.ring
@@ -128,19 +133,32 @@ def _resolved(desk: Desk, wish: Wish, boxes: Int64) -> Int64:
 
 def drawn(desk: Desk, wish: Wish, paid: Paid) -> bytes:
     """Read and draw under a run id that is charged: the receipt."""
-    question, read = wish.question, paid.region.read
-    totals = desk.scan().totals(read, question.cells, question.needs(desk.space, read))
-    table = answered(desk.space, question, read, totals, desk.ring, paid.run_id)
+    table = _read_and_drawn(desk, wish, paid)
     header = Header(
         run_id=paid.run_id,
         table=desk.table.digest,
         answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         where=wish.selection.text,
-        question=question,
+        question=wish.question,
         drop=wish.drop,
         allotment=wish.allotment,
     )
     return encoded(header, table)
+
+
+def _read_and_drawn(desk: Desk, wish: Wish, paid: Paid) -> pa.Table:
+    """In this process, or by the workers of a runner: the same bytes."""
+    question, read = wish.question, paid.region.read
+    if desk.runner is None:
+        totals = desk.scan().totals(read, question.cells, question.needs(desk.space, read))
+        return answered(desk.space, question, read, totals, desk.ring, paid.run_id)
+    from dpstream.pipelines.session.batch import spread
+
+    config = desk.config
+    keys = config.key_source().of_run(paid.run_id, desk.ring.fingerprint)
+    return spread(
+        desk.runner, config.base, config.folder, desk.table, question, read, keys, paid.run_id
+    )
 
 
 def nonce() -> str:

@@ -66,7 +66,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.amounts import MICRO, exact
+from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
@@ -324,6 +324,8 @@ def _dimension(where: str, part: DimensionPart) -> AnyDimension:
         codes = tuple(unicodedata.normalize("NFC", code) for code in part.values or ())
         return Category(codes=codes, **common)
     if part.type == "budget":
+        if part.value is not None:
+            initial_of(part.value, f"{where}.value")
         return Budget(**common)
     low, high = exact(part.low or 0, f"{where}.low"), exact(part.high or 0, f"{where}.high")
     if part.type == "integer":

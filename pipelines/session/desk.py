@@ -15,6 +15,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.regions import RegionAccount
 
 if TYPE_CHECKING:
+    from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.session.scan import Scan
 
 
@@ -26,9 +27,12 @@ class Desk:
         analyst: who asks.
         ledger, account, register: of its data set.
         held: whether records are copied into memory, for sessions of many questions.
+        runner: whose workers read and draw; ``None``: this process.
     """
 
-    def __init__(self, config: Config, analyst: str, held: bool = False) -> None:
+    def __init__(
+        self, config: Config, analyst: str, held: bool = False, runner: "Runner | None" = None
+    ) -> None:
         if not analyst or not analyst.isprintable() or len(analyst) > 200:
             raise UsageError("--analyst", "must be a short printable name", "name who asks")
         self.config, self.analyst = config, analyst
@@ -36,7 +40,7 @@ class Desk:
         self.space: Space = config.table.space
         self.ledger = open_ledger(config.ledger, config.data_set)
         self.register = Register(self.ledger, "session")
-        self.held = held
+        self.held, self.runner = held, runner
         self._ring: KeyRing | None = None
         self._scan: Scan | None = None
         try:

@@ -49,8 +49,7 @@ def heat_png(space: Space, shown: HeatMap, kind: str) -> bytes:
 def heat_words(space: Space, shown: HeatMap, kind: str) -> str:
     """What the map shows."""
     across, up = (space.dimensions[place].name for place in (shown.across, shown.up))
-    known = shown.left[np.isfinite(shown.left)]
-    least, most = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    least, most = float(shown.left.min()), float(shown.left.max())
     of = "" if shown.initial is None else f" of an initial {words.amount(_micro(shown.initial))}"
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
@@ -64,18 +63,16 @@ def _micro(budget: float) -> int:
 
 def _heat(space: Space, shown: HeatMap, kind: str) -> Figure:
     figure, axes = charts.axes_of(6.4, 4.4)
-    top = float(np.nanmax(shown.left)) if np.isfinite(shown.left).any() else 1.0
-    top = max(top, shown.initial or 0.0, 1e-6)
+    top = max(float(shown.left.max()), shown.initial or 0.0, 1e-6)
     axes.grid(False)
     columns, rows = shown.columns, shown.rows
     places = [
         _places(space.dimensions[p], e) for p, e in ((shown.across, columns), (shown.up, rows))
     ]
     image = axes.pcolormesh(
-        *places, np.ma.masked_invalid(shown.left),
+        *places, shown.left,
         cmap="viridis", vmin=0, vmax=top, rasterized=True,
     )  # fmt: skip
-    axes.set_facecolor("#00000000")
     bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
     of = "" if shown.initial is None else f" of {words.amount(_micro(shown.initial))}"
     bar.set_label(f"{kind} left{of}, at least")
@@ -138,7 +135,7 @@ def spending(moments: Sequence[Moment], kind: str) -> Picture:
 def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
     """Spent budget over time as a PNG file."""
     figure = _spending(moments, kind)
-    figure.axes[0].legend(frameon=False, loc="upper left")
+    _legend(figure.axes[0])
     return _png(figure)
 
 
@@ -179,13 +176,17 @@ def _spending(moments: Sequence[Moment], kind: str) -> Figure:
 _LIGHT = {charts.SERIES[0]: "#1f5fa8", charts.SERIES[1]: "#c2410c"}
 
 
+def _legend(axes: Any) -> None:
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(LINES))
+
+
 def _png(figure: Figure) -> bytes:
     """A figure with the colours of the light page."""
     for axes in figure.axes:
         for drawn in axes.lines:
             drawn.set_color(_LIGHT.get(str(drawn.get_color()), drawn.get_color()))
         if axes.get_legend() is not None:
-            axes.legend(frameon=False, loc="upper left")  # with the colours of its lines
+            _legend(axes)  # with the colours of its lines
         for grid in (*axes.get_xgridlines(), *axes.get_ygridlines()):
             grid.set_color("#d5dbe1")
     out = io.BytesIO()

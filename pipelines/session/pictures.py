@@ -32,8 +32,7 @@ class HeatMap(NamedTuple):
     Attributes:
         across, up: numbers of the dimensions.
         columns, rows: edges of the pixels, in coordinates.
-        left: (rows, columns) the least that is left, as a budget; NaN where the initial budget is
-            the picture's own dimension and the pixel lies below what was spent.
+        left: (rows, columns) the least that is left, as a budget.
         initial: the initial budget that it is of, ``None`` where that is one of the dimensions.
     """
 
@@ -79,7 +78,7 @@ def heat_map(
         return HeatMap(x, y, columns, rows, left / MICRO, at * spent.step / MICRO)
     own = (columns if x == place else rows)[:-1] * spent.step
     left = (own[None, :] if x == place else own[:, None]) - highest
-    return HeatMap(x, y, columns, rows, np.where(left < 0, np.nan, left / MICRO), None)
+    return HeatMap(x, y, columns, rows, np.maximum(left, 0) / MICRO, None)
 
 
 def _edges(side: Int64) -> Int64:

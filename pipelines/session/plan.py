@@ -120,8 +120,8 @@ def lines(plan: Plan) -> list[str]:
         found.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
     if not decision.accepted:
         largest = words.amount(decision.largest)
-        return [*found, f"Refused     {len(decision.lacking):,} boxes lack {paid}; all points asked "
-                f"have at least {largest}"]  # fmt: skip
+        said = f"{len(decision.lacking):,} boxes lack {paid}; all points asked have {largest}"
+        return [*found, f"Refused     {said} or more"]
     found.append(
         f"Charge      {paid} to each point of {len(decision.charged):,} boxes"
         + (f", which are {human(plan.waste)} times what is asked" if plan.waste > 1.0001 else "")

@@ -151,8 +151,8 @@ class Scan:
         for tree, of in enumerate(needs.leaves):
             mine = rows.taken(tree)
             leaf = mine.items[f"l{tree}"]
-            there = leaf >= 0  # a missing value has none
-            found.leaves[of.column][mine.cell[there], leaf[there]] = mine.items["n"][there]
+            has = leaf >= 0  # a missing value has none
+            found.leaves[of.column][mine.cell[has], leaf[has]] = mine.items["n"][has]
         return found
 
     def _run(

@@ -15,7 +15,7 @@ What is asked is charged in the ledger before a record is read and committed bef
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
@@ -33,6 +33,9 @@ from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.union import Union, assembled
 from dpstream.state.ledger.orders import Order, Planned
 
+if TYPE_CHECKING:
+    from dpstream.pipelines.runners.bounded import Runner
+
 
 class Session:
     """An open table, and who asks; a context that closes it.
@@ -40,6 +43,8 @@ class Session:
     Args:
         config: TABLE.toml, or what `load_config` gave of it.
         analyst: whose quota is charged.
+        held: copy the records into memory at the first question, for sessions of many.
+        runner: whose workers read and draw, with the same bytes; ``None``: this process.
 
     Attributes:
         names: subspaces by name.
@@ -48,9 +53,15 @@ class Session:
         DpstreamError: the file is not usable, or the ledger is not this table's.
     """
 
-    def __init__(self, config: str | Path | Config, analyst: str = "analyst") -> None:
+    def __init__(
+        self,
+        config: str | Path | Config,
+        analyst: str = "analyst",
+        held: bool = False,
+        runner: "Runner | None" = None,
+    ) -> None:
         loaded = config if isinstance(config, Config) else load_config(config)
-        self.desk = Desk(loaded, analyst)
+        self.desk = Desk(loaded, analyst, held, runner)
         self.names: dict[str, Subspace] = {}
 
     @property
@@ -163,7 +174,7 @@ class Asker:
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind = "epsilon",
+        kind: Kind | None = None,
         **how: Any,
     ) -> Answer:
         """Any figures of any cells for one budget.
@@ -179,13 +190,16 @@ class Asker:
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind = "epsilon",
+        kind: Kind | None = None,
         **how: Any,
     ) -> Wish:
         """The question, not asked yet."""
         cells = cells_of(self.session.desk, self.selection, by) if by else Cells()
         question = Question(
-            kind=kind, amount=charge_of(budget), aggregates=tuple(aggregates), cells=cells
+            kind=kind or "epsilon",
+            amount=charge_of(budget),
+            aggregates=tuple(aggregates),
+            cells=cells,
         )
         return Wish(question, self.selection, **how)
 

@@ -3,16 +3,20 @@
 A service (Dataflow) works while nobody waits, and no ledger is on its machines.  So the batch is
 charged first, where the ledger is, and what is handed over is the ticket: run id, question, boxes
 of the charge, and the table's parts by their digests.  All that the answer depends on is in it,
-and the noise key: whoever works it off, and however often, gets the same bytes.  That is why the
-ticket is committed as the request's receipt BEFORE it is handed over (``state.ledger.answers``):
-to commit what fixes the answer is to commit the answer.  A second ticket of one run id, of other
-records, would be the same noise on other sums; the receipt that stands first is the only one.
+but the noise key: whoever works it off, and however often, gets the same bytes.  That is why its
+name is committed as the request's receipt BEFORE it is handed over (``state.ledger.answers``): to
+commit what fixes the answer is to commit the answer.  A second ticket of one run id, of other
+records, would be the same noise on other sums; the name that stands first is the only one.
 
-A ticket has a MAC under the noise key: nobody else can write one, so that none is worked off that
-was not paid.  It holds no key and no record.
+The name is a MAC of the ticket under the noise key.  Nobody else can write one, so that none is
+worked off that was not paid; and it says nothing of records: no two run ids have one name.
+
+PRIVATE: digests and sizes of parts are functions of the records, without noise.  A ticket lies
+where the table lies; the ledger and the output have its name alone.
 """
 
 import hmac
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,6 +53,13 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return unpacked(self.read)
 
 
+class Sealed(NamedTuple):
+    """A ticket as it is kept, private, and its name, public: the receipt of its charge."""
+
+    data: bytes
+    name: str
+
+
 def ticket_of(
     table: SessionTable,
     parts: tuple[Part, ...],
@@ -56,8 +67,8 @@ def ticket_of(
     read: Int64,
     run_id: str,
     keys: KeyRing,
-) -> bytes:
-    """The ticket of a charge: to be committed as its receipt before it is handed over.
+) -> Sealed:
+    """The ticket of a charge; its name is to be committed as the receipt before it is handed over.
 
     Args:
         parts: usable ones of the table's manifest; read: (m, d, 2) boxes of the charge.
@@ -65,11 +76,12 @@ def ticket_of(
     ticket = Ticket(table=table, parts=parts, question=question, read=packed(read), run_id=run_id,
                     key=keys.fingerprint)  # fmt: skip
     text = msgspec.json.encode(ticket)
-    return text + b"\n" + _mac(text, keys).encode() + b"\n"
+    name = _mac(text, keys)
+    return Sealed(text + b"\n" + name.encode() + b"\n", name)
 
 
-def opened(data: bytes, keys: KeyRing) -> Ticket:
-    """A ticket of its bytes.
+def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
+    """A ticket of its bytes, and its name.
 
     Raises:
         PolicyError: it was not written with this key, or was changed since.
@@ -77,7 +89,7 @@ def opened(data: bytes, keys: KeyRing) -> Ticket:
     text, _, mac = data.removesuffix(b"\n").rpartition(b"\n")
     if hmac.compare_digest(mac, _mac(text, keys).encode()):
         try:
-            return msgspec.json.decode(text, type=Ticket)
+            return msgspec.json.decode(text, type=Ticket), mac.decode()
         except (msgspec.MsgspecError, DpstreamError):
             pass
     raise PolicyError(

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.figures import exact
@@ -198,8 +200,8 @@ class Ledger(abc.ABC):
         self._refuse(charge, epsilon, delta)
 
     def _refuse(self, charge: Charge, epsilon: float, delta: float) -> None:
-        first = self.book().charges[:1]
-        if any((one.kind == "session") != (charge.kind == "session") for one in first):
+        of_regions = charge.regions is not msgspec.UNSET
+        if any((one.regions is not msgspec.UNSET) != of_regions for one in self.book().charges[:1]):
             raise PolicyError(
                 "ledger.data_set",
                 "a table whose records have budgets of their own protects another privacy unit "

@@ -17,7 +17,7 @@ from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.session import encoded
 from dpstream.pipelines.operate import launch_batch
 from dpstream.pipelines.operate.launch_batch import (
-    TICKET,
+    BATCH,
     Asked,
     begin,
     flags,
@@ -52,10 +52,14 @@ def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> Ask
     keys = key_file(folder)
     parts = tuple(read_manifest(table.folder, table.table).usable())
     with keys.ring() as ring:
-        data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring)
+        data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring).data
     (folder / f"{run}.json").write_bytes(data)
     place = (folder / f"{run}.json").as_uri()
     return Asked(place, table.folder.as_uri(), (folder / out).as_uri(), keys)
+
+
+def asked_data(asked: Asked) -> bytes:
+    return Path(asked.ticket.removeprefix("file://")).read_bytes()
 
 
 def run(began: launch_batch.Begin) -> None:
@@ -73,8 +77,11 @@ def test_the_answer_is_that_of_this_process(table: Made, tmp_path: Path) -> None
         mine = here(table, table.table.space, table.question(), table.boxes, ring, RUN)
     out = tmp_path / "out"
     assert (out / ANSWER).read_bytes() == encoded(mine)
-    assert sorted(path.name for path in out.iterdir()) == [ANSWER, TICKET]
+    assert sorted(path.name for path in out.iterdir()) == [ANSWER, BATCH]
     assert begin(asked).done
+    public = (out / BATCH).read_bytes()
+    for part in read_manifest(table.folder, table.table).usable():  # nothing of records is there
+        assert part.digest.encode() not in public and part.digest.encode() in asked_data(asked)
     with pytest.raises(PolicyError, match="another batch"):
         begin(asked_of(table, tmp_path, run="6b" * 16))
     (tmp_path / f"{RUN}.json").unlink()

@@ -57,15 +57,19 @@ class Made(NamedTuple):
         return tallied(space, boxes, cells, needs, at, usable)
 
 
-def made(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3_000) -> Made:
-    """A table of rides in parts of 500 rows or more."""
+def made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3_000, hours: int | None = None
+) -> Made:
+    """A table of rides in parts of 500 rows or more, at an hour perhaps that no record can have."""
     monkeypatch.setattr(load, "PART_ROWS", 500)
     config = config_at(folder)
     for number in range(5):
         first = number * count // 5
-        write(folder / f"rides-{number}.parquet", rides(count // 5, number, first))
+        some = rides(count // 5, number, first)
+        write(folder / f"rides-{number}.parquet",
+              some if hours is None else some | {"hour": [hours] * (count // 5)})  # fmt: skip
     load.init(config)
-    assert len(read_manifest(config.folder, config.table).usable()) > 3
+    assert len(read_manifest(config.folder, config.table).parts) > 3
     return Made(config.folder, config.table)
 
 

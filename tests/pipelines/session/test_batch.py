@@ -66,6 +66,16 @@ def test_a_scan_in_duckdb_gives_the_same_bytes(table: Made, tmp_path: Path) -> N
         assert encoded(theirs) == encoded(here(table, space, question, boxes, ring, RUN))
 
 
+def test_a_table_without_usable_records_has_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise alone, and the same everywhere."""
+    nobody = made(tmp_path, monkeypatch, hours=99)
+    assert read_manifest(nobody.folder, nobody.table).usable() == []
+    mine, theirs = both(DIRECT, nobody, tmp_path)
+    assert mine == theirs
+
+
 def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) -> None:
     part = read_manifest(table.folder, table.table).usable()[1]
     path = table.folder / part.name

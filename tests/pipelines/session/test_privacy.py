@@ -26,7 +26,7 @@ from tests.pipelines.session.small import RECORDS, config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
 QUOTA = "\n[quota]\nepsilon = 1.25\n"
-ANSWERS = (0, 1, 3)
+ANSWERS = (0, 3)
 
 
 class Step(NamedTuple):
@@ -52,7 +52,11 @@ class Analyst:
             paid = asking.pay(desk, wish)
         except PolicyError:
             return None
+        found = desk.register.read(paid.run_id)
+        if found is not None:
+            return int(found.receipt)
         value = self.answers.pop(0)
+        desk.register.commit(paid.run_id, str(value).encode())
         [measures] = calibrated(desk.space, wish.question, paid.region.read)
         scale = measures.each[0].noises[0].scale
         self.steps.append(Step(paid.region.read, scale, value, self.updates))
@@ -91,9 +95,9 @@ def asking_count() -> Any:
 
 
 def transcripts(folder: Path) -> Iterator[list[Step]]:
-    """Every run of the analysis; a run asks at most five times."""
+    """Every run of the analysis; a run asks at most six times."""
     seen = set[tuple[int, ...]]()
-    for number, answers in enumerate(itertools.product(ANSWERS, repeat=5)):
+    for number, answers in enumerate(itertools.product(ANSWERS, repeat=6)):
         if any(answers[: len(known)] == known for known in seen):
             continue
         config = config_at(folder / str(number), EMPTY, QUOTA)
@@ -186,7 +190,7 @@ def test_a_twin_that_breaks_the_promise_is_noticed(
 
 def test_quotas_hold_at_every_point(tmp_path: Path) -> None:
     most = 0.0
-    for number, answers in enumerate(((0,) * 5, (3,) * 5)):
+    for number, answers in enumerate(((0,) * 6, (3,) * 6)):
         with Session(config_at(tmp_path / str(number), EMPTY, QUOTA), "alice") as session:
             Analyst(session, answers).run()
             for who in ("alice", "bob"):

@@ -22,8 +22,8 @@ from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.session import tallied
 from dpstream.pipelines.session import scan as scans
 from dpstream.pipelines.session import scan_sql
-from dpstream.pipelines.session.config import Config
-from dpstream.pipelines.session.load import add, init
+from dpstream.pipelines.session.config import Config, load_config
+from dpstream.pipelines.session.load import add, delete, init, tidied
 from dpstream.pipelines.session.scan import Scan
 from tests.pipelines.session.tables import at_of, config_at, rides, write
 
@@ -247,12 +247,35 @@ def test_a_part_that_changes_later_fails_the_query(tmp_path: Path) -> None:
 
 
 def test_a_reader_keeps_its_version(tmp_path: Path) -> None:
+    """Also when its parts are no longer any version's."""
     config = small(tmp_path)
+    gone = write(tmp_path / "gone.parquet", {"ride": ["r3", "r4"]})
     with Scan(config.folder, config.table) as scan:
-        add(config, [write(tmp_path / "more.parquet", rides(7, first=50))])
+        assert not delete(config, [gone]).tidied
         assert (scan.version, count(scan, config)) == (1, 50)
-    with Scan(config.folder, config.table) as scan:
-        assert (scan.version, count(scan, config)) == (2, 57)
+        with Scan(config.folder, config.table) as other:
+            assert (other.version, count(other, config)) == (2, 48)
+    assert tidied(config) and len(list(config.folder.glob("part-*"))) == 1
+
+
+def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
+    """Records without ids may be alike."""
+    write(tmp_path / "rides-1.parquet", rides(5))
+    file = tmp_path / "TABLE.toml"
+    config_at(tmp_path)
+    file.write_text(file.read_text().replace('id = "ride"\n', ""))
+    config = load_config(file)
+    init(config)
+    add(config, [tmp_path / "rides-1.parquet"])
+    for held in (False, True):
+        with Scan(config.folder, config.table, held=held) as scan:
+            assert count(scan, config) == 10
+
+
+def test_sums_of_many_coordinates_are_whole(opened: tuple[Scan, Config, np.ndarray]) -> None:
+    scan, config, at = opened
+    found = scan.totals(config.table.space.whole, Cells(), Needs(("rho",), ()))
+    assert found.columns["rho"].total.tolist() == [at[:, 5].sum()] and at[:, 5].sum() > 1 << 30
 
 
 def test_another_table_and_none(tmp_path: Path) -> None:

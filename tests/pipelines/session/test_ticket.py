@@ -20,8 +20,13 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 def test_a_ticket_says_what_was_paid_and_is_of_its_key(table: Made, tmp_path: Path) -> None:
     parts = read_manifest(table.folder, table.table).parts
     with key_file(tmp_path).ring() as keys:
-        data = ticket_of(table.table, parts, table.question(), table.boxes, RUN, keys)
-        found = opened(data, keys)
+        data, name = ticket_of(table.table, parts, table.question(), table.boxes, RUN, keys)
+        found, again = opened(data, keys)
+        assert name == again and name.encode() in data
+        other = ticket_of(table.table, parts, table.question(), table.boxes, "6b" * 16, keys)
+        assert other.name != name  # of the same records
+        fewer = ticket_of(table.table, parts[1:], table.question(), table.boxes, RUN, keys)
+        assert fewer.name != name
         assert (found.boxes == table.boxes).all() and found.run_id == RUN
         assert found.table == table.table and found.table.digest == table.table.digest
         assert found.question == table.question() and found.parts == parts
@@ -36,5 +41,5 @@ def test_a_ticket_says_what_was_paid_and_is_of_its_key(table: Made, tmp_path: Pa
         sealed = text + b"\n" + keys.source_fingerprint([b"session ticket", text]).encode()
         with pytest.raises(PolicyError, match="noise key"):
             opened(sealed, keys)
-    with KeyRing(bytearray(range(32))) as other, pytest.raises(PolicyError, match="noise key"):
-        opened(data, other)
+    with KeyRing(bytearray(range(32))) as stranger, pytest.raises(PolicyError, match="noise key"):
+        opened(data, stranger)

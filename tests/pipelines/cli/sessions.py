@@ -1,0 +1,43 @@
+"""The commands of sessions, called on a small table in a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from dpstream.pipelines.cli.main import cli
+from tests.pipelines.session.small import RECORDS, TABLE
+
+
+def prepared(folder: Path, more: str = "") -> str:
+    """Records and the table's file, not loaded yet; the file's path."""
+    (folder / "small.csv").write_text(RECORDS)
+    (folder / "small.toml").write_text(TABLE.format(key="22" * 32, more=more))
+    return str(folder / "small.toml")
+
+
+def loaded(folder: Path, more: str = "") -> str:
+    """The same, with its table."""
+    table = prepared(folder, more)
+    assert called("init", table).exit_code == 0
+    return table
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["session", *words])
+
+
+def told(*words: str) -> dict[str, Any]:
+    """What a command says to machines."""
+    result = called(*words, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def refused(code: int, *words: str) -> str:
+    """What a command that fails says; it fails with its own code and without a traceback."""
+    result = called(*words)
+    assert result.exit_code == code, result.output
+    return result.output

@@ -1,0 +1,37 @@
+"""``dpstream session``: records come and go, ranges are closed, and only the operator is told."""
+
+from pathlib import Path
+
+from tests.pipelines.cli.sessions import called, loaded, prepared, refused, told
+
+
+def test_records_come_and_go(tmp_path: Path) -> None:
+    table = prepared(tmp_path)
+    first = told("init", table)
+    assert (first["version"], first["records"], first["usable"], first["taken"]) == (1, 7, 6, 7)
+    assert "holds a table already" in refused(3, "init", table)
+    more = tmp_path / "more.csv"
+    more.write_text("name,a,b,epsilon,rho\nr0,0,1,1.0,0.5\nr9,0,1,1.0,0.5\n")
+    added = called("add", table, str(more))
+    assert added.stdout == "Version 2: 8 records, 7 usable\n"
+    assert "Operator only: 1 taken" in added.stderr and "1 refused" in added.stderr
+    assert told("replace", table, str(more))["taken"] == 2
+    gone = tmp_path / "gone.csv"
+    gone.write_text("name\nr9\n")
+    assert told("delete", table, str(gone))["records"] == 7
+
+
+def test_a_range_is_closed_for_ever(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    assert called("close", table, "--arrival", "b", "--before", "3").output == "Closed.\n"
+    assert told("close", table, "--arrival", "b", "--before", "3") == {"closed": False}
+    said = refused(3, "ask", table, "--where", "b = 2 AND epsilon = 2", "--epsilon", "0.001")
+    assert "0 left where a" in said or "0 left where" in said
+    assert "closed  where b < 3" in called("budget", table).output
+    assert refused(2, "close", table, "--arrival", "epsilon", "--before", "1").startswith("usage")
+
+
+def test_help_has_examples() -> None:
+    for name in ("init", "add", "replace", "delete", "close", "ask", "plan", "allot", "select",
+                 "stand", "budget", "transcript", "picture"):  # fmt: skip
+        assert "Examples:" in called(name, "--help").output, name

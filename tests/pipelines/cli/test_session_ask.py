@@ -1,0 +1,105 @@
+"""``dpstream session ask|plan|allot|select``: what is asked is told once, and paid once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.cli.sessions import called, loaded, refused, told
+
+RICH = ("--where", "epsilon >= 1")
+
+
+def test_a_question_is_charged_once(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    first = called("ask", table, *RICH, "--epsilon", "0.5", "--by", "a")
+    assert first.exit_code == 0 and "Charged epsilon 0.5 to every point asked" in first.stderr
+    assert [line.split()[0] for line in first.stdout.splitlines()] == ["a", "-", *"0123"]
+    assert "INSECURE" in first.stderr
+    again = called("ask", table, *RICH, "--epsilon", "0.5", "--by", "a")
+    assert again.stdout == first.stdout and "first answered" in again.stderr
+    assert told("ask", table, *RICH, "--epsilon", "0.5", "--by", "a")["charged"] is False
+    assert told("ask", table, *RICH, "--epsilon", "0.5", "--by", "a", "--fresh")["charged"]
+    said = refused(3, "ask", table, *RICH, "--epsilon", "0.25", "--by", "a")
+    assert "0 left where epsilon >= 1 AND epsilon < 1.25" in said
+    dropped = told("ask", table, *RICH, "--epsilon", "0.25", "--drop")
+    assert dropped["charged"] and len(dropped["rows"]) == 1
+
+
+def test_several_figures_and_rho(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    found = told("ask", table, "count", "sum(b)", "average(b)", "median(b)",
+                 "quantiles(b, 0.25)", "--where", "rho >= 0.5", "--rho", "0.5")  # fmt: skip
+    assert {"count", "sum_b", "average_b", "median_b"} <= found["rows"][0].keys()
+    assert (found["kind"], found["amount"]) == ("rho", 0.5)
+
+
+def test_a_union_is_free(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    told("ask", table, *RICH, "--epsilon", "0.5", "--by", "a")
+    found = told("ask", table, "--where", "epsilon >= 1 AND a < 2", "--union")
+    assert found["parts"] == 2 and found["low"] < found["value"] < found["high"]
+    text = called("ask", table, "--where", "epsilon >= 1 AND a < 2", "--union").output
+    assert "of 2 parts" in text and text.endswith("free\n")
+    refused(3, "ask", table, "--where", "a < 2", "--union")
+
+
+def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    run_id = called("allot", table, *RICH, "--epsilon", "1").stdout.strip()
+    drawn = called("ask", table, "--from", run_id, "--epsilon", "0.75", "--where", "a < 2")
+    assert "which has 0.25 left" in drawn.stderr
+    assert "has 0.25 left" in refused(3, "ask", table, "--from", run_id, "--epsilon", "0.5")
+    assert "allotment" in refused(2, "ask", table, "--from", run_id, "--rho", "0.1")
+    refused(3, "ask", table, "--from", "0" * 32, "--epsilon", "0.1")
+    assert "0 left" in refused(3, "allot", table, *RICH, "--epsilon", "0.5")
+
+
+def test_named_subspaces(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    called("ask", table, "--where", "a = 0 AND epsilon >= 1", "--epsilon", "1")
+    found = told("select", table, "low", "--where", "a < 2")
+    assert found == {"name": "low", "where": "a < 2", "max_consumed": {"epsilon": 1.0, "rho": 0.0}}
+    rich = told("select", table, "rich", "--in", "low", "--with-epsilon", "1")
+    # What was spent before is taken into account, and later it is the same points.
+    assert rich["where"] == (
+        "(a = 0 AND epsilon >= 2) OR (a = 1 AND epsilon >= 1)"
+    ) or sorted(rich["where"].split(" OR ")) == [
+        "(a = 0 AND epsilon >= 2)", "(a = 1 AND epsilon >= 1)"]  # fmt: skip
+    told("ask", table, "--in", "rich", "--epsilon", "1")
+    refused(3, "ask", table, "--in", "rich", "--epsilon", "0.25")
+    refused(3, "select", table, "none", "--in", "rich", "--with-epsilon", "2")
+    refused(2, "ask", table, "--in", "nobody", "--epsilon", "1")
+
+
+def test_a_plan_is_free(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    found = told("plan", table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
+    assert found["accepted"] and found["cells"] == 2 and len(found["errors"]) == 2
+    text = called("plan", table, "--where", "a < 2", "--epsilon", "0.5").output
+    assert "Refused" in text and "0 left where a < 2 AND epsilon < 0.5" in text
+    assert told("transcript", table) == {"entries": []}
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["ask"], "--epsilon"),
+        (["ask", "--epsilon", "1", "--rho", "1"], "--epsilon"),
+        (["ask", "--epsilon", "x"], "budget"),
+        (["ask", "--epsilon", "inf"], "budget"),
+        (["ask", "--epsilon", "0"], "budget"),
+        (["ask", "--epsilon", "1", "max(b)"], "figure"),
+        (["ask", "--epsilon", "1", "sum(nothing)"], "dimension"),
+        (["ask", "--epsilon", "1", "--by", "a=x"], "--by"),
+        (["ask", "--epsilon", "1", "--cover", "nothing"], "dimension"),
+        (["ask", "--epsilon", "1", "--parallelism", "2"], "--runner"),
+        (["ask", "--epsilon", "1", "--runner", "None"], "--runner"),
+        (["plan", "--epsilon", "1", "--where", "a = 'x'"], "where"),
+        (["ask", "--epsilon", "1", "--analyst", ""], "--analyst"),
+    ],
+)
+def test_bad_words_have_field_rule_and_fix(words: list[str], field: str, tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    said = refused(2, words[0], table, *words[1:])
+    assert said.startswith("usage: ") and ". Fix: " in said and field in said.split(":")[1], said
+    assert told("transcript", table) == {"entries": []}

@@ -1,0 +1,138 @@
+"""Boxes of conditions against every point of a small space."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.boxes import disjoint
+from dpstream.accounting.regions.charging import charge
+from dpstream.accounting.regions.dimensions import Budget, Integer
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.pipelines.session import conditions
+from dpstream.pipelines.session.conditions import (
+    All,
+    Condition,
+    Level,
+    Ranges,
+    Some,
+    Within,
+    apart,
+    boxes_where,
+    joined,
+    kinds_in,
+    shared,
+)
+
+SPACE = Space(
+    (
+        Integer(name="a", low=0, high=5),
+        Integer(name="b", low=0, high=4, missing="point"),
+        Budget(name="eps", most=0.000012, step=3),
+    )
+)
+POINTS = np.array(list(itertools.product(*map(range, SPACE.sizes.tolist()))))
+
+
+class Spending:
+    def __init__(self) -> None:
+        spent, rng = untouched(SPACE, "epsilon"), np.random.default_rng(0)
+        for _ in range(6):
+            box = [np.sort(rng.choice(size + 1, 2, replace=False)) for size in SPACE.sizes]
+            spent = charge(spent, np.array(box)[None], int(rng.integers(1, 6)))
+        self.epsilon = spent
+
+    def spent(self, kind: str) -> Spent:
+        assert kind == "epsilon"
+        return self.epsilon
+
+
+VIEWS = Spending()
+
+
+def amounts() -> np.ndarray:
+    found = np.zeros(len(POINTS), np.int64)
+    for box, amount in zip(VIEWS.epsilon.boxes, VIEWS.epsilon.amounts, strict=True):
+        found[((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1)] = amount
+    return found
+
+
+def inside(numbers: np.ndarray, ranges: Ranges) -> np.ndarray:
+    found = np.zeros(len(numbers), np.bool_)
+    for low, high in ranges:
+        found |= (numbers >= low) & (numbers < high)
+    return found
+
+
+def truth(condition: Condition) -> np.ndarray:
+    """By the meaning of each, at every point."""
+    match condition:
+        case Within(place=place, ranges=ranges):
+            return inside(POINTS[:, place], ranges)
+        case Level(left=left, ranges=ranges):
+            spent = amounts()
+            return inside(np.maximum(POINTS[:, 2] * 3 - spent, 0) if left else spent, ranges)
+        case All(parts=parts):
+            return np.logical_and.reduce([np.ones(len(POINTS), bool), *map(truth, parts)])
+        case Some(parts=parts):
+            return np.logical_or.reduce([np.zeros(len(POINTS), bool), *map(truth, parts)])
+
+
+def grown(rng: random.Random, depth: int) -> Condition:
+    if depth == 0 or rng.random() < 0.2:
+        kind = rng.randrange(4)
+        edges = sorted(rng.sample(range(-3, 14), 4))
+        ranges = ((edges[0], edges[1]), (edges[2], edges[3]))
+        return Level("epsilon", kind == 1, ranges) if kind < 2 else Within(rng.randrange(3), ranges)
+    parts = tuple(grown(rng, depth - 1) for _ in range(rng.randrange(4)))
+    return (All if rng.random() < 0.5 else Some)(parts)
+
+
+def test_boxes_are_disjoint_and_hold_the_points_where_it_is_true() -> None:
+    rng, sizes = random.Random(5), set()
+    for _ in range(300):
+        condition = grown(rng, 3)
+        boxes = boxes_where(condition, SPACE, VIEWS)
+        found = np.zeros(len(POINTS), int)
+        for box in boxes:
+            found += ((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1)
+        assert disjoint(boxes) and (found == truth(condition)).all()
+        sizes.add(int(found.sum()))
+    assert len(sizes) > 30
+
+
+def test_initial_budgets_are_cut_by_what_is_left() -> None:
+    """Some points are overdrawn: nothing is left there, and not less."""
+    assert (POINTS[:, 2] * 3 < amounts()).any()
+    none = boxes_where(Level("epsilon", True, ((0, 1),)), SPACE, VIEWS)
+    assert len(none)
+    assert not len(boxes_where(Level("epsilon", True, ((-50, 0),)), SPACE, VIEWS))
+
+
+def test_ranges_of_numbers() -> None:
+    assert joined([((3, 5), (0, 1)), ((1, 2), (4, 9), (7, 7))]) == ((0, 2), (3, 9))
+    assert apart(((2, 3), (5, 9)), 0, 7) == ((0, 2), (3, 5))
+    assert apart(((-5, 1),), 0, 4) == ((1, 4),)
+    assert shared([((0, 5), (7, 9)), ((3, 8),)]) == ((3, 5), (7, 8))
+    assert shared([((0, 2),), ((2, 3),)]) == ()
+
+
+def test_kinds() -> None:
+    one, other = Level("epsilon", True, ()), Level("rho", False, ())
+    assert kinds_in(All((Some((one,)), Within(0, ())))) == {"epsilon"}
+    assert kinds_in(All((Some((one,)), other))) == {"epsilon", "rho"}
+
+
+def test_what_is_made_of_too_many_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tuple((i, i + 1) for i in range(0, 5, 2))
+    both = All((Within(0, odd), Within(1, odd)))
+    assert len(boxes_where(both, SPACE, None)) == 9
+    monkeypatch.setattr(conditions, "MAX_PARTS", 8)
+    with pytest.raises(UsageError, match="is made of more boxes"):
+        boxes_where(both, SPACE, None)
+    monkeypatch.setattr(conditions, "MAX_SIDE", 2)
+    with pytest.raises(UsageError, match="is made of more boxes"):
+        boxes_where(Some((Within(0, odd), Within(1, odd))), SPACE, None)

@@ -1,0 +1,48 @@
+"""The desk: opened in order, closed whole, and reading the newest records."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.session.config import load_config
+from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.load import add
+from tests.pipelines.session.small import RECORDS, TABLE, config_at
+
+
+def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
+    config = config_at(tmp_path)
+    (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,1.0,0.5\n")
+    for held in (False, True):
+        with Desk(config, "alice", held) as desk:
+            first = desk.scan()
+            assert desk.scan() is first
+            add(config, [tmp_path / "more.csv"])
+            assert desk.scan() is not first and desk.scan().version > first.version
+
+
+def test_the_key_is_wiped(tmp_path: Path) -> None:
+    with Desk(config_at(tmp_path), "alice") as desk:
+        ring = desk.ring
+        assert desk.insecure and ring is desk.ring
+    with pytest.raises(Exception, match="destroyed"):
+        ring.source_fingerprint([b"x"])
+
+
+def test_names_of_analysts(tmp_path: Path) -> None:
+    config = config_at(tmp_path)
+    for name in ("", "a\nb", "x" * 201):
+        with pytest.raises(UsageError, match="--analyst"):
+            Desk(config, name)
+
+
+def test_another_table_in_the_ledger_is_refused(tmp_path: Path) -> None:
+    from dpstream.pipelines.session.session import Session
+
+    with Session(config_at(tmp_path)) as session:
+        session.where("epsilon >= 1").count(1)
+    text = TABLE.format(key="22" * 32, more="").replace("high = 4", "high = 5")
+    (tmp_path / "OTHER.toml").write_text(text)
+    with pytest.raises(PolicyError, match="another table"):
+        Desk(load_config(tmp_path / "OTHER.toml"), "alice")

@@ -1,0 +1,76 @@
+"""Pictures: well-formed, the same bytes again, texts as they are, and colours that say budget."""
+
+import io
+import xml.etree.ElementTree as ET
+
+import matplotlib.image as mpimg
+import numpy as np
+import pytest
+
+from dpstream.accounting.regions.dimensions import Budget, Category, Integer
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.spent import untouched
+from dpstream.pipelines.session import drawing
+from dpstream.pipelines.session.pictures import heat_map, over_time
+from tests.pipelines.session.people import PEOPLE
+from tests.pipelines.session.test_pictures import charged
+
+SPACE = PEOPLE.space
+
+
+def pixels(data: bytes) -> np.ndarray:
+    return np.asarray(mpimg.imread(io.BytesIO(data)))
+
+
+def parsed(svg: str) -> ET.Element:
+    head = '<svg xmlns:xlink="http://www.w3.org/1999/xlink" '
+    return ET.fromstring(svg.replace("<svg ", head, 1))
+
+
+@pytest.mark.parametrize("by", [("age", "weight"), ("smoker", "arrived"), ("age", "epsilon")])
+def test_maps_are_well_formed_and_the_same_again(by: tuple[str, str]) -> None:
+    spent, _ = charged()
+    shown = heat_map(spent, *by)
+    one, other = (drawing.heat(SPACE, shown, "epsilon", "m") for _ in range(2))
+    assert one == other and one.words.startswith("Least epsilon left")
+    tree = parsed(one.svg)
+    images = [node for node in tree.iter() if node.tag.endswith("image")]
+    links = [value for node in tree.iter() for name, value in node.attrib.items()
+             if name.endswith("href")]  # fmt: skip
+    assert images and all(link.startswith(("#m", "#map-m", "data:image/png")) for link in links)
+    data = drawing.heat_png(SPACE, shown, "epsilon")
+    assert data == drawing.heat_png(SPACE, shown, "epsilon") and pixels(data).shape[1] == 1024
+
+
+def test_spent_budget_is_seen() -> None:
+    """Where nothing is spent all is of one colour, that of the top of the bar."""
+    spent, _ = charged()
+    blank = pixels(drawing.heat_png(SPACE, heat_map(untouched(SPACE, "epsilon"), "age", "weight"),
+                                    "epsilon"))  # fmt: skip
+    full = pixels(drawing.heat_png(SPACE, heat_map(spent, "age", "weight"), "epsilon"))
+    middle = (slice(300, 320), slice(200, 700))
+    assert len(np.unique(blank[middle].reshape(-1, 4), axis=0)) == 1
+    assert len(np.unique(full[middle].reshape(-1, 4), axis=0)) > 2
+
+
+def test_names_and_codes_are_texts_and_no_formulas() -> None:
+    space = Space((
+        Category(name="$x^{", codes=("$\\frac", "<b>&")), Integer(name="a<b", low=0, high=3),
+        Budget(name="epsilon", most=1.0),
+    ))  # fmt: skip
+    shown = heat_map(untouched(space, "epsilon"), "$x^{", "a<b")
+    svg = drawing.heat(space, shown, "epsilon", "m").svg
+    texts = [node.text for node in parsed(svg).iter() if node.tag.endswith("text")]
+    assert {"$x^{", "$\\frac", "<b>&", "a<b"} <= set(texts) and "<b>" not in svg
+
+
+def test_spending() -> None:
+    moments = over_time(PEOPLE, "epsilon", charged()[1])
+    picture = drawing.spending(moments, "epsilon")
+    assert "at most 3.2" in picture.words and "var(--s1)" in picture.svg
+    assert parsed(picture.svg) is not None
+    one, other = (drawing.spending_png(some, "epsilon") for some in (moments, moments[:2]))
+    assert pixels(one).shape == pixels(other).shape and one != other
+    assert drawing.spending_words([], "rho") == "Nothing of rho is spent"
+    assert drawing.spending_png([], "rho")
+    assert drawing.spending(moments[:1], "epsilon").svg

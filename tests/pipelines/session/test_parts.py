@@ -1,0 +1,169 @@
+"""Files of a table: digests, manifests, locks and what is swept."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.regions.dimensions import Budget, Integer
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.pipelines.session import parts
+from dpstream.pipelines.session.parts import (
+    MANIFEST,
+    Manifest,
+    Part,
+    checked_paths,
+    commit,
+    ids_in,
+    read_manifest,
+    read_part,
+    reading,
+    schema_of,
+    table_of,
+    tidy,
+    write_part,
+    writing,
+)
+
+
+def table(high: int = 9) -> SessionTable:
+    dimensions = (Integer(name="a", low=0, high=high, missing="point"), Budget(name="e", most=1.0))
+    return SessionTable(name="small", dimensions=dimensions)
+
+
+TABLE = table()
+SCHEMA = schema_of(TABLE.space, named=True)
+
+
+def rows(count: int = 3) -> pa.Table:
+    at = np.stack([np.arange(count), np.arange(count) * 100_000], axis=1)
+    ids = np.arange(2 * count, dtype=np.uint64).reshape(-1, 2)
+    return table_of(SCHEMA, at, True, ids)
+
+
+def manifest(*some: Part, version: int = 1) -> Manifest:
+    return Manifest(1, TABLE.digest, version, "string", "00" * 32, some)
+
+
+def test_columns_are_as_narrow_as_their_dimension() -> None:
+    for high, kind in ((255, pa.uint8()), (256, pa.uint16()), (65_535, pa.uint16()),
+                       (65_536, pa.uint32()), ((1 << 32) - 1, pa.uint32()),
+                       (1 << 32, pa.int64())):  # fmt: skip
+        assert schema_of(table(high).space, named=False).field("x0").type == kind
+    assert schema_of(TABLE.space, named=False).names == ["x0", "x1", "usable"]
+
+
+def test_a_part_is_what_was_written(tmp_path: Path) -> None:
+    part = write_part(tmp_path, rows(), True)
+    found = read_part(tmp_path, part)
+    assert found.schema.equals(SCHEMA) and found.equals(rows())
+    assert ids_in(found).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert ids_in(found.slice(1)).tolist() == [[2, 3], [4, 5]]
+    both = pa.concat_tables([found.slice(2), found.slice(0, 1)])
+    assert ids_in(both).tolist() == [[4, 5], [0, 1]]
+    assert checked_paths(tmp_path, [part, part]) == [str(tmp_path / part.name)] * 2
+
+
+def test_every_byte_of_a_part_counts(tmp_path: Path) -> None:
+    part = write_part(tmp_path, rows(), True)
+    path = tmp_path / part.name
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        with pytest.raises(RunError, match="not as it was written"):
+            checked_paths(tmp_path, [part])
+    path.write_bytes(data[:-1])
+    with pytest.raises(RunError, match="not as it was written"):
+        checked_paths(tmp_path, [part])
+    path.write_bytes(data)
+    assert checked_paths(tmp_path, [part])
+
+
+def test_a_part_is_read_once_by_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = write_part(tmp_path, rows(5), True)
+    checked_paths(tmp_path, [part])
+    monkeypatch.setattr(parts.hashlib, "file_digest", None)
+    checked_paths(tmp_path, [part])
+
+
+def test_a_manifest_is_whole_or_refused(tmp_path: Path) -> None:
+    found = manifest(Part("ab", 3, True))
+    commit(tmp_path, found)
+    assert read_manifest(tmp_path, TABLE) == found
+    data = (tmp_path / MANIFEST).read_bytes()
+    for at in range(len(data)):
+        (tmp_path / MANIFEST).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(RunError, match="damaged"):
+            read_manifest(tmp_path, TABLE)
+    for size in range(0, len(data), 9):
+        (tmp_path / MANIFEST).write_bytes(data[:size])
+        with pytest.raises(RunError, match="damaged"):
+            read_manifest(tmp_path, TABLE)
+
+
+def test_manifests_of_others(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no table"):
+        read_manifest(tmp_path, TABLE)
+    commit(tmp_path, manifest())
+    with pytest.raises(PolicyError, match="holds another table"):
+        read_manifest(tmp_path, table(8))
+    commit(tmp_path, Manifest(2, TABLE.digest, 1, None, None, ()))
+    with pytest.raises(PolicyError, match="holds another table"):
+        read_manifest(tmp_path, TABLE)
+
+
+def test_what_no_version_names_is_swept_when_nobody_reads(tmp_path: Path) -> None:
+    with writing(tmp_path):
+        old, new = write_part(tmp_path, rows(), True), write_part(tmp_path, rows(4), True)
+        (tmp_path / ".x.0123456789abcdef.dpstream-draft").write_bytes(b"torn")
+    kept = manifest(new)
+    with reading(tmp_path), reading(tmp_path):
+        assert not tidy(tmp_path, kept)
+        assert (tmp_path / old.name).exists()
+    assert tidy(tmp_path, kept)
+    assert not (tmp_path / old.name).exists() and (tmp_path / new.name).exists()
+    with writing(tmp_path):
+        assert not list(tmp_path.glob(".x.*"))
+
+
+def test_nobody_has_read_yet(tmp_path: Path) -> None:
+    old = write_part(tmp_path, rows(), True)
+    assert tidy(tmp_path, manifest()) and not (tmp_path / old.name).exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"), writing(tmp_path / "file"):
+        pass
+    with pytest.raises(RunError, match="holds no table"), reading(tmp_path / "absent"):
+        pass
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import contextlib
+
+    monkeypatch.setattr(parts.locks, "held", lambda path: contextlib.nullcontext(False))
+    with pytest.raises(RunError, match="without locks"), writing(tmp_path):
+        pass
+
+
+def test_a_part_that_cannot_be_read(tmp_path: Path) -> None:
+    part = write_part(tmp_path, rows(), True)
+    (tmp_path / part.name).write_bytes(b"none")
+    with pytest.raises(RunError, match="cannot be read"):
+        read_part(tmp_path, part)
+    os.unlink(tmp_path / part.name)
+    with pytest.raises(RunError, match="cannot be read"):
+        checked_paths(tmp_path, [part])
+
+
+def test_row_groups_know_their_bounds(tmp_path: Path) -> None:
+    """Scans leave out comparisons that every record meets."""
+    part = write_part(tmp_path, rows(), True)
+    meta = pq.read_metadata(tmp_path / part.name)
+    found = [meta.row_group(0).column(place).statistics for place in (0, 1)]
+    assert [(s.min, s.max) for s in found] == [(0, 2), (0, 200_000)]

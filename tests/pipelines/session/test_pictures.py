@@ -1,0 +1,91 @@
+"""Numbers of pictures: the map is what brute force finds, and time is the ledger's."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.charging import ask
+from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.pipelines.session.pictures import PIXELS, heat_map, kinds, over_time
+from dpstream.state.ledger.region_charge import RegionCharge
+from tests.pipelines.session.people import PEOPLE, START, box
+
+SPACE = PEOPLE.space
+
+
+def charged() -> tuple[Spent, list[tuple[str, RegionCharge]]]:
+    spent, history = untouched(SPACE, "epsilon"), []
+    for number, (boxes, amount) in enumerate((
+        (box(age=(20, 60)), 300_000),
+        (box(age=(30, 50), weight=(50, 100)), 500_000),
+        (box(weight=(80, 120)), 1_200_000),
+        (box(age=(10, 20), arrived=(START, None)), 2_000_000),
+    )):  # fmt: skip
+        decision, spent = ask(spent, boxes, amount, drop=True)
+        entry = RegionCharge.of(
+            "epsilon", amount, decision.charged, decision.charged, "a", START + number
+        )
+        history.append((f"{number:032x}", entry))
+    return spent, history
+
+
+def most(spent: Spent, frame: np.ndarray) -> int:
+    """The most that a point of a box has spent, region by region."""
+    return max(
+        int(amount) for one, amount in zip(spent.boxes, spent.amounts, strict=True)
+        if ((one[:, 0] < frame[:, 1]) & (one[:, 1] > frame[:, 0])).all()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("initial", [None, 2_000_000, 300_000])
+def test_a_map_is_the_least_over_the_others(initial: int | None) -> None:
+    spent, _ = charged()
+    found = heat_map(spent, "age", "weight", initial)
+    at = 4_000_000 if initial is None else initial
+    assert found.left.shape == (PIXELS, 101) and found.initial == at / 1e6
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        row, column = rng.integers(found.left.shape[0]), rng.integers(found.left.shape[1])
+        frame = SPACE.whole[0].copy()
+        frame[0], frame[2] = found.columns[[column, column + 1]], found.rows[[row, row + 1]]
+        frame[4] = at, at + 1
+        assert found.left[row, column] == max(at - most(spent, frame), 0) / 1e6
+    assert len(np.unique(found.left)) > 1
+
+
+def test_the_initial_budget_as_a_side() -> None:
+    spent, _ = charged()
+    found = heat_map(spent, "age", "epsilon")
+    assert found.initial is None and (found.left >= 0).all()
+    frame = SPACE.whole[0].copy()
+    frame[0], frame[4] = (15, 16), found.rows[[-2, -1]]
+    assert found.left[-1, 15] == (found.rows[-2] - most(spent, frame)) / 1e6
+    turned = heat_map(spent, "epsilon", "age")
+    assert np.array_equal(turned.left.T, found.left)
+
+
+def test_a_part_of_the_space() -> None:
+    spent, _ = charged()
+    found = heat_map(spent, "age", "smoker", within=box(age=(70, 90), weight=(0, 50))[0])
+    assert found.left.shape == (2, 20) and (found.left == 4).all()
+
+
+def test_what_is_no_map() -> None:
+    spent, _ = charged()
+    with pytest.raises(UsageError, match="two dimensions"):
+        heat_map(spent, "age", "age")
+    with pytest.raises(UsageError, match="not one of the table"):
+        heat_map(spent, "age", "nothing")
+    with pytest.raises(UsageError, match="--initial"):
+        heat_map(spent, "age", "weight", 5_000_000)
+
+
+def test_spending_over_time() -> None:
+    spent, history = charged()
+    found = over_time(PEOPLE, "epsilon", history)
+    assert [moment.at for moment in found] == [START + n for n in range(4)]
+    assert [moment.most for moment in found] == [0.3, 0.8, 2.0, 3.2]
+    assert found[-1].regions == len(spent.amounts)
+    means = [moment.mean for moment in found]
+    assert means == sorted(means) and 0 < means[0] < found[0].most
+    assert over_time(PEOPLE, "rho", history) == [] and kinds(SPACE) == ["epsilon", "rho"]

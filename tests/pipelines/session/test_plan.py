@@ -1,0 +1,68 @@
+"""Plans: what a question would be told, with nothing spent and no record read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.sessions.aggregates import COUNT, average, median
+from dpstream.pipelines.session import plan as planning
+from dpstream.pipelines.session.session import Session
+from tests.pipelines.session.small import config_at
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(config_at(tmp_path), "alice") as found:
+        yield found
+
+
+def plan_of(session: Session, where: str, amount: float, *figures: Any, **how: Any) -> Any:
+    wish = session.where(where).wish(figures or (COUNT,), amount, **how)
+    return planning.plan(session.desk, wish)
+
+
+def test_a_plan_spends_and_reads_nothing(session: Session) -> None:
+    def never() -> None:
+        raise AssertionError("a record was read")
+
+    session.desk.scan = never  # type: ignore[assignment,method-assign]
+    plan = plan_of(session, "epsilon >= 1", 0.5, COUNT, average("b"), median("b"))
+    assert plan.decision.accepted and len(plan.errors) == 3 and plan.answered == ""
+    assert (plan.regions, plan.after) == (1, 2) and session.desk.account.history() == []
+    told = planning.as_builtins(plan)
+    assert told["errors"][0]["within"] > told["errors"][0]["sd"] > 0
+    text = "\n".join(planning.lines(plan))
+    assert "records of rank" in text and "/ records" in text and "epsilon 0.5" in text
+
+
+def test_the_error_is_that_of_the_answer(session: Session) -> None:
+    plan = plan_of(session, "epsilon >= 1", 0.5)
+    answer = session.where("epsilon >= 1").count(0.5)
+    assert answer.sd == pytest.approx(plan.errors[0].sd[0])
+
+
+def test_a_refusal_is_foreseen(session: Session) -> None:
+    plan = plan_of(session, "a = 0", 0.5)
+    assert not plan.decision.accepted and plan.errors == []
+    assert "Refused" in planning.lines(plan)[-1]
+    dropped = plan_of(session, "a = 0", 0.5, drop=True)
+    assert dropped.decision.accepted and any("Dropped" in s for s in planning.lines(dropped))
+
+
+def test_what_is_free_is_said(session: Session) -> None:
+    rich = session.where("epsilon >= 1")
+    rich.histogram("a", 0.5)
+    plan = plan_of(session, "epsilon >= 1", 0.25)
+    assert plan.union is not None and plan.union.parts == 4 and not plan.answered
+    rich.count(0.25)
+    assert plan_of(session, "epsilon >= 1", 0.25).answered
+    text = "\n".join(planning.lines(plan_of(session, "epsilon >= 1", 0.25)))
+    assert "asking it again is free" in text and "--union" in text
+
+
+def test_what_cover_wastes_is_said(session: Session) -> None:
+    plan = plan_of(session, "a = 0 AND epsilon >= 1", 0.5, cover=("a",))
+    assert plan.waste == pytest.approx(4)
+    assert any("4 times what is asked" in line for line in planning.lines(plan))

@@ -1,0 +1,62 @@
+"""Selections: predicates joined, boxes cut, and identities that mean the same points."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.boxes import disjoint, points
+from dpstream.accounting.regions.charging import charge
+from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.pipelines.session.selection import Selection, common
+from tests.pipelines.session.people import PEOPLE, box, random_boxes
+
+SPACE = PEOPLE.space
+
+
+class Views:
+    """An account that was charged once."""
+
+    def spent(self, kind: str) -> Spent:
+        return charge(untouched(SPACE, "epsilon"), box(age=(0, 50)), 500_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_common_points_are_those_of_both(seed: int) -> None:
+    some = np.concatenate([box(age=(n, n + 10)) for n in (0, 20, 40)])
+    others = random_boxes(seed)
+    found = common(some, others)
+    assert disjoint(found) if len(found) else True
+    size = sum(points(common(one[None], others)) for one in some)
+    assert points(found) == size == points(common(others, some))
+
+
+def test_predicates_are_joined_and_cut() -> None:
+    both = Selection(SPACE).where("age < 10 OR age >= 90").where("smoker = 'yes'")
+    assert both.text == "(age < 10 OR age >= 90) AND (smoker = 'yes')"
+    assert points(both.boxes()) * 10 == points(Selection(SPACE).where("smoker = 'yes' AND "
+                                                                      "age IS NOT NULL").boxes()
+                                               ) * 2  # fmt: skip
+    fixed = both.cut_to(box(age=(5, 20)))
+    assert fixed.boxes()[:, 0].tolist() == [[5, 10]]
+    assert fixed.cut_to(box(age=(30, 40))).boxes().tolist() == []
+    with pytest.raises(UsageError):
+        Selection(SPACE).where("age <")
+
+
+def test_identities() -> None:
+    one = Selection(SPACE).where("age >= 10 AND age < 20")
+    other = Selection(SPACE).cut_to(box(age=(10, 20)))
+    assert one.identity == other.identity != Selection(SPACE).where("age < 20").identity
+    spoken = Selection(SPACE).where("consumed_epsilon > 0")
+    assert spoken.moves and not one.moves
+    assert spoken.identity == Selection(SPACE).where("consumed_epsilon > 0").identity
+    assert spoken.identity != spoken.cut_to(box(age=(10, 20))).identity
+    # Texts that differ within a literal are not the same question.
+    spaced = [Selection(SPACE).where(f"consumed_epsilon > 0 AND smoker = '{code}'").identity
+              for code in ("no", "yes")]  # fmt: skip
+    assert len({*spaced}) == 2
+
+
+def test_consumption_is_as_the_account_stands() -> None:
+    spoken = Selection(SPACE).where("consumed_epsilon >= 0.5")
+    assert spoken.boxes(Views()).tolist() == box(age=(0, 50)).tolist()

@@ -1,0 +1,82 @@
+"""Unions: assembled from disjoint answers, free, with an error that holds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.sessions.aggregates import COUNT, average, sum_of
+from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.session.union import Part, _together
+from tests.pipelines.session.small import config_at
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(config_at(tmp_path), "alice") as found:
+        yield found
+
+
+def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:
+    rich = session.where("epsilon >= 1 AND b IS NOT NULL")
+    cells = rich.grid({"a": None}, 0.25, (COUNT, sum_of("b"))).table
+    one = rich.where("a = 3").count(0.5)
+    entries = len(session.desk.account.history())
+    found = session.where("a >= 1 AND epsilon >= 1 AND b IS NOT NULL").union()
+    counts, sds = (cells[name].to_numpy() for name in ("count", "count_sd"))
+    # The part of the larger budget has less noise.
+    assert one.value is not None and one.sd is not None
+    assert found.value == pytest.approx(counts[1] + counts[2] + one.value)
+    assert found.sd == pytest.approx(np.sqrt(sds[1] ** 2 + sds[2] ** 2 + one.sd**2))
+    assert found.low < found.value < found.high and found.parts == 3
+    assert len(found.run_ids) == 2 and found.first <= found.last
+    total = session.where("epsilon >= 1 AND b IS NOT NULL").union(sum_of("b"))
+    assert total.value == pytest.approx(cells["sum_b"].to_numpy().sum())
+    assert len(session.desk.account.history()) == entries  # free
+
+
+def test_what_is_not_covered_is_named(session: Session) -> None:
+    session.where("epsilon >= 1 AND a < 2").count(0.5)
+    with pytest.raises(PolicyError, match="nothing is known of: a >= 2 AND epsilon >= 1"):
+        session.where("epsilon >= 1").union()
+    with pytest.raises(PolicyError, match="not made of disjoint parts"):
+        session.where("epsilon >= 1 AND a < 1").union()  # an answer cannot be cut
+    with pytest.raises(PolicyError):
+        session.where("epsilon >= 1 AND a < 2").union(sum_of("b"))
+    with pytest.raises(UsageError, match="counts and sums"):
+        session.where("epsilon >= 1 AND a < 2").union(average("b"))
+    with pytest.raises(UsageError, match="true nowhere"):
+        session.where("a < 0").union()
+
+
+def test_answers_that_overlap_are_not_added(session: Session) -> None:
+    session.where("epsilon >= 1 AND a < 3").count(0.25)
+    session.where("epsilon >= 1 AND a >= 1").count(0.25)
+    with pytest.raises(PolicyError):
+        session.where("epsilon >= 1").union()
+    session.where("epsilon >= 1 AND a = 0").count(0.25)
+    assert session.where("epsilon >= 1").union().parts == 2
+
+
+def test_with_drop_it_is_what_was_read_that_counts(session: Session) -> None:
+    session.where("a < 2").count(0.5, drop=True)
+    with pytest.raises(PolicyError):
+        session.where("a < 2").union()
+    assert session.where("a < 2 AND epsilon >= 0.5").union().parts == 1
+
+
+def test_intervals_of_sums_cover() -> None:
+    """Sums of Laplace noise, at least 94.5% of 20,000 (95% less 5 sd of the frequency)."""
+    rng = np.random.default_rng(5)
+    scales = np.array([1.0, 2.0, 2.0, 5.0, 20.0])
+    for chosen in (scales[:1], scales[:3], scales):
+        noise = rng.laplace(0, chosen, (20_000, len(chosen)))
+        parts = [Part(np.zeros((1, 1, 2), np.int64), 1, 0.0, np.sqrt(2) * s, np.log(20) * s,
+                      "2024", "a") for s in chosen]  # fmt: skip
+        found = _together(parts)
+        share = (np.abs(noise.sum(axis=1)) <= found.high).mean()
+        assert share >= 0.95 - 5 * np.sqrt(0.05 * 0.95 / 20_000)
+        narrow = np.abs(noise.sum(axis=1)) <= found.high / 2
+        assert narrow.mean() < 0.9  # the check can fail
