@@ -20,6 +20,7 @@ The exit code is 1 when a limit is exceeded; limits of ratios are for 14M rows.
 
 import argparse
 import contextlib
+import itertools
 import secrets
 import shutil
 import sys
@@ -31,12 +32,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.regions.amounts import charge_of
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, average, median
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import answered
+from dpstream.pipelines.session.ask import order_of
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.load import init
 from dpstream.pipelines.session.scan import Scan
@@ -101,7 +103,7 @@ def _parts(name: str, span: tuple[int, int], parts: int, widened: bool) -> list[
     edges = np.linspace(*span, parts + 1).astype(int).tolist()
     if widened:
         edges[0], edges[-1] = 0, rides.SIZES[name]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def _grid(squares: int, widened: bool) -> "Iterator[Query]":
@@ -162,7 +164,7 @@ class Ways:
     def direct(self, query: Query) -> float:
         """Plain SQL."""
         column = query.figure.column
-        what = "count(*)" if not column else f"{query.figure.kind}(x{self._places[column]})"
+        what = "count(*)" if not column else f"{query.figure.what}(x{self._places[column]})"
         what = what.replace("average", "avg").replace("quantiles", "median")
         tests = (
             f"x{self._places[name]} >= {a} AND x{self._places[name]} < {b}"
@@ -237,14 +239,8 @@ def balanced(toml: Path, queries: int, counts: Callable[[Query], float]) -> list
                 reply = counts(query)
                 where = ways.session.where(f"initial >= {NEEDED} AND {query.predicate}")
                 wish = where.wish((query.figure,), BUDGET)
-                account.pay(secrets.token_hex(16), _order(ways.session, wish))
+                account.pay(secrets.token_hex(16), order_of(ways.session.desk, wish))
     return tracked
-
-
-def _order(session: Session, wish: Any) -> Any:
-    from dpstream.pipelines.session.ask import order_of
-
-    return order_of(session.desk, wish)
 
 
 def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:
@@ -272,8 +268,7 @@ def _forget(toml: Path) -> None:
     for name in ("ledger.db", "global.db"):
         for path in toml.parent.glob(f"{name}*"):
             path.unlink()
-    for path in toml.parent.glob("rides.table/*snapshot*"):
-        path.unlink()
+    load_config(toml).snapshot.unlink(missing_ok=True)
 
 
 def ratios(seconds: Float64) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures of `tests.bench.session`: latencies, their ratios, regions (the seed's Figures 6 to 8)."""
+"""Pictures of `tests.bench.session`: latencies, ratios, regions (the seed's Figures 6 to 8)."""
 
 from pathlib import Path
 
