@@ -6,6 +6,7 @@ that charges (`boxes`), so that no charge of others comes between the look and t
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
 from dpstream.accounting.regions.space import Space
-from dpstream.pipelines.session.predicates import Views, predicate_of
+from dpstream.pipelines.session.predicates import Predicate, Views, predicate_of
 from dpstream.state.ledger.region_charge import packed
 
 
@@ -53,13 +54,18 @@ class Selection:
         Args:
             views: needed if it speaks of consumption.
         """
-        found = predicate_of(self.text, self.space).boxes(views)
+        found = self._predicate.boxes(views)
         return found if self.fixed is None else common(found, self.fixed)
 
     @property
     def moves(self) -> bool:
         """Whether a charge can change which points it has."""
-        return bool(predicate_of(self.text, self.space).kinds)
+        return bool(self._predicate.kinds)
+
+    @functools.cached_property
+    def _predicate(self) -> Predicate:
+        """The text, read once."""
+        return predicate_of(self.text, self.space)
 
     @property
     def identity(self) -> bytes:
