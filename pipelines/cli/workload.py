@@ -46,11 +46,12 @@ def workload() -> None:
               help="C: records of a unit that count.")  # fmt: skip
 @click.option("--pure", is_flag=True, help="Pure epsilon, with --epsilon alone: geometric noise.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries.")
+@click.option("--matrix", type=click.Path(path_type=Path), help="Draw the strategy.")
 @AS_JSON
 def plan(
     file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
     delta: float | None, mu: float | None, contributions: int, picture: Path | None,
-    pure: bool, as_json: bool,
+    matrix: Path | None, pure: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
@@ -79,10 +80,10 @@ def plan(
         return
     guarantee = guarantee_of(epsilon, delta, mu, contributions)
     found = planned(read_workload(file), folder_of(cache), objective, strategy)
-    if picture is not None:
+    if picture is not None or matrix is not None:
         from dpstream.pipelines.workload.picture import save
 
-        save(found, guarantee, picture)
+        save(found, guarantee, picture, matrix)
     shown = figures(found, guarantee)
     if as_json:
         print_json(shown)
