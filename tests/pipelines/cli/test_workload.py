@@ -13,8 +13,9 @@ def test_plan(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Floor" in done.stdout and "gap" in done.stdout and "identity" in done.stdout
     shown = call("workload", "plan", file, "--mu", "1", *cache, "--json",
-                 "--picture", tmp_path / "p.png")  # fmt: skip
+                 "--picture", tmp_path / "p.png", "--matrix", tmp_path / "m.svg")  # fmt: skip
     found = json.loads(shown.stdout)
+    assert (tmp_path / "m.svg").exists()
     assert found["cached"] and found["rmse"] >= found["floor"] and (tmp_path / "p.png").exists()
     named = call("workload", "plan", file, "--mu", "1", *cache, "--strategy", "haar",
                  "--objective", "worst", "--json")  # fmt: skip
