@@ -71,7 +71,9 @@ def table2(rows: Sequence[Row]) -> Figure:
     factors.set_ylim(len(rows) - 0.4, -0.6)
     _logarithmic(factors.xaxis, factors.set_xscale, (0.5, 1, 2, 5, 10, 20))
     factors.set_xlim(0.8, 60)
-    factors.set_title("rivals' RMSE over the eigen-design's, best and worst", fontsize=10, loc="left")
+    factors.set_title(
+        "rivals' RMSE over the eigen-design's, best and worst", fontsize=10, loc="left"
+    )
     bounds.set_title("bound over RMSE: eigen-design and optimum", fontsize=10, loc="left")
     bounds.set_xlim(0, 1.18)
     for axes in (factors, bounds):

@@ -120,7 +120,9 @@ def show_matrix(figure: Any, axes: Any, matrix: Float64) -> None:
     most = float(np.abs(matrix).max())
     scale = SymLogNorm(most / 100, vmin=-most, vmax=most)
     shown = axes.imshow(matrix, norm=scale, cmap="RdBu_r", interpolation="nearest")
-    bar = figure.colorbar(shown, ax=axes, shrink=0.85, ticks=[-most, -most / 10, 0, most / 10, most])
+    bar = figure.colorbar(
+        shown, ax=axes, shrink=0.85, ticks=[-most, -most / 10, 0, most / 10, most]
+    )
     bar.ax.set_yticklabels([f"{value:.2g}" for value in bar.get_ticks()], fontsize=7)
     axes.tick_params(labelsize=7)
 

@@ -60,9 +60,7 @@ def test_relative_errors_are_means_of_sizes_of_noise() -> None:
     shaped = table.counts.reshape(table.sizes)
     exact = np.concatenate([a.ravel() for a in asked.workload.apply(shaped)])
     noise = np.random.default_rng(0).normal(size=(4000, *table.sizes))
-    drawn = np.concatenate(
-        [noise.sum(axis).reshape(4000, -1) for axis in (3, 2, 1)], axis=1
-    )
+    drawn = np.concatenate([noise.sum(axis).reshape(4000, -1) for axis in (3, 2, 1)], axis=1)
     size = np.maximum(exact, 5)
     assert found["identity"] == pytest.approx(np.mean(np.abs(drawn) / size), rel=0.02)
     assert found["optimum"] <= found["identity"]

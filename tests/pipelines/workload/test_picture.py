@@ -37,7 +37,9 @@ def test_errors_of_all_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_curves_are_of_what_the_objective_is_about(tmp_path: Path) -> None:
     """So that the floor in the picture is a floor of what is drawn."""
-    asked = workload([{"factors": {"age": "prefix"}}, {"weight": 9, "factors": {"sex": "identity"}}])
+    asked = workload(
+        [{"factors": {"age": "prefix"}}, {"weight": 9, "factors": {"sex": "identity"}}]
+    )
     worst = planned(asked, tmp_path, "worst")
     largest = {name: values[-1] for name, values in curves(worst).items()}
     own = largest[worst.plan.strategy.name]
@@ -45,7 +47,9 @@ def test_curves_are_of_what_the_objective_is_about(tmp_path: Path) -> None:
     assert largest["identity"] == pytest.approx(worst.compared["identity"] ** 0.5)
     relative = planned(asked, tmp_path, "relative")
     each = curves(relative)["identity"]
-    assert each == pytest.approx(np.ones(asked.queries))  # a cell's variance is 1, a query's its norm
+    assert each == pytest.approx(
+        np.ones(asked.queries)
+    )  # a cell's variance is 1, a query's its norm
     label = draw(relative, GUARANTEE).axes[0].get_ylabel()
     assert "norm" in label and "weighted" in draw(worst, GUARANTEE).axes[0].get_ylabel()
 
