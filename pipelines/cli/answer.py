@@ -100,6 +100,10 @@ def answer(
         once(asked, loaded, None, out.absolute(), form, nonnegative, as_json)
         return
     chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
+    if tables and asked.marginal and chosen.name == "identity":
+        from dpstream.accounting.strategies.cells.residual import residual
+
+        chosen = residual(asked)[0]  # the table of all cells: the same errors
     if tables or (chosen.name == "residual" and asked.cells > MAX_SOLVED_CELLS):
         once(asked, loaded, chosen, out.absolute(), form, nonnegative, as_json)
         return
