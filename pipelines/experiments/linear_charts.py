@@ -160,8 +160,8 @@ def figure4(rows: Sequence[Row]) -> Figure:
             seconds.plot(sizes, [row["seconds"] for row in found], "s-", color="#c2571a", ms=4)
             seconds.axhline(full["seconds"], color="#c2571a", lw=1, ls="--")
             _logarithmic(seconds.yaxis, seconds.set_yscale, [10.0**k for k in range(-3, 4)])
-            most = max(row["seconds"] for row in mine)
-            seconds.set_ylim(0.5 * min(row["seconds"] for row in mine), 2 * most)
+            least, most = (f(max(row["seconds"], 1e-4) for row in mine) for f in (min, max))
+            seconds.set_ylim(least * (least / most) ** 0.5, 2 * most)  # above the errors
             seconds.set_ylabel("CPU seconds", color="#c2571a", fontsize=9)
             for one in (axes, seconds):
                 one.tick_params(labelsize=8)

@@ -1,4 +1,4 @@
-"""`dpstream answer` seen from outside: what it writes must have as much noise as its guarantee needs.
+"""`dpstream answer` seen from outside: is there as much noise in what it writes as it must have?
 
 The command is typed, and its folder read.  What is there less the exact answers is whitened by what
 (epsilon, delta), C and the published mix ask for, computed here from the definitions; runs are many

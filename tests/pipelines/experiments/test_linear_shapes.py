@@ -60,7 +60,8 @@ def test_permuted_queries_are_the_same_in_another_order() -> None:
 def test_rivals_over_the_attributes_where_queries_are_one_matrix() -> None:
     asked = shapes.random_ranges((4, 8), 0)
     plain = shapes.ranges((4, 8))
-    found, known = (each.rival("haar").gram.dense() for each in (asked, plain._replace(grid=plain.workload)))  # type: ignore[attr-defined]  # fmt: skip
+    pair = (asked, plain._replace(grid=plain.workload))
+    found, known = (each.rival("haar").gram.dense() for each in pair)  # type: ignore[attr-defined]
     assert np.array_equal(found, known) and found.shape == (32, 32)
     assert shapes.predicates(8, 0).rival("identity").error(shapes.predicates(8, 0).workload) > 0
 
