@@ -20,6 +20,19 @@ STRATEGY = options(
 )  # fmt: skip
 
 
+def check_pure(strategy: str, objective: str) -> None:
+    """Whether the options of a strategy are left alone.
+
+    Raises:
+        UsageError: pure epsilon has strategies of its own, for the total of squared errors.
+    """
+    if (strategy, objective) != ("auto", "total"):
+        raise UsageError(
+            "--pure", "has strategies of its own, for the total error",
+            "omit --strategy and --objective",
+        )  # fmt: skip
+
+
 @click.group()
 def workload() -> None:
     """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
@@ -64,11 +77,14 @@ def plan(
     if pure:
         from dpstream.accounting.figures import up
 
-        if epsilon is None or (delta, mu, picture) != (None, None, None):
-            raise UsageError("--pure", "takes --epsilon alone", "omit --delta, --mu, --picture")
+        check_pure(strategy, objective)
+        if epsilon is None or (delta, mu, picture, matrix) != (None, None, None, None):
+            raise UsageError(
+                "--pure", "takes --epsilon alone", "omit --delta, --mu, --picture, --matrix"
+            )
         from dpstream.pipelines.workload.lattice import planned_purely
 
-        shown = planned_purely(read_workload(file), epsilon, contributions)
+        shown = planned_purely(read_workload(file), epsilon, contributions, folder_of(cache))
         if as_json:
             print_json(shown)
         else:

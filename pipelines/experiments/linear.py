@@ -126,7 +126,7 @@ def example4(study: Study, say: Say) -> list[Row]:
 def table2(study: Study, say: Say) -> list[Row]:
     """Table 2: alternative workloads, best and worst rival, and the bound."""
     sizes = shapes.split(study.cells, 3)
-    asked = {
+    asked: dict[str, Callable[[], Asked]] = {
         "1D ranges, permuted": lambda: shapes.permuted(shapes.ranges((study.cells,)), study.seed),
         "1-way range tables": lambda: shapes.range_tables(sizes, 1),
         "2-way range tables": lambda: shapes.range_tables(sizes, 2),

@@ -26,7 +26,7 @@ def example4(rows: Sequence[Row]) -> Figure:
     """Errors of Example 4, and the strategies that have them."""
     [row] = rows
     figure = Figure(figsize=(11, 5.6), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15])
+    left, right = np.ravel(figure.subfigures(1, 2, width_ratios=[1, 1.15]))
     axes, errors = left.subplots(), row["errors"]
     names = sorted(errors, key=errors.__getitem__, reverse=True)
     for place, name in enumerate(names):

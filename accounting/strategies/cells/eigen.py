@@ -1,8 +1,8 @@
 """Program 2, the eigen-design: weighted eigenvectors of V, and columns completed to the full norm.
 
 Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``),
-the sines of all ranges and the cosines of tables (``cosines``) are chosen, and vectors of eigenvalue
-0 are not asked.  Completion
+the sines of all ranges and the cosines of tables (``cosines``) are chosen, and vectors of
+eigenvalue 0 are not asked.  Completion
 adds to each cell what its column lacks of the largest norm: it raises no sensitivity and can only
 lower the error.
 
