@@ -26,7 +26,8 @@ def example4(rows: Sequence[Row]) -> Figure:
     """Errors of Example 4, and the strategies that have them."""
     [row] = rows
     figure = Figure(figsize=(11, 5.6), layout="constrained")
-    left, right = np.ravel(figure.subfigures(1, 2, width_ratios=[1, 1.15]))
+    halves: Any = figure.subfigures(1, 2, width_ratios=[1, 1.15])
+    left, right = halves
     axes, errors = left.subplots(), row["errors"]
     names = sorted(errors, key=errors.__getitem__, reverse=True)
     for place, name in enumerate(names):

@@ -9,7 +9,7 @@ post-processing: an axis of which only the total is asked is estimated evenly.
 Intervals hold for every sum of rows' noises.  A row's noise X is G - G' of two geometrics, which
 are exponentials of mean b rounded down: X is off a Laplace L by less than 1, and sum a X is off
 sum a L by at most |a|_1 <= rows^1/2 |a|.  L is b (2 E)^1/2 Z, E exponential and Z normal; with
-u = a^2 / |a|^2 the sum is, up to b |a|, normal of variance V = 2 sum u E, and P(|sum| > s) = E h(V),
+u = a^2 / |a|^2 the sum over b |a| is normal of variance V = 2 sum u E, and P(|sum| > s) = E h(V),
 h(v) = 2 Q(s / v^1/2).  h is convex below s^2 / 3 and concave above.  Let g be h up to v1 and from
 there the tangent to h that begins at (v1, h(v1)): g is convex and at least h, and sum u E is a mean
 of exponentials, so that E h(V) <= E g(V) <= E g(2 E).  With v1 and s of the line that touches h at
