@@ -1,5 +1,6 @@
 """The eigen-design experiments at small sizes: known figures, orders that must hold."""
 
+import functools
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from dpstream.pipelines.experiments.linear import PARTS, Row, Study
 STUDY = Study(cells=32, large=128)
 
 
+@functools.cache
 def rows(part: str) -> list[Row]:
     return PARTS[part](STUDY, lambda _: None)
 
