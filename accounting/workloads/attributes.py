@@ -7,6 +7,7 @@ is not listed, or lies outside the edges, belongs to no cell (the pipeline's dea
 import itertools
 import struct
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +87,9 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
         raise PolicyError(
             where, "text is Unicode, and whole numbers have 64 bits, as those of records", "mend it"
         )
-    if len(set(listed)) < len(listed):
-        raise PolicyError(where, "a value is listed twice", "list each once")
+    if len({normal(value) for value in listed}) < len(listed):
+        raise PolicyError(where, "a value is listed twice, as text in normal form (NFC)",
+                          "list each once")  # fmt: skip
     return _limited(Attribute(name, values=listed), where)
 
 
@@ -138,6 +140,11 @@ def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
     if len({attribute.name for attribute in attributes}) < len(attributes):
         raise PolicyError("domain", "two attributes have one name", "rename one of them")
     return tuple(attributes)
+
+
+def normal(value: str | int) -> str | int:
+    """A value as records have it: text in normal form (NFC)."""
+    return unicodedata.normalize("NFC", value) if isinstance(value, str) else value
 
 
 def _storable(value: str | int) -> bool:

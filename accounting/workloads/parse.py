@@ -99,10 +99,21 @@ def _factor(given: Any, size: int) -> Factor:
     if isinstance(given, Mapping) and set(given) == {"width"} and type(given["width"]) is int:
         return interval("width", size, given["width"])
     if isinstance(given, Mapping) and set(given) == {"matrix"}:
+        if not _numbers(given["matrix"]):
+            raise PolicyError(
+                "queries.factors.matrix", "a matrix is a list of rows of numbers", "mend it"
+            )
         return explicit(given["matrix"], size)
     raise PolicyError(
         "queries.factors", 'a factor is a name, {"width": k} or {"matrix": rows}', "use one"
     )
+
+
+def _numbers(rows: Any) -> bool:
+    """Whether these are lists of numbers: text and true would become numbers by themselves."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        return False
+    return set(map(type, itertools.chain.from_iterable(rows))) <= {int, float}
 
 
 def _factors(

@@ -146,6 +146,11 @@ def audit(job: Job, ask: Ask, progress: Progress | None = None) -> AuditResult:
             that cannot be run.
     """
     ask.check()
+    if job.plan.cells is not None:
+        raise UsageError(
+            "job", "answers a workload: its cells share their noise, so that keys are no trials",
+            "audit the job itself, whose keys have noise of their own",
+        )  # fmt: skip
     numbered_field(job.plan)
     allocate(job.plan)  # what the job itself is refused for
     began = time.monotonic()

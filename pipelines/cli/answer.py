@@ -9,12 +9,12 @@ import click
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, load_job, print_json
-from dpstream.pipelines.cli.workload import FILE, STRATEGY
+from dpstream.pipelines.cli.workload import FILE, STRATEGY, check_pure
 
 if TYPE_CHECKING:
-    from dpstream.accounting.strategies.cells.strategy import CellStrategy
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.workload.registered import Mechanism
     from dpstream.pipelines.workload.release import Receipt
 
 _PATH = click.Path(path_type=Path)
@@ -92,16 +92,24 @@ def answer(
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.execute import Order, execute
+    from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
 
     loaded = load_job(job)
     for warning in ledger_warnings(loaded):
         click.echo(f"Warning: {warning}", err=True)
     if pure:
-        once(asked, loaded, None, out.absolute(), form, nonnegative, as_json)
+        check_pure(strategy, objective)
+        mechanism = pure_mechanism(asked, loaded, folder_of(cache))
+        once(asked, loaded, mechanism, out.absolute(), form, nonnegative, as_json)
         return
     chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
+    if tables and asked.marginal and chosen.name == "identity":
+        from dpstream.accounting.strategies.cells.residual import residual
+
+        chosen = residual(asked)[0]  # the table of all cells: the same errors
     if tables or (chosen.name == "residual" and asked.cells > MAX_SOLVED_CELLS):
-        once(asked, loaded, chosen, out.absolute(), form, nonnegative, as_json)
+        mechanism = table_mechanism(asked, chosen, loaded)
+        once(asked, loaded, mechanism, out.absolute(), form, nonnegative, as_json, some=True)
         return
     order = Order(asked, loaded, chosen, out.absolute(), over_time, form, nonnegative,
                   runner, ctx.args)  # fmt: skip
@@ -111,21 +119,12 @@ def answer(
 
 
 def once(
-    asked: "Workload", job: "Job", strategy: "CellStrategy | None", out: Path, form: str,
-    nonnegative: bool, as_json: bool,
+    asked: "Workload", job: "Job", mechanism: "Mechanism", out: Path, form: str,
+    nonnegative: bool, as_json: bool, some: bool = False,
 ) -> None:  # fmt: skip
-    """Through the register: residual tables of a strategy, or pure epsilon without one."""
-    from dpstream.pipelines.workload.registered import (
-        answer_once,
-        pure_mechanism,
-        table_mechanism,
-    )
+    """Through the register; ``some``: the job's key may name a part of the attributes."""
+    from dpstream.pipelines.workload.registered import answer_once
 
-    if strategy is None:
-        mechanism = pure_mechanism(asked, job)
-    else:
-        mechanism = table_mechanism(asked, strategy, job)
-    some = strategy is not None
     done = answer_once(asked, job, mechanism, out, form, some, nonnegative)
     if done.dead_letters:
         click.echo(f"Operator only: {done.dead_letters:,} records were refused", err=True)

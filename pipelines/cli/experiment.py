@@ -1,4 +1,4 @@
-"""``dpstream experiment``: the paper's tables and figures."""
+"""``dpstream experiment``: the papers' tables and figures."""
 
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import AS_JSON, ListCommand, examples, options
 from dpstream.pipelines.experiments.modes import NAMED
 
 BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
+LINEAR = ("example4", "table2", "figure3", "figure4", "figure5")
 _SIZE = click.IntRange(min=1)
 _FILE = click.Path(path_type=Path)
 MODES = click.option(
@@ -51,7 +52,7 @@ COMMON = options(
 
 @click.group()
 def experiment() -> None:
-    """Repeat the paper's experiments: every mode through the real pipeline, against the truth."""
+    """Repeat the papers' experiments: every mode through the real pipeline, against the truth."""
 
 
 @experiment.command(
@@ -128,6 +129,55 @@ def table2(**asked: Any) -> None:
     _run("table2", studies.table2, **asked)
 
 
+@experiment.command(
+    cls=ListCommand,
+    epilog=examples(
+        "dpstream experiment workloads --out runs/workloads.json",
+        "dpstream experiment workloads --only example4 table2 --json",
+        "dpstream experiment workloads --cells 256 --large 1024",
+    ),
+)
+@click.option("--only", multiple=True, type=click.Choice(LINEAR), default=LINEAR,
+              show_default=True, help="Parts.")  # fmt: skip
+@click.option("--cells", type=_SIZE, default=2048, show_default=True, help="A power of 2.")
+@click.option("--large", type=_SIZE, default=8192, show_default=True, help="The same, of figure4.")
+@click.option("--seed", default=0, show_default=True, help="Of queries and tables.")
+@click.option("--epsilon", default=0.5, show_default=True)
+@click.option("--delta", default=1e-4, show_default=True)
+@click.option("--out", type=_FILE, help="FILE.json, replaced if it exists; pictures beside it.")
+@AS_JSON
+def workloads(
+    only: tuple[str, ...], out: Path | None, as_json: bool, **asked: Any
+) -> None:  # fmt: skip
+    """Linear workloads: Example 4, Table 2 and Figures 3 to 5 of the eigen-design paper."""
+    _check_out(out)
+    from dpstream.pipelines.experiments import charts, linear, linear_charts
+    from dpstream.pipelines.experiments.runs import provenance, save
+
+    study = linear.Study(**asked).check()
+    parts = {name: linear.PARTS[name](study, _say) for name in dict.fromkeys(only)}
+    command = " ".join(["dpstream", "experiment", "workloads", *_flags({"only": only, **asked})])
+    result = {"experiment": "workloads", **provenance(), **asked, "command": command, **parts}
+    if out is not None:
+        save(result, out)
+        names = []
+        for name, rows in parts.items():
+            figure = linear_charts.CHARTS[name](rows)
+            names += charts.draw(figure, out.with_name(f"{out.stem}-{name}.json"))
+        result["pictures"] = names
+        _say(f"wrote {out} and {', '.join(names)}")
+    if as_json:
+        print_json(result)
+    else:
+        for name, rows in parts.items():
+            click.echo(f"{name}\n{linear.words(rows)}")
+
+
+def _check_out(out: Path | None) -> None:
+    if out is not None and out.suffix != ".json":
+        raise UsageError("--out", "must end in .json", "write FILE.json")
+
+
 def _run(
     name: str,
     study: Callable[..., Any],
@@ -138,8 +188,7 @@ def _run(
     **asked: Any,
 ) -> None:
     """Run a study; print a table or JSON; write JSON and pictures if asked to."""
-    if out is not None and out.suffix != ".json":
-        raise UsageError("--out", "must end in .json", "write FILE.json")
+    _check_out(out)
     from dpstream.pipelines.experiments import charts
     from dpstream.pipelines.experiments.runs import save
     from dpstream.pipelines.experiments.studies import Study

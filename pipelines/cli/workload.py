@@ -20,6 +20,19 @@ STRATEGY = options(
 )  # fmt: skip
 
 
+def check_pure(strategy: str, objective: str) -> None:
+    """Whether the options of a strategy are left alone.
+
+    Raises:
+        UsageError: pure epsilon has strategies of its own, for the total of squared errors.
+    """
+    if (strategy, objective) != ("auto", "total"):
+        raise UsageError(
+            "--pure", "has strategies of its own, for the total error",
+            "omit --strategy and --objective",
+        )  # fmt: skip
+
+
 @click.group()
 def workload() -> None:
     """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
@@ -46,11 +59,12 @@ def workload() -> None:
               help="C: records of a unit that count.")  # fmt: skip
 @click.option("--pure", is_flag=True, help="Pure epsilon, with --epsilon alone: geometric noise.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries.")
+@click.option("--matrix", type=click.Path(path_type=Path), help="Draw the strategy.")
 @AS_JSON
 def plan(
     file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
     delta: float | None, mu: float | None, contributions: int, picture: Path | None,
-    pure: bool, as_json: bool,
+    matrix: Path | None, pure: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
@@ -63,11 +77,14 @@ def plan(
     if pure:
         from dpstream.accounting.figures import up
 
-        if epsilon is None or (delta, mu, picture) != (None, None, None):
-            raise UsageError("--pure", "takes --epsilon alone", "omit --delta, --mu, --picture")
+        check_pure(strategy, objective)
+        if epsilon is None or (delta, mu, picture, matrix) != (None, None, None, None):
+            raise UsageError(
+                "--pure", "takes --epsilon alone", "omit --delta, --mu, --picture, --matrix"
+            )
         from dpstream.pipelines.workload.lattice import planned_purely
 
-        shown = planned_purely(read_workload(file), epsilon, contributions)
+        shown = planned_purely(read_workload(file), epsilon, contributions, folder_of(cache))
         if as_json:
             print_json(shown)
         else:
@@ -79,10 +96,10 @@ def plan(
         return
     guarantee = guarantee_of(epsilon, delta, mu, contributions)
     found = planned(read_workload(file), folder_of(cache), objective, strategy)
-    if picture is not None:
+    if picture is not None or matrix is not None:
         from dpstream.pipelines.workload.picture import save
 
-        save(found, guarantee, picture)
+        save(found, guarantee, picture, matrix)
     shown = figures(found, guarantee)
     if as_json:
         print_json(shown)

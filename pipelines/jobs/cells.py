@@ -7,7 +7,6 @@ the edges gives no cell, and the record is a dead letter by the rule of its key.
 
 import hashlib
 import math
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.fields import Field, FieldType
-from dpstream.accounting.workloads.attributes import Attribute, framed
+from dpstream.accounting.workloads.attributes import Attribute, framed, normal
 from dpstream.accounting.workloads.workload import codes
 from dpstream.dp_transforms.ingest import columns
 
@@ -120,11 +119,6 @@ def cell_key(
                 f"has another type for '{attribute.name}' than the workload's values",
                 f'write type = "{wanted}" there',
             )
-        if len({_normal(value) for value in attribute.values}) < len(attribute.values):
-            raise UsageError(
-                f"domain.{attribute.name}.values", "two values are one text in normal form (NFC)",
-                "keep one of them",
-            )  # fmt: skip
     return tuple(known[attribute.name] for attribute in attributes)
 
 
@@ -134,14 +128,10 @@ def _cells(attribute: Attribute, column: pa.Array, field: Field) -> Int64:
         numbers, ok = columns.measure(column)
         return np.where(ok, attribute.cells(np.where(ok, numbers, attribute.edges[0])), -1)
     typed, ok = columns.identity(column, field.type)
-    listed = pa.array([_normal(value) for value in attribute.values], typed.type)
+    listed = pa.array([normal(value) for value in attribute.values], typed.type)
     found = pc.index_in(typed, value_set=listed).fill_null(-1).to_numpy(zero_copy_only=False)
     return np.where(ok, found, -1).astype(np.int64)
 
 
 def _type(attribute: Attribute) -> FieldType:
     return "string" if attribute.values and isinstance(attribute.values[0], str) else "int"
-
-
-def _normal(value: str | int) -> str | int:
-    return unicodedata.normalize("NFC", value) if isinstance(value, str) else value

@@ -20,7 +20,13 @@ from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
 from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
+from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
+from dpstream.accounting.strategies.cells.stored import (
+    from_arrays,
+    lattice_arrays,
+    lattice_of_arrays,
+    to_arrays,
+)
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
@@ -66,20 +72,49 @@ def solved(
     return found, path, False
 
 
+def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, LatticeStrategy, bool]:
+    """The name and the lattice of the best strategy for pure epsilon, and whether it was there.
+
+    Raises:
+        PolicyError: the workload is beyond what is solved.
+    """
+    path = folder / f"{workload.structure}-pure-{bits}.npz"
+    found = _arrays(path)
+    with contextlib.suppress(UsageError, KeyError, ValueError):
+        if found is not None:
+            return *lattice_of_arrays(found, workload.structure), True
+    strategy = pure(workload, bits)
+    made = strategy.lattice(bits)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _keep(path, lattice_arrays(strategy.name, made, workload.structure))
+    return strategy.name, made, False
+
+
 def write(path: Path, plan: Plan, structure: str) -> None:
     """Keep a plan in a file that its owner alone can read."""
+    _keep(path, to_arrays(plan, structure))
+
+
+def _keep(path: Path, arrays: dict[str, Any]) -> None:
     held = io.BytesIO()
-    np.savez(held, **to_arrays(plan, structure))
+    np.savez(held, **arrays)
     with replacing(path, 0o600) as draft:
         draft.write_bytes(held.getbuffer())
 
 
 def _read(path: Path, structure: str) -> Plan | None:
+    found = _arrays(path)
+    with contextlib.suppress(UsageError, KeyError, ValueError):
+        return None if found is None else from_arrays(found, structure)
+    return None
+
+
+def _arrays(path: Path) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
-            arrays: dict[str, Any] = {name: held[name] for name in held.files}
-        return from_arrays(arrays, structure)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, UsageError):
+            return {name: held[name] for name in held.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 

@@ -1,13 +1,20 @@
-"""A picture of a plan: error of every query, by strategy, against the floor."""
+"""Pictures of a plan: error of every query, by strategy, against the floor; and the strategy."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import scipy.linalg
+from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.strategies.cells.mixing import matrices
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.pipelines.workload.cache import made
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
 
@@ -17,55 +24,128 @@ _POINTS = 512
 _NAMES = ("identity", "workload", "haar", "hierarchical", "eigen")
 
 
+#: What the floor is a floor of, and what an error is, by objective.
+_FLOORS = {
+    "total": ("floor of the (weighted) RMSE", "standard error"),
+    "relative": ("floor of the (weighted) RMSE", "standard error over the query's norm"),
+    "worst": ("floor of the largest (weighted) error", "standard error (weighted)"),
+}
+
+
 def curves(planned: Planned) -> dict[str, Float64]:
-    """Sorted standard errors of all queries at mu = 1, by strategy.
+    """Sorted errors of all queries at mu = 1, by strategy: what the objective is about.
+
+    Standard errors; for ``relative`` over the query's norm, for ``worst`` times the root of its
+    weight.
 
     Raises:
         UsageError: more queries than are computed one by one.
     """
-    found = {}
+    found, workload, objective = {}, planned.workload, planned.plan.objective
+    asked = workload.relative() if objective == "relative" else workload
+    pairs = zip(workload.products, asked.products, strict=True)
+    factors = [
+        own.weight if objective == "worst" else scaled.weight / own.weight for own, scaled in pairs
+    ]
     for name in (planned.plan.strategy.name, *_NAMES):
         if name in found or (name in _NAMES and name not in planned.compared):
             continue
         chosen = planned.plan.strategy
-        strategy = chosen if name == chosen.name else made(planned.workload, name)
-        listed = errors(planned.workload, strategy)
+        strategy = chosen if name == chosen.name else made(asked, name)
+        listed = errors(asked, strategy)
         if listed is None:
             raise UsageError("--picture", "is for fewer queries", "plan a part of the workload")
-        found[name] = np.sort(np.concatenate(listed))
+        each = [math.sqrt(f) * sds for f, sds in zip(factors, listed, strict=True)]
+        found[name] = np.sort(np.concatenate(each))
     return found
 
 
 def draw(planned: Planned, guarantee: Guarantee) -> Figure:
-    """The figure."""
+    """The figure of errors."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
+    own = planned.plan.strategy.name
     for name, values in curves(planned).items():
         at = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
-        own = name == planned.plan.strategy.name
         axes.plot(
             (at + 0.5) / len(values), values[at] * guarantee.scale, label=name,
-            linewidth=2.4 if own else 1.2,
+            linewidth=2.4 if name == own else 1.2, zorder=3 if name == own else 2,
         )  # fmt: skip
     floor = planned.per_query(planned.plan.floor) * guarantee.scale
-    axes.axhline(floor, color="#4a4a4a", linestyle="--", label=f"floor ({planned.plan.objective})")
-    axes.set(xlabel="share of the queries, smallest error first", ylabel="standard error")
+    words, unit = _FLOORS[planned.plan.objective]
+    axes.axhline(floor, color="#4a4a4a", linestyle="--", label=words, zorder=1)
+    axes.set(xlabel="share of the queries, smallest error first", ylabel=unit)
     axes.set_ylim(bottom=0)
     axes.legend()
     return figure
 
 
-def save(planned: Planned, guarantee: Guarantee, path: Path) -> None:
-    """Write it; the ending says how (svg, png, pdf).
+@one_thread()
+def strategy_matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
+    """The strategy as (n, n) symmetric roots of X at sensitivity 1: one, or one for each axis.
+
+    Raises:
+        PolicyError: a strategy that is one matrix over more cells than a limit.
+    """
+    found = []
+    for matrix in matrices(strategy, sizes):
+        values, vectors = scipy.linalg.eigh(matrix / matrix.diagonal().max())
+        found.append(np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T))
+    return found
+
+
+def draw_matrices(planned: Planned) -> Figure:
+    """The figure of the strategy.
+
+    Raises:
+        DpstreamError: it is no matrix of cells.
+    """
+    workload = planned.workload
+    found = strategy_matrices(planned.plan.strategy, workload.sizes)
+    figure = Figure(figsize=(1 + 4.2 * len(found), 4.4), layout="constrained")
+    whole = len(found) == 1 and len(workload.sizes) > 1
+    names = ["all cells"] if whole else [a.name for a in workload.attributes]
+    for axes, name, matrix in zip(
+        figure.subplots(1, len(found), squeeze=False)[0], names, found, strict=True
+    ):
+        show_matrix(figure, axes, matrix)
+        axes.set_title(f"{name}: {len(matrix):,} cells", fontsize=10)
+    name = planned.plan.strategy.name
+    figure.suptitle(rf"Strategy {name}: $(A^\top A)^{{1/2}}$ at sensitivity 1", fontsize=11)
+    return figure
+
+
+def show_matrix(figure: Any, axes: Any, matrix: Float64) -> None:
+    """Numbers as colours, white 0, on a scale that is linear below a hundredth of the largest."""
+    most = float(np.abs(matrix).max())
+    scale = SymLogNorm(most / 100, vmin=-most, vmax=most)
+    shown = axes.imshow(matrix, norm=scale, cmap="RdBu_r", interpolation="nearest")
+    bar = figure.colorbar(
+        shown, ax=axes, shrink=0.85, ticks=[-most, -most / 10, 0, most / 10, most]
+    )
+    bar.ax.set_yticklabels([f"{value:.2g}" for value in bar.get_ticks()], fontsize=7)
+    axes.tick_params(labelsize=7)
+
+
+def save(
+    planned: Planned, guarantee: Guarantee, path: Path | None, matrix: Path | None = None
+) -> None:
+    """Write the figures that are asked for; the endings say how (svg, png, pdf).
+
+    Args:
+        path: of the errors; matrix: of the strategy.
 
     Raises:
         UsageError: another ending.
         RunError: it cannot be written.
     """
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError("--picture", "ends with .svg, .png or .pdf", "name such a file")
-    figure = draw(planned, guarantee)
-    try:
-        figure.savefig(path)
-    except OSError:
-        raise RunError("--picture", "cannot be written", "check the folder") from None
+    for option, file in (("--picture", path), ("--matrix", matrix)):
+        if file is None:
+            continue
+        if file.suffix not in (".svg", ".png", ".pdf"):
+            raise UsageError(option, "ends with .svg, .png or .pdf", "name such a file")
+        figure = draw(planned, guarantee) if file is path else draw_matrices(planned)
+        try:
+            figure.savefig(file, dpi=130)
+        except OSError:
+            raise RunError(option, "cannot be written", "check the folder") from None

@@ -18,7 +18,6 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS
-from dpstream.accounting.strategies.cells.pure import pure
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
@@ -33,6 +32,7 @@ from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.answers import MAX_ANSWERS, answers
 from dpstream.pipelines.workload.bounded import bounded
+from dpstream.pipelines.workload.cache import solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import asked_once, check_job, domain_of_job
@@ -73,16 +73,19 @@ class Answered(NamedTuple):
     dead_letters: int
 
 
-def pure_mechanism(workload: Workload, job: Job) -> Mechanism:
+def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
     """Pure epsilon: the job's, with delta 0.
+
+    Args:
+        folder: of solved strategies.
 
     Raises:
         PolicyError: a workload or a domain that no lattice is made for.
     """
     bits = lattice.bits_of(len(workload.sizes))
     privacy = job.plan.privacy
-    strategy = pure(workload)
-    made = lattice.lattice_of(strategy.lattice(bits), privacy.epsilon, privacy.contributions)
+    strategy, whole_numbers, _ = solved_purely(workload, bits, folder)
+    made = lattice.lattice_of(whole_numbers, privacy.epsilon, privacy.contributions)
     digest = hashlib.blake2b(digest_size=16, person=b"dpstream-lattice")
     for factor in made.strategy.factors:
         digest.update(np.array(factor.shape, "<i8").tobytes() + factor.astype("<i8").tobytes())
@@ -94,7 +97,7 @@ def pure_mechanism(workload: Workload, job: Job) -> Mechanism:
         return lattice.estimate_of(made, lattice.published(made, cells, keys, name))
 
     whole = all(f.shape[0] >= f.shape[1] for f in made.strategy.factors)
-    return Mechanism(strategy.name, digest.hexdigest(), privacy.epsilon, 0.0, None, whole, draw)
+    return Mechanism(strategy, digest.hexdigest(), privacy.epsilon, 0.0, None, whole, draw)
 
 
 def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mechanism:

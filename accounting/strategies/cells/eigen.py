@@ -1,7 +1,8 @@
 """Program 2, the eigen-design: weighted eigenvectors of V, and columns completed to the full norm.
 
 Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``),
-and the sines of all ranges, are chosen, and vectors of eigenvalue 0 are not asked.  Completion
+the sines of all ranges and the cosines of tables (``cosines``) are chosen, and vectors of
+eigenvalue 0 are not asked.  Completion
 adds to each cell what its column lacks of the largest norm: it raises no sensitivity and can only
 lower the error.
 
@@ -16,6 +17,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.strategies.cells.cosines import of_tables
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.strategy import RANK, Blocks, CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
@@ -51,6 +53,9 @@ class Spectrum(NamedTuple):
 def spectrum(workload: Workload) -> Spectrum:
     """Of a domain that one matrix is solved for."""
     folding = folding_of(workload)
+    if workload.marginal:
+        each, vectors = of_tables(workload, folding)
+        return Spectrum(folding, np.concatenate(each), tuple(vectors))
     found = [
         scipy.linalg.eigh(gram, driver="evd") if len(gram) else (np.zeros(0), gram)
         for gram in folding.grams(workload)

@@ -6,7 +6,8 @@ and are always invertible; tr(V (A^T A)^-1) needs the inverse of p x p alone and
 L-BFGS from a few fixed starts.  It is not convex: there is no floor, and the best found is taken.
 
 Noise that is exact needs whole numbers: ``lattice`` rounds A to multiples of 2^-bits, and the
-sensitivity is that of the rounded one, in whole units.
+sensitivity is that of the rounded one, in whole units.  Rounding costs much where cells are hardly
+asked one by one (nearly rank one), so that the choice is by the errors of what was rounded.
 """
 
 import math
@@ -85,8 +86,11 @@ class LatticeStrategy(NamedTuple):
 
 
 @one_thread()
-def pure(workload: Workload) -> PureStrategy:
+def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
     """The best strategy found for pure epsilon: p-identities, trees, wavelets or the cells.
+
+    Args:
+        bits: of the lattice that it will be rounded to, by which the choice is made.
 
     Raises:
         PolicyError: a union over several axes, or an axis beyond the limit.
@@ -101,14 +105,14 @@ def pure(workload: Workload) -> PureStrategy:
     solved: dict[str, PureStrategy] = {}
     for part in parts:
         if part.structure not in solved:
-            solved[part.structure] = _best(part)
+            solved[part.structure] = _best(part, bits)
     found = [solved[part.structure] for part in parts]
     names = {strategy.name for strategy in found}
     name = names.pop() if len(names) == 1 else "product"
     return PureStrategy(name, tuple(strategy.factors[0] for strategy in found))
 
 
-def _best(part: Workload) -> PureStrategy:
+def _best(part: Workload, bits: int | None) -> PureStrategy:
     if not any(product.axes for product in part.products):
         return PureStrategy("total", (np.ones((1, part.cells)),))
     if part.cells > MAX_PURE_CELLS:
@@ -127,7 +131,12 @@ def _best(part: Workload) -> PureStrategy:
     for start in range(3):
         matrix = p_identity(gram, rows, start)
         found.append(PureStrategy("p-identity", (matrix,)))
-    return min(found, key=lambda strategy: strategy.error(part))
+
+    def error(strategy: PureStrategy) -> float:
+        rounded = strategy if bits is None else strategy.lattice(bits).floats()
+        return rounded.error(part)
+
+    return min(found, key=error)
 
 
 def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:

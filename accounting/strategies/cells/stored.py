@@ -14,6 +14,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.folding import Folding
+from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Gram, Kron
 
@@ -43,18 +44,51 @@ def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
     Raises:
         UsageError: another version, another workload's, or not what was written.
     """
+    held = _checked(arrays)
+    whose, name, objective, note = map(str, held["text"])
+    _same(whose, structure)
+    error, floor = map(float, held["numbers"])
+    certificate = tuple(held[f"certificate{k}"] for k in range(int(held["certificates"])))
+    return Plan(CellStrategy(name, _read(held)), objective, error, floor, certificate, note)
+
+
+def lattice_arrays(name: str, strategy: LatticeStrategy, structure: str) -> dict[str, Any]:
+    """A strategy of whole numbers as arrays by name, for ``np.savez``."""
+    found: dict[str, Any] = {
+        "version": np.array(_VERSION),
+        "text": np.array([structure, name]),
+        "factors": np.array(len(strategy.factors)),
+        **{f"factor{k}": factor for k, factor in enumerate(strategy.factors)},
+    }
+    return {**found, "digest": np.array(_digest(found))}
+
+
+def lattice_of_arrays(arrays: Mapping[str, Any], structure: str) -> tuple[str, LatticeStrategy]:
+    """Name and strategy of a workload.
+
+    Raises:
+        UsageError: another version, another workload's, or not what was written.
+    """
+    held = _checked(arrays)
+    whose, name = map(str, held["text"])
+    _same(whose, structure)
+    factors = tuple(held[f"factor{k}"] for k in range(int(held["factors"])))
+    return name, LatticeStrategy(factors)
+
+
+def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
     held = {name: np.asarray(arrays[name]) for name in arrays}
     digest = held.pop("digest", None)
     if digest is None or str(digest) != _digest(held) or int(held["version"]) != _VERSION:
         raise UsageError(
             "strategy", "the stored strategy is damaged or of another version", "remove it"
         )
-    whose, name, objective, note = map(str, held["text"])
+    return held
+
+
+def _same(whose: str, structure: str) -> None:
     if whose != structure:
         raise UsageError("strategy", "the stored strategy is of another workload", "remove it")
-    error, floor = map(float, held["numbers"])
-    certificate = tuple(held[f"certificate{k}"] for k in range(int(held["certificates"])))
-    return Plan(CellStrategy(name, _read(held)), objective, error, floor, certificate, note)
 
 
 def _gram(gram: Gram) -> dict[str, Any]:

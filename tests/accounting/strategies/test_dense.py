@@ -2,13 +2,15 @@
 
 import itertools
 from fractions import Fraction
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
-from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.strategies import dense, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
+from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.dense import DenseStrategy
 from dpstream.accounting.strategies.prefix_optimum import prefix_weights
 from tests.accounting.strategies.dense import SCALE, balls, fold, noise_of
@@ -120,3 +122,76 @@ def test_what_is_drawn_for_other_numbers_is_caught() -> None:
     strategy = DenseStrategy(6, numbers.reshape(-1))
     largest = float((strategy.matrix() ** 2).sum(axis=0).max())
     assert largest > 1.2 and strategy.col2 >= largest
+
+
+@pytest.mark.parametrize(
+    ("triggers", "buffers"),
+    [(1, 1), (2, 2), (4, 2), (5, 3), (20, 3), (21, 4), (150, 4), (151, 5), (600, 5), (601, 6),
+     (MAX_DENSE_TRIGGERS, 6)],
+)  # fmt: skip
+def test_how_many_numbers_a_trigger_takes(triggers: int, buffers: int) -> None:
+    asked = []
+
+    def optimum(t: int, count: int) -> mock.Mock:
+        asked.append((t, count))
+        return mock.Mock(table=np.full((t, 3 * count + 1), 0.5))
+
+    with mock.patch.object(dense, "prefix_optimum", optimum):
+        found = dense._chosen.__wrapped__(triggers)
+    assert asked == [(triggers, buffers)] and len(found) == triggers * (3 * buffers + 1)
+    assert not found.flags.writeable
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 9, 33])
+def test_figures_bound_those_of_the_matrices_closely(triggers: int) -> None:
+    strategy = DenseStrategy(triggers)
+    assert not strategy.rounds_nodes
+    gram = np.abs(strategy.matrix().T @ strategy.matrix())
+    far = np.abs(np.subtract.outer(range(triggers), range(triggers)))
+    lags = np.array([gram[far >= lag].max() for lag in range(triggers)])
+    assert (strategy._gram > lags).all() and (strategy._gram <= lags + 2e-10 * lags[0]).all()
+    rows = np.abs(strategy.decoder)
+    lengths = np.sqrt((rows**2).sum(1))
+    assert (strategy.sd_factors > lengths).all()
+    assert strategy.sd_factors == pytest.approx(lengths, rel=1e-9)
+    assert rows.sum(1).max() < strategy.reach <= rows.sum(1).max() * (1 + 1e-9)
+    assert strategy.rounding.shape == (triggers,)
+    most = float(ROUND_UP) / SCALE
+    assert (most < strategy.rounding).all() and strategy.rounding.max() <= most * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("pieces", "total"), [(1, 1), (3, 3), (2, 7), (5, 6), (40, 60)])
+def test_worst_split_is_of_neighbours_charged_by_their_lag(pieces: int, total: int) -> None:
+    strategy = DenseStrategy(6)
+    most = min(pieces, 6)
+    lags = np.abs(np.subtract.outer(range(most), range(most)))
+    weights = np.ones(most)
+    weights[(most - 1) // 2] += total - most
+    expected = float(weights @ strategy._gram[lags] @ weights)
+    assert strategy.worst_split(pieces, total) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("width", [1, 2, 13])
+def test_open_roundings_are_settled_in_their_own_place(width: int) -> None:
+    """All are open, of paths that begin anywhere: each goes to its column, or to the only one."""
+    strategy = DenseStrategy(40)
+    noise = noise_of(strategy, 3, 500.0)
+    whole, begin = fold(strategy, noise), np.array([0, 11, 25])
+    end = begin + (width if width > 1 else 5)
+    stack, asked = np.zeros((3, strategy.state_columns)), []
+    zero, skipped = np.zeros(3, np.int64), np.zeros((3, 40), np.int64)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        asked.append((row, nodes))
+        return balls(noise[row, :nodes])
+
+    flat, starts = noise.reshape(-1), np.arange(3) * 40
+    strategy.fold(Ranges(flat, starts, zero, begin, stack, skipped, exact))
+    asked.clear()
+    out = np.zeros((3, width), np.int64)
+    strategy.fold(Ranges(flat, starts + begin, begin, end, stack, out, exact, 1.0))
+    for row in range(3):
+        steps = whole[row, begin[row] : end[row]]
+        assert out[row].tolist() == (steps if width > 1 else steps[-1:]).tolist()
+        settled = [nodes for which, nodes in asked if which == row]
+        assert settled == (list(range(begin[row] + 1, end[row] + 1)) if width > 1 else [end[row]])

@@ -16,6 +16,8 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.evidence.bounds import Parts
 from dpstream.accounting.evidence.design import designs
+from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.plan.cells import cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise import references
 from dpstream.pipelines.audit.audit import Ask, audit
@@ -310,3 +312,13 @@ def test_crossings(make_job: MakeJob) -> None:
     assert (first_tests(plan, none, np.arange(3), 2, 4) == 4).all()
     some = Released(np.array([1, 1, 5]), np.array([0, 0, 1]), np.array([3, 2, 1]), pa.table({}))
     assert first_tests(plan, some, np.arange(3), 2, 4).ravel().tolist() == [4, 1, 4, 4, 4, 4]
+
+
+def test_cells_that_share_their_noise_are_no_trials(make_job: MakeJob) -> None:
+    """Trials are keys whose noise is their own: of mixed cells none is."""
+    job = make_job()
+    cells = cells_of(Mixing([np.eye(4) + 0.5]))
+    replace = msgspec.structs.replace
+    mixed = replace(job, plan=replace(job.plan, cells=cells))
+    with pytest.raises(UsageError, match="share their noise"):
+        audit(mixed, Ask())

@@ -49,7 +49,10 @@ def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
 
 def test_pure_and_tables(made: Path) -> None:
     ranges = write(made / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    pure = call("answer", ranges, made / "job.toml", "--pure", "--out", made / "pure", "--json")
+    once = ("answer", ranges, made / "job.toml", "--pure", "--out", made / "pure",
+            "--cache", made / "cache")  # fmt: skip
+    assert "--pure" in refused(*once, "--strategy", "haar")
+    pure = call(*once, "--json")
     assert pure.exit_code == 0, pure.output
     told = json.loads(pure.stdout)
     assert (told["epsilon"], told["delta"], told["mu"], told["resumed"]) == (6.0, 0.0, None, False)

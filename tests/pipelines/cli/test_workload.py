@@ -13,8 +13,9 @@ def test_plan(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Floor" in done.stdout and "gap" in done.stdout and "identity" in done.stdout
     shown = call("workload", "plan", file, "--mu", "1", *cache, "--json",
-                 "--picture", tmp_path / "p.png")  # fmt: skip
+                 "--picture", tmp_path / "p.png", "--matrix", tmp_path / "m.svg")  # fmt: skip
     found = json.loads(shown.stdout)
+    assert (tmp_path / "m.svg").exists()
     assert found["cached"] and found["rmse"] >= found["floor"] and (tmp_path / "p.png").exists()
     named = call("workload", "plan", file, "--mu", "1", *cache, "--strategy", "haar",
                  "--objective", "worst", "--json")  # fmt: skip
@@ -23,11 +24,16 @@ def test_plan(tmp_path: Path) -> None:
 
 def test_pure(tmp_path: Path) -> None:
     file = write(tmp_path / "w.json", [{"factors": {"age": "range"}}])
-    shown = call("workload", "plan", file, "--epsilon", "1", "--pure", "--json")
+    kept = ("--cache", tmp_path / "cache")
+    shown = call("workload", "plan", file, "--epsilon", "1", "--pure", *kept, "--json")
     found = json.loads(shown.stdout)
-    text = call("workload", "plan", file, "--epsilon", "1", "--pure").stdout
+    text = call("workload", "plan", file, "--epsilon", "1", "--pure", *kept).stdout
+    assert len(list((tmp_path / "cache").iterdir())) == 1
     assert f"{found['rmse']:.6g}" in text and "no floor" in text
-    assert "--pure" in refused("workload", "plan", file, "--pure", "--mu", "1")
+    given = ("workload", "plan", file, "--pure")
+    assert "--pure" in refused(*given, "--mu", "1")
+    for more in (("--strategy", "haar"), ("--objective", "worst"), ("--matrix", "m.png")):
+        assert "--pure" in refused(*given, "--epsilon", "1", *more)
 
 
 def test_refused(tmp_path: Path) -> None:

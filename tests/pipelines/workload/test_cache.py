@@ -2,13 +2,15 @@
 
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.workloads.workload import over
-from dpstream.pipelines.workload.cache import STRATEGIES, folder_of, largest, solved
+from dpstream.pipelines.workload import cache
+from dpstream.pipelines.workload.cache import STRATEGIES, folder_of, largest, solved, solved_purely
 from tests.pipelines.workload.survey import workload
 
 
@@ -38,6 +40,21 @@ def test_what_is_damaged_is_solved_again(tmp_path: Path) -> None:
     other, foreign, _ = solved(over([17], ["prefix"]), tmp_path)
     path.write_bytes(foreign.read_bytes())
     assert solved(asked, tmp_path)[0].error == first.error != other.error
+
+
+def test_strategies_for_pure_epsilon_are_kept_too(tmp_path: Path) -> None:
+    asked = over([24], ["range"])
+    name, first, known = solved_purely(asked, 9, tmp_path)
+    [path] = tmp_path.iterdir()
+    assert not known and path.stat().st_mode & 0o777 == 0o600
+    with mock.patch.object(cache, "pure", side_effect=AssertionError):
+        again = solved_purely(asked, 9, tmp_path)
+    assert again[0] == name and again[2] and np.array_equal(again[1].factors[0], first.factors[0])
+    whole = path.read_bytes()
+    for broken in (whole[:-9], b""):
+        path.write_bytes(broken)
+        assert not solved_purely(asked, 9, tmp_path)[2] and path.read_bytes() == whole
+    assert not solved_purely(asked, 5, tmp_path)[2]  # other bits are another lattice
 
 
 def test_by_name(tmp_path: Path) -> None:

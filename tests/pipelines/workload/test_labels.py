@@ -25,5 +25,5 @@ def test_values_matrices_and_names_that_are_taken() -> None:
     queries = [(1.0, {0: explicit(np.eye(3)[:2], 3)})]
     columns = labelled(workload_of([attribute], queries))
     assert columns["value_"].to_pylist() == ["row 0", "row 1"]
-    texts = labelled(over([3], ["width"] if False else ["prefix"]))["0"].to_pylist()
+    texts = labelled(over([3], ["prefix"]))["0"].to_pylist()
     assert texts == ["0", "0 .. 1", "0 .. 2"]

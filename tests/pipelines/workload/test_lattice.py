@@ -1,16 +1,23 @@
 """Pure epsilon: exact sensitivity, exact noise, and the errors that are said."""
 
 import math
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells.pure import pure
+from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
 from dpstream.accounting.workloads.workload import over
-from dpstream.dp_transforms.noise.oneshot import OneShot
-from dpstream.pipelines.workload.lattice import estimate_of, lattice_of, planned_purely, published
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.pipelines.workload.lattice import (
+    LAPLACE_HALF_WIDTH,
+    estimate_of,
+    lattice_of,
+    planned_purely,
+    published,
+)
 from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
 
@@ -60,18 +67,72 @@ def test_noise_that_is_not_drawn() -> None:
     assert lattice_of(pure(workload([{"factors": {}}])).lattice(), 1.0, 1).sd > 0
 
 
-def test_plan() -> None:
-    found = planned_purely(ASKED, 1.0, 1)
-    twice = planned_purely(ASKED, 0.5, 1)
+def test_plan(tmp_path: Path) -> None:
+    found = planned_purely(ASKED, 1.0, 1, tmp_path)
+    twice = planned_purely(ASKED, 0.5, 1, tmp_path)
+    assert twice["cached"] and not found["cached"]
     assert twice["rmse"] == pytest.approx(2 * found["rmse"], rel=1e-3)
     [answers] = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1))).answers(ASKED)
     assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(4 * found["rmse"], rel=2e-3)
     for epsilon in (0.0, math.inf, -1.0):
         with pytest.raises(PolicyError):
-            planned_purely(ASKED, epsilon, 1)
+            planned_purely(ASKED, epsilon, 1, tmp_path)
 
 
 @pytest.mark.slow
-def test_all_ranges_of_256() -> None:
+def test_all_ranges_of_256(tmp_path: Path) -> None:
     """At a Laplace variance of 1, i.e. epsilon sqrt 2: HDMM has 5.736."""
-    assert planned_purely(over([256], ["range"]), math.sqrt(2), 1)["rmse"] <= 5.74
+    assert planned_purely(over([256], ["range"]), math.sqrt(2), 1, tmp_path)["rmse"] <= 5.74
+
+
+def outside(s: float, variance: np.ndarray) -> np.ndarray:
+    """P(|N| > s) for normals of these variances."""
+    return np.vectorize(lambda v: math.erfc(s / math.sqrt(2 * v)) if v > 0 else 0.0)(variance)
+
+
+def test_no_sum_of_laplace_noises_is_outside_more_often() -> None:
+    """The majorant of the module's proof, made here from its description: convex, nowhere below
+    the normal's tails, of mean .05 over 2 E, with E exponential."""
+    s = LAPLACE_HALF_WIDTH * math.sqrt(2)
+    v = np.linspace(0, 80, 400_001)
+    h = outside(s, v)
+
+    def slope(x: float) -> float:
+        return s * math.exp(-(s**2) / (2 * x)) / math.sqrt(2 * math.pi) * x**-1.5
+
+    low, high = 0.1, s**2 / 3
+    for _ in range(60):  # where the tangent that touches at v1 + 2 begins
+        v1 = (low + high) / 2
+        start, touch = outside(s, np.array([v1, v1 + 2]))
+        low, high = (v1, high) if touch - start < 2 * slope(v1 + 2) else (low, v1)
+    line = touch + slope(v1 + 2) * (v - v1 - 2)
+    majorant = np.where(v < v1, h, line)
+    assert (majorant - h).min() > -1e-9
+    assert np.diff(majorant, 2).min() > -1e-12
+    weight = np.exp(-v / 2) / 2
+    mean = float(np.trapezoid(majorant * weight, v))
+    assert mean <= 0.05 and mean == pytest.approx(0.05, abs=2e-6)
+    # A sum of one is outside with exp(-s): the bound is near what a single noise needs.
+    assert 0.047 < math.exp(-s) < 0.05 and 1.02 * math.log(20) / math.sqrt(2) > LAPLACE_HALF_WIDTH
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 1], [3, 1], [5, 2, 1], [1] * 12])
+def test_intervals_cover_sums(weights: list[float]) -> None:
+    rng = np.random.default_rng(len(weights))
+    drawn = rng.laplace(size=(len(weights), 200_000))
+    total = np.array(weights, float) @ drawn
+    sd = math.sqrt(2 * float(np.sum(np.square(weights))))
+    assert np.mean(np.abs(total) > LAPLACE_HALF_WIDTH * sd) <= 0.05
+
+
+def test_intervals_are_wide_enough_for_what_rounding_adds() -> None:
+    """A row's noise is a Laplace but for less than 1."""
+    plain = LAPLACE_HALF_WIDTH * math.sqrt(2) * LATTICE.scale / LATTICE.sd
+    rows = math.prod(map(len, LATTICE.strategy.factors))
+    assert LATTICE.half_width == pytest.approx(plain + math.sqrt(rows) / LATTICE.sd)
+    found = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1)))
+    assert found.half_width == LATTICE.half_width > LAPLACE_HALF_WIDTH
+    small = lattice_of(LatticeStrategy((np.eye(3, dtype=np.int64),)), 3.0, 1)
+    draws = OneShot(RING, (b"c",)).discrete_laplace(numbered(30_000), small.scale).reshape(3, -1)
+    total, width = np.ones(3) @ draws, small.half_width * small.sd * math.sqrt(3)
+    assert np.mean(np.abs(total) > width) <= 0.05

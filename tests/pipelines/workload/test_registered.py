@@ -34,9 +34,15 @@ RANGES = workload([{"factors": {"age": "range", "sex": "identity"}}])
 TABLES = workload([{"ways": 2}, {"ways": 1}, {"factors": {}}])
 
 
+def strategies(job: Job) -> Path:
+    """A cache beside the ledger."""
+    assert job.ledger is not None
+    return Path(job.ledger.path).parent / "strategies"
+
+
 def mechanism(kind: str, job: Job) -> tuple[Workload, Mechanism]:
     if kind == "pure":
-        return RANGES, pure_mechanism(RANGES, job)
+        return RANGES, pure_mechanism(RANGES, job, strategies(job))
     return TABLES, table_mechanism(TABLES, residual(TABLES)[0], job)
 
 
@@ -162,7 +168,7 @@ def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> Non
     asked, chosen = mechanism(kind, job)
     if kind == "pure":  # of the sexes only totals are measured
         asked = workload([{"factors": {"age": "range"}}])
-        chosen = pure_mechanism(asked, job)
+        chosen = pure_mechanism(asked, job, strategies(job))
     with pytest.raises(PolicyError, match="all cells"):
         answer_once(asked, job, chosen, tmp_path / "out", some=True, nonnegative=True)
     absent = workload([{"ways": 1}], [*DOMAIN, {"name": "absent", "size": 2}])
@@ -196,4 +202,4 @@ def test_strategies_and_places_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(PolicyError, match="exists"):
         answered(tmp_path, "pure")
-    assert DOMAIN and not (tmp_path / "ledger.db").exists()
+    assert not (tmp_path / "ledger.db").exists()

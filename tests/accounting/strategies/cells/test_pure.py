@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells.fixed import tree, wavelet
 from dpstream.accounting.strategies.cells.pure import PureStrategy, _value, p_identity, pure
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, rows, small
@@ -53,6 +54,20 @@ def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
     whole = np.kron(*lattice.factors)
     assert whole.dtype == np.int64 and lattice.sensitivity1 == np.abs(whole).sum(0).max()
     assert lattice.floats().error(workload) == pytest.approx(strategy.error(workload), rel=5e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 12])
+def test_the_choice_is_by_what_is_left_after_rounding(bits: int) -> None:
+    """Nearly rank one: the best real strategy hardly measures cells, and rounds to far too much."""
+    rows = np.concatenate([np.ones((1, 64)), 1e-4 * np.eye(64)])
+    asked = of_matrix(rows)
+    errors = [pure(asked, given).lattice(bits).floats().error(asked) for given in (bits, None)]
+    others = [
+        PureStrategy("x", (made,)).lattice(bits).floats().error(asked)
+        for made in (np.eye(64), tree(64), wavelet(64))
+    ]
+    assert errors[0] <= min(errors[1], *others) * (1 + 1e-12)
+    assert errors[0] < 0.9 * errors[1] or bits == 12
 
 
 def test_a_total_is_one_query_and_cells_are_cells() -> None:

@@ -8,7 +8,13 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.strategies.cells.fixed import identity
-from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
+from dpstream.accounting.strategies.cells.pure import pure
+from dpstream.accounting.strategies.cells.stored import (
+    from_arrays,
+    lattice_arrays,
+    lattice_of_arrays,
+    to_arrays,
+)
 from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import small
 
@@ -55,6 +61,21 @@ def test_damage_is_seen(broken) -> None:
         )
     with pytest.raises(UsageError, match="remove it"):
         from_arrays(arrays, workload.structure)
+
+
+def test_whole_numbers_are_stored_too() -> None:
+    workload = over([6, 3], ["range", "total"])
+    lattice = pure(workload).lattice(8)
+    arrays = through_a_file(lattice_arrays("p-identity", lattice, workload.structure))
+    name, read = lattice_of_arrays(arrays, workload.structure)
+    assert name == "p-identity" and read.sensitivity1 == lattice.sensitivity1
+    for a, b in zip(read.factors, lattice.factors, strict=True):
+        assert a.dtype == np.int64 and (a == b).all()
+    with pytest.raises(UsageError, match="another workload"):
+        lattice_of_arrays(arrays, over([6], ["range"]).structure)
+    arrays["factor0"] = arrays["factor0"] + 1
+    with pytest.raises(UsageError, match="damaged"):
+        lattice_of_arrays(arrays, workload.structure)
 
 
 def test_another_workloads_strategy_is_refused() -> None:

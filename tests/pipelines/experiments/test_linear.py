@@ -1,0 +1,106 @@
+"""The eigen-design experiments at small sizes: known figures, orders that must hold."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.pipelines.experiments import linear
+from dpstream.pipelines.experiments import linear_shapes as shapes
+from dpstream.pipelines.experiments.linear import PARTS, Row, Study
+
+STUDY = Study(cells=32, large=128)
+
+
+@functools.cache
+def rows(part: str) -> list[Row]:
+    return PARTS[part](STUDY, lambda _: None)
+
+
+def test_example_4_has_the_papers_figures() -> None:
+    [row] = rows("example4")
+    errors = row["errors"]
+    printed = {"gaussian": 1.6366, "identity": 1.5527, "haar": 1.1859, "eigen": 1.0178}
+    assert {name: errors[name] for name in printed} == pytest.approx(printed, abs=2e-4)
+    assert errors["optimum"] < errors["eigen"] and row["squared"] == pytest.approx(15.018, abs=0.02)
+    assert row["bound"] == pytest.approx(math.sqrt(14.933 / 8) / mu_of(0.5, 1e-4), rel=1e-4)
+    for matrix in map(np.array, row["matrices"].values()):
+        assert np.allclose(matrix, matrix.T) and (matrix**2).sum(0).max() == pytest.approx(1)
+
+
+def test_table_2_says_who_is_best_and_worst() -> None:
+    found = rows("table2")
+    assert [row["name"] for row in found] == list(linear.PRINTED_TABLE2)
+    for row in found:
+        errors = row["errors"]
+        assert 1 - 1e-9 <= row["floor"] <= errors["optimum"] <= errors["eigen"] * 1.001
+        assert row["best_factor"] * errors["eigen"] == pytest.approx(errors[row["best"]])
+        assert row["worst_factor"] >= row["best_factor"] and row["bound_ratio"] <= 1 + 1e-9
+        assert "optimum" not in (row["best"], row["worst"])
+
+
+def test_figure_3_has_both_kinds_of_errors() -> None:
+    found = rows("figure3")
+    absolute = [row for row in found if row["figure"] == "absolute"]
+    assert [row["kind"] for row in absolute] == ["ranges"] * 8 + ["tables"] * 6
+    assert all(row["errors"]["optimum"] <= min(row["errors"].values()) * 1.001 for row in absolute)
+    relative = [row for row in found if row["figure"] == "relative"]
+    assert len(relative) == 2 * 4 * len(linear.EPSILONS)
+    by_budget = [row["errors"]["eigen"] for row in relative[: len(linear.EPSILONS)]]
+    assert by_budget == sorted(by_budget, reverse=True)
+    assert by_budget[0] / by_budget[2] == pytest.approx(mu_of(1, 1e-4) / mu_of(0.1, 1e-4))
+
+
+def test_relative_errors_are_means_of_sizes_of_noise() -> None:
+    """Against drawn noise of the identity strategy, the only one whose noise is plain."""
+    table = shapes.generated("t", (2, 4, 4), 5000, 1)
+    asked = shapes.tables(table.sizes)._replace(rivals=("identity",))
+    found = linear.relative_errors(asked, table)
+    shaped = table.counts.reshape(table.sizes)
+    exact = np.concatenate([a.ravel() for a in asked.workload.apply(shaped)])
+    noise = np.random.default_rng(0).normal(size=(4000, *table.sizes))
+    drawn = np.concatenate([noise.sum(axis).reshape(4000, -1) for axis in (3, 2, 1)], axis=1)
+    size = np.maximum(exact, 5)
+    assert found["identity"] == pytest.approx(np.mean(np.abs(drawn) / size), rel=0.02)
+    assert found["optimum"] <= found["identity"]
+
+
+def test_figure_4_trades_error_for_time() -> None:
+    found = rows("figure4")
+    for workload in ("1D ranges", "2-way tables"):
+        mine = [row for row in found if row["workload"] == workload]
+        full = next(row["error"] for row in mine if row["method"] == "full")
+        assert {row["method"] for row in mine} == {"full", "separation", "principal"}
+        assert all(full * (1 - 1e-3) <= row["error"] for row in mine)
+        errors = [row["error"] for row in mine if row["method"] == "principal"]
+        assert errors[-1] <= errors[0] * 1.001 and all(row["seconds"] >= 0 for row in mine)
+
+
+def test_figure_5_eigenvectors_do_not_mind_the_order_of_cells() -> None:
+    plain, permuted, tables, tables_permuted = (row["errors"] for row in rows("figure5"))
+    assert permuted["eigen"] == pytest.approx(plain["eigen"], rel=2e-3)
+    for name in ("wavelet", "Fourier"):
+        assert permuted[name] > 1.1 * plain[name] >= plain["eigen"]
+        assert tables[name] >= 1 - 1e-9 and tables_permuted[name] >= tables["eigen"] * 0.999
+
+
+@pytest.mark.parametrize("make", [linear.haar_basis, linear.fourier_basis])
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_design_queries_are_orthonormal(make, size) -> None:  # type: ignore[no-untyped-def]
+    basis = make(size)
+    assert basis.shape == (size, size) and np.allclose(basis @ basis.T, np.eye(size))
+
+
+@pytest.mark.parametrize("sizes", [{"cells": 48}, {"cells": 16}, {"large": 1 << 14}])
+def test_sizes(sizes: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="power of 2"):
+        Study(**sizes).check()
+    assert STUDY.check() == STUDY
+
+
+def test_words() -> None:
+    shown = linear.words(rows("example4") + rows("figure4")[:1])
+    assert "gaussian 1.636" in shown and "full 128" in shown

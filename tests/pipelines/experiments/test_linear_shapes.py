@@ -1,0 +1,75 @@
+"""Workloads of the experiments are what they are called."""
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.strategies.cells.eigen import spectrum
+from dpstream.pipelines.experiments import linear_shapes as shapes
+
+
+@pytest.mark.parametrize(
+    ("cells", "attributes", "expected"),
+    [(2048, 3, (8, 16, 16)), (2048, 1, (2048,)), (32, 5, (2,) * 5), (64, 4, (2, 2, 4, 4))],
+)
+def test_split(cells: int, attributes: int, expected: tuple[int, ...]) -> None:
+    assert shapes.split(cells, attributes) == expected
+
+
+@pytest.mark.parametrize(("cells", "attributes"), [(48, 2), (8, 4)])
+def test_sizes_that_cannot_be_shared(cells: int, attributes: int) -> None:
+    with pytest.raises(UsageError, match="power of 2"):
+        shapes.split(cells, attributes)
+
+
+def test_random_ranges_are_boxes_of_some_attributes() -> None:
+    asked = shapes.random_ranges((2, 4, 4), 5)
+    rows = asked.workload.products[0].factors[0].matrix
+    assert rows is not None and rows.shape == (shapes.QUERIES, 32)
+    boxes = rows.reshape(-1, 2, 4, 4)
+    sides = [boxes.any(axis=tuple({1, 2, 3} - {axis})) for axis in (1, 2, 3)]
+    for box, *side in zip(boxes, *sides, strict=True):
+        assert np.array_equal(box, np.multiply.outer(np.multiply.outer(*side[:2]), side[2]))
+    whole = np.array([side.all(axis=1) for side in sides])
+    assert 0 < whole[0].mean() < 1 and (~whole).any(axis=0).mean() > 0.5
+    again, other = (shapes.random_ranges((2, 4, 4), seed).workload.structure for seed in (5, 6))
+    assert again == asked.workload.structure != other
+
+
+def test_random_tables_are_some_sets_of_attributes() -> None:
+    sets = [p.axes for p in shapes.random_tables((2, 4, 4, 2), 1).workload.products]
+    assert len(set(sets)) == len(sets) == 4 and all(sets)
+    assert [len(p.axes) for p in shapes.tables((2, 4, 4)).workload.products] == [2, 2, 2]
+
+
+def test_permuted_queries_are_the_same_in_another_order() -> None:
+    asked = shapes.ranges((4, 4))
+    shown = shapes.permuted(asked, 2)
+    gram, other = asked.workload.gram(), shown.workload.gram()
+    assert not np.allclose(gram, other) and shown.weight == 100
+    assert np.allclose(np.linalg.eigvalsh(gram), np.linalg.eigvalsh(other))
+    assert spectrum(shown.workload).bound == pytest.approx(spectrum(asked.workload).bound)
+    # Strategies that know the order of cells are worse off.
+    for name in shapes.RANGE_RIVALS:
+        assert shown.rival(name).error(shown.workload) > asked.rival(name).error(asked.workload)
+    assert shown.eigen().error(shown.workload) == pytest.approx(
+        asked.eigen().error(asked.workload), rel=1e-2
+    )
+
+
+def test_rivals_over_the_attributes_where_queries_are_one_matrix() -> None:
+    asked = shapes.random_ranges((4, 8), 0)
+    plain = shapes.ranges((4, 8))
+    pair = (asked, plain._replace(grid=plain.workload))
+    found, known = (each.rival("haar").gram.dense() for each in pair)  # type: ignore[attr-defined]
+    assert np.array_equal(found, known) and found.shape == (32, 32)
+    assert shapes.predicates(8, 0).rival("identity").error(shapes.predicates(8, 0).workload) > 0
+
+
+def test_generated_tables_have_shapes_and_records() -> None:
+    census, adult = shapes.histograms(2048, 3)
+    assert (census.sizes, census.records) == ((8, 16, 16), 15_000_000)
+    assert (adult.sizes, adult.records) == ((4, 8, 8, 8), 33_000)
+    counts = np.sort(census.counts)
+    assert counts[-1] > 20 * np.median(counts)
+    assert np.array_equal(shapes.histograms(2048, 3)[0].counts, census.counts)
