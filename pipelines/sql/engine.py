@@ -17,19 +17,11 @@ import pyarrow as pa
 from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.sql.casts import casts, literal, quoted, typed
 from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.databases import SENTINEL, readers
-from dpstream.pipelines.sql.files import (
-    Decoded,
-    Piece,
-    as_bytes,
-    casts,
-    literal,
-    quoted,
-    rows_of,
-    typed,
-    view,
-)
+from dpstream.pipelines.sql.decoded import Decoded, as_bytes
+from dpstream.pipelines.sql.files import Piece, rows_of, view
 from dpstream.pipelines.sql.inputs import FILES, files_of
 
 MEMORY = "2GB"

@@ -11,8 +11,9 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.decoded import Decoded
 from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.files import Decoded, Piece, rows_of, view
+from dpstream.pipelines.sql.files import Piece, rows_of, view
 from dpstream.pipelines.sql.inputs import files_of
 
 _COLUMNS = {"user": "STRING", "page": "STRING"}
