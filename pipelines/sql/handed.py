@@ -23,9 +23,10 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.pipelines.sql.groups import Groups, numbers
+from dpstream.pipelines.sql.groups import Groups
 from dpstream.state.durable import replacing
 from dpstream.state.locks import free, held
+from dpstream.state.numbers import numbers, values_of
 
 _NONE = np.zeros(0, np.int64)
 _FOLDER, _MAKING, _LOCK = ".dpstream-sql-", "making", "lock"
@@ -179,4 +180,4 @@ def _read(path: Path, tables: int) -> list[pa.Table]:
 
 
 def _column(table: pa.Table, name: str) -> Int64:
-    return np.asarray(table.column(name).to_numpy(), np.int64)
+    return np.asarray(values_of(table.column(name)), np.int64)

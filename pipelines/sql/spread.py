@@ -27,9 +27,11 @@ from dpstream.pipelines.sql.files import Piece, divisible, rows_of
 from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, errors_of, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
-from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
+from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work
 
+#: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.
+ROWS_AT_ONCE = 1_050_000
 T = TypeVar("T")
 
 
