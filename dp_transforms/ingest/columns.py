@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.limits import MAX_KEY_BYTES
+from dpstream.state.numbers import constant, mask, mask_of, numbers, valid_of, values_of
 
 _INT_TEXT = r"^[+-]?[0-9]{1,19}$"
 _FLOAT_TEXT = r"^[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?$"
@@ -78,8 +79,8 @@ def identity(
     column = _decoded(column)
     found, ok = _identity(column, declared)
     if nulls and column.null_count:
-        absent = ~_valid(column)
-        found = pc.if_else(pa.array(absent), pa.scalar(None, found.type), found)
+        absent = ~valid_of(column)
+        found = pc.if_else(mask(absent), pa.nulls(1, found.type)[0], found)
         ok = ok | absent
     return found, ok
 
@@ -100,48 +101,48 @@ def _identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
         return _booleans(column)
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         raw = column.cast(pa.binary())
-        ok = _valid(raw) & _short(raw)
+        ok = valid_of(raw) & _short(raw)
         return _fill(raw, ok, b""), ok
     return _none(column, pa.binary(), b"")
 
 
 def _dates(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_date32(column.type):
-        return _fill_bits(column), _valid(column)
+        return _fill_bits(column), valid_of(column)
     if not pa.types.is_date64(column.type):
-        return pa.array(np.zeros(len(column), np.int32)).view(pa.date32()), _never(column)
-    ok = _valid(column)
-    millis = _fill_bits(column).view(pa.int64()).to_numpy()
+        return numbers(np.zeros(len(column), np.int32)).view(pa.date32()), _never(column)
+    ok = valid_of(column)
+    millis = values_of(_fill_bits(column).view(pa.int64()))
     days = millis // _MILLIS_PER_DAY
     ok &= (days * _MILLIS_PER_DAY == millis) & (days == days.astype(np.int32))
-    return pa.array(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
+    return numbers(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
 
 
 def _instants(column: pa.Array) -> tuple[pa.Array, Bool]:
     """The same ticks as UTC: a zone only says how an instant is shown."""
     if not pa.types.is_timestamp(column.type):
-        zeros = pa.array(np.zeros(len(column), np.int64))
+        zeros = numbers(np.zeros(len(column), np.int64))
         return zeros.view(pa.timestamp("us", "UTC")), _never(column)
     utc = pa.timestamp(column.type.unit, "UTC")
-    return _fill_bits(column.view(utc)), _valid(column)
+    return _fill_bits(column.view(utc)), valid_of(column)
 
 
 def _decimals(column: pa.Array) -> tuple[pa.Array, Bool]:
     kind = column.type
     if pa.types.is_integer(kind):
-        return _fill_bits(column).cast(pa.decimal128(20, 0)), _valid(column)
+        return _fill_bits(column).cast(pa.decimal128(20, 0)), valid_of(column)
     if not pa.types.is_decimal(kind):
-        return pa.array(np.zeros(len(column), np.int64)).cast(pa.decimal128(20, 0)), _never(column)
+        return numbers(np.zeros(len(column), np.int64)).cast(pa.decimal128(20, 0)), _never(column)
     if kind.bit_width < 128:
         column = column.cast(pa.decimal128(kind.precision, kind.scale))
-    return _fill_bits(column), _valid(column)
+    return _fill_bits(column), valid_of(column)
 
 
 def _fill_bits(column: pa.Array) -> pa.Array:
     """Zero in the place of null."""
     if column.null_count == 0:
         return column
-    return column.fill_null(pa.scalar(0, column.type))
+    return column.fill_null(constant(0, column.type))
 
 
 def _never(column: pa.Array) -> Bool:
@@ -155,7 +156,7 @@ def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
         )
     if not pa.types.is_string(column.type):
         return _none(column, pa.string(), "")
-    ok = _valid(column)
+    ok = valid_of(column)
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -197,21 +198,21 @@ def _keep_text(column: pa.Array, ok: Bool) -> pa.Array:
 def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
     kind = column.type
     if pa.types.is_string(kind):
-        ok = _valid(column) & _true(pc.match_substring_regex(column, _INT_TEXT))
+        ok = valid_of(column) & mask_of(pc.match_substring_regex(column, _INT_TEXT))
         values = np.zeros(len(column), np.int64)
         wide = _fill(column, ok, "0")
         values, fits = _parse_int(wide)
-        return pa.array(values), ok & fits
+        return numbers(values), ok & fits
     if pa.types.is_integer(kind):
-        ok = _valid(column)
+        ok = valid_of(column)
         if kind == pa.uint64():
-            ok &= _true(pc.less(column, pa.scalar(1 << 63, pa.uint64())))
+            ok &= values_of(column) < np.uint64(1 << 63)
         return _fill(column, ok, 0).cast(pa.int64()), ok
     if pa.types.is_floating(kind):
-        numbers = column.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
-        ok = np.isfinite(numbers) & (np.abs(numbers) < _EXACT_FLOAT)
-        ok &= numbers == np.floor(np.where(ok, numbers, 0.5))
-        return pa.array(np.where(ok, numbers, 0).astype(np.int64)), ok
+        found = _floats(column.cast(pa.float64()))
+        ok = np.isfinite(found) & (np.abs(found) < _EXACT_FLOAT)
+        ok &= found == np.floor(np.where(ok, found, 0.5))
+        return numbers(np.where(ok, found, 0).astype(np.int64)), ok
     return _none(column, pa.int64(), 0)
 
 
@@ -219,7 +220,7 @@ def _parse_int(column: pa.Array) -> tuple[Int64, Bool]:
     """Digits of at most 19 places as int64, and which of them fit."""
     column = pc.replace_substring_regex(column, r"^\+", "")
     try:
-        return column.cast(pa.int64()).to_numpy(zero_copy_only=False), np.ones(len(column), bool)
+        return values_of(column.cast(pa.int64())), np.ones(len(column), bool)
     except pa.ArrowInvalid:
         exact = [int(text) for text in column.to_pylist()]
         fits = np.array([-(2**63) <= value < 2**63 for value in exact], np.bool_)
@@ -229,12 +230,12 @@ def _parse_int(column: pa.Array) -> tuple[Int64, Bool]:
 
 def _booleans(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_boolean(column.type):
-        ok = _valid(column)
+        ok = valid_of(column)
         return _fill(column, ok, False), ok
     if pa.types.is_string(column.type):
-        lower = pc.ascii_lower(_fill(column, _valid(column), ""))
-        yes = _true(pc.equal(lower, "true"))
-        return pa.array(yes), yes | _true(pc.equal(lower, "false"))
+        lower = pc.ascii_lower(_fill(column, valid_of(column), ""))
+        yes = mask_of(pc.equal(lower, "true"))
+        return mask(yes), yes | mask_of(pc.equal(lower, "false"))
     return _none(column, pa.bool_(), False)
 
 
@@ -243,12 +244,11 @@ def measure(column: pa.Array) -> tuple[Float64, Bool]:
     column = plain(column)
     kind = column.type
     if pa.types.is_string(kind):
-        good = _valid(column) & _true(pc.match_substring_regex(column, _FLOAT_TEXT))
+        good = valid_of(column) & mask_of(pc.match_substring_regex(column, _FLOAT_TEXT))
         column = _fill(column, good, "nan").cast(pa.float64())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return np.zeros(len(column)), np.zeros(len(column), np.bool_)
-    numbers = column.cast(pa.float64(), safe=False).fill_null(np.nan)
-    values = numbers.to_numpy(zero_copy_only=False)
+    values = _floats(column.cast(pa.float64(), safe=False))
     ok = np.isfinite(values)
     return np.where(ok, values, 0.0), ok
 
@@ -262,8 +262,8 @@ def instant(column: pa.Array) -> tuple[Int64, Bool]:
     column = plain(column)
     kind = column.type
     if pa.types.is_timestamp(kind):
-        ok = _valid(column)
-        ticks = _fill(column.cast(pa.int64()), ok, 0).to_numpy(zero_copy_only=False)
+        ok = valid_of(column)
+        ticks = values_of(_fill(column.cast(pa.int64()), ok, 0))
         if kind.unit == "ns":
             return ticks // 1000, ok
         factor = _PER_MICRO[kind.unit]
@@ -273,29 +273,29 @@ def instant(column: pa.Array) -> tuple[Int64, Bool]:
     if pa.types.is_date64(kind):
         return instant(column.cast(pa.int64()).cast(pa.timestamp("ms")))
     if pa.types.is_date32(kind):
-        ok = _valid(column)
-        days = _fill(column.cast(pa.int32()), ok, 0).to_numpy(zero_copy_only=False)
+        ok = valid_of(column)
+        days = values_of(_fill(column.cast(pa.int32()), ok, 0))
         fits = (days > -(10**8)) & (days < 10**8)
         return np.where(fits, days, 0).astype(np.int64) * 86_400_000_000, ok & fits
     if pa.types.is_integer(kind):
         whole, ok = _integers(column)
-        return whole.to_numpy(zero_copy_only=False), ok
+        return values_of(whole), ok
     if pa.types.is_string(kind):
         return _parse_times(column)
     return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
 
 
 def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
-    ok = _valid(column) & _true(pc.match_substring_regex(column, _TIME_TEXT))
+    ok = valid_of(column) & mask_of(pc.match_substring_regex(column, _TIME_TEXT))
     # Arrow knows a year 0, the slow way below does not: neither may decide.
-    ok &= ~_true(pc.starts_with(column, "0000"))
+    ok &= ~mask_of(pc.starts_with(column, "0000"))
     text = _fill(column, ok, "1970-01-01T00:00:00Z")
-    zoned = _true(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
-    text = pc.if_else(pa.array(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
+    zoned = mask_of(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
+    text = pc.if_else(mask(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
     text = pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+", r"\1")
     try:
         ticks = text.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        return ticks.to_numpy(zero_copy_only=False), ok
+        return values_of(ticks), ok
     except pa.ArrowInvalid:
         return _parse_times_one_by_one(text, ok)
 
@@ -313,22 +313,20 @@ def _parse_times_one_by_one(column: pa.Array, ok: Bool) -> tuple[Int64, Bool]:
     return ticks, ok
 
 
-def _valid(column: pa.Array) -> Bool:
-    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _true(mask: pa.Array) -> Bool:
-    return np.asarray(mask.fill_null(False).to_numpy(zero_copy_only=False))
+def _floats(column: pa.Array) -> Float64:
+    """Floats; NaN where they are NULL."""
+    values = values_of(column)
+    return values if not column.null_count else np.where(valid_of(column), values, np.nan)
 
 
 def _short(raw: pa.Array) -> Bool:
-    return _true(pc.less_equal(pc.binary_length(raw), MAX_KEY_BYTES))
+    return valid_of(raw) & (values_of(pc.binary_length(raw)) <= MAX_KEY_BYTES)
 
 
-def _fill(column: pa.Array, ok: Bool, filler: object) -> pa.Array:
+def _fill(column: pa.Array, ok: Bool, filler: int | str | bytes) -> pa.Array:
     if ok.all() and column.null_count == 0:
         return column
-    return pc.if_else(pa.array(ok), column, pa.scalar(filler, column.type))
+    return pc.if_else(mask(ok), column, constant(filler, column.type))
 
 
 def _none(column: pa.Array, kind: pa.DataType, filler: object) -> tuple[pa.Array, Bool]:

@@ -38,6 +38,7 @@ from numba import njit
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.prf import Prf, frame
+from dpstream.state.numbers import numbers, valid_of, values_of
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
@@ -88,7 +89,7 @@ def _typed_ids(prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64)
     # Which fields are null, as bits: rows of one pattern are encoded together.
     pattern = np.zeros(len(context), np.int64)
     for bit, (_, column) in enumerate(fields):
-        pattern |= column.is_null().to_numpy(zero_copy_only=False).astype(np.int64) << bit
+        pattern |= (~valid_of(column)).astype(np.int64) << bit
     ids = np.empty((len(context), 2), np.uint64)
     for nulls in np.unique(pattern):
         rows = np.flatnonzero(pattern == nulls)
@@ -98,7 +99,7 @@ def _typed_ids(prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64)
                 tags = np.full(len(rows), _TAGS[kind], np.uint8)
                 parts.append((_NULL, tags, np.arange(len(rows) + 1)))
             else:
-                parts.append((_TAGS[kind], *_data(kind, column.take(pa.array(rows)))))
+                parts.append((_TAGS[kind], *_data(kind, column.take(numbers(rows)))))
         ids[rows] = _ids(prf, parts, context[rows])
     return ids
 
@@ -123,7 +124,7 @@ def _data(kind: str, column: pa.Array) -> tuple[Bytes, Int64]:
         data = _reduced(column)
     else:
         whole = column.cast(pa.int32()) if kind == "date" else column
-        data = np.ascontiguousarray(whole.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        data = np.ascontiguousarray(values_of(whole.cast(pa.int64())))
     size = data.nbytes // rows if rows else 0
     return data.view(np.uint8).reshape(-1), np.arange(rows + 1, dtype=np.int64) * size
 
@@ -131,7 +132,7 @@ def _data(kind: str, column: pa.Array) -> tuple[Bytes, Int64]:
 def _seconds_and_nanos(column: pa.Array) -> Int64:
     """(n, 2): floored, so that one instant has one form before 1970 as well."""
     per = _PER_SECOND[column.type.unit]
-    ticks = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    ticks = values_of(column.cast(pa.int64()))
     out = np.empty((len(ticks), 2), np.int64)
     out[:, 0] = ticks // per
     out[:, 1] = (ticks - out[:, 0] * per) * (_NANOS // per)

@@ -38,6 +38,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
+from dpstream.state.numbers import mask_of
 from dpstream.state.open import key_schema
 
 #: Offsets are not negative.
@@ -73,7 +74,7 @@ class Canonicaliser:
         where = self._named(batch, reason) or (partition, offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
-            ok &= columns._true(pc.greater(pc.binary_length(unit), 0))
+            ok &= mask_of(pc.greater(pc.binary_length(unit), 0))
         reason.unless("unit", ok)
         key_columns = []
         for field in plan.key:
@@ -92,7 +93,7 @@ class Canonicaliser:
             kinds = [field.type for field in plan.key]
             key_ids = typed_ids(self.keys.key, list(zip(kinds, key_columns, strict=True)))
             known = pc.is_in(id_array(key_ids), value_set=self._public)
-            reason.unless("not_public", columns._true(known))
+            reason.unless("not_public", mask_of(known))
         arrays = [
             id_array(unit_ids),
             pa.array(stamp),

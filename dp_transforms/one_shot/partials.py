@@ -93,20 +93,25 @@ def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> P
         known = np.flatnonzero(group >= 0)
         unit, group, sums = unit[known], group[known], tuple(s[known] for s in sums)
     pair = pairs(unit, group, len(partials.group_ids))
-    step = np.diff(pair)
-    if len(step) and int(step.min()) <= 0:
-        order = np.argsort(pair, kind="stable")
+    order = first = None
+    if not (pair[1:] > pair[:-1]).all():
+        order = np.argsort(pair)  # sums are exact, in whatever order equal ones come
         pair = pair[order]
-        first = np.flatnonzero(np.diff(pair, prepend=-1))
-        if len(first) < len(pair):
-            sums = tuple(np.add.reduceat(s[order], first) for s in sums)
-        else:
-            sums = tuple(s[order] for s in sums)
-        unit, group = unit[order][first], group[order][first]
-    clamped = {
-        i: np.clip(s, parts[i].low, parts[i].high) for i, s in zip(stored, sums, strict=True)
-    }
+        new = np.ones(len(pair), bool)
+        np.not_equal(pair[1:], pair[:-1], out=new[1:])
+        first = None if new.all() else np.flatnonzero(new)
+    del pair
+
+    def of_each(column: Int64) -> Int64:
+        """One value of each (unit, group)."""
+        return column if order is None else column[order if first is None else order[first]]
+
+    clamped: dict[int, Int64] = {}
+    for i, column in zip(stored, sums, strict=True):
+        whole = of_each(column) if first is None else np.add.reduceat(column[order], first)
+        clamped[i] = np.clip(whole, parts[i].low, parts[i].high)
     _hold_to_counts(plan, parts, clamped)
+    unit, group = of_each(unit), of_each(group)
     return partials._replace(unit=unit, group=group, sums=tuple(clamped.values()))
 
 

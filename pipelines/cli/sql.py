@@ -63,7 +63,7 @@ def sql(
     same statement on the same files is answered with the same bytes, at no further charge.
     """
     from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.sql.catalog import load_catalog
+    from dpstream.pipelines.sql.catalog_file import load_catalog
 
     where = _runner(runner, parallelism, beam_flag)
     _check_form(stream, explain or fresh, emit is not None)

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.catalog import Catalog, load_catalog
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"

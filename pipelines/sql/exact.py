@@ -10,7 +10,8 @@ import itertools
 from sqlglot import exp
 
 from dpstream.pipelines.sql.catalog import Catalog, Table
-from dpstream.pipelines.sql.forms import DECIMALS, FLOATS, decimal, duckdb, exact
+from dpstream.pipelines.sql.expressions import DECIMALS, FLOATS, decimal, duckdb
+from dpstream.pipelines.sql.forms import exact
 from dpstream.pipelines.sql.ownership import GROUPABLE, type_of
 
 #: Types whose equality cannot fail: DuckDB casts one of two decimals, which can.

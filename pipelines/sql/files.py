@@ -1,53 +1,23 @@
-"""Files as relations: the SELECTs that read a table's files, so that no row decides about others.
+"""Files as relations: the SELECTs that read a table's files, whole or in pieces.
 
-* A reader that starts in the middle of a CSV file may start inside a quoted field, and takes the
-  lines of that field for rows: one field's text makes rows of other units.  So a file of CSV is
-  read from its beginning, by one thread, and a row that is no good CSV is lost by itself (of a
-  quote that is never closed, to the next one: `malformed` tells the owner).
-* JSON Lines have no line end inside a value.  They are read as lines and each is parsed by itself:
-  one that is no object, or is longer than `MAX_LINE`, is lost, and nothing else.
-* DuckDB does not read a column of Parquet that has one text that is not UTF-8.  ``Decoded`` gives
-  texts as bytes, which are decoded one by one: what is none is NULL.  It is slower, and asked for
-  when DuckDB failed.
-
-The header of CSV and what a name says of its compression are public; nothing else is looked at to
-decide how a file is read.  A part of a file is read as it is within the whole.
+No row decides how another is read (`text_files`), and a part of a file is read as it is within the
+whole.
 """
 
 import contextlib
-import csv
-import gzip
-import io
 import os
-from collections import defaultdict
-from collections.abc import Collection, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.sql.casts import casts, listed
 from dpstream.pipelines.sql.catalog import Table
-from dpstream.pipelines.sql.inputs import files_of, no_file
+from dpstream.pipelines.sql.inputs import files_of, is_not, without
+from dpstream.pipelines.sql.text_files import text_view
 
-#: Bytes of the longest row of CSV, and of the longest line of JSON; longer ones are dropped.
-MAX_ROW, MAX_LINE = 2_000_000, 1 << 24
-_BUFFER = 1 << 25
-_TYPES = {
-    "INT64": "BIGINT", "FLOAT64": "DOUBLE", "NUMERIC": "DECIMAL(38, 9)", "BOOL": "BOOLEAN",
-    "STRING": "VARCHAR", "BYTES": "BLOB", "DATE": "DATE", "TIMESTAMP": "TIMESTAMPTZ",
-    "DATETIME": "TIMESTAMP",
-}  # fmt: skip
-#: The first that there are.
-_FIRST = {
-    "DATE": "5877642-06-25 (BC)", "TIMESTAMP": "290309-12-22 (BC) 00:00:00+00",
-    "DATETIME": "290309-12-22 (BC) 00:00:00",
-}  # fmt: skip
 #: A column that DuckDB's reader of Parquet adds: the number of a row in its file.
 _NUMBER = "file_row_number"
-_PACKED = {".gz": "gzip", ".zst": "zstd"}
-#: No line of JSON has it, but escaped: a line is one column.
-_NEVER = "\x1f"
 
 
 class Piece(NamedTuple):
@@ -93,16 +63,9 @@ def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
             f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}"
         )  # fmt: skip
         more = f", {_NUMBER} = true" if some else ""
-        read = f"read_parquet({_list(paths)}, union_by_name = true{more})"
+        read = f"read_parquet({listed(paths)}, union_by_name = true{more})"
         return f"SELECT {casts(table)} FROM {read}{some}"
-    alike: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for path in paths:
-        header = _header(table, path) if table.kind == "csv" else ()
-        alike[header, packed(path)].append(path)
-    read_ = _csv if table.kind == "csv" else _jsonl
-    return " UNION ALL ".join(
-        read_(table, header, some, how or "none", strict) for (header, how), some in alike.items()
-    )
+    return text_view(table, paths, strict)
 
 
 def _check_columns(table: Table, paths: list[str]) -> None:
@@ -116,7 +79,7 @@ def _check_columns(table: Table, paths: list[str]) -> None:
         missing -= footer_columns(table, path)
         if not missing:
             return
-    raise _without(table)
+    raise without(table)
 
 
 def footer_columns(table: Table, path: str) -> set[str]:
@@ -128,260 +91,10 @@ def footer_columns(table: Table, path: str) -> set[str]:
     try:
         return {name.lower() for name in pq.read_schema(path).names}
     except (OSError, pa.ArrowException):
-        found = _is_not(table, "Parquet")
+        found = is_not(table, "Parquet")
     raise found
 
 
 def divisible(table: Table, path: str) -> bool:
     """Whether a Parquet file can be read in pieces: rows have a number in a column of that name."""
     return _NUMBER not in footer_columns(table, path)
-
-
-def errors_of(table: Table) -> list[DpstreamError]:
-    """All that this module says of a table's files."""
-    return [no_file(table), _without(table), _is_not(table, "CSV"), _is_not(table, "Parquet")]
-
-
-def _is_not(table: Table, kind: str) -> RunError:
-    return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
-
-
-def _without(table: Table) -> RunError:
-    return RunError(
-        f"table {table.name}", "has a file without one of its columns", "correct its header"
-    )
-
-
-def _csv(
-    table: Table, header: tuple[str, ...], paths: list[str], packing: str, strict: bool
-) -> str:
-    """Dialect and columns are given, so that no row decides about them."""
-    names = ", ".join(f"{literal(f'c{i}')}: 'VARCHAR'" for i in range(len(header)))
-    places = {name.lower(): f"c{i}" for i, name in enumerate(header)}
-    missing = [c for c in table.columns if c not in places]
-    if missing:
-        raise _without(table)
-    return (
-        f"SELECT {casts(table, places)} FROM read_csv({_list(paths)}, columns = {{{names}}}, "
-        "auto_detect = false, header = true, delim = ',', quote = '\"', escape = '\"', "
-        f"{_reading(packing, strict, MAX_ROW)}, parallel = false)"
-    )
-
-
-def _jsonl(table: Table, _: object, paths: list[str], packing: str, strict: bool) -> str:
-    """Each line by itself, whatever stands in the others."""
-    return f"SELECT {casts(table, row='line')} FROM ({_lines(table, paths, packing, strict)})"
-
-
-def _lines(table: Table, paths: list[str], packing: str, strict: bool) -> str:
-    form = "{" + ", ".join(f'"{column}":"VARCHAR"' for column in table.columns) + "}"
-    return (
-        f"SELECT TRY(json_transform(line, {literal(form)})) AS line, line AS source "
-        f"FROM read_csv({_list(paths)}, columns = {{'line': 'VARCHAR'}}, auto_detect = false, "
-        f"header = false, delim = '{_NEVER}', quote = '', escape = '', "
-        f"{_reading(packing, strict, MAX_LINE)})"
-    )
-
-
-def _reading(packing: str, strict: bool, most: int) -> str:
-    """A row that does not fit is dropped by itself, also one that strict rules take for a mess."""
-    drop = str(not strict).lower()
-    return (
-        f"ignore_errors = {drop}, strict_mode = false, max_line_size = {most}, "
-        f"buffer_size = {_BUFFER}, compression = '{packing}'"
-    )
-
-
-def bad_lines(table: Table) -> str:
-    """A SELECT of whether files of JSON Lines have a line that is no object, nor empty."""
-    alike: dict[str | None, list[str]] = defaultdict(list)
-    for path in files_of(table):
-        alike[packed(path)].append(path)
-    parts = (_lines(table, some, how or "none", True) for how, some in alike.items())
-    return (
-        f"SELECT COUNT(*) > 0 AS bad FROM ({' UNION ALL '.join(parts)}) "
-        "WHERE TRY(json_type(source)) IS DISTINCT FROM 'OBJECT' "
-        "AND trim(source, chr(32) || chr(9) || chr(13)) <> ''"
-    )
-
-
-def packed(path: str) -> str | None:
-    """How a file is compressed, as its name says."""
-    return _PACKED.get(os.path.splitext(path)[1].lower())
-
-
-@contextlib.contextmanager
-def unpacked(path: str) -> Iterator[BinaryIO]:
-    """The text of a file.
-
-    Raises:
-        OSError: it cannot be read, or not be unpacked, here or where it is read.
-    """
-    how = packed(path)
-    if how == "zstd":
-        with pa.input_stream(path, compression="zstd") as stream, io.BufferedReader(stream) as file:
-            yield file
-    else:
-        with gzip.open(path) if how == "gzip" else open(path, "rb") as plain:
-            yield plain  # type: ignore[misc]
-
-
-def _header(table: Table, path: str) -> tuple[str, ...]:
-    """The names in a CSV file's first line, and no byte of a row; they are public."""
-    try:
-        with unpacked(path) as file:
-            # What is not UTF-8 may stand in a row, and fails where that is read.
-            lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-            return tuple(next(csv.reader(lines), ()))
-    except (OSError, EOFError, csv.Error):
-        found = _is_not(table, "CSV")
-    raise found
-
-
-class Decoded:
-    """A Parquet table's files, or a piece of them, with texts as bytes; each scan begins anew.
-
-    A column that a file does not have is NULL there.
-    """
-
-    def __init__(self, table: Table, piece: Piece | None) -> None:
-        self._table, self._piece = table, piece
-        self._paths = files_of(table) if piece is None else [piece.path]
-        nothing = pa.schema([(column, pa.null()) for column in table.columns])
-        found = [pa.schema([(f.name.lower(), _as_bytes(f.type)) for f in pq.read_schema(path)
-                            if f.name.lower() in table.columns])
-                 for path in self._paths]  # fmt: skip
-        self._schema = pa.unify_schemas([nothing, *found], promote_options="permissive")
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A new stream, as Arrow's protocol of capsules has it."""
-        reader = pa.RecordBatchReader.from_batches(self._schema, self._batches())
-        return reader.__arrow_c_stream__(requested_schema)
-
-    @property
-    def texts(self) -> set[str]:
-        """Columns that are given as bytes though they are texts."""
-        kinds = self._table.columns
-        some = [f.name for f in self._schema if pa.types.is_binary(f.type)]
-        return {column for column in some if kinds[column] != "BYTES"}
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        for path in self._paths:
-            with pq.ParquetFile(path) as file:
-                names = {n.lower(): n for n in reversed(file.schema_arrow.names)}
-                there = {c: names[c] for c in self._table.columns if c in names}
-                some = _groups(file, self._piece)
-                for batch in file.iter_batches(columns=list(there.values()), row_groups=some):
-                    yield self._fitted(batch, there)
-
-    def _fitted(self, batch: pa.RecordBatch, there: dict[str, str]) -> pa.RecordBatch:
-        columns = []
-        for field in self._schema:
-            if field.name not in there:
-                columns.append(pa.nulls(batch.num_rows, field.type))
-                continue
-            column = batch.column(there[field.name])
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            columns.append(column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
-    """A database's rows with texts as bytes, for some of them may be none, and which those are."""
-    schema = pa.schema([(f.name, _as_bytes(f.type)) for f in reader.schema])
-    batches = (
-        pa.RecordBatch.from_arrays(
-            [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)],
-            schema=schema,
-        )
-        for batch in reader
-    )
-    texts = {
-        old.name for old, new in zip(reader.schema, schema, strict=True) if old.type != new.type
-    }
-    return pa.RecordBatchReader.from_batches(schema, batches), texts
-
-
-def _groups(file: pq.ParquetFile, piece: Piece | None) -> list[int]:
-    """Numbers of the row groups that a piece is made of."""
-    found, first = [], 0
-    for number in range(file.metadata.num_row_groups):
-        if piece is None or not piece.rows or piece.first <= first < piece.first + piece.rows:
-            found.append(number)
-        first += file.metadata.row_group(number).num_rows
-    return found
-
-
-def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    of = pa.types
-    if of.is_dictionary(kind):
-        return _as_bytes(kind.value_type)
-    texts = of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind)
-    return pa.binary() if texts else kind
-
-
-def casts(
-    table: Table,
-    places: dict[str, str] | None = None,
-    row: str | None = None,
-    encoded: Collection[str] = (),
-) -> str:
-    """A table's columns with its types; texts that are units in one spelling (NFC).
-
-    Args:
-        places: names of the columns there; row: the struct that has them; encoded: those that
-            are bytes of texts.
-    """
-    items = []
-    for column in table.columns:
-        source = quoted(column if places is None else places[column])
-        source = source if row is None else f"{row}.{source}"
-        if column in encoded:
-            source = f"TRY(decode({source}))"
-        item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
-        if column in table.units and table.columns[column] == "STRING":
-            item = f"nfc_normalize({item})"
-        items.append(f"{item} AS {quoted(column)}")
-    return ", ".join(items)
-
-
-def _timely(table: Table, column: str, item: str) -> str:
-    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them.
-
-    So a filter by time skips no row groups: 0.06 CPU s more for 5M rows.  The bare predicate beside
-    it would be evaluated on those bits.
-    """
-    first = _FIRST.get(table.columns[column])
-    if first is None or table.kind in ("csv", "jsonl"):
-        return item
-    kind = typed(table, column)
-    known = f"{item} >= {kind} '{first}' OR {item} = {kind} '-infinity'"
-    return f"CASE WHEN {known} THEN {item} END"
-
-
-def typed(table: Table, column: str) -> str:
-    """DuckDB's type of a column; decimals of Parquet keep their own width."""
-    kind = table.columns[column]
-    if kind == "NUMERIC" and table.kind == "parquet":
-        with contextlib.suppress(OSError, pa.ArrowException, IndexError):
-            for field in pq.read_schema(files_of(table)[0]):
-                if field.name.lower() == column and pa.types.is_decimal(field.type):
-                    if field.type.precision <= 38:
-                        return f"DECIMAL({field.type.precision}, {field.type.scale})"
-                    break
-    return _TYPES[kind]
-
-
-def _list(paths: list[str]) -> str:
-    return f"[{', '.join(literal(p) for p in paths)}]"
-
-
-def literal(value: str) -> str:
-    """A literal of a text."""
-    return "'" + value.replace("'", "''") + "'"
-
-
-def quoted(value: str) -> str:
-    """A quoted name."""
-    return '"' + value.replace('"', '""') + '"'

@@ -26,10 +26,11 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.files import Piece
-from dpstream.pipelines.sql.groups import KINDS, keyed, numbers
+from dpstream.pipelines.sql.groups import KINDS, keyed
 from dpstream.pipelines.sql.handed import place_of, write_counts, write_sums
 from dpstream.pipelines.sql.work import Work
 from dpstream.state.idtable import shard_of
+from dpstream.state.numbers import numbers, values_of
 
 #: Rows of a batch between stages.
 BATCH_ROWS = 50_000
@@ -244,7 +245,7 @@ class ToShard(beam.DoFn):
     @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
         """By the number that they have."""
-        shard = rows.column(_SHARD).to_numpy()
+        shard = values_of(rows.column(_SHARD))
         for number, some in split_by_shard(rows.drop_columns([_SHARD]), shard, self._shards):
             yield number, (self._number, some)
 

@@ -20,11 +20,8 @@ from typing import Any
 
 from sqlglot import exp
 
-#: Bytes of a text that is put together of others.
-MAX_TEXT = 65_536
-FLOATS = (exp.DType.DOUBLE, exp.DType.FLOAT)
-DECIMALS = (exp.DType.DECIMAL, exp.DType.BIGDECIMAL)
-_BYTES = (exp.DType.VARBINARY, exp.DType.BINARY)
+from dpstream.pipelines.sql import comparisons, text_forms
+from dpstream.pipelines.sql.expressions import DECIMALS, FLOATS, decimal, duckdb, kind_of, once
 
 
 def exact(node: exp.Expr) -> exp.Expr:
@@ -37,22 +34,6 @@ def exact(node: exp.Expr) -> exp.Expr:
     return _formed(node)
 
 
-def duckdb(text: str, **parts: exp.Expr) -> exp.Expr:
-    """An expression of DuckDB's with parts put in."""
-    tree = exp.maybe_parse(text, dialect="duckdb")
-    return exp.replace_placeholders(tree, **parts).copy()  # no node stands in two places
-
-
-def decimal() -> exp.DataType:
-    """The type that decimals have where two of them meet."""
-    return exp.DataType.build("DECIMAL(38, 9)", dialect="duckdb")
-
-
-def kind_of(node: exp.Expr) -> exp.DType | None:
-    """The type of a node as far as it is known."""
-    return None if node.type is None else node.type.this
-
-
 def _formed(node: exp.Expr) -> exp.Expr:
     make = _FORMS.get(type(node))
     if make is None:
@@ -60,12 +41,6 @@ def _formed(node: exp.Expr) -> exp.Expr:
     kind, new = node.type, make(node)
     new.type = kind
     return new
-
-
-def _once(form: str, **parts: exp.Expr) -> exp.Expr:
-    """A form that names its parts (``it_.a``, ...) as often as it likes; each is evaluated once."""
-    fields = ", ".join(f"'{name}': :{name}" for name in parts)
-    return duckdb(f"LIST_TRANSFORM([{{{fields}}}], lambda it_: {form})[1]", **parts)
 
 
 def _cast(node: exp.Expr) -> exp.Expr:
@@ -93,183 +68,6 @@ def _in_parentheses(node: exp.Expr) -> exp.Expr:
     return exp.Paren(this=node)
 
 
-def _compared(node: exp.Expr) -> exp.Expr:
-    """DuckDB's NaN equals itself and is above all numbers."""
-    sides = {"a": node.left, "b": node.right}
-    floats = [s for s, of in sides.items() if kind_of(of) in FLOATS and not _literal(of)]
-    if not floats:
-        return node
-    otherwise = "TRUE" if isinstance(node, exp.NEQ) else "FALSE"
-    sign = _SIGNS[type(node)]
-
-    def form(names: dict[str, str]) -> str:
-        absent = _unlike(names["a"], names["b"], "a" in floats, "b" in floats)
-        return f"CASE WHEN {absent} THEN {otherwise} ELSE {names['a']} {sign} {names['b']} END"
-
-    return _named(form, sides)
-
-
-def _unlike(a: str, b: str, *floats: bool) -> str:
-    """Whether one of two names, of which some are floats, is NaN and the other is there."""
-    sides = [pair for pair, is_float in zip(((a, b), (b, a)), floats, strict=True) if is_float]
-    return " OR ".join(f"({_nan(x)} AND NOT {y} IS NULL)" for x, y in sides) or "FALSE"
-
-
-def _nan(name: str) -> str:
-    return f"ISNAN(TRY_CAST({name} AS DOUBLE))"
-
-
-def _named(make: Callable[[dict[str, str]], str], parts: dict[str, exp.Expr]) -> exp.Expr:
-    """A form by the names of its parts: themselves if they are short."""
-    if all(isinstance(of, exp.Column) or _literal(of) for of in parts.values()):
-        return duckdb(make({name: f":{name}" for name in parts}), **parts)
-    return _once(make({name: f"it_.{name}" for name in parts}), **parts)
-
-
-def _may_be_nan(node: exp.Expr) -> bool:
-    return kind_of(node) in FLOATS and not _literal(node)
-
-
-def _within(node: exp.Expr) -> exp.Expr:
-    """IN: DuckDB finds NaN among others."""
-    if not (_may_be_nan(node.this) and any(map(_may_be_nan, node.expressions))):
-        return node
-    parts = {f"e{i}": of for i, of in enumerate(node.expressions)}
-
-    def form(names: dict[str, str]) -> str:
-        x, others = names["x"], [names[name] for name in parts]
-        null = " OR ".join(f"{of} IS NULL" for of in others)
-        return (
-            f"CASE WHEN {_nan(x)} THEN CASE WHEN {null} THEN NULL ELSE FALSE END "
-            f"ELSE {x} IN ({', '.join(others)}) END"
-        )
-
-    return _named(form, {"x": node.this, **parts})
-
-
-def _between(node: exp.Expr) -> exp.Expr:
-    parts = {"x": node.this, "l": node.args["low"], "h": node.args["high"]}
-    may = {name: _may_be_nan(of) for name, of in parts.items()}
-    if not any(may.values()):
-        return node
-
-    def side(names: dict[str, str], end: str, sign: str) -> str:
-        x, of = names["x"], names[end]
-        return f"CASE WHEN {_unlike(x, of, may['x'], may[end])} THEN FALSE ELSE {x} {sign} {of} END"
-
-    def form(names: dict[str, str]) -> str:
-        return f"({side(names, 'l', '>=')}) AND ({side(names, 'h', '<=')})"
-
-    return exp.Paren(this=_named(form, parts))
-
-
-def _null_if(node: exp.Expr) -> exp.Expr:
-    if not (_may_be_nan(node.this) and _may_be_nan(node.expression)):
-        return node
-    return _named(
-        lambda names: (
-            f"CASE WHEN {_nan(names['a'])} THEN {names['a']} "
-            f"ELSE NULLIF({names['a']}, {names['b']}) END"
-        ),
-        {"a": node.this, "b": node.expression},
-    )
-
-
-def _case(node: exp.Expr) -> exp.Expr:
-    """CASE with an operand: the number of the first that is equal, and CASE of that."""
-    of, whens = node.this, node.args["ifs"]
-    if of is None or not (_may_be_nan(of) and any(_may_be_nan(when.this) for when in whens)):
-        return node
-    parts = {f"w{i}": when.this for i, when in enumerate(whens)}
-
-    def form(names: dict[str, str]) -> str:
-        tests = (f"WHEN {names['x']} = {names[f'w{i}']} THEN {i}" for i in range(len(whens)))
-        return f"CASE WHEN {_nan(names['x'])} THEN -1 {' '.join(tests)} ELSE -1 END"
-
-    number = _named(form, {"x": of, **parts})
-    ifs = [
-        exp.If(this=exp.Literal.number(i), true=when.args["true"]) for i, when in enumerate(whens)
-    ]
-    return exp.Case(this=number, ifs=ifs, default=node.args.get("default"))
-
-
-def _extreme(node: exp.Expr) -> exp.Expr:
-    """LEAST and GREATEST: DuckDB leaves NULL out, and takes NaN for the largest of all."""
-    operands = [node.this, *node.expressions]
-    parts = {f"p{i}": of for i, of in enumerate(operands)}
-    floats = [name for name, of in parts.items() if _may_be_nan(of)]
-    name = "LEAST" if isinstance(node, exp.Least) else "GREATEST"
-
-    def form(names: dict[str, str]) -> str:
-        null = " OR ".join(f"{names[part]} IS NULL" for part in parts)
-        nan = " OR ".join(_nan(names[part]) for part in floats)
-        absent = f"WHEN {nan} THEN CAST('nan' AS DOUBLE) " if floats else ""
-        return f"CASE WHEN {null} THEN NULL {absent}ELSE {name}({', '.join(names.values())}) END"
-
-    return _named(form, parts)
-
-
-def _literal(node: exp.Expr) -> bool:
-    return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
-
-
-def _joined(node: exp.Expr) -> exp.Expr:
-    """CONCAT and ``||``."""
-    parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
-    if len(parts) == 1:
-        return parts[0]
-    names = {f"p{i}": part for i, part in enumerate(parts)}
-    size = "OCTET_LENGTH" if any(kind_of(part) in _BYTES for part in parts) else "STRLEN"
-    long = " + ".join(f"{size}(it_.{name})" for name in names)
-    whole = " || ".join(f"it_.{name}" for name in names)
-    return _once(f"CASE WHEN {long} <= {MAX_TEXT} THEN {whole} END", **names)
-
-
-def _replaced(node: exp.Expr) -> exp.Expr:
-    parts = {"a": node.this, "b": node.expression, "c": node.args["replacement"]}
-    times = "(STRLEN(it_.a) - STRLEN(REPLACE(it_.a, it_.b, ''))) // STRLEN(it_.b)"
-    return _once(
-        f"CASE WHEN STRLEN(it_.b) = 0 AND STRLEN(it_.c) >= 0 THEN it_.a "
-        f"WHEN STRLEN(it_.a) + {times} * (STRLEN(it_.c) - STRLEN(it_.b)) <= {MAX_TEXT} "
-        f"THEN REPLACE(it_.a, it_.b, it_.c) END",
-        **parts,
-    )
-
-
-def _alike(node: exp.Expr) -> exp.Expr:
-    """A pattern may not end within an escape: DuckDB fails on that, also under TRY."""
-    of, pattern = node.this, node.expression
-    if isinstance(pattern, exp.Literal) and "\\" not in pattern.name:
-        return node
-    open_ = "(LENGTH(it_.p) - LENGTH(RTRIM(it_.p, '\\'))) % 2 = 1"
-    whole = f"CASE WHEN {open_} THEN NULL ELSE it_.p END"
-    return _once(f"it_.s LIKE ({whole}) ESCAPE '\\'", s=of, p=pattern)
-
-
-def _part(node: exp.Expr) -> exp.Expr:
-    """SUBSTR."""
-    start, length = node.args.get("start"), node.args.get("length")
-    if start is None:
-        return node
-    plain = isinstance(start, exp.Literal) and start.is_int and int(start.name) > 0
-    if plain and (length is None or isinstance(length, exp.Literal)):
-        return node
-    parts = {"s": node.this, "p": start} | ({} if length is None else {"n": length})
-    begin = "CASE WHEN it_.p = 0 OR it_.p < -LENGTH(it_.s) THEN 1 ELSE it_.p END"
-    if length is None:
-        return _once(f"SUBSTRING(it_.s, {begin})", **parts)
-    return _once(f"CASE WHEN it_.n >= 0 THEN SUBSTRING(it_.s, {begin}, it_.n) END", **parts)
-
-
-def _end(node: exp.Expr) -> exp.Expr:
-    """LEFT and RIGHT."""
-    if isinstance(node.expression, exp.Literal):
-        return node
-    name = "LEFT" if isinstance(node, exp.Left) else "RIGHT"
-    form = f"CASE WHEN it_.n >= 0 THEN {name}(it_.s, it_.n) END"
-    return _once(form, s=node.this, n=node.expression)
-
-
 def _difference(node: exp.Expr) -> exp.Expr:
     """Whole units that have passed, not boundaries."""
     unit = exp.Literal.string(node.text("unit").lower() or "microsecond")
@@ -287,18 +85,12 @@ def _extracted(node: exp.Expr) -> exp.Expr:
     if part != "WEEK":
         return node
     # Days before the first Sunday are in week 0.
-    return _once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=of)
+    return once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=of)
 
 
-_SIGNS: dict[type[exp.Expr], str] = {
-    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-}  # fmt: skip
 _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    **dict.fromkeys(_SIGNS, _compared),
+    **comparisons.FORMS, **text_forms.FORMS,
     exp.Cast: _cast, exp.TryCast: _cast, exp.Extract: _extracted, exp.TimestampDiff: _difference,
     exp.Div: _divided, exp.Mod: _divided, exp.IntDiv: _divided, exp.DateAdd: _in_parentheses,
-    exp.DateSub: _in_parentheses, exp.Concat: _joined, exp.DPipe: _joined, exp.Replace: _replaced,
-    exp.In: _within, exp.Between: _between, exp.Nullif: _null_if, exp.Case: _case,
-    exp.Least: _extreme, exp.Greatest: _extreme, exp.Like: _alike, exp.Substring: _part,
-    exp.Left: _end, exp.Right: _end,
+    exp.DateSub: _in_parentheses,
 }  # fmt: skip

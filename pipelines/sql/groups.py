@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.state.numbers import numbers, valid_of, values_of
 
 KINDS = {
     exp.DType.BIGINT: "int", exp.DType.DECIMAL: "decimal", exp.DType.BOOLEAN: "bool",
@@ -22,21 +23,13 @@ KINDS = {
 }  # fmt: skip
 
 
-def numbers(values: Int64 | Float64, null: Bool | None = None) -> pa.Array:
-    """Numbers as Arrow without a copy; those of ``null`` are NULL."""
-    kind = pa.int64() if values.dtype == np.int64 else pa.float64()
-    there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
-    data = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [there, data])
-
-
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
     """(rows,) codes of a column's values, NULL among them, and the values by code."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
     coded = pc.dictionary_encode(array, null_encoding="encode")
-    return coded.indices.to_numpy(zero_copy_only=False).astype(np.int64), coded.dictionary
+    return values_of(coded.indices).astype(np.int64), coded.dictionary
 
 
 def keyed(prf: Prf, kinds: list[str], columns: list[pa.Array]) -> Ids:
@@ -92,8 +85,8 @@ class Groups:
         if not len(self._known) and not self._frozen:
             found = np.full(len(ids), -1)
         else:
-            place = pc.index_in(packed, value_set=self._known).fill_null(-1)
-            found = place.to_numpy(zero_copy_only=False).astype(np.int64)
+            place = pc.index_in(packed, value_set=self._known)
+            found = np.where(valid_of(place), values_of(place), -1).astype(np.int64)
         new = np.flatnonzero(found < 0)
         if not self._frozen and (new.size or not self._parts):  # without a row: its types
             found[new] = len(self._ids) + np.arange(new.size)
@@ -112,8 +105,8 @@ def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:
         more, its_values = encoded(column)
         size = np.int64(max(1, len(its_values)))
         both = pc.dictionary_encode(numbers(codes * size + more))
-        codes = both.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        pair = both.dictionary.to_numpy(zero_copy_only=False)
+        codes = values_of(both.indices).astype(np.int64)
+        pair = values_of(both.dictionary)
         values = [v.take(numbers(pair // size)) for v in values]
         values.append(its_values.take(numbers(pair % size)))
     return codes, values

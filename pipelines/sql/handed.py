@@ -5,10 +5,12 @@ when the answer is drawn.  Sums are exact and by group; no unit is in them.  The
 quantiles are read from are (group, value, weight).
 
 A folder has a lock, which the launcher holds as long as it lives: one whose lock is free is
-nobody's, and every question of that data set removes it, whatever its age.
+nobody's, and every question of that data set removes it, whatever its age.  It gets another name
+first: a worker that still runs has no folder any more, and can put nothing into it meanwhile.
 """
 
 import contextlib
+import secrets
 import shutil
 import tempfile
 import time
@@ -21,12 +23,15 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.pipelines.sql.groups import Groups, numbers
+from dpstream.pipelines.sql.groups import Groups
 from dpstream.state.durable import replacing
 from dpstream.state.locks import free, held
+from dpstream.state.numbers import numbers, values_of
 
 _NONE = np.zeros(0, np.int64)
 _FOLDER, _MAKING, _LOCK = ".dpstream-sql-", "making", "lock"
+#: Before the name of a folder that is being removed.
+_GONE = f"{_FOLDER}gone-"
 #: Where there are no locks, or none yet, a folder is nobody's after a day.
 _DAY = 86_400.0
 
@@ -41,7 +46,7 @@ def hand_over(beside: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=beside))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.callback(_discard, folder)
             stack.enter_context(held(folder / _MAKING))
             (folder / _MAKING).rename(folder / _LOCK)  # from here on it may be looked at
         except OSError:
@@ -55,7 +60,9 @@ def sweep(beside: Path) -> None:
     """Remove the folders of launchers that are gone; what cannot be removed stays."""
     for folder in beside.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):
-            if (folder / _LOCK).exists():
+            if folder.name.startswith(_GONE):  # whoever began that was killed
+                shutil.rmtree(folder, ignore_errors=True)
+            elif (folder / _LOCK).exists():
                 with free(folder / _LOCK) as nobodys:
                     _remove(folder, nobodys)
             else:
@@ -66,7 +73,14 @@ def _remove(folder: Path, nobodys: bool | None) -> None:
     if nobodys is None:
         nobodys = time.time() - folder.stat().st_mtime > _DAY
     if nobodys:
-        shutil.rmtree(folder, ignore_errors=True)
+        _discard(folder)
+
+
+def _discard(folder: Path) -> None:
+    gone = folder.with_name(f"{_GONE}{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):  # somebody else has swept it
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def place_of(folder: Path, shard: int) -> Path:
@@ -166,4 +180,4 @@ def _read(path: Path, tables: int) -> list[pa.Table]:
 
 
 def _column(table: pa.Table, name: str) -> Int64:
-    return np.asarray(table.column(name).to_numpy(), np.int64)
+    return np.asarray(values_of(table.column(name)), np.int64)

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.columns import sqlite_file
 
@@ -44,6 +44,23 @@ def no_file(table: Table) -> UsageError:
     """Where its path leads to nothing."""
     return UsageError(
         f"table {table.name}", "matches no file, or something that is none", "correct its path"
+    )
+
+
+def errors_of(table: Table) -> list[DpstreamError]:
+    """All that is said of a table's files."""
+    return [no_file(table), without(table), is_not(table, "CSV"), is_not(table, "Parquet")]
+
+
+def is_not(table: Table, kind: str) -> RunError:
+    """Where a file is of another kind."""
+    return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
+
+
+def without(table: Table) -> RunError:
+    """Where a file is not as the catalog says."""
+    return RunError(
+        f"table {table.name}", "has a file without one of its columns", "correct its header"
     )
 
 

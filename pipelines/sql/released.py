@@ -17,10 +17,10 @@ from dpstream.pipelines.sql.allowed import AGGREGATES
 from dpstream.pipelines.sql.catalog import RELEASED, Catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.exact import safe_query
-from dpstream.pipelines.sql.groups import numbers
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import Found
 from dpstream.pipelines.sql.statement import REPORTED
+from dpstream.state.numbers import numbers
 
 #: Parts of a column's interval, and what stands between its name and theirs.
 PARTS, MARK = REPORTED, "\x1f"

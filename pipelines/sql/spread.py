@@ -23,13 +23,15 @@ from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
-from dpstream.pipelines.sql.files import Piece, divisible, errors_of, rows_of
+from dpstream.pipelines.sql.files import Piece, divisible, rows_of
 from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
-from dpstream.pipelines.sql.inputs import FILES, files_of
+from dpstream.pipelines.sql.inputs import FILES, errors_of, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
-from dpstream.pipelines.sql.stage import MAX_SHARDS, ROWS_AT_ONCE, Sums
+from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work
 
+#: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.
+ROWS_AT_ONCE = 1_050_000
 T = TypeVar("T")
 
 

@@ -30,8 +30,8 @@ from dpstream.pipelines.sql.groups import Groups
 from dpstream.pipelines.sql.query_plan import Question, regridded
 from dpstream.pipelines.sql.work import Work
 
-#: Rows of files that are worked on together, and the most turns.
-ROWS_AT_ONCE, MAX_SHARDS = 1_050_000, 4_096
+#: Rows of files that are worked on together (each turn reads all files again), and the most turns.
+ROWS_AT_ONCE, MAX_SHARDS = 1_750_000, 4_096
 T = TypeVar("T")
 
 
@@ -98,6 +98,7 @@ class Turns:
                 totals = [totals[0].plus(more) if totals else more]
                 if quantiles:
                     kept.append(rows)
+                del more, rows  # nor these and the next query
             return Sums(groups, totals[0], kept)
 
         return self._fitted(once)
@@ -127,7 +128,10 @@ class Turns:
     def _rows(self, work: Work) -> Iterator[pa.Table]:
         """Rows of stage 1, shard by shard."""
         for shard in range(self._shards):
-            yield self._engine.run(work.stage_one(self._shards, shard))
+            found = self._engine.run(work.stage_one(self._shards, shard))
+            self._engine.release()
+            yield found
+            del found  # the next rows and these are not in memory together
 
 
 class Stage:

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.files import bad_lines, unpacked, view
+from dpstream.pipelines.sql.files import view
 from dpstream.pipelines.sql.inputs import FILES, files_of
+from dpstream.pipelines.sql.text_files import bad_lines, unpacked
 
 _BLOCK = 1 << 22
 _QUOTE = ord('"')

@@ -27,6 +27,7 @@ from dpstream.pipelines.sql.groups import Groups, encoded, keyed
 from dpstream.pipelines.sql.query_plan import grids_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.statement import Statement
+from dpstream.state.numbers import valid_of, values_of
 
 #: Bounds of what automatic bounds are looked for in, in grid steps.
 _WIDE = 1 << 40
@@ -170,12 +171,13 @@ def _values(found: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
 
 
 def _ints(found: pa.Table, name: str) -> Int64:
-    return np.asarray(found.column(name).to_numpy(), np.int64)
+    return np.asarray(values_of(found.column(name)), np.int64)
 
 
 def _lists(found: pa.Table, i: int) -> tuple[Int64, Int64]:
     """Rows of a list column: the number of the partial, and the value."""
     column = found.column(f"rows_{i}")
-    lengths = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
-    values = pc.list_flatten(column).to_numpy().astype(np.int64)
-    return np.repeat(np.arange(found.num_rows), lengths), values
+    lengths = pc.list_value_length(column)
+    sizes = np.where(valid_of(lengths), values_of(lengths), 0).astype(np.int64)
+    values = values_of(pc.list_flatten(column)).astype(np.int64)
+    return np.repeat(np.arange(found.num_rows), sizes), values

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from dpstream.accounting.evidence.bounds import Claim, ProvenBound, bound
 from dpstream.pipelines.audit.values import statistics
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql.catalog import Catalog, load_catalog
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from tests.pipelines.sql.asking import KEY
 

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import bounds
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.stage import Stage, Turns
 from tests.audit.sql_sabotaged import BROKEN, FEW, HUNDRED, PER_GROUP, TWO_ROWS, wrapped

@@ -47,7 +47,7 @@ STATEMENT = (
 _WARM = """
 import json, resource, sys, time
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 catalog, text, repeats = load_catalog(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 out = []

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import dpstream
 from dpstream.accounting.budget import allocate
 from dpstream.pipelines.session.config import config_of
-from dpstream.pipelines.sql.catalog import catalog_of
+from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.state import open as stores
 from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
 

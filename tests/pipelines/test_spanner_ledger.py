@@ -13,7 +13,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.tabulation.book import LedgerPlace

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_ledger

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of
 
 _KEYED = {"order_id": "INT64", "customer_id": "INT64", "day": "DATE", "price": "FLOAT64"}
 #: The file, as tables.

@@ -13,7 +13,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.sql.registration import register

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.pipelines.sql.catalog import Catalog, catalog_of, load_catalog
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.statement import statement_of
 from tests.pipelines.sql.asking import data_set

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.query.calibration import expected
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain
 from dpstream.pipelines.sql.query_plan import question_of, regridded
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp

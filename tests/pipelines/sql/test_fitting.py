@@ -10,7 +10,8 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import Catalog, catalog_of, load_catalog
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.registration import register
 from tests.pipelines.sql.asking import KEY, charges, data_set, dp, visits

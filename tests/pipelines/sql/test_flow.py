@@ -11,7 +11,7 @@ import pytest
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql import flow
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.spread import Spread

@@ -1,37 +1,12 @@
 """What DuckDB makes of GoogleSQL's nodes: the values that GoogleSQL gives."""
 
-import itertools
-import math
-from typing import Any
-
 import duckdb
 import pytest
 from sqlglot import exp, parse_one
 
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.exact import tried
-from dpstream.pipelines.sql.forms import MAX_TEXT
-from dpstream.pipelines.sql.ownership import type_of
-from dpstream.pipelines.sql.resolve import qualified
-
-_TYPES = {"x": "INT64", "f": "FLOAT64", "nan": "FLOAT64", "s": "STRING", "p": "STRING",
-          "n": "INT64", "no": "FLOAT64", "d": "DATE", "long": "STRING"}  # fmt: skip
-_SQL = {"INT64": "BIGINT", "FLOAT64": "DOUBLE", "STRING": "TEXT", "DATE": "DATE"}
-
-
-def value(text: str, **columns: Any) -> Any:
-    """What an expression is in one row."""
-    tree = parse_one(f"SELECT {text} AS v FROM t", dialect=DpSql())
-    schema = {"t": {name: _TYPES[name] for name in columns or {"x": 0}}}
-    tree = qualified(tree, schema)  # type: ignore[arg-type]
-    item = tree.expressions[0].unalias()
-    safe = tried(item, type_of(item) or exp.DType.UNKNOWN).sql("duckdb")
-    base = duckdb.connect()
-    names = ", ".join(f"{name} {_SQL[_TYPES[name]]}" for name in columns or {"x": 0})
-    base.execute(f"CREATE TABLE t ({names})")
-    base.execute(f"INSERT INTO t VALUES ({', '.join('?' for _ in columns or [0])})",
-                 list(columns.values()) or [0])  # fmt: skip
-    return base.sql(f"SELECT {safe} FROM t").fetchall()[0][0]
+from tests.pipelines.sql.values import value
 
 
 @pytest.mark.parametrize(
@@ -56,109 +31,6 @@ def test_operators_keep_their_operands(text: str, expected: float | None) -> Non
 )  # fmt: skip
 def test_casts_of_floats(text: str, expected: object) -> None:
     assert value(text, f=2.5) == expected
-
-
-@pytest.mark.parametrize("sign", ["=", "<>", "<", "<=", ">", ">="])
-@pytest.mark.parametrize("pair", ["nan {} 1", "1 {} nan", "nan {} nan", "nan * 2 {} f", "f {} -nan",
-                                  "nan {} x + 1", "nan + 0 {} nan * 1"])  # fmt: skip
-def test_nothing_is_equal_to_above_or_below_nan(sign: str, pair: str) -> None:
-    assert value(pair.format(sign), nan=float("nan"), f=1.0, x=1) is (sign == "<>")
-    assert value(f"NOT ({pair.format(sign)})", nan=float("nan"), f=1.0, x=1) is (sign != "<>")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("nan IN (f, nan)", False), ("nan NOT IN (f, nan)", True), ("nan IN (f, no)", None),
-     ("nan * 1 IN (f, nan + 1)", False), ("f IN (nan, f)", True), ("f IN (nan, no)", None),
-     ("f + 1 IN (nan, 2 * f)", True), ("nan IN (1.0, 2.0)", False), ("x IN (nan, f)", True),
-     ("nan BETWEEN f AND nan", False), ("nan NOT BETWEEN f AND nan", True),
-     ("f BETWEEN nan AND 5", False), ("f BETWEEN 0 AND nan", False),
-     ("f BETWEEN 0 AND 2 * f", True),
-     ("f BETWEEN no AND nan", False), ("f BETWEEN no AND 2", None), ("nan BETWEEN no AND no", None),
-     ("x BETWEEN f AND nan", False), ("NOT x + 1 BETWEEN f AND nan * 1", True),
-     ("CASE nan WHEN nan THEN 1 ELSE 0 END", 0),
-     ("CASE nan WHEN f THEN 1 WHEN nan THEN 2 END", None),
-     ("CASE f WHEN nan THEN 1 WHEN f * 1 THEN 2 END", 2), ("CASE no WHEN no THEN 1 ELSE 3 END", 3),
-     ("CASE nan * 1 WHEN nan THEN 1 WHEN 1.5 THEN 2 ELSE x END", 1),
-     ("LEAST(f, no, nan)", None), ("GREATEST(no, f)", None), ("LEAST(f + 1, x * 2, 3)", 2),
-     ("GREATEST(f, x + 1)", 2), ("LEAST(s, 'b')", "b"), ("GREATEST(LEAST(x, 5), LEAST(x, 0))", 1)],
-)  # fmt: skip
-def test_what_compares_inside_has_the_same_nan(text: str, expected: object) -> None:
-    row = {"nan": float("nan"), "f": 1.0, "x": 1, "no": None, "s": "c"}
-    assert value(text, **row) == expected
-
-
-@pytest.mark.parametrize("name", ["LEAST", "GREATEST"])
-@pytest.mark.parametrize("order", list(itertools.permutations(("nan", "f", "x + 1"))))
-def test_of_extremes_no_order_decides(name: str, order: tuple[str, ...]) -> None:
-    row = {"nan": float("nan"), "f": 1.0, "x": 1}
-    assert math.isnan(value(f"{name}({', '.join(order)})", **row))
-    assert math.isnan(value("NULLIF(nan, nan * 1)", **row)) and value("NULLIF(f, f)", f=1.0) is None
-
-
-def test_extremes_do_not_grow_with_their_depth() -> None:
-    sizes = []
-    for depth in (4, 8):
-        text = "x"
-        for _ in range(depth):
-            text = f"LEAST({text} + 1, 7)"
-        tree = parse_one(f"SELECT {text} AS v FROM t", dialect=DpSql())
-        item = qualified(tree, {"t": {"x": "INT64"}}).expressions[0].unalias()  # type: ignore[arg-type]
-        sizes.append(len(tried(item, exp.DType.BIGINT).sql("duckdb")))
-    assert sizes[1] < 2.5 * sizes[0]
-
-
-@pytest.mark.parametrize("text", ["f {} 1", "f * 1 {} x", "x {} f", "f {} f + no", "nan {} no",
-                                  "no {} nan * 1"])  # fmt: skip
-def test_other_comparisons_stay(text: str) -> None:
-    row = {"f": 1.0, "x": 1, "no": None, "nan": float("nan")}
-    for sign in ("=", "<>", "<", ">="):
-        expected = None if "no" in text.split() else sign in ("=", ">=")
-        assert value(text.format(sign), **row) is expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("SUBSTR(s, 0, 2)", "he"), ("SUBSTR(s, -10, 3)", "hel"), ("SUBSTR(s, -3, 2)", "ll"),
-     ("SUBSTR(s, 2)", "ello"), ("SUBSTR(s, 0)", "hello"), ("SUBSTR(s, 2, -1)", None),
-     ("SUBSTR(s, n, n)", None), ("SUBSTR(s, 2, 3)", "ell"), ("LEFT(s, n)", None),
-     ("LEFT(s, -1)", None), ("LEFT(s, 2)", "he"), ("LEFT(s, n + 3)", "he"), ("RIGHT(s, -1)", None),
-     ("RIGHT(s, 2)", "lo"), ("RIGHT(s, 0 - n)", "o"), ("SUBSTR(s, n)", "o"),
-     (r"s LIKE 'h\\_llo'", False), (r"'a_b' LIKE 'a\\_b'", True), (r"'axb' LIKE 'a\\_b'", False),
-     (r"'100%' LIKE '100\\%'", True), (r"'100x' LIKE '100\\%'", False), ("s LIKE 'h%'", True),
-     ("s LIKE p", True), ("s LIKE CONCAT(s, CHR_)", None), ("s LIKE 'h%CHR_'", None),
-     ("CONCAT(s, CHR_) LIKE CONCAT(s, CHR_, CHR_)", True), (r"NOT '100x' LIKE '100\\%'", True)],
-)  # fmt: skip
-def test_texts(text: str, expected: object) -> None:
-    text = text.replace("'h%CHR_'", r"'h%\\'").replace("CHR_", r"'\\'")
-    assert value(text, s="hello", n=-1, p="%l_o") == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("CONCAT(long, long)", 2_000), ("long || 'x'", 1_001), ("CONCAT(long)", 1_000),
-     ("CONCAT(long, no)", None), ("REPLACE(long, 'a', 'bcd')", 3_000),
-     ("REPLACE(long, 'aa', '')", 0),
-     ("REPLACE(long, 'a', 'bcdefg') || long", 7_000), ("REPLACE(long, '', 'b')", 1_000),
-     ("REPLACE(long, 'x', long)", 1_000), ("REPLACE(long, 'a', no)", None),
-     ("REPLACE(long, 'a', long)", None), ("CONCAT('é', '\U0001f3f3')", 2)],
-)  # fmt: skip
-def test_texts_that_grow(text: str, size: int | None) -> None:
-    found = value(text.replace("no", "CAST(no AS STRING)"), long="a" * 1_000, no=None)
-    assert (None if found is None else len(found)) == size
-
-
-def test_no_text_grows_beyond_its_bound() -> None:
-    """What a text takes before it is dropped would tell of the row that has it."""
-    text = "long"
-    for _ in range(8):
-        text = f"CONCAT({text}, {text})"
-    assert value(text, long="a" * 1_000) is None and len(value(text, long="a" * 200)) == 51_200
-    assert len(value("CONCAT(long, long)", long="a" * (MAX_TEXT // 2))) == MAX_TEXT
-    assert value("CONCAT(long, long, 'a')", long="a" * (MAX_TEXT // 2)) is None
-    assert len(value("REPLACE(long, 'a', 'bb')", long="a" * (MAX_TEXT // 2))) == MAX_TEXT
-    assert value("REPLACE(long, 'a', 'bb')", long="a" * (MAX_TEXT // 2 + 1)) is None
-    assert value("CAST(CAST(long AS BYTES) || CAST(long AS BYTES) AS STRING)", long="ab") == "abab"
 
 
 def test_the_parts_of_a_form_are_not_the_statements() -> None:

@@ -1,9 +1,12 @@
 """Sums go through a file as they are, and meet others' by the value of their group."""
 
+import contextlib
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -113,6 +116,39 @@ def test_a_folder_is_kept_while_its_launcher_lives_and_no_longer(tmp_path: Path)
     (left / "shard-0000.arrow").write_bytes(b"private")
     sweep(tmp_path)
     assert not left.exists()
+
+
+def test_who_still_writes_while_a_folder_is_removed_leaves_nothing(tmp_path: Path) -> None:
+    """A worker outlives its launcher: its file would stay, and keep the folder from going."""
+    real, late = shutil.rmtree, list[str]()
+
+    def slowly(folder: Path, **how: Any) -> None:
+        with contextlib.suppress(OSError):
+            write_counts(place_of(left, 7), {"a": np.arange(4)})
+            late.append("written")
+        real(folder, **how)
+        with contextlib.suppress(OSError):
+            write_counts(place_of(left, 8), {"a": np.arange(4)})
+            late.append("written")
+
+    with mock.patch.object(shutil, "rmtree", slowly), hand_over(tmp_path) as left:
+        write_counts(place_of(left, 0), {"a": np.arange(4)})
+    assert not late and not list(tmp_path.iterdir())
+
+
+def test_what_was_cut_off_while_it_was_removed_goes_next_time(tmp_path: Path) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        mock.patch.object(shutil, "rmtree", killed), pytest.raises(KeyboardInterrupt),
+        hand_over(tmp_path) as left,
+    ):  # fmt: skip
+        write_counts(place_of(left, 0), {"a": np.arange(4)})
+    [gone] = tmp_path.iterdir()
+    assert list(gone.glob("shard-*"))
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_lock_a_folder_s_age_decides(tmp_path: Path) -> None:

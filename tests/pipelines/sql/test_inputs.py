@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.sql.catalog import Catalog, Table, load_catalog
+from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.inputs import (
     files_of,
     fingerprint_parts,

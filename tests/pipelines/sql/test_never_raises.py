@@ -13,7 +13,8 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql import engine as engines
-from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.query_plan import grids_of, question_of
 from dpstream.pipelines.sql.rewrite import stage_one

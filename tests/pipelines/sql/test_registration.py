@@ -11,7 +11,8 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.sql import registration
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import Catalog, load_catalog
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.registration import Registered, register
 from tests.pipelines.sql.asking import KEY, charges, data_set, dp, visits
 

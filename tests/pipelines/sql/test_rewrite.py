@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.pipelines.sql import rewrite
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.query_plan import grids_of, question_of
 from dpstream.pipelines.sql.rewrite import Grid, columns, stage_one

@@ -14,7 +14,7 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import load_catalog
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
@@ -146,7 +146,7 @@ def test_rows_that_miss_their_unit_s_shard_are_caught(
             for owned in super().process(rows):
                 turns = np.arange(owned.num_rows) % self._task.shards
                 place = owned.schema.get_field_index(flow._SHARD)
-                yield owned.set_column(place, "_shard", pa.array(turns))
+                yield owned.set_column(place, flow._SHARD, pa.array(turns))
 
     monkeypatch.setattr(flow, "Own", Own)
     assert answered(path, EVERY, shards=4, runner=DIRECT).receipt != local.receipt

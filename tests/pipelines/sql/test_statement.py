@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import MAX_GROUPS
-from dpstream.pipelines.sql.catalog import catalog_of
+from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.options import DEFAULT_ROWS, Options
 from dpstream.pipelines.sql.statement import Statement, statement_of
 from tests.pipelines.sql.shop import shop

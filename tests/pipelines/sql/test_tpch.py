@@ -12,7 +12,8 @@ import duckdb
 import pytest
 
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import Catalog, catalog_of
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.rewrite import columns, stage_one
 from dpstream.pipelines.sql.statement import Statement, statement_of

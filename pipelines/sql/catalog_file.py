@@ -1,0 +1,245 @@
+"""The catalog's file: TOML that says which tables a data set has and who owns their rows.
+
+A catalog is one data set of the ledger.  Its unit is the ledger's identity without a period, so
+that streams and statements share one account::
+
+    [ledger]
+    path = "ledger.db"
+    data_set = "shop"
+    limit = { epsilon = 8.0, delta = 1e-6 }
+
+    [unit]
+    name = "customer"
+    type = "int"
+
+    [privacy]
+    key_file = "noise.key"
+
+    [[table]]
+    name = "customers"
+    path = "customers/*.parquet"
+    unit_column = "customer"
+
+    [[table]]
+    name = "orders"
+    path = "orders.csv"
+    columns = { order_id = "INT64", customer_id = "INT64", price = "NUMERIC" }
+    unit_via = { table = "customers", on = [["customer_id", "id"]] }
+
+    [[table]]
+    name = "countries"
+    path = "countries.parquet"
+    public = true
+
+A table is public or private, and must say which.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.jobs.tables import LedgerConfig
+from dpstream.pipelines.jobs.text import closest, parse_toml, raise_decode_error
+from dpstream.pipelines.sql.catalog import (
+    RELEASED,
+    UNIT_TYPES,
+    Catalog,
+    KeyConfig,
+    Part,
+    Table,
+    Via,
+)
+from dpstream.pipelines.sql.columns import file_columns, kind_of
+from dpstream.state.ledger.open import place_below
+
+MAX_BYTES, MAX_TABLES = 1 << 20, 256
+#: Two floats can be equal and differ.
+_NO_KEY = {"FLOAT64"}
+
+
+class UnitConfig(Part, frozen=True):
+    """``[unit]``: name and type of the ids, as the ledger knows the unit."""
+
+    name: str
+    type: FieldType
+
+
+class TableConfig(Part, frozen=True):
+    """``[[table]]``.
+
+    Attributes:
+        name: in statements.
+        path: a file or glob of Parquet, CSV or JSON Lines (by its ending); or uri: of a SQLite or
+            PostgreSQL database (``sqlite:///PATH``, ``postgresql://...``), with remote: the
+            table's name there.
+        columns: types by name, where the source has none (CSV, JSON Lines, databases).
+        unit_column, unit_via, public: exactly one of them.
+    """
+
+    name: str
+    path: str | None = None
+    uri: str | None = None
+    remote: str | None = None
+    columns: dict[str, str] | None = None
+    unit_column: str | None = None
+    unit_via: Via | None = None
+    public: bool = False
+
+
+class CatalogFile(Part, frozen=True):
+    """The whole file."""
+
+    ledger: LedgerConfig
+    unit: UnitConfig
+    table: tuple[TableConfig, ...]
+    privacy: KeyConfig = KeyConfig()
+
+
+def load_catalog(path: str | Path) -> Catalog:
+    """The catalog of a file; paths in it start from its folder.
+
+    Raises:
+        UsageError: unreadable, not TOML, unknown or missing keys, a table or column that is not.
+        PolicyError: a table is neither private nor public, or its unit is not the ledger's.
+    """
+    path = Path(path).absolute()
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError:
+        raise UsageError("catalog", "cannot be read", "check its path and permissions") from None
+    if len(text) > MAX_BYTES:
+        raise UsageError("catalog", f"exceeds {MAX_BYTES} bytes", "give a catalog file")
+    return catalog_of(parse_toml(text), path.parent)
+
+
+def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
+    """The catalog of decoded TOML; raises as `load_catalog` does."""
+    try:
+        file = msgspec.convert(tables, CatalogFile)
+    except msgspec.ValidationError as error:
+        raise_decode_error(error, CatalogFile)
+    _check_ledger(file)
+    if not 1 <= len(file.table) <= MAX_TABLES:
+        raise UsageError("table", f"must be 1 to {MAX_TABLES} tables", "add [[table]]")
+    found: dict[str, Table] = {}
+    for number, config in enumerate(file.table):
+        table = _table(f"table[{number}]", config, file.unit, folder)
+        if table.name in found:
+            raise UsageError(f"table[{number}].name", "is there twice", "choose another name")
+        found[table.name] = table
+    for number, table in enumerate(found.values()):
+        _check_path(f"table[{number}]", table, found, file.unit)
+    found = {name: _with_units(table, found) for name, table in found.items()}
+    ledger = msgspec.structs.replace(
+        file.ledger, path=place_below(folder, file.ledger.path), unit=file.unit.name
+    )
+    unit = UnitIdentity(file.unit.name, file.unit.type)
+    return Catalog(unit, found, ledger, _key(file.privacy, folder), folder)
+
+
+def _key(key: KeyConfig, folder: Path) -> KeyConfig:
+    """The same with a file's absolute path, in whichever spelling it came."""
+    if sum(part is not None for part in (key.key_file, key.key, key.insecure_test_key)) > 1:
+        raise UsageError("privacy.key", "is given twice", "keep one of key_file, key")
+    path = key.key_file
+    if key.key is not None and key.key.startswith("file:"):
+        path = key.key.removeprefix("file:")
+    return key if path is None else KeyConfig(key=f"file:{folder / path}")
+
+
+def _check_ledger(file: CatalogFile) -> None:
+    limit = file.ledger.limit
+    if not (limit.epsilon > 0 and 0 < limit.delta < 1):
+        raise UsageError("ledger.limit", "needs epsilon > 0 and 0 < delta < 1", "correct it")
+    named = {
+        "ledger.path": file.ledger.path,
+        "ledger.data_set": file.ledger.data_set,
+        "unit.name": file.unit.name,
+    }
+    for field, text in named.items():
+        if not text or "\0" in text:
+            raise UsageError(field, "must not be empty", "write a name")
+    if file.ledger.unit not in (None, file.unit.name):
+        raise UsageError("ledger.unit", "differs from unit.name", "omit it")
+
+
+def _table(where: str, config: TableConfig, unit: UnitConfig, folder: Path) -> Table:
+    name = config.name.lower()
+    if not name.isidentifier() or not name.isascii() or name == RELEASED:
+        raise UsageError(
+            f"{where}.name", "is not a usable name", "use letters, digits and _, not 'released'"
+        )
+    said = [config.unit_column is not None, config.unit_via is not None, config.public]
+    if sum(said) != 1:
+        raise PolicyError(
+            where,
+            "must be either private or public: it says neither, or both",
+            "give one of unit_column, unit_via and public = true",
+        )
+    kind, place = kind_of(where, config.path, config.uri, folder)
+    if config.remote is not None and config.uri is None:
+        raise UsageError(f"{where}.remote", "is for databases", "omit it")
+    columns = file_columns(where, kind, place, config.columns)
+    owner = config.unit_column.lower() if config.unit_column is not None else None
+    if owner is not None and owner not in columns:
+        raise UsageError(f"{where}.unit_column", "is no column of it", closest(owner, columns))
+    if owner is not None and columns[owner] != UNIT_TYPES[unit.type]:
+        raise PolicyError(
+            f"{where}.unit_column",
+            "has another type than the unit",
+            f"the unit is of type '{unit.type}'; correct unit.type or name another column",
+        )
+    via = config.unit_via
+    if via is not None:
+        pairs = tuple((a.lower(), b.lower()) for a, b in via.on)
+        via, owner = Via(via.table.lower(), pairs), unit.name.lower()
+    remote = (config.remote or config.name) if config.uri is not None else None
+    return Table(name, kind, place, columns, owner, via, remote)
+
+
+def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitConfig) -> None:
+    """The path ends at a table with a unit column, its columns exist and have one type."""
+    if table.via is None:
+        return
+    field = f"{where}.unit_via"
+    if unit.name.lower() in table.columns:
+        raise UsageError(
+            field, "adds a column of the unit's name, which it has already", "use unit_column"
+        )
+    seen, at = {table.name}, table
+    while at.via is not None:
+        if at.via.table not in tables or at.via.table in seen:
+            raise UsageError(field, "leads to no table", "name a private table, in no circle")
+        at = tables[at.via.table]
+        seen.add(at.name)
+    if at.unit is None:
+        raise PolicyError(field, "leads to a public table", "name a private table")
+    parent = tables[table.via.table]
+    if not table.via.on or len({key for _, key in table.via.on}) < len(table.via.on):
+        raise UsageError(f"{field}.on", "has no columns, or one twice", "write [[column, key]]")
+    for column, key in table.via.on:
+        if column not in table.columns or key not in parent.columns:
+            raise UsageError(f"{field}.on", "names a column that is not there", "correct it")
+        if table.columns[column] != parent.columns[key] or table.columns[column] in _NO_KEY:
+            raise UsageError(
+                f"{field}.on", "has columns of two types, or floats", "give both one type"
+            )
+
+
+def _with_units(table: Table, tables: dict[str, Table]) -> Table:
+    """The table with all columns that are its rows' unit."""
+    return msgspec.structs.replace(table, units=tuple(sorted(_units(table, tables))))
+
+
+def _units(table: Table, tables: dict[str, Table]) -> set[str]:
+    if table.unit is None:
+        return set()
+    if table.via is None:
+        return {table.unit}
+    above = _units(tables[table.via.table], tables)
+    return {table.unit} | {column for column, key in table.via.on if key in above}

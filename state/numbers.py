@@ -1,0 +1,81 @@
+"""Numbers between numpy and Arrow: without a copy, and without pandas.
+
+Arrow imports pandas, where there is one, at the first ``pa.array``, ``pa.scalar``, ``fill_null`` of
+a value or ``to_numpy``: 0.35 CPU seconds and 51 MiB.  Who only asks the tables a question does not
+wait for it.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Bool
+
+
+def numbers(values: npt.NDArray[Any], null: Bool | None = None) -> pa.Array:
+    """Numbers (int32, int64 or float64) as Arrow; those of ``null`` are NULL."""
+    there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(_KINDS[values.dtype.name], len(values), [there, data])
+
+
+def mask(values: Bool) -> pa.Array:
+    """Booleans as Arrow."""
+    bits = pa.py_buffer(np.packbits(values, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, bits])
+
+
+def constant(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
+    """A scalar of a type."""
+    if value == 0:  # of any fixed width
+        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(32))])[0]
+    if isinstance(value, int):
+        return numbers(np.array([value], np.int64))[0].cast(kind)
+    data = value.encode() if isinstance(value, str) else value
+    ends = pa.py_buffer(np.array([0, len(data)], np.int32))
+    return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)])[0].cast(kind)
+
+
+def values_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    """A column of numbers as they lie there: any number where it is NULL."""
+    column = _one(column)
+    name = str(column.type)
+    words = np.frombuffer(column.buffers()[1] or b"", _NAMES.get(name, name))
+    return words[column.offset : column.offset + len(column)]
+
+
+def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
+    """A column of booleans; False where it is NULL."""
+    column = _one(column)
+    valid, bits = column.buffers()
+    found = _bits(bits, column)
+    return found if valid is None else found & _bits(valid, column)
+
+
+def valid_of(column: pa.Array | pa.ChunkedArray) -> Bool:
+    """Where a column is not NULL."""
+    column = _one(column)
+    valid = column.buffers()[0]
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.bool_)
+    return np.ones(len(column), np.bool_) if valid is None else _bits(valid, column)
+
+
+def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _bits(buffer: pa.Buffer | None, column: pa.Array) -> Bool:
+    end = column.offset + len(column)
+    some = np.frombuffer(buffer or b"", np.uint8)
+    found = np.unpackbits(some[: (end + 7) // 8], count=end, bitorder="little")
+    return found[column.offset :].view(np.bool_)
+
+
+#: Types whose names are not numpy's.
+_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_KINDS = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}

@@ -1,0 +1,55 @@
+"""A table of one file or more, read as a whole and in pieces."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog_file import catalog_of
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.files import Piece
+from dpstream.pipelines.sql.inputs import files_of
+
+_COLUMNS = {"user": "STRING", "page": "STRING"}
+
+
+def catalog(folder: Path, path: str, columns: dict[str, str] | None = None) -> Catalog:
+    ledger = {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}}
+    table = {"name": "t", "path": path, "unit_column": "user", "columns": columns or _COLUMNS}
+    key = {"insecure_test_key": "00" * 32}
+    unit = {"name": "user", "type": "string"}
+    return catalog_of({"ledger": ledger, "unit": unit, "privacy": key, "table": [table]}, folder)
+
+
+def rows(found: Catalog, query: str = "SELECT * FROM t") -> list[tuple[object, ...]]:
+    """The rows of the whole; those of all pieces are the same."""
+    table = found.tables["t"]
+    with Engine(found, ["t"]) as engine:
+        whole = [tuple(row.values()) for row in engine.run(query).to_pylist()]
+    paths, apart = files_of(table), list[tuple[object, ...]]()
+    if len(paths) > 1:  # of different columns: no runner reads them
+        return whole
+    for path in paths:
+        with Engine(found, ["t"], piece=Piece("t", path)) as engine:
+            apart += [tuple(row.values()) for row in engine.run(query).to_pylist()]
+    assert sorted(map(str, apart)) == sorted(map(str, whole))
+    return whole
+
+
+def units(found: Catalog) -> set[object]:
+    return {row[0] for row in rows(found)}
+
+
+def not_utf8(folder: Path, kind: pa.DataType) -> None:
+    """Two files of Parquet in row groups, one with a text that is none, and a column less."""
+    raw = [f"x{i}".encode() for i in range(200)]
+    raw[7] = b"\xff\xfe"
+    made = pa.array(raw, pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    text = pa.string() if pa.types.is_dictionary(kind) else kind
+    bad = pa.Array.from_buffers(text, 200, made.buffers())
+    bad = bad.dictionary_encode() if pa.types.is_dictionary(kind) else bad
+    user = [f"u{i % 20}" for i in range(200)]
+    table = pa.table({"page": bad, "User": user, "k": list(range(200))})
+    pq.write_table(table, folder / "a.parquet", row_group_size=30)
+    pq.write_table(pa.table({"User": ["z"], "k": pa.array([7], pa.int32())}), folder / "b.parquet")
