@@ -276,6 +276,33 @@ def test_the_one_trigger_rule_is_for_one_window_without_weights(
     assert delta_of(plan.privacy.epsilon, with_period.mu) + count * with_period.b <= delta
 
 
+@pytest.mark.parametrize("every", [1, 7])
+def test_what_a_key_is_tested_on(make_plan: Make, every: int) -> None:
+    """A plain count; the weighted count; both, with the count's noise of the test's own trigger."""
+    options = {"triggers": 20, "select_every": every, "weights": SelectionWeights(3.0, 1.0)}
+    plain = allocate(make_plan(20, select_every=every))
+    weighted = allocate(make_plan(**options))
+    both = allocate(make_plan(**options, per_key_bound=1, combine=True))
+    largest = int(options["weights"].integers(32).max())  # type: ignore[attr-defined]
+    for budget, alone in ((plain, 1), (weighted, largest)):
+        found, selection = budget.statistic, budget.selection
+        assert found is not None and selection is not None
+        assert (found.weighted, found.counted, found.alone) == (1, 0, alone)
+        assert found.sd.tolist() == selection.sd.tolist()
+        exact = selection.strategy_object.rounding
+        assert (found.rounding >= exact).all() and found.rounding == pytest.approx(exact)
+    found, selection, count = both.statistic, both.selection, both.values[0]
+    assert found is not None and selection is not None and count.name == "count"
+    a, d = found.weighted, found.counted
+    assert a > 1 and d > 1 and found.alone == a * largest + d
+    steps = [min(every * test, 20) - 1 for test in range(1, len(found.sd) + 1)]
+    assert steps[-1] == 19 and len(set(count.strategy_object.rounding[steps])) > 1
+    rounding = a * selection.strategy_object.rounding + d * count.strategy_object.rounding[steps]
+    sd = np.sqrt((a * selection.sd) ** 2 + (d * count.sd[steps]) ** 2)
+    assert (found.rounding >= rounding).all() and found.rounding == pytest.approx(rounding)
+    assert (found.sd >= sd * (1 - 1e-15)).all() and found.sd == pytest.approx(sd, rel=1e-9)
+
+
 def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
     budget = allocate(make_plan())
     assert budget.selection is not None
@@ -298,7 +325,10 @@ def test_refusals(make_plan: Make) -> None:
     small = refused("privacy.epsilon", selection_share=0.99999, **apart)
     assert "'units'" in small.rule
     fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
-    assert "coarser grid" in refused("aggregate.s.grid", aggregates=fine).fix
+    assert refused("aggregate.s.grid", aggregates=fine).fix == (
+        "choose a coarser grid or narrower bounds, or a larger epsilon or fewer contributions, "
+        "or strategy 'blt'"
+    )
     coarse = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e4),)
     assert allocate(make_plan(aggregates=coarse)).values[0].sigma < limits.MAX_SIGMA
 

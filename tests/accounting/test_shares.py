@@ -66,3 +66,38 @@ def test_other_kinds_keep_their_shares(make_plan: Make) -> None:
     for kind in kinds:
         plan = make_plan(24, contributions=6, strategy="tree", **kind)
         assert divide(plan, FIRST_RULES) == divide(plan)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"aggregates": (Aggregate("u", "units"),)},
+        {"aggregates": (Aggregate("u", "units"),), "public_keys": "list"},
+        {"aggregates": (Aggregate("u", "units"),), "weights": SelectionWeights()},
+        {"aggregates": (MEAN, Aggregate("u", "units")), "weights": SelectionWeights()},
+        {"aggregates": (MEAN, Aggregate("u", "units")), "public_keys": "list"},
+        {"mode": "rounds"},
+    ],
+    ids=str,
+)
+def test_no_unit_can_exceed_the_whole(make_plan: Make, kind: dict[str, object]) -> None:
+    """The shares as they are given, those of streams that are not there included."""
+    plan = make_plan(24, contributions=6, **kind)
+    shares = divide(plan)
+    assert 1 - 1e-6 < costs_of(plan).most(*shares) <= 1
+    there = plan.design.selects, plan.design.units_apart, bool(plan.design.streams)
+    assert tuple(share > 0 for share in shares) == there
+
+
+def test_shares_that_runs_were_begun_with_stay(make_plan: Make) -> None:
+    """A run computes its shares again when it goes on: another constant would redraw its noise."""
+    weights, units = SelectionWeights(), Aggregate("u", "units")
+    for share, kind in (
+        (0.65, {"weights": weights, "per_key_bound": 1, "combine": True}),
+        (0.8, {"per_key_bound": 1}),
+        (0.8, {"weights": weights, "aggregates": (MEAN, units)}),
+        (0.97, {"weights": weights}),
+    ):
+        plan = make_plan(24, contributions=6, **kind)  # type: ignore[arg-type]
+        assert divide(plan, FIRST_RULES).selection == share
+    assert divide(plan).selection == knee(costs_of(plan)) != 0.97

@@ -2,21 +2,24 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import concat, record_schema
-from dpstream.dp_transforms.bounding import admit, bound, stamp_order
+from dpstream.dp_transforms.bounding import admit, bound, decide, stamp_order
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state import open as stores
-from dpstream.state.store import Store
-from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept
+from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.store import OvertakenError, Store
+from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept, covers
 from tests.streams import COUNT, MEAN, STEP, SUM, begin, generate, make_plan
 
 PLANS = {
@@ -305,6 +308,120 @@ def test_equal_positions_of_two_units_are_two_records() -> None:
     counts[:] = 0
     taken, _ = admit(between, np.zeros(3, np.int64), *where, np.ones(3, np.int64), counts, 3)
     assert taken.tolist() == [1, 1, 0] and counts.tolist() == [1, 1]
+
+
+def test_the_stamp_comes_before_partition_and_offset() -> None:
+    """C = 1: of three records the first by its stamp, then by its partition, then by its offset."""
+    for stamp, partition, offset in (
+        ([7, 5, 6], [0, 2, 1], [0, 2, 1]),
+        ([5, 5, 6], [1, 0, 0], [0, 2, 1]),
+        ([5, 5, 6], [1, 1, 0], [8, 3, 0]),
+    ):
+        where = np.array(stamp), np.array(partition, np.int32), np.array(offset)
+        unit, wanted = np.zeros(3, np.int64), np.ones(3, np.int64)
+        taken, _ = admit(unit, *where, wanted, np.zeros(1, np.int32), 1)
+        assert taken.tolist() == [0, 1, 0]
+
+
+def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
+    last = case.plan.timeline.last_trigger_time
+    whole = case.deliver(case.row, last)
+    rows = case.records.take(pa.array(list(case.row.values())))
+    for size in (1, 7, 100, 10**6):
+        pieces, *_ = decide(case.plan, case.open(), 0, rows, last, 0)
+        found = list(pieces(size))
+        assert sorted(row for piece in found for row in plain_rows(piece)) == whole
+        most = 2 * size + case.plan.timeline.windows_per_record
+        assert max(piece.num_rows for piece in found) <= most
+    nothing, *_ = decide(case.plan, case.open(), 0, rows, last, last)
+    assert [piece.num_rows for piece in nothing(5)] == [0]
+
+
+def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
+    """Late: a window that holds the event and had taken its last records when the record came."""
+    line, held = case.plan.timeline, [p for p in case.row if sum(p) % 4 == 0]
+    middle, last = line.last_trigger_time // 2, line.last_trigger_time
+    slow, after, some = SlowBound(case.plan, case.accepted), 0, dict[str, int]()
+    for upto in (middle, last):
+        now = set(by_trigger_time(case, upto, after))
+        # A part of the first half comes with the second.
+        now = (now - set(held)) if upto == middle else now | {
+            p for p in held if case.accepted[p].stamp_trigger_time <= middle
+        }  # fmt: skip
+        expected = {"admitted": len(slow.deliver(now, upto)), "rejected": 0, "late": 0}
+        for position in now:
+            record = case.accepted[position]
+            trigger_time = max(1, record.stamp_trigger_time)
+            entry = trigger_time if trigger_time > after else after + 1
+            holds, still_open = windows_of(case.plan, record.event_trigger_time, entry)
+            expected["late"] += holds - still_open
+            expected["rejected"] += still_open - len(slow.fate[position])
+        rows = case.records.take(pa.array([case.row[p] for p in now]))
+        _, counts, _ = bound(case.plan, case.open(), 0, rows, upto)
+        found = {name: counts[f"operator_pairs_{name}"] for name in expected}
+        assert found == expected
+        some = {name: some.get(name, 0) + n for name, n in found.items()}
+        after = upto
+    assert some["admitted"] and some["rejected"]
+    assert some["late"] or line.slide == line.window
+
+
+def windows_of(plan: Plan, event_trigger_time: int, entry_trigger_time: int) -> tuple[int, int]:
+    """(windows that an event is in and could have joined, those that it still can)."""
+    line, found = plan.timeline, []
+    event = line.start + (event_trigger_time - 1) * line.trigger_every
+    for window in range(line.windows):
+        if covers(plan, window, event):
+            found.append(line.base(window) + line.triggers)
+    entry = max(event_trigger_time, entry_trigger_time)
+    return len(found), sum(entry <= last for last in found)
+
+
+def test_forgotten_decisions_are_not_answered_though_they_are_still_there(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may delete them later than it says so: what BOUND answers must not depend on it."""
+    middle, slow = case.plan.timeline.last_trigger_time // 2, SlowBound(case.plan, case.accepted)
+    some = by_trigger_time(case, middle, 0)
+    assert case.deliver(some, middle) == case.expected(slow.deliver(some, middle))
+    times = sorted({max(1, case.accepted[p].stamp_trigger_time) for p in some})
+    forgotten = times[len(times) // 2]
+    monkeypatch.setattr(SqliteStore, "_rewrite_units", lambda *_: False)
+    case.open().forget_positions(0, forgotten)
+    later = [p for p in some if max(1, case.accepted[p].stamp_trigger_time) > forgotten]
+    assert later and len(later) < len(some)
+    assert case.deliver(some, middle) == case.expected(slow.deliver(later, middle))
+
+
+def test_a_worker_that_was_overtaken_decides_on_what_is_there(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is of before the other worker's commit: forgotten, read again, one decision."""
+    middle, last = case.plan.timeline.last_trigger_time // 2, case.plan.timeline.last_trigger_time
+    store = case.open()
+    commit, forget, told = store.commit_units, store.forget_units, list[int]()
+
+    def overtaken(*given: Any) -> None:
+        if len(told) < 2:
+            raise OvertakenError
+        commit(*given)
+
+    def forgotten(shard: int) -> None:
+        told.append(shard)
+        forget(shard)
+
+    monkeypatch.setattr(store, "commit_units", overtaken)
+    monkeypatch.setattr(store, "forget_units", forgotten)
+    slow = SlowBound(case.plan, case.accepted)
+    first = by_trigger_time(case, middle, 0)
+    assert case.deliver(first, middle) == case.expected(slow.deliver(first, middle))
+    assert told == [0, 0]
+    told.clear()
+    monkeypatch.setattr(bounding, "STEP_ATTEMPTS", 3)
+    monkeypatch.setattr(store, "commit_units", lambda *_: (_ for _ in ()).throw(OvertakenError))
+    with pytest.raises(RunError, match="always faster"):
+        case.deliver(case.row, last)
+    assert told == [0] * 3
 
 
 def test_a_million_records_of_one_unit_stay_c_pairs() -> None:

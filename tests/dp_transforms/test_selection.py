@@ -51,6 +51,36 @@ def test_thresholds_are_those_of_the_paths(strategy: str, look_ahead: int) -> No
     assert thresholds.horizon == min(look_ahead, 13)
 
 
+@pytest.mark.parametrize("look_ahead", [1, 3, 1000])
+@pytest.mark.parametrize("strategy", ["tree", "toeplitz", "blt"])
+def test_a_combined_test_takes_the_counts_noise_of_its_own_trigger(
+    strategy: str, look_ahead: int
+) -> None:
+    """Tests at triggers 4, 8, 12 and 13; the published count has noise at every trigger."""
+    options = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
+    plan = make_plan(triggers=13, select_every=4, strategy=strategy, **options)
+    budget, keys = allocate(plan), np.arange(10)
+    assert budget.selection is not None and budget.statistic is not None
+    assert budget.tau is not None and len(budget.tau) == 4
+    terms = [
+        (noise_stream(plan, budget.selection, "selection"), budget.statistic.weighted),
+        (noise_stream(plan, budget.values[0]), budget.statistic.counted),
+    ]
+    states, exact = states_of(plan, TEN), np.tile(budget.tau, (10, 1))
+    for (stream, coefficient), at in zip(terms, ([0, 1, 2, 3], [3, 7, 11, 12]), strict=True):
+        paths = Paths(stream)
+        paths.start(keys, states.table.ids[:10], np.zeros(10, np.int64))
+        last = at[-1] + 1
+        exact -= coefficient * paths.advance(keys, np.full(10, last), last)[:, at]
+    expected = np.maximum((exact >> DECODE_BITS) + 1, 0)
+    for some, steps in ((keys, (1, 2, 4)), (keys, (3,)), (keys[4:5], (1, 3)), (keys[:1], (4,))):
+        thresholds = NoisyThresholds(terms, plan, budget, look_ahead)
+        for step in steps:
+            asked = np.full(len(some), step)
+            thresholds.ensure(states, some, asked)
+            assert thresholds.at(some, asked).tolist() == expected[some, step - 1].tolist()
+
+
 def test_few_keys_at_a_time_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(triggers=13)
     states, slots = states_of(plan, TEN), np.arange(10)
