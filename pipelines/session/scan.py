@@ -39,7 +39,7 @@ from dpstream.pipelines.session.parts import (
     stamp_of,
 )
 from dpstream.pipelines.session.scan_sql import BOXES, Where, cell, where
-from dpstream.pipelines.sql.files import literal
+from dpstream.pipelines.sql.casts import literal
 
 MEMORY = "2GB"
 _LOCKS = (
