@@ -20,8 +20,8 @@ from dpstream.accounting.regions.boxes import stacked, taken
 _Words = npt.NDArray[np.uint64]
 #: Odd multipliers of splitmix64.
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-#: Leading bits of a word by which most words that nothing equals are told, before any is sorted.
-_BITS, _SHIFT = 17, np.uint64(64 - 17)
+#: Of 2^4 words that nothing equals 15 are told so by their leading bits, before any is sorted.
+_SPARE = 4
 _STEP = 0x9E3779B97F4A7C15
 
 
@@ -67,14 +67,19 @@ def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -
     """
     begins = others + _mixed(boxes[:, place, 0], 0)
     ends = others + _mixed(boxes[:, place, 1], 0)
-    some_begins, some_ends = _shared(begins, ends), _shared(ends, begins)
+    some_begins = _shared(begins, ends)
+    some_ends = _shared(ends, begins[some_begins])
+    if not len(some_ends):
+        return Neighbours(some_ends, some_ends)
     # What is looked for is sorted too: several times as fast.  Disjoint boxes: no two alike.
     order = some_begins[np.argsort(begins[some_begins])]
     by_end = some_ends[np.argsort(ends[some_ends])]
     begins, ends = begins[order], ends[by_end]
-    at = np.minimum(np.searchsorted(begins, ends), max(len(order) - 1, 0))
-    found = np.flatnonzero(begins[at] == ends) if len(order) else at
+    at = np.minimum(np.searchsorted(begins, ends), len(order) - 1)
+    found = (begins[at] == ends).nonzero()[0]
     first, second = by_end[found], order[at[found]]
+    if not len(first):
+        return Neighbours(first, second)
     same = boxes[first, place, 1] == boxes[second, place, 0]
     for k in range(boxes.shape[1]):
         if k != place:
@@ -86,9 +91,11 @@ def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -
 
 def _shared(words: _Words, others: _Words) -> Int64:
     """Numbers of the words that may be among the others: all that are, and few that are not."""
-    slots = np.zeros(1 << _BITS, np.bool_)
-    slots[others >> _SHIFT] = True
-    return np.flatnonzero(slots[words >> _SHIFT])
+    bits = len(others).bit_length() + _SPARE
+    shift = np.uint64(64 - bits)
+    slots = np.zeros(1 << bits, np.bool_)
+    slots[others >> shift] = True
+    return np.flatnonzero(slots[words >> shift])
 
 
 def club(boxes: Int64, spent: Int64) -> tuple[Int64, Int64]:
