@@ -8,7 +8,7 @@
   ``remaining_rho`` what it has left of its initial budget: 0 where nothing is left.  They are
   resolved when the query is charged.  (A dimension of such a name is written in quotes.)
 * ``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=`` with a literal, BETWEEN, IN (list), IS [NOT] NULL,
-  AND, OR, NOT, TRUE, FALSE, NULL.  Anything else is refused.
+  AND, OR, NOT, TRUE, FALSE, NULL.  Anything else is refused, comments too.
 * Instants are texts of RFC 3339 (without an offset: UTC) or dates, perhaps after TIMESTAMP or DATE.
 
 A point is in a box if and only if the predicate is TRUE there, as SQL has it: a comparison with a
@@ -65,6 +65,12 @@ _TIMES = {exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPNTZ, ex
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
 _NESTING = (TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS)
+#: Words that each node of a predicate is written with, beside those of its parts.
+_WORDS: dict[type[exp.Expr], int] = {
+    exp.And: 1, exp.Or: 1, exp.Not: 1, exp.Paren: 2, exp.Is: 1, exp.Between: 2, exp.In: 2,
+    exp.Neg: 1, exp.Cast: 1, exp.Literal: 1, exp.Null: 1, exp.Boolean: 1, exp.Column: 1,
+    **dict.fromkeys(_SIGNS, 1),
+}  # fmt: skip
 _NO_PREDICATE = "is no predicate"
 _COMPARE = "compare a dimension, or consumed_epsilon, with a literal; join by AND, OR, NOT"
 
@@ -112,9 +118,13 @@ def predicate_of(text: str, space: Space) -> Predicate:
     """
     if len(text) > MAX_CHARACTERS:
         raise _too_large()
+    if not text.strip():
+        return Predicate(space, All(()))
     try:
-        tree = _tree(text)
-        condition = All(()) if tree is None else _Reader(space).condition(tree, True)
+        tree, words = _tree(text)
+        condition = _Reader(space).condition(tree, True)
+        if _words(tree) != words:
+            _refuse(tree, _NO_PREDICATE, _COMPARE)
     except SqlglotError as error:
         found = (getattr(error, "errors", None) or [{}])[0]
         raise _error(
@@ -128,10 +138,9 @@ def predicate_of(text: str, space: Space) -> Predicate:
     return Predicate(space, condition)
 
 
-def _tree(text: str) -> exp.Expr | None:
+def _tree(text: str) -> tuple[exp.Expr, int]:
+    """The tree of a text, and how many words it has."""
     tokens = _DIALECT.tokenize(text)
-    if not tokens:
-        return None
     depth = 0
     for token in tokens:
         depth += (token.token_type in _OPEN) - (token.token_type in _CLOSE)
@@ -140,10 +149,19 @@ def _tree(text: str) -> exp.Expr | None:
     nested = sum(token.token_type in _NESTING for token in tokens)
     if len(tokens) > MAX_TOKENS or (nested > MAX_DEPTH and _longest(tokens) > MAX_DEPTH):
         raise _too_large()
+    for token in tokens:
+        if token.comments or token.text in ("!", ";"):
+            raise _error(token.line, token.col, _NO_PREDICATE, _COMPARE)
     trees = _DIALECT.parser().parse(tokens, text)
     if len(trees) != 1 or trees[0] is None:
-        raise _error(1, 1, "is not one predicate", _COMPARE)
-    return trees[0]
+        raise _error(1, 1, _NO_PREDICATE, _COMPARE)
+    return trees[0], len(tokens)
+
+
+def _words(tree: exp.Expr) -> int:
+    """How many words a predicate is written with: the parser overlooks some, and adds others."""
+    lists = sum(len(node.expressions) for node in tree.find_all(exp.In))
+    return lists + sum(_WORDS.get(type(node), 0) for node in tree.walk())
 
 
 def _longest(tokens: list) -> int:  # type: ignore[type-arg]
@@ -199,11 +217,13 @@ class _Reader:
         column, other = _column(one, node), _bare(other)
         sign = sign if true else NEGATED[sign]
         level = self._level(column)
-        if isinstance(other, exp.Null):
-            return Some(())
         if level is not None:
+            if isinstance(other, exp.Null):
+                return Some(())
             return Level(*level, amounts_at(sign, _number(other)))
         place = self._place(column)
+        if isinstance(other, exp.Null):
+            return Some(())
         return Within(place, self._true(place, sign, other))
 
     def _listed(self, node: exp.In, true: bool) -> Condition:
@@ -212,17 +232,18 @@ class _Reader:
         if not values:
             _refuse(node, "has an empty list", "list at least one value")
         given = [value for value in values if not isinstance(value, exp.Null)]
-        if not true and len(given) < len(values):
-            return Some(())  # x NOT IN (..., NULL) is never true
         level = self._level(column)
+        place = -1 if level is not None else self._place(column)
         if level is not None:
             ranges = joined([amounts_at("=", _number(value)) for value in given])
-            return Level(*level, ranges if true else apart(ranges, -FAR, FAR))
-        place = self._place(column)
-        ranges = joined([self._true(place, "=", value) for value in given])
-        if not true:
-            ranges = apart(ranges, 0, self._space.dimensions[place].values)
-        return Within(place, ranges)
+            low, high = -FAR, FAR
+        else:
+            ranges = joined([self._true(place, "=", value) for value in given])
+            low, high = 0, self._space.dimensions[place].values
+        if not true and len(given) < len(values):
+            return Some(())  # x NOT IN (..., NULL) is never true
+        ranges = ranges if true else apart(ranges, low, high)
+        return Within(place, ranges) if level is None else Level(*level, ranges)
 
     def _missing(self, column: exp.Column, true: bool) -> Condition:
         """IS NULL: what was spent is always there."""

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.limits import MAX_SUMMED
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, taken
 from dpstream.accounting.sessions.aggregates import Leaves, Needs
 from dpstream.accounting.sessions.cells import Cells
@@ -41,9 +42,6 @@ from dpstream.pipelines.session.scan_sql import BOXES, Where, cell, where
 from dpstream.pipelines.sql.files import literal
 
 MEMORY = "2GB"
-#: A summed column has at most so many coordinates: with ``load.MAX_RECORDS`` of them a sum is
-#: below 2^62.
-MAX_SUMMED = 1 << 31
 _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
@@ -62,7 +60,7 @@ class Scan:
     Args:
         folder: the table's; table: its model.
         threads: default: as many as there are cores, up to 8.
-        held: copy the coordinates into memory.
+        held: copy the coordinates into memory; memory: that DuckDB may use.
 
     Raises:
         RunError: there is no table, or a part is not as it was written.
