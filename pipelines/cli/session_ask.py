@@ -62,12 +62,16 @@ FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allo
 @FROM
 @click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
 @click.option("--union", is_flag=True, help="From answers of disjoint parts, free.")
+@click.option(
+    "--ticket", type=click.Path(path_type=Path), metavar="FILE",
+    help="Pay here, and write what a service needs to answer elsewhere; private.",
+)  # fmt: skip
 @RUNNER
 @ANALYST
 @AS_JSON
 def ask(
     table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    union: bool, allotment: str | None, runner: str | None, parallelism: int,
+    union: bool, allotment: str | None, ticket: Path | None, runner: str | None, parallelism: int,
     beam_flag: tuple[str, ...], analyst: str, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Answer FIGURES (default: count) of some points of TABLE.toml.
@@ -84,8 +88,22 @@ def ask(
         asked = asker(session, table, where, inside, allotment)
         from dpstream.pipelines.session.ask import ask as answer_of
 
-        answer = answer_of(session.desk, _wish(session, asked, figures, by, how))
+        wish = _wish(session, asked, figures, by, how)
+        if ticket is not None:
+            _hand_out(session, wish, ticket, as_json)
+            return
+        answer = answer_of(session.desk, wish)
         _tell(session, answer, as_json)
+
+
+def _hand_out(session: "Session", wish: "Wish", out: Path, as_json: bool) -> None:
+    from dpstream.pipelines.session.hand_out import hand_out
+
+    paid = hand_out(session.desk, wish, out)
+    if as_json:
+        print_json({"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name})
+        return
+    click.echo(f"Wrote {out.name}: private; run {paid.run_id}")
 
 
 def _wish(

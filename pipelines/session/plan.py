@@ -67,11 +67,13 @@ def plan(desk: Desk, wish: Wish) -> Plan:
 
 def _answered(desk: Desk, wish: Wish) -> str:
     """When the same question was answered."""
-    from dpstream.pipelines.session.receipt import header_of
+    from dpstream.pipelines.session.receipt import header_of, ticket_name
 
     found = desk.register.find(request_of(desk, wish))
     committed = None if found is None else desk.register.read(found)
-    return "" if committed is None else header_of(committed.receipt).answered
+    if committed is None or ticket_name(committed.receipt) is not None:
+        return ""
+    return header_of(committed.receipt).answered
 
 
 def _union(desk: Desk, wish: Wish, read: Int64) -> Union | None:

@@ -13,7 +13,8 @@ from dpstream.accounting.sessions.aggregates import PARTS, Question
 from dpstream.dp_transforms.session import encoded as table_bytes
 from dpstream.state.ledger.answers import Answer as Committed
 
-_MAGIC = b"dpses\x01"
+#: Of an answer, and of the name of a ticket that was handed out instead.
+_MAGIC, _TICKET = b"dpses\x01", b"dptic\x01"
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +90,16 @@ def encoded(header: Header, rows: pa.Table) -> bytes:
     return _MAGIC + len(head).to_bytes(4, "little") + head + table_bytes(rows)
 
 
+def ticket_receipt(name: str) -> bytes:
+    """What is committed of a question whose ticket is handed out."""
+    return _TICKET + name.encode()
+
+
+def ticket_name(receipt: bytes) -> str | None:
+    """The name of the ticket that was handed out; ``None``: it is an answer."""
+    return receipt[len(_TICKET) :].decode() if receipt.startswith(_TICKET) else None
+
+
 def header_of(receipt: bytes) -> Header:
     """The header of committed bytes.
 
@@ -102,8 +113,14 @@ def decoded(committed: Committed, insecure: bool) -> Answer:
     """The answer of committed bytes.
 
     Raises:
-        PolicyError: they are of another form.
+        PolicyError: they are of another form, or a ticket's name.
     """
+    if ticket_name(committed.receipt) is not None:
+        raise PolicyError(
+            "question",
+            "was handed out as a ticket: its answer is where that is worked off",
+            "read it there, or ask anew with --fresh",
+        )
     header, body = _split(committed.receipt)
     try:
         rows = pa.ipc.open_stream(pa.py_buffer(body)).read_all()

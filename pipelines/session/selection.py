@@ -39,9 +39,15 @@ class Selection:
         Raises:
             UsageError: it is none.
         """
-        predicate_of(text, self.space)
-        both = f"({self.text}) AND ({text})" if self.text and text else self.text or text
-        return dataclasses.replace(self, text=both)
+        if not self.text:
+            found = dataclasses.replace(self, text=text)
+        else:
+            predicate_of(text, self.space)  # by itself: not half of a bracket
+            found = dataclasses.replace(
+                self, text=f"({self.text}) AND ({text})" if text else self.text
+            )
+        assert found.predicate
+        return found
 
     def cut_to(self, boxes: Int64) -> "Selection":
         """The part of it in boxes that do not change."""
@@ -54,18 +60,28 @@ class Selection:
         Args:
             views: needed if it speaks of consumption.
         """
-        found = self._predicate.boxes(views)
+        return self._boxes(views) if self.moves else self._still
+
+    def _boxes(self, views: Views | None) -> Int64:
+        found = self.predicate.boxes(views)
         return found if self.fixed is None else common(found, self.fixed)
+
+    @functools.cached_property
+    def predicate(self) -> Predicate:
+        """The predicate, parsed."""
+        return predicate_of(self.text, self.space)
+
+    @functools.cached_property
+    def _still(self) -> Int64:
+        """The boxes of one that does not move."""
+        found = self._boxes(None)
+        found.setflags(write=False)
+        return found
 
     @property
     def moves(self) -> bool:
         """Whether a charge can change which points it has."""
-        return bool(self._predicate.kinds)
-
-    @functools.cached_property
-    def _predicate(self) -> Predicate:
-        """The text, read once."""
-        return predicate_of(self.text, self.space)
+        return bool(self.predicate.kinds)
 
     @property
     def identity(self) -> bytes:

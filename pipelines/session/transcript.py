@@ -6,11 +6,12 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Space
 from dpstream.pipelines.session import words
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.receipt import header_of
+from dpstream.pipelines.session.receipt import header_of, ticket_name
 from dpstream.state.ledger.region_charge import RegionCharge
 
 #: What an entry is.
 ASKED, PENDING, ALLOTTED, DRAWN, CLOSED = "question", "cut off", "allotment", "draw", "closed"
+HANDED = "ticket"
 
 
 class Line(NamedTuple):
@@ -19,7 +20,7 @@ class Line(NamedTuple):
     Attributes:
         at: when it was charged (UTC); run_id: of it; analyst: who.
         what: one of the words above; a question that was charged and not answered is cut off, or
-            is being answered now.
+            is being answered now; of one that was handed out the ledger has the ticket's name.
         question: in words; kind, amount: of what was paid, or drawn from an allotment.
         allotment: run id of the one that it draws on, empty for none.
         where: the boxes that paid, as predicates; of a draw, those that it read.
@@ -49,11 +50,14 @@ def transcript(desk: Desk) -> list[Line]:
 
 def _line(desk: Desk, run_id: str, charge: RegionCharge) -> Line:
     committed = desk.register.read(run_id)
-    header = None if committed is None else header_of(committed.receipt)
+    handed = committed is not None and ticket_name(committed.receipt) is not None
+    header = None if committed is None or handed else header_of(committed.receipt)
     if charge.budget == "closed":
         what = CLOSED
     elif charge.allots:
         what = ALLOTTED
+    elif handed:
+        what = HANDED
     elif header is None:
         what = PENDING
     else:

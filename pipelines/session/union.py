@@ -30,7 +30,7 @@ from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.pipelines.session import words
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.receipt import Answer, decoded
+from dpstream.pipelines.session.receipt import Answer, decoded, ticket_name
 from dpstream.state.ledger.region_charge import RegionCharge
 
 
@@ -117,7 +117,7 @@ def _parts(desk: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
         if charge.budget == "closed":
             continue
         committed = desk.register.read(run_id)
-        if committed is None:
+        if committed is None or ticket_name(committed.receipt) is not None:
             continue
         answer = decoded(committed, desk.insecure)
         names = [

@@ -36,6 +36,10 @@ def test_errors_by_cell() -> None:
     sd = math.sqrt(2 * math.exp(-1)) / (1 - math.exp(-1))
     assert np.allclose(count.sd, sd) and (count.within == 3).all()
     assert total.sd.argmax() == 2 and total.most == total.within[2] > total.within[1]
+    prices = Question(kind="epsilon", amount=10**6, aggregates=(sum_of("price"),))
+    [price] = expected(SPACE, prices, SPACE.whole)
+    # Scale 11 tenths: P[|Z| > 3.2] = .053, P[|Z| > 3.3] = .048.
+    assert price.most == pytest.approx(3.3) and price.sd[0] == pytest.approx(1.1 * 2**0.5, rel=0.01)
     [of] = calibrated(SPACE, Question(kind="epsilon", amount=10**6, aggregates=(average("price"),)),
                       SPACE.whole)  # fmt: skip
     # h is 2 steps of 1/2; the sum has two thirds of epsilon 1, the count a third.

@@ -163,6 +163,10 @@ def test_names_are_the_run_the_question_and_the_boxes(ring: KeyRing) -> None:
     assert (drawn(ring, wide)[1] == first).all()
     others = [drawn(ring, wide, "6b" * 16)[1], drawn(ring, wide, amount=400_001)[1]]
     others.append(drawn(ring, Cells((wide.axes[0], Axis("price", (1, 2, 3, 4)))))[1])
+    question = Question(kind="epsilon", amount=400_000, cells=wide)
+    half = boxes_of(SPACE, wide, (("city", 0, 1),))  # the same cells, of other boxes
+    none = nothing(wide.count, question.needs(SPACE, half))
+    others.append(measured(SPACE, question, half, none, ring, RUN)[0][0])
     assert all((other != first).mean() > 0.5 for other in others)
 
 

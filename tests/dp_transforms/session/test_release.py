@@ -137,6 +137,16 @@ def test_nothing_asked_of_nobody_is_null_or_noise(ring: KeyRing) -> None:
         assert (np.isnan(prices) | ((prices >= -0.4) & (prices <= 1.1))).all()
 
 
+def test_a_range_of_one_value_has_that_average_and_median(ring: KeyRing) -> None:
+    asked = average("age"), median("age")
+    question = Question(kind="epsilon", amount=2_000_000, aggregates=asked)
+    boxes = SPACE.box(age=(1, 2))
+    totals = some(SPACE, 2_000).totals(SPACE, boxes, question)
+    [row] = answered(SPACE, question, boxes, totals, ring, RUN).to_pylist()
+    for name in ("average_age", "median_age"):
+        assert row[name] == row[f"{name}_low"] == row[f"{name}_high"] == 1
+
+
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_the_bytes_are_those_of_the_noisy_sums(shape: int, ring: KeyRing) -> None:
     cells, ranges = SHAPES[shape]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.sessions.aggregates import Question
+from dpstream.accounting.sessions.aggregates import Needs, Question
+from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import Totals, nothing, totals
 from tests.sessions import ASKED, SHAPES, Records, boxes_of, some, space
 
@@ -85,6 +86,19 @@ def test_pieces_add_up() -> None:
     assert same(first.plus(second).plus(third), whole) and not same(first.plus(second), whole)
     empty = Records(records.at[:0], records.usable[:0]).totals(SPACE, boxes, question)
     assert same(empty, nothing(question.cells.count, question.needs(SPACE, boxes)))
+
+
+def test_only_columns_that_matter_are_needed() -> None:
+    question = Question(kind="epsilon", amount=1, cells=SHAPES[3][0])
+    boxes = SPACE.box(price=(None, 0.6), epsilon=(0.000001, None))
+    names = totals.columns_of(SPACE, boxes, question.cells, question.needs(SPACE, boxes))
+    assert names == ("age", "price", "city", "epsilon")  # of rho nothing is asked
+    assert totals.columns_of(SPACE, SPACE.whole, Cells(), Needs((), ())) == ()
+    records = some(SPACE, 300)
+    some_ = {d.name: records.at[:, k] for k, d in enumerate(SPACE.dimensions) if d.name in names}
+    needs = question.needs(SPACE, boxes)
+    found = totals.tallied(SPACE, boxes, question.cells, needs, some_, records.usable)
+    assert same(found, slow(records, question, boxes))
 
 
 def test_sums_beyond_floats_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:

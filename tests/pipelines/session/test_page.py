@@ -24,9 +24,8 @@ def test_the_page_is_of_the_ledger_alone(tmp_path: Path) -> None:
     pages = []
     for number, records in enumerate((RECORDS, RECORDS.splitlines()[0] + "\n")):
         with opened(tmp_path / str(number), records) as session:
-            text = page.render(session.desk, Chosen((("a", "b"), ("b", "epsilon"))))
             (session.desk.config.folder / "manifest.json").unlink()
-            assert page.render(session.desk, Chosen((("a", "b"), ("b", "epsilon"))))
+            text = page.render(session.desk, Chosen((("b", "epsilon"),)))
         pages.append(re.sub(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d[T ][\d:]+(Z| UTC)", "", text))
     # But for the clock's marks on the picture over time nothing differs.
     one, other = (re.sub(r"<svg.*?</svg>", "", text, flags=re.S) for text in pages)

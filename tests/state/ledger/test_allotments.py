@@ -1,6 +1,7 @@
 """Allotments: draws never add up to more than was paid, and nothing else can be drawn on."""
 
 import contextlib
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +84,27 @@ def test_a_closed_range_is_closed_to_draws(account: RegionAccount) -> None:
         account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of)
     still = box(age=(10, 50), epsilon=(1.0, None))
     assert account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: still).charged
+
+
+def _drawing(folder: Path, run_id: str, number: int) -> int:
+    """How many of 12 draws of 50,000 one process gets."""
+    got = 0
+    with contextlib.closing(SqliteLedger(folder / "ledger.db", "people")) as ledger:
+        account = RegionAccount(ledger, PEOPLE)
+        for turn in range(12):
+            with contextlib.suppress(PolicyError):
+                request = f"{number}-{turn}"
+                account.draw(request, run_id, "epsilon", 50_000, "a", lambda _, of: of)
+                got += 1
+    return got
+
+
+@pytest.mark.slow
+def test_processes_never_draw_more_than_was_paid(tmp_path: Path) -> None:
+    with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
+        run_id = allot(RegionAccount(ledger, PEOPLE))
+    with multiprocessing.get_context("spawn").Pool(8) as pool:
+        got = pool.starmap(_drawing, [(tmp_path, run_id, n) for n in range(8)])
+    assert sum(got) == 10
+    with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
+        assert allotted(ledger.book().charges, PEOPLE, run_id)[1] == 500_000

@@ -1,0 +1,77 @@
+"""Tickets: a question is answered or handed out, never both, and paid once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.sessions.aggregates import COUNT
+from dpstream.pipelines.session.hand_out import hand_out
+from dpstream.pipelines.session.load import add
+from dpstream.pipelines.session.receipt import ticket_name
+from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.session.ticket import opened
+from dpstream.pipelines.session.transcript import transcript
+from tests.pipelines.session.small import RECORDS, config_at
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(config_at(tmp_path), "alice") as found:
+        yield found
+
+
+def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
+    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5, {"a": None})
+    out = tmp_path / "ticket"
+    paid = hand_out(session.desk, wish, out)
+    assert paid.charged and out.stat().st_mode & 0o777 == 0o600
+    ticket, name = opened(out.read_bytes(), session.desk.ring)
+    assert ticket.run_id == paid.run_id and ticket.boxes.tolist() == paid.region.read.tolist()
+    committed = session.desk.register.read(paid.run_id)
+    assert committed is not None and ticket_name(committed.receipt) == name
+    before = out.read_bytes()
+    (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,2.0,0.5\n")
+    add(session.desk.config, [tmp_path / "more.csv"])
+    assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == before
+    # Other records would be the same noise on other sums.
+    with pytest.raises(PolicyError, match="not the one"):
+        hand_out(session.desk, wish, tmp_path / "second")
+    with pytest.raises(PolicyError, match="handed out as a ticket"):
+        session.where("epsilon >= 1").histogram("a", 0.5)
+    assert [line.what for line in transcript(session.desk)] == ["ticket"]
+    with pytest.raises(PolicyError, match="disjoint parts"):
+        session.where("epsilon >= 1").union()
+
+
+def test_whoever_is_cut_off_before_the_commit_goes_on_with_the_file(
+    session: Session, tmp_path: Path
+) -> None:
+    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    commit, out = session.desk.register.commit, tmp_path / "ticket"
+    session.desk.register.commit = lambda *_: None  # type: ignore[method-assign]
+    with pytest.raises(PolicyError):
+        hand_out(session.desk, wish, out)
+    session.desk.register.commit = commit  # type: ignore[method-assign]
+    before = out.read_bytes()
+    (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,2.0,0.5\n")
+    add(session.desk.config, [tmp_path / "more.csv"])
+    assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == before
+
+
+def test_what_was_answered_is_not_handed_out(session: Session, tmp_path: Path) -> None:
+    session.where("epsilon >= 1").count(0.5)
+    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    with pytest.raises(PolicyError, match="not the one"):
+        hand_out(session.desk, wish, tmp_path / "ticket")
+    assert hand_out(session.desk, wish._replace(fresh=True), tmp_path / "other").charged
+
+
+def test_another_file_stays(session: Session, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.write_text("mine")
+    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    with pytest.raises(PolicyError, match="something else"):
+        hand_out(session.desk, wish, out)
+    assert out.read_text() == "mine" and session.desk.account.history() == []
