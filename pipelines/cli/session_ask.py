@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpstream.accounting.figures import human
 from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
@@ -144,8 +145,19 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
     else:
         left_out = ", but those with less left, which are left out" if head.drop else ""
         click.echo(f"Charged {paid} to every point asked{left_out}; run {head.run_id}", err=True)
+        waste = _waste(session, head.run_id)
+        if waste > 1.0001:
+            click.echo(f"Points charged, for each point asked: {human(waste)}", err=True)
     if answer.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+
+
+def _waste(session: "Session", run_id: str) -> float:
+    """Points that were charged for each that is read: of snapping and ``--cover``."""
+    from dpstream.accounting.regions.boxes import volumes
+
+    [charge] = [charge for name, charge in session.desk.account.history() if name == run_id]
+    return float(volumes(charge.boxes).sum() / volumes(charge.read).sum())
 
 
 def _left(budget: float) -> str:

@@ -16,8 +16,14 @@ from dpstream.accounting.figures import down, exact, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import Limit
-from dpstream.state.ledger.charges import Entry
+from dpstream.state.ledger.charges import Charge, Entry
 from dpstream.state.ledger.open import file_of, ledger_exists, read_ledger
+
+#: Of sessions, whose entries are paid by the points that they name.
+_POINTS = (
+    "each entry is paid by some points alone, so the sum is too high: a record pays at most its "
+    "initial budget (`dpstream session budget`)"
+)
 
 
 def is_ledger(path: str | Path) -> bool:
@@ -76,8 +82,12 @@ def _data_set(name: str, entries: Iterable[Entry], limit: Limit | None) -> dict[
         "spent": {"epsilon": _finite(spent), "delta": delta},
         "limit": msgspec.to_builtins(limit),
         "left": None if limit is None else _left(unit.spends, limit),
-        "warnings": unit.warnings,
+        "warnings": [*unit.warnings, *([_POINTS] if any(map(_of_points, charges)) else [])],
     }
+
+
+def _of_points(charge: Charge) -> bool:
+    return charge.kind == "session"
 
 
 def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:

@@ -12,6 +12,8 @@ from dpstream.pipelines.begin import LedgerAccount
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.runners.bounded import Runner
+from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.session.standing import close_before
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget
@@ -22,6 +24,7 @@ from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import create_ledger, read_ledger
 from tests import emulator
 from tests.faults.processes import files
+from tests.pipelines.session import small
 from tests.pipelines.sql import test_registration
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.executing import content, executed
@@ -175,3 +178,23 @@ def tuning_key(folder: Path) -> None:
     (folder / "keys").mkdir()
     made = CliRunner().invoke(cli, ["key", "new", str(folder / "keys" / "noise.key")])
     assert made.exit_code == 0, made.output
+
+
+def test_a_session(tmp_path: Path, url: str) -> None:
+    """Questions, allotments, re-asks and closed ranges, from two places at once."""
+    config = small.config_at(tmp_path)
+    text = (tmp_path / "TABLE.toml").read_text()
+    (tmp_path / "TABLE.toml").write_text(text.replace("ledger.db", url))
+    with Session(tmp_path / "TABLE.toml", "alice") as mine, \
+            Session(tmp_path / "TABLE.toml", "bob") as other:  # fmt: skip
+        first = mine.where("epsilon >= 1").count(0.5)
+        assert other.where("epsilon >= 1").count(0.5).receipt == first.receipt
+        allotment = other.where("epsilon >= 1").as_pinq(0.5)
+        assert allotment.count(0.5).charged and allotment.left == 0
+        with pytest.raises(PolicyError, match="too little left"):
+            mine.where("epsilon >= 1").count(0.25)
+        assert close_before(mine.desk, "b", 5)
+        with pytest.raises(PolicyError, match="too little left"):
+            other.where("b < 5 AND epsilon = 2").count(0.1)
+    assert [charge.kind for charge in charges(url)] == ["session"] * 4
+    assert not (config.base / "ledger.db").exists()

@@ -31,6 +31,32 @@ def test_a_range_is_closed_for_ever(tmp_path: Path) -> None:
     assert refused(2, "close", table, "--arrival", "epsilon", "--before", "1").startswith("usage")
 
 
+def test_nothing_private_is_said(tmp_path: Path) -> None:
+    """Canaries: ids, values outside of the domain, and values inside that no question was about."""
+    table = prepared(tmp_path)
+    rows = "name,a,b,epsilon,rho\n" + "".join(
+        f"canary-{n},{n % 4},{'canary' if n % 3 else 7},{'nan' if n == 5 else 1.75},0.5\n"
+        for n in range(40)
+    )
+    (tmp_path / "small.csv").write_text(rows)
+    said = [called("init", table), called("add", table, str(tmp_path / "small.csv"))]
+    page = str(tmp_path / "page.html")
+    for words in (
+        ["ask", table, "--where", "epsilon >= 1.5", "--epsilon", "0.5", "--by", "a"],
+        ["ask", table, "--where", "b = 'canary'", "--epsilon", "0.5"],
+        ["ask", table, "median(b)", "--where", "epsilon >= 1.5", "--rho", "0.5", "--drop"],
+        ["plan", table, "--epsilon", "0.5"], ["budget", table], ["transcript", table, "--json"],
+        ["select", table, "rich", "--with-epsilon", "0.5"], ["picture", table, "--out", page],
+        ["delete", table, str(tmp_path / "small.csv")], ["budget", table],
+    ):  # fmt: skip
+        said.append(called(*words))
+    outputs = "".join(result.output for result in said)
+    public = [Path(page), tmp_path / "ledger.db", tmp_path / "small.names.json"]
+    held = b"".join(path.read_bytes() for path in public) + outputs.encode()
+    assert len(outputs) > 1_000 and b"canary-" not in held
+    assert held.count(b"canary") == 0
+
+
 def test_help_has_examples() -> None:
     for name in ("init", "add", "replace", "delete", "close", "ask", "plan", "allot", "select",
                  "stand", "budget", "transcript", "picture"):  # fmt: skip

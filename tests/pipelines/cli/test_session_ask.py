@@ -73,6 +73,21 @@ def test_named_subspaces(tmp_path: Path) -> None:
     refused(2, "ask", table, "--in", "nobody", "--epsilon", "1")
 
 
+def test_what_cover_costs_is_said(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    words = ("ask", table, "--where", "a = 0 AND epsilon >= 1", "--epsilon", "0.5")
+    assert "Points charged" not in called(*words).stderr
+    said = called(*words, "--fresh", "--cover", "a").stderr
+    assert "Points charged, for each point asked: 4\n" in said
+
+
+def test_a_ticket_is_paid_here(tmp_path: Path) -> None:
+    table, out = loaded(tmp_path), tmp_path / "ticket"
+    found = told("ask", table, *RICH, "--epsilon", "0.5", "--ticket", str(out))
+    assert found["charged"] and out.exists()
+    assert "handed out as a ticket" in refused(3, "ask", table, *RICH, "--epsilon", "0.5")
+
+
 def test_a_plan_is_free(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     found = told("plan", table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")

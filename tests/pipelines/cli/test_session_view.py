@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from dpstream.pipelines.cli.main import cli
 from tests.pipelines.cli.sessions import called, loaded, refused, told
 
 QUOTA = "\n[quota]\nepsilon = 1.5\n"
@@ -50,3 +53,10 @@ def test_standing_queries(tmp_path: Path) -> None:
     assert wheres == ["b < 2 AND epsilon >= 1", "b >= 2 AND b < 4 AND epsilon >= 1"]
     told(*words, "--tick", "three")
     assert "no window" in refused(3, *words, "--tick", "four")
+
+
+def test_the_ledger_says_that_entries_are_of_points(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    told("ask", table, "--where", "epsilon >= 1", "--epsilon", "0.5")
+    shown = CliRunner().invoke(cli, ["ledger", "show", str(tmp_path / "ledger.db")])
+    assert "record of small" in shown.output and "paid by some points alone" in shown.output

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.sessions.aggregates import median, sum_of
+from dpstream.accounting.sessions.aggregates import COUNT, median, sum_of
+from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.load import add, delete
+from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.session import Session
+from dpstream.state.ledger.answers import Answer
 from dpstream.state.ledger.orders import SessionRefusedError
 from tests.pipelines.session.small import RECORDS, config_at
 
@@ -274,3 +277,20 @@ def _raced(folder: Path, _: Any) -> list[int]:
 
 def _same(some: Any, others: Any) -> bool:
     return sorted(some.tolist()) == sorted(others.tolist())
+
+
+@pytest.mark.slow
+def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
+    config = config_at(tmp_path)
+    runner = Runner("DirectRunner", (), 1)
+    with Session(config, "alice", runner=runner) as there, Session(config, "alice") as here:
+        part = there.where("epsilon >= 1")
+        wish = part.wish((COUNT, sum_of("b"), median("b")), 1, {"a": None})
+        answer = asking.ask(there.desk, wish)
+        paid = asking.pay(here.desk, wish)
+        assert answer.charged and not paid.charged
+        same = asking.drawn(here.desk, wish, paid)
+        committed = Answer(paid.run_id, same, "", False)
+        assert decoded(committed, True).table == answer.table
+        with pytest.raises(UsageError, match="--runner"):
+            Session(config, "alice", runner=Runner("Nobody", (), 1)).where("epsilon = 2").count(1)
