@@ -185,11 +185,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for aggregate in self.aggregates:
             names += [f"{n}{part}" for n in aggregate.outputs for part in ("", *PARTS)]
         several = 1 <= len(self.aggregates) <= limits.MAX_AGGREGATES
-        if not several or len(set(names)) < len(names):
+        # Noise is named by the aggregate's name: two trees of one name would have the same.
+        named = {of.name for of in self.aggregates}
+        if not several or len(set(names)) < len(names) or len(named) < len(self.aggregates):
             raise UsageError(
                 "aggregates",
-                f"must be 1 to {limits.MAX_AGGREGATES} whose columns have names of their own",
-                "ask for fewer at once, or give one a label of its own",
+                f"must be 1 to {limits.MAX_AGGREGATES} that have names of their own",
+                "ask for fewer at once, put quantiles of a column together, or give one a label",
             )
 
     def needs(self, space: Space, boxes: Int64) -> Needs:

@@ -1,10 +1,14 @@
 """Hand out a question's ticket, to be worked off where the ledger is not (Dataflow).
 
-Pay as for any question, then write the ticket, commit its name as the receipt, and only then let go
-of it: see `ticket`.  A question has an answer or a ticket, never both: whoever comes second is
-told so.
+Pay as for any question, then write the ticket as a draft, commit its name as the receipt, and only
+then give it the name that was asked for: see `ticket`.  A question has an answer or a ticket, never
+both: whoever comes second is told so, and the draft goes.  So no file of a ticket is to be had
+whose name does not stand in the ledger: worked off beside an answer of other records it would be
+the same noise on other sums.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError, RunError
@@ -30,27 +34,44 @@ def hand_out(desk: Desk, wish: Wish, out: Path) -> Paid:
     if out.exists() and _read(desk, out) is None:
         raise PolicyError("--ticket", "is a file of something else", "choose another name")
     paid = pay(desk, wish)
-    standing = desk.register.read(paid.run_id)
-    if standing is None:
+    draft = out.with_name(f"{out.name}.{paid.run_id}.draft")
+    if desk.register.read(paid.run_id) is None:
         parts = tuple(read_manifest(desk.config.folder, desk.table).usable())
         ticket = ticket_of(
             desk.table, parts, wish.question, paid.region.read, paid.run_id, desk.ring
         )
-        try:
-            put_once(out, ticket.data, _MODE)
-        except OSError:
-            raise RunError("--ticket", "cannot be written", "check the folder") from None
-        written = _read(desk, out)  # that of somebody who was cut off here is as good
+        with _written():
+            put_once(draft, ticket.data, _MODE)
+        written = _read(desk, draft)  # that of somebody who was cut off here is as good
         if written is not None and written[0].run_id == paid.run_id:
             desk.register.commit(paid.run_id, ticket_receipt(written[1]))
-        standing = desk.register.read(paid.run_id)
-    name, there = None if standing is None else ticket_name(standing.receipt), _read(desk, out)
+    standing = desk.register.read(paid.run_id)
+    name = None if standing is None else ticket_name(standing.receipt)
+    with _written():
+        _settled(desk, draft, out, name)
+    there = _read(desk, out)
     if name is None or there is None or there[1] != name:
         raise PolicyError(
             "--ticket", "is not the one that this question has: it was answered, or handed out",
             "ask it here, bring that file, or ask anew with --fresh",
         )  # fmt: skip
     return paid
+
+
+def _settled(desk: Desk, draft: Path, out: Path, name: str | None) -> None:
+    """The draft gets its file's name if it is the ticket that stands, else it goes."""
+    found = _read(desk, draft)
+    if found is not None and found[1] == name:
+        put_once(out, draft.read_bytes(), _MODE)
+    draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise RunError("--ticket", "cannot be written", "check the folder") from None
 
 
 def _read(desk: Desk, out: Path) -> tuple[Ticket, str] | None:

@@ -42,6 +42,10 @@ def test_columns_that_are_no_numbers() -> None:
     (quantiles("age", ()),), (quantiles("age", (1.5,)),), (quantiles("age", (0.5, 0.5)),),
     (Aggregate("sum", "age", (0.5,)),), (Aggregate("count", share=0.0),),
     (Aggregate("count", share=float("nan")),), (COUNT, Aggregate("sum", "age", label="count_sd")),
+    # Their figures have other names, but their noise would be one.
+    (quantiles("age", (0.25,)), quantiles("age", (0.75,))),
+    (Aggregate("quantiles", "age", (0.2, 0.4), label="a"),
+     Aggregate("quantiles", "price", (0.6, 0.8), label="a")),
 ])  # fmt: skip
 def test_what_has_no_meaning(bad: tuple[Aggregate, ...]) -> None:
     with pytest.raises(UsageError):

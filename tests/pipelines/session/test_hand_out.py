@@ -7,6 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.sessions.aggregates import COUNT
+from dpstream.pipelines.session.ask import Wish
 from dpstream.pipelines.session.hand_out import hand_out
 from dpstream.pipelines.session.load import add
 from dpstream.pipelines.session.receipt import ticket_name
@@ -32,8 +33,7 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
     committed = session.desk.register.read(paid.run_id)
     assert committed is not None and ticket_name(committed.receipt) == name
     before = out.read_bytes()
-    (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,2.0,0.5\n")
-    add(session.desk.config, [tmp_path / "more.csv"])
+    one_more(session, tmp_path)
     assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == before
     # Other records would be the same noise on other sums.
     with pytest.raises(PolicyError, match="not the one"):
@@ -45,19 +45,50 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
         session.where("epsilon >= 1").union()
 
 
-def test_whoever_is_cut_off_before_the_commit_goes_on_with_the_file(
-    session: Session, tmp_path: Path
-) -> None:
-    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5)
-    commit, out = session.desk.register.commit, tmp_path / "ticket"
-    session.desk.register.commit = lambda *_: None  # type: ignore[method-assign]
-    with pytest.raises(PolicyError):
+def cut_off(session: Session, wish: Wish, out: Path, when: str) -> None:
+    """Killed at the commit, before or behind it."""
+    commit = session.desk.register.commit
+
+    def dies(run_id: str, receipt: bytes) -> None:
+        if when == "behind":
+            commit(run_id, receipt)
+        raise KeyboardInterrupt
+
+    session.desk.register.commit = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
         hand_out(session.desk, wish, out)
     session.desk.register.commit = commit  # type: ignore[method-assign]
-    before = out.read_bytes()
-    (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,2.0,0.5\n")
-    add(session.desk.config, [tmp_path / "more.csv"])
-    assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == before
+    assert not out.exists()
+
+
+def one_more(session: Session, folder: Path) -> None:
+    (folder / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,2.0,0.5\n")
+    add(session.desk.config, [folder / "more.csv"])
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_whoever_is_cut_off_at_the_commit_goes_on_with_the_draft(
+    session: Session, tmp_path: Path, when: str
+) -> None:
+    wish, out = session.where("epsilon >= 1").wish((COUNT,), 0.5), tmp_path / "ticket"
+    cut_off(session, wish, out, when)
+    [draft] = tmp_path.glob("*.draft")
+    written = draft.read_bytes()
+    one_more(session, tmp_path)
+    assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == written
+    assert not draft.exists() and out.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_ticket_is_left_beside_an_answer_of_other_records(
+    session: Session, tmp_path: Path
+) -> None:
+    where, out = session.where("epsilon >= 1"), tmp_path / "ticket"
+    cut_off(session, where.wish((COUNT,), 0.5), out, "before")
+    one_more(session, tmp_path)
+    assert not where.count(0.5).charged
+    with pytest.raises(PolicyError, match="not the one"):
+        hand_out(session.desk, where.wish((COUNT,), 0.5), out)
+    assert not [*tmp_path.glob("ticket*")]
 
 
 def test_what_was_answered_is_not_handed_out(session: Session, tmp_path: Path) -> None:
