@@ -15,7 +15,7 @@ from dpstream.dp_transforms.noise.paths import Paths
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select, step_index_of
 from dpstream.state.store import KeyShard
 from tests.dp_transforms.pairs import noise_stream, states_of
-from tests.streams import COUNT, make_plan
+from tests.streams import COUNT, SUM, make_plan
 
 TEN = range(10)
 
@@ -130,6 +130,17 @@ def test_a_new_round_has_noise_of_its_own() -> None:
     assert np.flatnonzero(found != before).min() >= 3 and (found != before).any()
 
 
+def test_keys_that_come_from_the_store_are_in_any_round() -> None:
+    """Nothing is known of their paths: each begins, whatever its round is."""
+    plan = make_plan(mode="rounds", triggers=13)
+    states, slots = states_of(plan, TEN), np.arange(10)
+    states.round[:10] = slots
+    thresholds = thresholds_of(plan)
+    thresholds.ensure(states, slots, np.full(10, 2))
+    found = thresholds.at(slots, np.full(10, 2))
+    assert found.tolist() == by_definition(plan, states)[:, 1].tolist()
+
+
 @pytest.mark.parametrize("above", [-1, 0])
 def test_a_key_passes_at_its_threshold(above: int) -> None:
     plan = make_plan(triggers=13, select_every=1)
@@ -140,7 +151,8 @@ def test_a_key_passes_at_its_threshold(above: int) -> None:
 
 
 def test_the_statistic_of_weights_is_the_last_sum() -> None:
-    plan = make_plan(weights=SelectionWeights(), per_key_bound=1, combine=True)
+    options = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
+    plan = make_plan(aggregates=(COUNT, SUM), **options)
     budget, states = allocate(plan), states_of(plan, [1, 2])
     assert budget.statistic is not None and budget.selection is not None
     states.units[:2], states.values[:2, -1] = [3, 4], [100, 50]
