@@ -338,6 +338,27 @@ def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
     assert [piece.num_rows for piece in nothing(5)] == [0]
 
 
+def test_who_waits(case: Case) -> None:
+    """Records of later trigger times, and late ones of units that may still get a pair."""
+    line, slow = case.plan.timeline, SlowBound(case.plan, case.accepted)
+    middle = line.last_trigger_time // 2
+
+    def waiting(positions: Iterable[tuple[int, int]], upto: int) -> set[tuple[int, int]]:
+        rows = case.records.take(pa.array([case.row[p] for p in positions]))
+        found = bound(case.plan, case.open(), 0, rows, upto).waiting
+        where = (found.column(name).to_pylist() for name in ("partition", "offset"))
+        return set(zip(*where, strict=True))
+
+    early = set(by_trigger_time(case, middle, 0))
+    held = {p for p in early if sum(p) % 3 == 0}
+    assert waiting(set(case.row) - held, middle) == set(case.row) - early
+    slow.deliver(early - held, middle)
+    open_ = {p for p in held if slow.used[case.accepted[p].unit] < case.plan.privacy.contributions}
+    assert waiting(held, middle) == open_ and open_ and open_ < held
+    waiting(early - held, line.last_trigger_time)
+    assert waiting(case.row, line.last_trigger_time) == set()
+
+
 def test_what_is_committed_has_pairs(case: Case) -> None:
     """A record without a pair needs no row: what was decided is known by its trigger time."""
     got = case.deliver(case.row, case.plan.timeline.last_trigger_time)

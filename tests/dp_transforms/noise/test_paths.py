@@ -111,6 +111,7 @@ def test_more_keys_leave_the_paths_that_are_there_as_they_are(name: str) -> None
     expected, table = whole(stream, key_ids(3), np.zeros(3, np.int64)), Paths(stream)
     table.start(rows, key_ids(3), np.zeros(3, np.int64))
     assert table.advance(rows, np.full(3, 4))[:, 0].tolist() == expected[:, 3].tolist()
+    table.start(rows[:0], key_ids(0), np.zeros(0, np.int64))
     for more in (1_500, 4_000, 9_000):
         table.start(np.array([more]), key_ids(1), np.zeros(1, np.int64))
     assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
