@@ -165,3 +165,18 @@ def test_a_stream_without_end_lasts_a_year_or_is_refused() -> None:
     lasting(life).check()
     with pytest.raises(UsageError, match="out of trigger numbers"):
         lasting(life - 20_000).check()
+
+
+def test_an_end_that_cuts_windows_short_is_looked_at_wherever_time_starts() -> None:
+    """Whole windows of this length meet three periods; before the end they meet two."""
+    for start in (-1000, 0, 7000):
+        line = Timeline(start, start + 115, 100, 50, 5, period=60)
+        assert line.periods_met == 2
+        assert msgspec.structs.replace(line, end=None).periods_met == 3
+
+
+def test_a_microsecond_is_the_least_interval() -> None:
+    least = Timeline(0, 100, 10, 10, 1)
+    least.check()
+    with pytest.raises(UsageError, match="allowed_lateness"):
+        msgspec.structs.replace(least, allowed_lateness=-1).check()
