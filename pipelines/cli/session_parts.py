@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import options
+from dpstream.pipelines.cli.parts import options, print_json
 
 if TYPE_CHECKING:
     from dpstream.accounting.regions.decision import Decision
@@ -79,7 +79,9 @@ def opened(table: Path, analyst: str, runner: "Runner | None" = None) -> "Iterat
         try:
             yield session
         except SessionRefusedError as error:
-            if "--json" not in click.get_current_context().args:
+            if click.get_current_context().params.get("as_json"):
+                print_json(as_builtins(session.desk.space, error.decision))
+            else:
                 for line in lacking(session.desk.space, error.decision):
                     click.echo(f"  {line}", err=True)
             raise

@@ -105,10 +105,10 @@ class SessionRefusedError(PolicyError):
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
         if len(decision.asked):
-            most = down(decision.largest / MICRO, 10)
+            most = f"ask for at most {down(decision.largest / MICRO, 10)}, "
             boxes = f"{len(decision.lacking)} box{'es' * (len(decision.lacking) != 1)}"
             rule = f"points that the query asks, in {boxes}, have too little left"
-            fix = f"ask for at most {most}, leave those boxes out, or drop them"
+            fix = f"{most if decision.largest else ''}leave those boxes out, or drop them"
         else:
             rule, fix = "no point of the table is asked", "ask a range that holds points"
         super().__init__("budget", rule, fix)

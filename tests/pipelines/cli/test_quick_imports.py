@@ -105,6 +105,15 @@ def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
     assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= asked
 
 
+def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Path) -> None:
+    from tests.pipelines.cli import sessions
+
+    table = sessions.loaded(tmp_path)
+    names = loaded(["session", "ask", table, "--where", "epsilon >= 1", "--epsilon", "1"])
+    assert (NOT_FOR_SQL | {"matplotlib"}) & names == set()
+    assert {"duckdb", "dpstream.pipelines.session.scan"} <= names
+
+
 def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:
     from tests.pipelines.tabulation.office import office
 

@@ -1,5 +1,6 @@
 """``dpstream session ask|plan|allot|select``: what is asked is told once, and paid once."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
     assert "0 left where epsilon >= 1 AND epsilon < 1.25" in said
     dropped = told("ask", table, *RICH, "--epsilon", "0.25", "--drop")
     assert dropped["charged"] and len(dropped["rows"]) == 1
+
+
+def test_a_refusal_for_machines(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    result = called("ask", table, "--where", "a < 2", "--epsilon", "0.5", "--json")
+    assert result.exit_code == 3 and json.loads(result.stderr)["error"] == "refused"
+    told_of = json.loads(result.stdout)
+    assert told_of["lacking"] == [{"where": "a < 2 AND epsilon < 0.5", "left": 0.0}]
+    assert (told_of["accepted"], told_of["largest"]) == (False, 0.0)
 
 
 def test_several_figures_and_rho(tmp_path: Path) -> None:

@@ -119,6 +119,9 @@ def test_a_refusal_names_what_lacks_and_charges_nothing(session: Session) -> Non
     with pytest.raises(SessionRefusedError, match="too little left") as refused:
         session.where("a = 0").count(1)
     decision = refused.value.decision
+    assert "at most" not in refused.value.fix and "leave those boxes out" in refused.value.fix
+    with pytest.raises(SessionRefusedError, match=r"ask for at most 0\.5, leave"):
+        session.where("a = 0 AND epsilon >= 0.5").count(1)
     assert decision.largest == 0 and decision.lacking[0, 2].tolist() == [0, 4]
     assert not scans and session.desk.account.history() == []
     assert session.where("a = 0 AND epsilon >= 1").count(1).charged
