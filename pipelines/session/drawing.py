@@ -49,12 +49,19 @@ def heat_png(space: Space, shown: HeatMap, kind: str) -> bytes:
 def heat_words(space: Space, shown: HeatMap, kind: str) -> str:
     """What the map shows."""
     across, up = (space.dimensions[place].name for place in (shown.across, shown.up))
-    least, most = float(shown.left.min()), float(shown.left.max())
+    blank = np.isnan(shown.left)
+    least, most = (float(np.nanmin(shown.left)), _top(shown)) if not blank.all() else (0.0, 0.0)
+    closed = "; what is blank is closed for ever" if blank.any() else ""
     of = "" if shown.initial is None else f" of an initial {words.amount(_micro(shown.initial))}"
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
         f"dimensions are: from {words.amount(_micro(least))} to {words.amount(_micro(most))}"
+        f"{closed}"
     )
+
+
+def _top(shown: HeatMap) -> float:
+    return float(np.max(shown.left, where=~np.isnan(shown.left), initial=0.0))
 
 
 def _micro(budget: float) -> int:
@@ -63,7 +70,7 @@ def _micro(budget: float) -> int:
 
 def _heat(space: Space, shown: HeatMap, kind: str) -> Figure:
     figure, axes = charts.axes_of(6.4, 4.4)
-    top = max(float(shown.left.max()), shown.initial or 0.0, 1e-6)
+    top = max(_top(shown), shown.initial or 0.0, 1e-6)
     axes.grid(False)
     columns, rows = shown.columns, shown.rows
     places = [

@@ -4,7 +4,8 @@ Everything is computed from the public account; no record is looked at.
 
 **The map is never too high.**  A pixel stands for the points of some coordinates of two dimensions
 and of any coordinate of the others.  It shows the least that any of them has left, of an initial
-budget that is named: what a query over the pixel may ask at most.
+budget that is named: what a query over the pixel may ask at most.  Points that were closed for ever
+are left out, and a pixel of none but those is blank.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import volumes
 from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.dimensions import Budget
@@ -32,7 +33,7 @@ class HeatMap(NamedTuple):
     Attributes:
         across, up: numbers of the dimensions.
         columns, rows: edges of the pixels, in coordinates.
-        left: (rows, columns) the least that is left, as a budget.
+        left: (rows, columns) the least that is left, as a budget; NaN where all is closed.
         initial: the initial budget that it is of, ``None`` where that is one of the dimensions.
     """
 
@@ -74,11 +75,11 @@ def heat_map(
         frame[place] = at, at + 1
     highest = _highest(spent, frame, (x, columns), (y, rows))
     if at is not None:
-        left = np.maximum(at * spent.step - highest, 0)
-        return HeatMap(x, y, columns, rows, left / MICRO, at * spent.step / MICRO)
-    own = (columns if x == place else rows)[:-1] * spent.step
-    left = (own[None, :] if x == place else own[:, None]) - highest
-    return HeatMap(x, y, columns, rows, np.maximum(left, 0) / MICRO, None)
+        own = np.full((1, 1), at * spent.step)
+    else:
+        own = (columns[None, :-1] if x == place else rows[:-1, None]) * spent.step
+    left = np.where(highest < 0, np.nan, np.maximum(own - highest, 0) / MICRO)
+    return HeatMap(x, y, columns, rows, left, None if at is None else at * spent.step / MICRO)
 
 
 def _edges(side: Int64) -> Int64:
@@ -89,8 +90,9 @@ def _edges(side: Int64) -> Int64:
 
 
 def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[int, Int64]) -> Int64:
-    """(rows, columns) the most that a point of each pixel has spent."""
+    """(rows, columns) the most that an open point of each pixel has spent, -1 without one."""
     met = ((spent.boxes[:, :, 0] < frame[:, 1]) & (spent.boxes[:, :, 1] > frame[:, 0])).all(axis=1)
+    met &= spent.amounts < MOST
     boxes, amounts = spent.boxes[met], spent.amounts[met]
     (x, columns), (y, rows) = across, up
     spans = np.stack(
@@ -108,7 +110,7 @@ def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[in
     # Regions that differ in other dimensions alone are one rectangle, at the largest amount.
     distinct, last = np.unique(spans[::-1], axis=0, return_index=True)
     largest = amounts[::-1][last]
-    found = np.zeros((len(rows) - 1, len(columns) - 1), np.int64)
+    found = np.full((len(rows) - 1, len(columns) - 1), -1, np.int64)
     rising = np.argsort(largest, kind="stable")
     for (left, right, low, high), amount in zip(
         distinct[rising].tolist(), largest[rising].tolist(), strict=True

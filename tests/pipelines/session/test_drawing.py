@@ -7,12 +7,13 @@ import matplotlib.image as mpimg
 import numpy as np
 import pytest
 
+from dpstream.accounting.regions.closing import close
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import untouched
 from dpstream.pipelines.session import drawing
 from dpstream.pipelines.session.pictures import heat_map, over_time
-from tests.pipelines.session.people import PEOPLE
+from tests.pipelines.session.people import DAY, PEOPLE, START, box
 from tests.pipelines.session.test_pictures import charged
 
 SPACE = PEOPLE.space
@@ -51,6 +52,16 @@ def test_spent_budget_is_seen() -> None:
     middle = (slice(300, 320), slice(200, 700))
     assert len(np.unique(blank[middle].reshape(-1, 4), axis=0)) == 1
     assert len(np.unique(full[middle].reshape(-1, 4), axis=0)) > 2
+
+
+def test_what_is_closed_is_blank() -> None:
+    spent, _ = charged()
+    for days, said in ((5, True), (30, True), (0, False)):
+        shut = close(spent, box(arrived=(START, START + days * DAY))) if days else spent
+        shown = heat_map(shut, "arrived", "age")
+        assert ("blank" in drawing.heat(SPACE, shown, "epsilon", "m").words) is said
+        middle = pixels(drawing.heat_png(SPACE, shown, "epsilon"))[300, 120]
+        assert bool((middle[:3] == 1).all()) is said
 
 
 def test_names_and_codes_are_texts_and_no_formulas() -> None:

@@ -5,10 +5,11 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.charging import ask
+from dpstream.accounting.regions.closing import close
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session.pictures import PIXELS, heat_map, kinds, over_time
 from dpstream.state.ledger.region_charge import RegionCharge
-from tests.pipelines.session.people import PEOPLE, START, box
+from tests.pipelines.session.people import DAY, PEOPLE, START, box
 
 SPACE = PEOPLE.space
 
@@ -89,3 +90,12 @@ def test_spending_over_time() -> None:
     means = [moment.mean for moment in found]
     assert means == sorted(means) and 0 < means[0] < found[0].most
     assert over_time(PEOPLE, "rho", history) == [] and kinds(SPACE) == ["epsilon", "rho"]
+
+
+def test_closed_points_are_left_out() -> None:
+    spent, _ = charged()
+    shut = close(spent, box(arrived=(START, START + 5 * DAY)))
+    for by in (("age", "weight"), ("age", "epsilon")):
+        assert np.array_equal(heat_map(shut, *by).left, heat_map(spent, *by).left)
+    found = heat_map(shut, "arrived", "age").left
+    assert np.isnan(found[:, :5]).all() and not np.isnan(found[:, 5:]).any()
