@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.oneshot --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.regions --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.session --runs 1 --picture runs/session.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.tabulation --cold --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.workloads --large --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.table1 --users 1000000 --modes sticky rounds paper --out runs/bench.jsonl

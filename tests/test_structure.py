@@ -4,6 +4,7 @@ Each check is a function from source text to offences and is also shown a bad so
 """
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -29,6 +30,12 @@ STAGES = ("bounding", "aggregation", "selection", "perturbation")
 MAX_LINES, MAX_FUNCTION = 500, 60
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a text, parsed once for all checks; not to be changed."""
+    return ast.parse(source)
+
+
 def sources(*folders: str) -> Iterator[Path]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -47,7 +54,7 @@ def named(path: Path) -> str:
 def imports(source: str) -> set[str]:
     """Dotted names of all modules a source imports, inside functions too."""
     out = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             out |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -136,7 +143,7 @@ def long_functions(source: str) -> list[str]:
     """Functions of more than 60 lines."""
     return [
         f"{node.name}: {(node.end_lineno or 0) - node.lineno + 1}"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION
     ]
@@ -144,7 +151,7 @@ def long_functions(source: str) -> list[str]:
 
 def undocumented(source: str) -> list[str]:
     """Module, public classes and functions (methods too) without a docstring."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     out = [] if ast.get_docstring(tree) else ["module"]
 
     def visit(body: list[ast.stmt]) -> None:
@@ -180,7 +187,7 @@ UNSTEADY = {
 def unsteady(source: str) -> list[str]:
     """Randomness, clocks and salted hashes that no key, plan or input determines."""
     out = [f"import {n}" for n in imports(source) if n.split(".")[0] in ("random", "uuid")]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSTEADY:
             out.append(ast.unparse(node.func))
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("np.random"):
@@ -248,7 +255,7 @@ def test_docstrings() -> None:
 
 def nameless(source: str) -> list[str]:
     """A module that does not say what it is."""
-    return [] if not source or ast.get_docstring(ast.parse(source)) else ["module"]
+    return [] if not source or ast.get_docstring(parsed(source)) else ["module"]
 
 
 def test_every_module_says_what_it_is() -> None:

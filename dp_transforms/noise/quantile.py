@@ -6,8 +6,8 @@ floats leave open would ask for balls of every node; here so many bits are known
 
 The quantile z(p), p in (0, 1/2), is a Taylor polynomial around the middle of one of 128 parts of
 each octave of p: with g = dz/dp = 1/density(z), g' = z g^2 gives all coefficients from z at the
-middle, a ball.  Terms fall by 2^-8 each; the first four are pairs of floats.  Below 2^-24, once in
-eight million draws, a ball gives the number itself.
+middle, a ball.  Terms fall by 2^-8 each; the first four are pairs of floats.  Below 2^-25, once in
+sixteen million draws, a ball gives the number itself.
 """
 
 import functools

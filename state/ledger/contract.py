@@ -215,7 +215,8 @@ class Ledger(abc.ABC):
                 "ledger.limit",
                 f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"
                 f" at delta {exact(delta)} per unit ({runs} runs are charged already)",
-                "continue a run on its own store, or ask the data steward for a larger limit",
+                "spend less, continue a run on its own store, or ask the data steward for a larger "
+                "limit",
             )
 
     def refuse_older(self, seen: Head) -> None:

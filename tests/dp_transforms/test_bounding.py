@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,47 @@ def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
         assert max(piece.num_rows for piece in found) <= most
     nothing, *_ = decide(case.plan, case.open(), 0, rows, last, last)
     assert [piece.num_rows for piece in nothing(5)] == [0]
+
+
+def test_who_waits(case: Case) -> None:
+    """Records of later trigger times, and late ones of units that may still get a pair."""
+    line, slow = case.plan.timeline, SlowBound(case.plan, case.accepted)
+    middle = line.last_trigger_time // 2
+
+    def waiting(positions: Iterable[tuple[int, int]], upto: int) -> set[tuple[int, int]]:
+        rows = case.records.take(pa.array([case.row[p] for p in positions]))
+        found = bound(case.plan, case.open(), 0, rows, upto).waiting
+        where = (found.column(name).to_pylist() for name in ("partition", "offset"))
+        return set(zip(*where, strict=True))
+
+    early = set(by_trigger_time(case, middle, 0))
+    held = {p for p in early if sum(p) % 3 == 0}
+    assert waiting(set(case.row) - held, middle) == set(case.row) - early
+    slow.deliver(early - held, middle)
+    open_ = {p for p in held if slow.used[case.accepted[p].unit] < case.plan.privacy.contributions}
+    assert waiting(held, middle) == open_ and open_ and open_ < held
+    waiting(early - held, line.last_trigger_time)
+    assert waiting(case.row, line.last_trigger_time) == set()
+
+
+def test_what_is_committed_has_pairs(case: Case) -> None:
+    """A record without a pair needs no row: what was decided is known by its trigger time."""
+    got = case.deliver(case.row, case.plan.timeline.last_trigger_time)
+    store = case.open()
+    kept = store.admitted_before(0, store.unit_shard(0))[1].pairs
+    assert (kept > 0).all() and kept.sum() == len(got)
+
+
+def test_offsets_that_differ_in_high_bits_are_two_positions() -> None:
+    """Ids of records take the place of offsets: all 63 bits of them count."""
+    batch = SimpleNamespace(
+        stamp=np.array([3, 3, 3, 3]),
+        partition=np.array([0, 0, 1, 0], np.int32),
+        offset=np.array([5, 5 + 2**32, 5, 5]),
+        unit=np.array([0, 0, 0, 1]),
+        records=None,
+    )
+    assert bounding._firsts(np.arange(4), batch).tolist() == [0, 1, 2, 3]  # type: ignore[arg-type]
 
 
 def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:

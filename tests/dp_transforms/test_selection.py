@@ -15,7 +15,7 @@ from dpstream.dp_transforms.noise.paths import Paths
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select, step_index_of
 from dpstream.state.store import KeyShard
 from tests.dp_transforms.pairs import noise_stream, states_of
-from tests.streams import COUNT, make_plan
+from tests.streams import COUNT, SUM, make_plan
 
 TEN = range(10)
 
@@ -51,23 +51,25 @@ def test_thresholds_are_those_of_the_paths(strategy: str, look_ahead: int) -> No
     assert thresholds.horizon == min(look_ahead, 13)
 
 
-@pytest.mark.parametrize("look_ahead", [1, 3, 1000])
-@pytest.mark.parametrize("strategy", ["tree", "toeplitz", "blt"])
+@pytest.mark.parametrize(("every", "look_ahead"), [(2, 1), (4, 1), (4, 3), (2, 1000), (4, 1000)])
+@pytest.mark.parametrize("strategy", ["tree", "blt"])
 def test_a_combined_test_takes_the_counts_noise_of_its_own_trigger(
-    strategy: str, look_ahead: int
+    strategy: str, every: int, look_ahead: int
 ) -> None:
-    """Tests at triggers 4, 8, 12 and 13; the published count has noise at every trigger."""
+    """Tests at triggers 4, 8, 12 and 13, say; the published count has noise at every trigger."""
     options = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
-    plan = make_plan(triggers=13, select_every=4, strategy=strategy, **options)
+    plan = make_plan(triggers=13, select_every=every, strategy=strategy, **options)
     budget, keys = allocate(plan), np.arange(10)
     assert budget.selection is not None and budget.statistic is not None
-    assert budget.tau is not None and len(budget.tau) == 4
+    assert budget.tau is not None and len(budget.tau) == plan.design.tests
+    own, tests = list(range(plan.design.tests)), [t for t in range(13) if (t + 1) % every == 0]
+    at_tests = tests if tests[-1] == 12 else [*tests, 12]
     terms = [
         (noise_stream(plan, budget.selection, "selection"), budget.statistic.weighted),
         (noise_stream(plan, budget.values[0]), budget.statistic.counted),
     ]
     states, exact = states_of(plan, TEN), np.tile(budget.tau, (10, 1))
-    for (stream, coefficient), at in zip(terms, ([0, 1, 2, 3], [3, 7, 11, 12]), strict=True):
+    for (stream, coefficient), at in zip(terms, (own, at_tests), strict=True):
         paths = Paths(stream)
         paths.start(keys, states.table.ids[:10], np.zeros(10, np.int64))
         last = at[-1] + 1
@@ -79,6 +81,31 @@ def test_a_combined_test_takes_the_counts_noise_of_its_own_trigger(
             asked = np.full(len(some), step)
             thresholds.ensure(states, some, asked)
             assert thresholds.at(some, asked).tolist() == expected[some, step - 1].tolist()
+
+
+@pytest.mark.parametrize("coefficient", [1, 2, 3])
+def test_noise_counts_as_often_as_its_stream(coefficient: int) -> None:
+    plan, keys = make_plan(triggers=13), np.arange(10)
+    budget, states = allocate(plan), states_of(plan, TEN)
+    assert budget.selection is not None and budget.tau is not None
+    stream = noise_stream(plan, budget.selection, "selection")
+    paths = Paths(stream)
+    paths.start(keys, states.table.ids[:10], np.zeros(10, np.int64))
+    noise = paths.advance(keys, np.full(10, 5), 5)[:, 4]
+    thresholds = NoisyThresholds([(stream, coefficient)], plan, budget, 3)
+    thresholds.ensure(states, keys, np.full(10, 5))
+    exact = ((budget.tau[4] - coefficient * noise) >> DECODE_BITS) + 1
+    assert thresholds.at(keys, np.full(10, 5)).tolist() == np.maximum(exact, 0).tolist()
+
+
+def test_a_threshold_beyond_32_bits_is_the_largest_number() -> None:
+    """A plan with such a threshold is refused; wrapped, it would let every key pass."""
+    out, one = np.zeros((1, 3), np.int32), np.ones(1, np.int64)
+    tau = np.array([2**31 - 2, 2**31 - 1, 2**40]) << DECODE_BITS
+    selection._fill_thresholds(out, 0 * one, one, 3 * one, np.zeros((1, 3), np.int64), tau)
+    assert out[0, [1, 2, 0]].tolist() == [2**31 - 1] * 3
+    selection._fill_thresholds(out, 0 * one, one, 3 * one, np.zeros((1, 3), np.int64), -tau)
+    assert out.tolist() == [[0, 0, 0]]
 
 
 def test_few_keys_at_a_time_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +130,17 @@ def test_a_new_round_has_noise_of_its_own() -> None:
     assert np.flatnonzero(found != before).min() >= 3 and (found != before).any()
 
 
+def test_keys_that_come_from_the_store_are_in_any_round() -> None:
+    """Nothing is known of their paths: each begins, whatever its round is."""
+    plan = make_plan(mode="rounds", triggers=13)
+    states, slots = states_of(plan, TEN), np.arange(10)
+    states.round[:10] = slots
+    thresholds = thresholds_of(plan)
+    thresholds.ensure(states, slots, np.full(10, 2))
+    found = thresholds.at(slots, np.full(10, 2))
+    assert found.tolist() == by_definition(plan, states)[:, 1].tolist()
+
+
 @pytest.mark.parametrize("above", [-1, 0])
 def test_a_key_passes_at_its_threshold(above: int) -> None:
     plan = make_plan(triggers=13, select_every=1)
@@ -113,7 +151,8 @@ def test_a_key_passes_at_its_threshold(above: int) -> None:
 
 
 def test_the_statistic_of_weights_is_the_last_sum() -> None:
-    plan = make_plan(weights=SelectionWeights(), per_key_bound=1, combine=True)
+    options = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
+    plan = make_plan(aggregates=(COUNT, SUM), **options)
     budget, states = allocate(plan), states_of(plan, [1, 2])
     assert budget.statistic is not None and budget.selection is not None
     states.units[:2], states.values[:2, -1] = [3, 4], [100, 50]

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.timeline import Timeline
 
@@ -100,3 +101,82 @@ def test_refusals(field: str, fields: dict) -> None:
     with pytest.raises(UsageError) as caught:
         changed(**fields).check()
     assert caught.value.field == field
+
+
+WEEK, DAY = 7 * 86_400_000_000, 86_400_000_000
+MOST = limits.MAX_WINDOWS_PER_RECORD
+
+
+@pytest.mark.parametrize(
+    ("field", "last", "first"),
+    [
+        ("time.slide", {"window": 10 * MOST, "slide": 10, "allowed_lateness": 0},
+         {"window": 10 * (MOST + 1), "slide": 10, "allowed_lateness": 0}),
+        ("time.slide", {"slide": 100}, {"slide": 110}),
+        ("time.trigger_every", {"end": None, "allowed_lateness": 10 * (1 << 20) - 100},
+         {"end": None, "allowed_lateness": 10 * (1 << 20) - 90}),
+        ("time.end", {"end": 1001}, {"end": 1000}),
+        ("time", {"end": 1000 + 10 * limits.MAX_STEPS, "slide": 100, "allowed_lateness": 0},
+         {"end": 1001 + 10 * limits.MAX_STEPS, "slide": 100, "allowed_lateness": 0}),
+        ("time.max_skew", {"max_skew": 0}, {"max_skew": -1}),
+    ],
+)  # fmt: skip
+def test_the_last_that_is_allowed_and_the_first_that_is_not(
+    field: str, last: dict, first: dict
+) -> None:
+    if "end" in last and last["end"] is None:  # long enough to have a year of trigger numbers
+        scale = 100_000
+        last, first = ({n: v and v * scale for n, v in one.items()} for one in (last, first))
+        base = {"window": 100 * scale, "slide": 50 * scale, "trigger_every": 10 * scale}
+        last, first = base | last, base | first
+    changed(**last).check()
+    with pytest.raises(UsageError) as caught:
+        changed(**first).check()
+    assert caught.value.field == field
+
+
+def test_a_stream_without_end_ends_where_trigger_numbers_do() -> None:
+    """No window or period that holds an event has a trigger beyond the last number."""
+    lines = [
+        Timeline(5, None, WEEK, DAY, 60_000_000, 2 * DAY, period=30 * DAY),
+        Timeline(-(10**15), None, 100_000, 100_000, 100_000),
+        Timeline(0, None, 60_000_000, 60_000_000, 20_000, 20_000),
+    ]
+    for line in lines:
+        line.check()
+        reach = line.window + line.allowed_lateness + (line.period or 0)
+        numbers = line.trigger_time_of(np.array([line.horizon - 1 + reach, line.horizon + reach]))
+        assert numbers[0] == limits.MAX_TRIGGER_TIME < numbers[1]
+    # Long intervals: instants end before numbers do, with room for what follows an event.
+    far = Timeline(0, None, WEEK, WEEK, WEEK, period=WEEK)
+    assert far.horizon == (1 << 62) - 2 * WEEK
+    assert changed(end=1600).horizon == 1600
+
+
+def test_a_stream_without_end_lasts_a_year_or_is_refused() -> None:
+    def lasting(life: int) -> Timeline:
+        """Trigger intervals of 20 ms; a period as long as what life leaves."""
+        every = 20_000
+        rest = limits.MAX_TRIGGER_TIME * every - every - life
+        return Timeline(0, None, every, every, every, period=rest - rest % every)
+
+    life = limits.LEAST_LIFE
+    assert lasting(life).horizon == life
+    lasting(life).check()
+    with pytest.raises(UsageError, match="out of trigger numbers"):
+        lasting(life - 20_000).check()
+
+
+def test_an_end_that_cuts_windows_short_is_looked_at_wherever_time_starts() -> None:
+    """Whole windows of this length meet three periods; before the end they meet two."""
+    for start in (-1000, 0, 7000):
+        line = Timeline(start, start + 115, 100, 50, 5, period=60)
+        assert line.periods_met == 2
+        assert msgspec.structs.replace(line, end=None).periods_met == 3
+
+
+def test_a_microsecond_is_the_least_interval() -> None:
+    least = Timeline(0, 100, 10, 10, 1)
+    least.check()
+    with pytest.raises(UsageError, match="allowed_lateness"):
+        msgspec.structs.replace(least, allowed_lateness=-1).check()

@@ -82,6 +82,22 @@ def test_bounds_hold_nearly_all_values() -> None:
     assert not found.automatic and msgspec.structs.replace(found, low=None, high=None) == AUTO
 
 
+@pytest.mark.parametrize("units", [2_000, 4_000, 50_000])
+def test_noise_is_not_taken_for_values_far_away(units: int) -> None:
+    """Of few units 1% is less than noise: bounds of millions would pass for those of 0 to 200."""
+    plan, draw = query(AUTO, epsilon=0.5, delta=1e-8), np.random.default_rng(units)
+    design = designed(plan)
+    [of] = design.histograms
+    assert 5 * of.rank_error < 2_000
+    for _ in range(30):
+        [nodes] = exact(design, draw.normal(100, 20, units).astype(int).tolist())
+        noise = np.rint(draw.normal(0, of.sigma, len(nodes))).astype(int)
+        found = settled(plan, design, [nodes + noise])
+        assert not found.nulls
+        lo, hi = found.plan.columns[0].grid_bounds()
+        assert -50 < lo < 100 < hi < 300
+
+
 def test_no_bin_that_passes_is_null() -> None:
     plan = query(AUTO, SUM)
     design = designed(plan)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
-from dpstream.accounting.strategies import dense, make_strategy
+from dpstream.accounting.strategies import dense, kernels, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.dense import DenseStrategy
@@ -195,3 +195,29 @@ def test_open_roundings_are_settled_in_their_own_place(width: int) -> None:
         assert out[row].tolist() == (steps if width > 1 else steps[-1:]).tolist()
         settled = [nodes for which, nodes in asked if which == row]
         assert settled == (list(range(begin[row] + 1, end[row] + 1)) if width > 1 else [end[row]])
+
+
+def test_what_the_kernel_is_told_of_float_errors() -> None:
+    """Noise errors reach a prefix by the largest row, and each buffer moves by its own response."""
+    strategy, told = DenseStrategy(30), []
+
+    def kernel(*args: object) -> tuple[object, object]:
+        told.append(args[-2:])
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    path = (np.zeros(30), np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, 30))
+    stack, out = np.zeros((1, strategy.state_columns)), np.zeros((1, 30), np.int64)
+    with mock.patch.object(kernels, "fold_generators", kernel):
+        strategy.fold(Ranges(*path, stack, out, balls, 0.25))
+    [(moves, given)] = told
+    assert given == 0.25 * strategy.reach + 2.0**-40
+    responses = strategy._responses
+    assert moves.tolist() == [m * (1 + 1e-6) for m in [*responses.buffers, responses.step]]
+    assert len(set(moves.tolist())) == len(moves) == strategy.state_columns - 1
+
+
+def test_no_more_triggers_than_the_limit() -> None:
+    numbers = np.tile([0.0, 0.5, 1.0, 1.0], MAX_DENSE_TRIGGERS)
+    assert DenseStrategy(MAX_DENSE_TRIGGERS, numbers).triggers == MAX_DENSE_TRIGGERS
+    with pytest.raises(ValueError, match="too many"):
+        DenseStrategy(MAX_DENSE_TRIGGERS + 1)

@@ -105,6 +105,55 @@ def test_a_path_goes_on_from_any_step_it_sought(name: str) -> None:
 
 
 @STRATEGIES
+def test_more_keys_leave_the_paths_that_are_there_as_they_are(name: str) -> None:
+    """The table grows three times between two steps of the same paths."""
+    stream, rows = stream_of(9, name=name), np.arange(3)
+    expected, table = whole(stream, key_ids(3), np.zeros(3, np.int64)), Paths(stream)
+    table.start(rows, key_ids(3), np.zeros(3, np.int64))
+    assert table.advance(rows, np.full(3, 4))[:, 0].tolist() == expected[:, 3].tolist()
+    table.start(rows[:0], key_ids(0), np.zeros(0, np.int64))
+    for more in (1_500, 4_000, 9_000):
+        table.start(np.array([more]), key_ids(1), np.zeros(1, np.int64))
+    assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
+    late = table.advance(np.array([1_500, 4_000, 9_000]), np.full(3, 9))
+    assert late[:, 0].tolist() == [expected[0, 8]] * 3
+
+
+def mac(message: bytes) -> bytes:
+    """CBC-MAC under the ring's key of names, by the blocks it encrypts alone."""
+    state = bytes(16)
+    for at in range(0, len(message), 16):
+        block = bytes(a ^ b for a, b in zip(state, message[at : at + 16], strict=True))
+        state = RING.tweak.blocks(np.frombuffer(block, np.uint64).reshape(1, 2)).tobytes()
+    return state
+
+
+def test_what_names_a_path() -> None:
+    """Byte by byte: a name that changed would draw other noise for the same data."""
+    drawn, run_name = sampler(3.7), (b"run", b"epoch", b"plan")
+    window = (-86_400_000_000, 5)
+    stream = NoiseStream(RING, run_name, window, "value", noise_of("tree", 9), drawn)
+    edges = b"".join(edge.to_bytes(16, "little", signed=True) for edge in window)
+    prefix = RING.name((*run_name, drawn.digest, edges, b"value", b"n", b"tree")).tobytes()
+    ids, rounds = key_ids(3, 7), np.array([0, 1, 300])
+
+    def word(number: int) -> bytes:
+        return number.to_bytes(8, "little")
+
+    head = word(3) + word(0) + prefix
+    found = [row.tobytes() for row in stream.names(ids, rounds)]
+    assert found == [
+        mac(head + key.tobytes() + word(int(turn)) + word(0))
+        for key, turn in zip(ids, rounds, strict=True)
+    ]
+    numbers = np.array([0, 1, 300])
+    components = [row.tobytes() for row in stream.component_names(numbers)]
+    assert components == [
+        mac(head + word(int(number)) + word(0) + word(0) + word(1)) for number in numbers
+    ]
+
+
+@STRATEGIES
 def test_a_restarted_path_begins_anew(name: str) -> None:
     stream, table = stream_of(9, name=name), Paths(stream_of(9, name=name))
     rows = np.arange(3)

@@ -133,7 +133,7 @@ def test_framing_is_injective_and_prefix_free(names: list[Name]) -> None:
 def test_frames_are_length_context_and_components(
     rows: list[tuple[bytes, bytes, int]],
 ) -> None:
-    """Block 0 holds bytes and context; each component has a tag and its length; zeros at the end."""
+    """Block 0 holds bytes and context; components have a tag and a length; zeros at the end."""
     columns = []
     for number, tag in enumerate((3, 7)):
         data = b"".join(row[number] for row in rows)  # type: ignore[misc]

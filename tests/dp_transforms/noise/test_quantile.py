@@ -13,6 +13,8 @@ LAST = 2**64 - 1
 def off(high: list[int], low: list[int]) -> float:
     """The farthest that quantiles are from balls of 256 bits."""
     found, rest = quantiles(np.array(high, np.uint64), np.array(low, np.uint64))
+    # What is no number is no small error; and the first of a pair is the nearest float.
+    assert np.isfinite(found).all() and (np.abs(rest) <= np.spacing(np.abs(found))).all()
     worst = 0.0
     with flint.ctx.workprec(256):
         for h, low_, x, y in zip(high, low, found.tolist(), rest.tolist(), strict=True):
@@ -63,3 +65,19 @@ def test_a_table_that_is_off_is_seen() -> None:
     quantile._evaluate(high, np.zeros(1, np.uint64), table, found, rest, far)
     honest, honest_rest = quantiles(high, np.zeros(1, np.uint64))
     assert abs((found - honest) + (rest - honest_rest)) > quantile.ERROR
+
+
+def test_what_lies_beyond_the_table() -> None:
+    """Below 2^-25 and nothing else: a ball for each would take ten thousand times as long."""
+    edge = 1 << 39
+    inside = [edge, 2**62, 2**63 - 1, LAST - edge, 2**63, 5 << 50]
+    beyond = [edge - 1, 0, LAST - edge + 1, LAST]
+    high = np.array(inside + beyond, np.uint64)
+    empty, far = np.empty(len(high)), np.empty(len(high), np.int64)
+    low = np.zeros(len(high), np.uint64)
+    count = quantile._evaluate(high, low, quantile._table(), empty, empty.copy(), far)
+    assert far[:count].tolist() == list(range(len(inside), len(high)))
+
+
+def test_the_table_is_everybodys() -> None:
+    assert quantile._table() is quantile._table() and not quantile._table().flags.writeable

@@ -44,6 +44,12 @@ from tests.queries import (
 
 GROUPS = 64
 NEWCOMER = 60
+#: Sampling keys of three rows under the fixed test key.
+PINNED = [
+    "e808c2ef494869f0d244064d94334a28",
+    "043fc0f1af9307f586fe02d54c7affa6",
+    "de083cc0e87a7b0d88d68933669afec5",
+]
 
 
 def shifts(plan: QueryPlan, budget: QueryBudget, one: Bounded, other: Bounded) -> list[float]:
@@ -363,3 +369,33 @@ def test_codes_decide_nothing_about_rows(ring: KeyRing) -> None:
     )  # fmt: skip
     rows = [sorted(zip(*(p[at].tolist() for p in table), strict=True)) for at in (one, two)]
     assert rows[0] == rows[1] and len(one) == 60
+
+
+def test_who_was_cut_off_chooses_the_same_again(ring: KeyRing) -> None:
+    """A run that goes on under a later version of the program samples the same groups and rows."""
+    drawn = bounding.sampling_keys(ring, b"query groups", RUN, (ids(3, 1), ids(3, 2)))
+    assert [f"{high:016x}{low:016x}" for low, high in drawn.tolist()] == PINNED
+
+
+def test_a_row_of_no_public_group_is_nobody_s(ring: KeyRing) -> None:
+    """Numbered as a pair it would be the last group of the unit before it."""
+    plan = query(QUANTILES, groups=2)
+    given = stage_one(plan, raw([(0, 1, 3.0), (1, 0, 4.0)]))
+    unit, group, value = (np.append(part, more) for part, more in zip(
+        given.rows["q"], (1, -1, 9), strict=True))  # fmt: skip
+    other = given._replace(group_ids=ids(2, 2), rows={"q": Rows(unit, group, value)})
+    at, values, _ = bounded(plan, other, ring, RUN).rows["q"]
+    assert (at.tolist(), values.tolist()) == ([0, 1], [3, 4])
+
+
+def test_rows_behind_the_last_pair_that_is_kept_are_dropped(ring: KeyRing) -> None:
+    plan = query(QUANTILES, groups=1)
+    given = stage_one(plan, raw([(0, g, 3.0) for g in range(6)]))
+    found = bounded(plan, given, ring, RUN)
+    at, values, _ = found.rows["q"]
+    assert len(found.group) == 1 and (at.tolist(), values.tolist()) == ([0], [3])
+
+
+def test_what_is_not_scaled_stays_to_the_last_bit() -> None:
+    vector = np.array([(1 << 53) + 1, -(1 << 60) - 1, 7])
+    assert bounding._times(vector, np.ones(3)).tolist() == vector.tolist()

@@ -192,3 +192,50 @@ def test_scaled_trees_have_noise_in_counts_of_rows(ring: KeyRing) -> None:
     wanted = read_off(QUANTILES, prefixes, noise.sd / (1 << 16), 1.96)
     for one, other in zip(found, wanted, strict=True):
         assert np.array_equal(one, other, equal_nan=True)
+
+
+def test_a_quantile_is_in_the_middle_of_its_cell_where_its_rows_are() -> None:
+    """Straight within a cell: three quarters of the rows of 256 grid values, from the first on."""
+    column = QueryColumn("q", "quantiles", 0, (1 << 16) - 1, at=(0.25, 0.375, 0.75))
+    first, third = np.full(256, 80.0), np.repeat([0.0, 40.0, 80.0], [2, 1, 253])
+    found = read_off(column, np.stack([first, third]), 0.0, 1.96)
+    assert found.value.tolist() == [[64, 96, 192], [512 + 128, 512 + 192, 768 + 128]]
+
+
+def test_one_row_is_enough_to_read_off() -> None:
+    found = read_off(WIDE, np.stack([np.full(256, 1.5), np.full(256, 0.9)]), 0.0, 1.96)
+    assert not np.isnan(found.value[0]).any() and np.isnan(found.value[1]).all()
+
+
+def test_however_many_groups_are_worked_on_at_once(
+    ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = query(QUANTILES, groups=64)
+    rows = bounded(plan, stage_one(plan, generated(5)), ring, RUN)
+    noise, groups = allocate_query(plan).parts[0], np.arange(64)
+    draw = OneShot(ring, (b"many", *RUN)).rounded_gaussian
+
+    def found() -> Estimate:
+        return quantiles(QUANTILES, noise, [rows], groups, ids(64, 2), draw, 1.96)
+
+    whole = found()
+    monkeypatch.setattr(trees, "_AT_ONCE", 5)
+    for one, other in zip(whole, found(), strict=True):
+        assert not np.isnan(one).all() and np.array_equal(one, other, equal_nan=True)
+
+
+def test_nodes_keep_their_names(ring: KeyRing) -> None:
+    """A run that goes on under a later version of the program draws the same noise."""
+    plan, names = query(QUANTILES), list[np.ndarray]()
+    rows = bounded(plan, stage_one(plan, generated(5)), ring, RUN)
+
+    def draw(items: np.ndarray, _: float) -> np.ndarray:
+        names.append(items)
+        return np.zeros(len(items), np.int64)
+
+    known = ids(64, 2)
+    noisy_prefixes(QUANTILES, allocate_query(plan).parts[0], [rows], np.array([7]), known, draw)
+    [items] = names
+    assert (items[:, 0] == known[7, 0]).all()
+    node = (items[:, 1] ^ known[7, 1]).tolist()
+    assert node == [i << 40 for i in range(len(items))]
