@@ -114,7 +114,7 @@ def average(column: str) -> Aggregate:
 
 def quantiles(column: str, at: Sequence[float]) -> Aggregate:
     """Quantiles of a column, all for one price."""
-    return Aggregate("quantiles", column, tuple(at))
+    return Aggregate("quantiles", column, tuple(map(float, at)))
 
 
 def median(column: str) -> Aggregate:

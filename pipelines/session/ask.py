@@ -30,6 +30,7 @@ from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer, Header, decoded, encoded
+from dpstream.pipelines.session.receipt import check as check_header
 from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.orders import Order, Paid, Views
 
@@ -75,6 +76,7 @@ def ask(desk: Desk, wish: Wish) -> Answer:
 def check(desk: Desk, wish: Wish) -> None:
     """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
     wish.question.check(desk.space)
+    check_header(_header(desk, wish, ""))
     if desk.runner is not None:
         from dpstream.pipelines.session.batch import check as usable
 
@@ -134,8 +136,12 @@ def _resolved(desk: Desk, wish: Wish, boxes: Int64) -> Int64:
 def drawn(desk: Desk, wish: Wish, paid: Paid) -> bytes:
     """Read and draw under a run id that is charged: the receipt."""
     table = _read_and_drawn(desk, wish, paid)
-    header = Header(
-        run_id=paid.run_id,
+    return encoded(_header(desk, wish, paid.run_id), table)
+
+
+def _header(desk: Desk, wish: Wish, run_id: str) -> Header:
+    return Header(
+        run_id=run_id,
         table=desk.table.digest,
         answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         where=wish.selection.text,
@@ -143,7 +149,6 @@ def drawn(desk: Desk, wish: Wish, paid: Paid) -> bytes:
         drop=wish.drop,
         allotment=wish.allotment,
     )
-    return encoded(header, table)
 
 
 def _read_and_drawn(desk: Desk, wish: Wish, paid: Paid) -> pa.Table:

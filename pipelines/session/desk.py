@@ -76,7 +76,7 @@ class Desk:
         from dpstream.pipelines.session.scan import Scan
 
         if self._scan is not None:
-            if self._scan.version == read_manifest(self.config.folder, self.table).version:
+            if self._scan.is_of(read_manifest(self.config.folder, self.table)):
                 return self._scan
             self._scan.close()
         self._scan = Scan(self.config.folder, self.table, held=self.held)

@@ -84,6 +84,25 @@ class Answer(NamedTuple):
         return None if value is None else float(value)
 
 
+def check(header: Header) -> None:
+    """Refuse what could not be written down and read again, so that nobody pays for it.
+
+    Raises:
+        UsageError: a part is of another type than it says, or no text.
+    """
+    try:
+        msgspec.json.decode(msgspec.json.encode(header), type=Header)
+    except (TypeError, ValueError, NotImplementedError, msgspec.MsgspecError):
+        found = UsageError(
+            "question",
+            "has a part of another type, or a text that is none",
+            "use plain texts, numbers and True or False",
+        )
+    else:
+        return
+    raise found from None
+
+
 def encoded(header: Header, rows: pa.Table) -> bytes:
     """The bytes of an answer."""
     head = msgspec.json.encode(header, order="sorted")

@@ -32,6 +32,7 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.session.totals import Totals, nothing
 from dpstream.pipelines.session.parts import (
     USABLE,
+    Manifest,
     checked_paths,
     damaged,
     read_manifest,
@@ -93,7 +94,7 @@ class Scan:
             self._db = stack.enter_context(contextlib.closing(duckdb.connect(config=config)))
             with _coded():
                 self._open(held)
-            self._version, self._in_memory = manifest.version, held
+            self._manifest, self._in_memory = manifest, held
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "Scan":
@@ -114,7 +115,11 @@ class Scan:
     @property
     def version(self) -> int:
         """Of the table: grows with every change of its records."""
-        return self._version
+        return self._manifest.version
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Whether these are the records of a manifest: numbers begin anew in a table made anew."""
+        return self._manifest == manifest
 
     def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
         """What usable records in some boxes add up to, in one scan.

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.sessions.aggregates import COUNT, median, sum_of
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, median, sum_of
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.load import add, delete
@@ -206,6 +207,21 @@ def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) 
     with pytest.raises(RunError, match="holds no table"):
         session.where("epsilon >= 1").count(1)
     assert session.desk.account.history() == []
+
+
+@pytest.mark.parametrize("asked", [
+    lambda part: part.ask((Aggregate("quantiles", "b", (True,)),), 1),
+    lambda part: part.ask((Aggregate("quantiles", "b", (np.float64(0.5),)),), 1),
+    lambda part: part.ask((Aggregate("count", label="\ud800"),), 1),
+    lambda part: part.count(1, drop=1),
+], ids=["truth", "numpy", "surrogate", "one"])  # fmt: skip
+def test_what_no_receipt_can_hold_is_refused_before_it_is_paid(
+    session: Session, asked: Any
+) -> None:
+    with pytest.raises(UsageError, match="part of another type"):
+        asked(session.where("epsilon >= 1"))
+    assert session.desk.account.history() == []
+    assert session.where("epsilon >= 1").quantiles("b", np.array([0.5]), 1).charged
 
 
 def test_the_charge_is_durable_before_a_record_is_read(session: Session) -> None:

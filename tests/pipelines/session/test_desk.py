@@ -1,13 +1,14 @@
 """The desk: opened in order, closed whole, and reading the newest records."""
 
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.load import add
+from dpstream.pipelines.session.load import add, init
 from tests.pipelines.session.small import RECORDS, TABLE, config_at
 
 
@@ -20,6 +21,15 @@ def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
             assert desk.scan() is first
             add(config, [tmp_path / "more.csv"])
             assert desk.scan() is not first and desk.scan().version > first.version
+
+
+def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: Path) -> None:
+    config = config_at(tmp_path)
+    with Desk(config, "alice", held=True) as desk:
+        first = desk.scan()
+        rmtree(config.folder)
+        init(config)  # the ids' key is another: other parts, of the same number
+        assert desk.scan() is not first and desk.scan().version == first.version
 
 
 def test_the_key_is_wiped(tmp_path: Path) -> None:

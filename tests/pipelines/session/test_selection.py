@@ -1,5 +1,7 @@
 """Selections: predicates joined, boxes cut, and identities that mean the same points."""
 
+import zlib
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,15 @@ def test_predicates_are_joined_and_cut() -> None:
     assert fixed.cut_to(box(age=(30, 40))).boxes().tolist() == []
     with pytest.raises(UsageError):
         Selection(SPACE).where("age <")
+
+
+def test_an_identity_is_that_of_every_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity() -> bytes:
+        return Selection(SPACE).where("age < 10 OR age >= 90").identity
+
+    here, compress = identity(), zlib.compress
+    monkeypatch.setattr(zlib, "compress", lambda data, level=-1: compress(data, 0))
+    assert identity() == here
 
 
 def test_identities() -> None:
