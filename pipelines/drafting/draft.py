@@ -190,8 +190,9 @@ def _aggregates(said: Answers) -> str:
         'kind = "count"  # of records; "units" counts distinct units\n'
     )
     for value in said.values:
-        mean = f"mean_{value.column.lstrip('_')}"
-        name = named(*((mean,) if value.column in ("count", "") else (value.column, mean)))
+        plain = value.column.lstrip("_") or "value"
+        wished = (f"mean_{plain}",) if plain == "count" else (plain, f"mean_{plain}")
+        name = named(*wished)
         tables.append(
             f'[[aggregate]]\nname = {_quoted(name)}\nkind = "mean"  # or "sum"\n'
             f"column = {_quoted(value.column)}\n"

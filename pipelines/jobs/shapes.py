@@ -88,7 +88,8 @@ def fix_of(path: str, rule: str) -> str:
     """
     shown = example(path)
     if shown is not None:
-        return f"write {shown}"
+        quotes = "it in quotes, " if "got `date" in rule else ""
+        return f"write {quotes}{shown}"
     name = re.sub(r"\[.*", "", path.rpartition(".")[2])
     if "Expected `str" in rule or "got `datetime`" in rule or "got `date`" in rule:
         return f'write it in quotes, {name} = "..."'

@@ -87,6 +87,15 @@ def test_a_plan_loads_neither_runner_nor_compiler(mode: str, tmp_path: Path) -> 
     assert {"dpstream.accounting.budget", "scipy.special"} <= names
 
 
+def test_a_first_job_waits_for_neither(tmp_path: Path) -> None:
+    from tests.pipelines.drafting import FLAGS, commits
+
+    file, out = str(commits(tmp_path / "a.parquet")), tmp_path / "job.toml"
+    names = loaded(["init", file, *FLAGS, "--out", str(out), "--public-sample"])
+    assert (set(TOO_SLOW) | {"pandas"}) & names == set()
+    assert "dpstream.pipelines.drafting.draft" in names and out.exists()
+
+
 #: An answer in SQL draws noise, with the compiler; it waits for no runner and no second accountant.
 NOT_FOR_ANSWERS = set(TOO_SLOW) - {"numba", "llvmlite", "dpstream.dp_transforms.noise.prf"}
 #: Arrow would import pandas where it is asked to convert a number (`state.numbers`).

@@ -1,0 +1,78 @@
+"""Flags first, then questions; an answer that will not do is asked for again."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.drafting.ask import Answers, Given, Person, answers
+from tests.pipelines.drafting import SECRET, commits
+
+NOTHING = Given(
+    file="", unit=None, key=(), time=None, value=(), clamp=(), start=None, end=None, window=None,
+    every=None, epsilon=None, delta=1e-8, contributions=10, micros=False, public_sample=False,
+)  # fmt: skip
+FLAGS = {
+    "unit": "author", "key": ("path",), "time": "when", "start": "2023-01-01",
+    "end": "2024-01-01", "epsilon": 2.0,
+}  # fmt: skip
+
+
+def asked(folder: Path, person: Person, **flags: object) -> Answers:
+    file = str(commits(folder / "a.parquet"))
+    given = NOTHING._replace(file=file, **flags)
+    return answers(given, person, folder / "job.toml", folder / "noise.key")
+
+
+class Typist:
+    """Types what it was given, in order, an empty line for the proposal."""
+
+    def __init__(self, *typed: str) -> None:
+        self.typed, self.asked, self.told = list(typed), [], []
+
+    def ask(self, question: str, proposal: str | None) -> str:
+        self.asked.append((question.partition(":")[0].partition(" ")[0], proposal))
+        return self.typed.pop(0) or proposal or ""
+
+
+def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
+    who = Typist("nobody", "", "author", "path, sha", "epoch", "", "lines", "5 0", "0 5",
+                 "2023", "2023-01-01", "2023-01-01", "2024-01-01", "", "x", "")  # fmt: skip
+    said = asked(tmp_path, Person(who.ask, who.told.append))
+    assert who.typed == [] and len(who.told) == 1 + 7
+    assert who.told[0] == "Columns: sha, author, path, when, lines, epoch, nested"
+    assert [f.column for f in said.key] == ["path", "sha"] and said.unit.type == "int"
+    assert (said.time, said.values, said.epsilon) == ("when", (("lines", 0, 5),), 1.0)
+    assert said.windows.length == "28d" and said.key_name == "noise.key"
+    assert ("Unit", "author") in who.asked and ("Time", "when") in who.asked
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_missing_flag_is_named(flag: str, tmp_path: Path) -> None:
+    nobody = Person(None, lambda text: None)
+    missing = NOTHING._asdict()[flag]
+    with pytest.raises(UsageError, match="is required where nobody can be asked") as error:
+        asked(tmp_path, nobody, **FLAGS | {flag: missing})
+    assert error.value.field == f"--{flag}" and f"add --{flag} " in error.value.fix
+    assert asked(tmp_path, nobody, **FLAGS).windows.length == "28d"
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [({"value": ("lines",)}, "--clamp"), ({"clamp": ((0, 1),)}, "--clamp"),
+     ({"key": ("author",)}, "--key"), ({"key": ("path", "path")}, "--key"),
+     ({"end": "2023-01-01"}, "--end"), ({"time": "epoch"}, "--time"),
+     ({"value": ("nested",), "clamp": ((0, 1),)}, "--value")],
+)  # fmt: skip
+def test_flags_that_will_not_do(flags: dict[str, object], field: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        asked(tmp_path, Person(None, lambda text: None), **FLAGS | flags)
+    assert error.value.field == field and SECRET not in str(error.value)
+
+
+def test_a_public_sample_answers_start_end_and_clamp(tmp_path: Path) -> None:
+    given = FLAGS | {"start": None, "end": None, "value": ("lines",), "public_sample": True}
+    said = asked(tmp_path, Person(None, lambda text: None), **given)
+    assert said.windows.start == "2023-03-05T00:00:00Z"
+    assert said.windows.end == "2023-09-22T00:00:00Z"
+    assert said.values == (("lines", 0, 200),)

@@ -1,0 +1,99 @@
+"""What a schema says of columns; that nothing but a schema is read."""
+
+import bz2
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.drafting.columns import Column, column_of, data_file
+from tests.pipelines.drafting import SECRET, commits
+
+HEAD = b'user,"page, or part",at\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "identity", "time", "number"),
+    [
+        (pa.large_string(), "string", "text", True),
+        (pa.dictionary(pa.int8(), pa.string_view()), "string", "text", True),
+        (pa.uint16(), "int", "micros", True),
+        (pa.bool_(), "bool", None, False),
+        (pa.binary(16), "bytes", None, False),
+        (pa.decimal128(9, 2), None, None, True),
+        (pa.float32(), None, None, True),
+        (pa.timestamp("ns"), None, "instant", False),
+        (pa.date32(), None, "instant", False),
+        (pa.struct({"a": pa.string()}), None, None, False),
+        (pa.list_(pa.string()), None, None, False),
+    ],
+    ids=str,
+)
+def test_types(kind: pa.DataType, identity: str, time: str, number: bool) -> None:
+    assert column_of("c", kind) == Column("c", identity, time, number)
+
+
+def test_a_parquet_schema_and_the_first_of_a_pattern(tmp_path: Path) -> None:
+    commits(tmp_path / "b.parquet")
+    found = data_file(str(tmp_path / "*.parquet"))
+    assert found.kind == "parquet" and found.first.name == "b.parquet"
+    assert [c.name for c in found.columns or ()][1:3] == ["author", "path"]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, pa.compress])
+def test_a_csv_header_however_it_is_packed(pack: object, tmp_path: Path) -> None:
+    name = {gzip.compress: "a.csv.gz", bz2.compress: "a.csv.bz2", pa.compress: "a.csv.zst"}
+    path = tmp_path / name.get(pack, "a.csv")
+    body = b"\xef\xbb\xbf" + HEAD + b"x,y,z\n"
+    if pack is pa.compress:
+        with pa.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(body)
+    else:
+        path.write_bytes(pack(body))
+    found = data_file(str(path))
+    assert [c.name for c in found.columns or ()] == ["user", "page, or part", "at"]
+    assert not any(c.shown for c in found.columns or ())
+
+
+def test_json_lines_have_no_schema(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"{SECRET}": 1}}\n')
+    assert data_file(str(path)).columns is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"", "no first line"),
+        ("a.csv", SECRET.encode() + b",2024-01-01T00:00:00Z,7\n", "looks like values"),
+        ("a.csv", SECRET.encode() + b",a@b.example\n", "looks like values"),
+        ("a.csv.gz", b"user,page\n", "cannot be unpacked"),
+        ("a.csv.xz", b"\xfd7zXZ\x00", "cannot be unpacked"),
+        ("a.parquet", SECRET.encode(), "no readable Parquet"),
+        ("a.parquet", b"", "no readable Parquet"),
+        ("a.parquet", gzip.compress(b"PAR1"), "compressed as a whole"),
+        ("a.xlsx", b"", "must end in"),
+        ("b.csv", None, "matches no file below /"),
+    ],
+)  # fmt: skip
+def test_what_is_no_data(name: str, content: bytes | None, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=said) as error:
+        data_file(str(tmp_path / name))
+    assert error.value.field == "FILE" and SECRET not in str(error.value)
+
+
+def test_a_folder_is_answered_with_a_pattern(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\*\.parquet"):
+        data_file(str(tmp_path))
+
+
+def test_no_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = commits(tmp_path / "a.parquet")
+    raw = path.read_bytes()
+    foot = int.from_bytes(raw[-8:-4], "little") + 8
+    path.write_bytes(b"PAR1" + b"\xff" * (len(raw) - foot - 4) + raw[-foot:])
+    assert len(data_file(str(path)).columns or ()) == 7

@@ -1,0 +1,100 @@
+"""The text of a job file: planned as it stands, whatever its columns are called."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Field
+from dpstream.pipelines.drafting.columns import DataFile
+from dpstream.pipelines.drafting.draft import (
+    Answers,
+    bounded,
+    checked,
+    grid_of,
+    job_text,
+    release_folder,
+    source_path,
+)
+from dpstream.pipelines.drafting.windows import Windows
+
+OUT = Path("/jobs/job.toml")
+WEEKS = Windows("2024-01-01T00:00:00Z", "2024-02-05T00:00:00Z", "7d")
+SAID = Answers(
+    file=DataFile("/jobs/data/a [1].csv", Path("/jobs/data/a [1].csv"), "csv", None),
+    unit=Field("who", "int"), key=(Field("page"), Field("lang")), time="at", values=(),
+    windows=WEEKS, every=None, epsilon=1.0, delta=1e-8, contributions=10, key_name="noise.key",
+)  # fmt: skip
+
+
+def test_a_job_says_what_was_answered() -> None:
+    job = checked(job_text(SAID, OUT), OUT)
+    plan = job.plan
+    assert (plan.unit, plan.key, plan.event_time) == (SAID.unit, SAID.key, "at")
+    assert plan.timeline.triggers == 1 and plan.timeline.windows == 5
+    assert (plan.privacy.epsilon, plan.privacy.delta, plan.privacy.contributions) == (1, 1e-8, 10)
+    assert job.privacy.key_file == "/jobs/noise.key" and job.source.kind == "csv"
+    assert job.ledger and job.ledger.limit.epsilon == 2
+
+
+def test_what_is_suggested_in_comments_works() -> None:
+    text = job_text(SAID, OUT)
+    assert "\n# period = " in text and "'1d' also shows it grow" in text
+    text = text.replace("\n# period", "\nperiod").replace(
+        'trigger_every = "7d"', 'trigger_every = "1d"'
+    )
+    plan = checked(text, OUT).plan
+    assert plan.timeline.period and plan.timeline.triggers == 7
+
+
+def test_odd_names_are_written_whole() -> None:
+    odd = 'a"b\\c\n\x7f #é'
+    said = SAID._replace(unit=Field(odd), key=(Field("records"),), values=(
+        bounded("records", 0, 1), bounded("count", -0.5, 0.25), bounded("_x", 0, 1e6)))  # fmt: skip
+    plan = checked(job_text(said, OUT), OUT).plan
+    assert plan.unit.column == odd
+    assert [a.name for a in plan.aggregates] == [
+        "count", "mean_records", "mean_count", "x",
+    ]  # fmt: skip
+    assert [a.column for a in plan.aggregates][1:] == ["records", "count", "_x"]
+    assert plan.aggregates[2].clamp == (-0.5, 0.25)
+
+
+def test_a_file_is_no_pattern_and_a_pattern_is(tmp_path: Path) -> None:
+    (tmp_path / "a[1].csv").touch()
+    assert source_path(str(tmp_path / "a[1].csv"), tmp_path) == "a[[]1].csv"
+    assert source_path(str(tmp_path / "*.csv"), tmp_path / "jobs") == "../*.csv"
+
+
+@pytest.mark.parametrize(
+    ("width", "grid"), [(100, 1), (120, 1), (1, 0.01), (0.5, 0.001), (1e6, 1e4)]
+)
+def test_the_grid_fits_the_clamp(width: float, grid: float) -> None:
+    assert grid_of(0, width) == grid
+
+
+@pytest.mark.parametrize("clamp", [(1, 1), (5, 0), (float("nan"), 1), (0, float("inf"))])
+def test_what_is_no_clamp(clamp: tuple[float, float]) -> None:
+    with pytest.raises(UsageError, match="--clamp 0 100"):
+        bounded("x", *clamp)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [({"epsilon": -1.0}, "--epsilon"), ({"epsilon": float("nan")}, "--epsilon"),
+     ({"epsilon": 2000.0}, "--epsilon"), ({"delta": 1.0}, "--delta"), ({"delta": 0.0}, "--delta"),
+     ({"contributions": 0}, "--contributions"), ({"every": "2d"}, "--every"),
+     ({"every": "soon"}, "--every"), ({"key": (Field("_page"),)}, "--key"),
+     ({"windows": WEEKS._replace(length="1us")}, "--window")],
+)  # fmt: skip
+def test_what_a_plan_would_refuse_is_refused_by_its_flag(
+    change: dict[str, object], flag: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        checked(job_text(SAID._replace(**change), OUT), OUT)
+    assert error.value.field == flag
+
+
+def test_no_two_jobs_of_a_folder_share_releases() -> None:
+    assert release_folder(OUT) == "releases"
+    assert release_folder(Path("/jobs/b.toml")) == "b-releases"
