@@ -117,6 +117,11 @@ def attributes(text: str) -> dict[str, str]:
 def job_schema() -> dict[str, Any]:
     """JSON schema of a job file."""
     schema: dict[str, Any] = msgspec.json.schema(found("job file"))
+    columns = schema["$defs"]["SchemaConfig"]["properties"]
+    for name, field in columns.items():  # a column by its name alone, see `pipelines.jobs.shapes`
+        columns[name] = {"anyOf": [field, {"type": "string"}]}
+    names = {"anyOf": [columns["key"]["anyOf"][0]["items"], {"type": "string"}]}
+    columns["key"]["anyOf"][0]["items"] = names
     return schema
 
 

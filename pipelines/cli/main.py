@@ -22,6 +22,7 @@ from dpstream.pipelines.cli.doctor import doctor
 from dpstream.pipelines.cli.experiment import experiment
 from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.generate import generate
+from dpstream.pipelines.cli.init import init
 from dpstream.pipelines.cli.key import key
 from dpstream.pipelines.cli.ledger import ledger
 from dpstream.pipelines.cli.parts import examples
@@ -36,7 +37,7 @@ from dpstream.pipelines.cli.tabulate import tabulate
 from dpstream.pipelines.cli.workload import workload
 
 COMMANDS = (
-    *(plan, run, report, demo, generate, experiment, doctor),
+    *(init, plan, run, report, demo, generate, experiment, doctor),
     *(answer, audit, choose, folder, key, ledger, replay, session, sql, state, tabulate, workload),
 )
 
@@ -66,7 +67,7 @@ class _Coded(click.Group):
 @click.group(
     cls=_Coded,
     epilog=examples(
-        "dpstream key new noise.key", "dpstream plan job.toml", "dpstream run job.toml"
+        "dpstream init visits.parquet", "dpstream plan job.toml", "dpstream run job.toml"
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )

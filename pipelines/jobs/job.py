@@ -23,6 +23,7 @@ from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.keys import public_key_digest
+from dpstream.pipelines.jobs.shapes import with_columns
 from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
     GIVEN_STAMPS,
@@ -155,7 +156,7 @@ def decode_tables(tables: dict[str, Any]) -> JobFile:
     """Parsed tables as structs; raises as `load_job` does."""
     refuse_data_dependent(tables)
     try:
-        return msgspec.convert(tables, JobFile)
+        return msgspec.convert(with_columns(tables), JobFile)
     except msgspec.ValidationError as error:
         raise_decode_error(error, JobFile)
 

@@ -6,12 +6,15 @@ A key is 32 random bytes, written once as hex in a file that only its owner can 
 import os
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
-from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
+
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.run import KeySource
 
 
 def new_key(path: Path) -> None:
@@ -37,8 +40,10 @@ def new_key(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def key_source(job: Job) -> KeySource:
+def key_source(job: Job) -> "KeySource":
     """Where the job's noise key is."""
+    from dpstream.dp_transforms.run import KeySource  # with the compiler: not to make a key
+
     if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
             "privacy.key", "is required to run", "make one with `dpstream key new FILE`"

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.jobs.shapes import example, fix_of
 
 _UNIT_MICROS = {
     "us": 1,
@@ -30,6 +31,11 @@ _INSTANT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
     r"(?:\.([0-9]{1,18}))?(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
 )
+#: Lengths of the calendar, which windows do not have: each window is as long as every other.
+_CALENDAR = re.compile(
+    r"\s*(?:[0-9]+\s*|P[0-9]*)?(mon?|months?|q|quarters?|y|yr|years?|M|Q|Y)\s*", re.IGNORECASE
+)
+_WEEKS = {"m": ("months", "28d"), "q": ("quarters", "91d"), "y": ("years", "364d")}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_MICROS = 1 << 62
 
@@ -49,6 +55,14 @@ def duration_micros(field: str, text: str) -> int:
         UsageError: no such duration, or not a whole number of microseconds.
     """
     match = _DURATION.fullmatch(text.strip())
+    calendar = None if match else _CALENDAR.fullmatch(text)
+    if calendar is not None:
+        what, weeks = _WEEKS[calendar[1][0].lower()]
+        raise UsageError(
+            field,
+            f"is of the calendar, and {what} differ in length; every window is as long as another",
+            f"write '{weeks}', whole weeks",
+        )
     if match is None:
         raise UsageError(
             field,
@@ -149,13 +163,14 @@ def raise_decode_error(error: msgspec.ValidationError, root: type[msgspec.Struct
         raise UsageError(where, "is not a known key", closest(named[1], known)) from None
     if named and rule.startswith("Object missing"):
         where = f"{path}.{named[1]}" if path else named[1]
-        raise UsageError(where, "is required", "add it") from None
+        shown = example(where)
+        raise UsageError(where, "is required", f"add {shown}" if shown else "add it") from None
     if rule.startswith("Invalid enum value"):
         parent, _, last = path.rpartition(".")
         choices = _choices(_struct_at(root, parent), last)
         raise UsageError(path, "is not one of the choices", f"choose from {choices}") from None
-    fix = "write it in quotes" if "got `datetime`" in rule else "correct the value"
-    raise UsageError(path or "job file", rule.replace("`", "").lower(), fix) from None
+    said = rule.replace("`", "").lower()
+    raise UsageError(path or "job file", said, fix_of(path, rule)) from None
 
 
 def _struct_at(root: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import pld
 
 from dpstream.accounting import limits
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget import Budget, _check_needs, allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.fields import Aggregate
@@ -118,6 +118,8 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
         assert budget.theta == 0.4
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
+        kept = Fraction(budget.b) * privacy.contributions
+        assert kept <= Fraction(privacy.theta) * Fraction(privacy.delta)
     else:
         assert budget.theta == 0
         assert gaussian <= privacy.delta
@@ -308,6 +310,7 @@ def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
     assert budget.selection is not None
     sd = budget.selection.sd
     assert sd.shape == (100,) and not sd.flags.writeable
+    assert not budget.selection.encoder.sd_factors.flags.writeable, "shared by all runs"
     assert np.all(sd > budget.selection.sigma * budget.selection.strategy_object.sd_factors)
 
 
@@ -348,6 +351,34 @@ def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="32-bit"):
         allocate(make_plan(pre_threshold=1 << 33))
     allocate(make_plan(pre_threshold=1 << 30))
+
+
+def test_records_and_noise_together_stay_inside_the_decoders_integers(
+    make_plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws end at 27 sds: what is left for records beside them is the limit, to the record."""
+    coarse = Aggregate("s", "sum", "x", (0.0, 9.0))
+    for aggregates, bound in (((Aggregate("n", "count"),), 1), ((coarse,), 9)):
+        plan = make_plan(aggregates=aggregates)
+        (noise,) = allocate(plan).values
+        widest = noise.sigma * noise.strategy_object.reach
+        room = (1 << 63 - limits.DECODE_BITS) - int(32 * widest + 64)
+        assert room + 27 * widest < 1 << 63 - limits.DECODE_BITS
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "MAX_PAIRS", -(-room // bound))
+            with pytest.raises(UsageError, match="wrap"):
+                allocate(plan)
+            patch.setattr(limits, "MAX_PAIRS", -(-room // bound) - 1)
+            allocate(plan)
+
+
+def test_a_need_is_at_most_31_bits() -> None:
+    """A threshold, and 16 sds of noise, in 2^-8 of a count."""
+    first = 1 << 31 + limits.DECODE_BITS
+    for tau, sd in ((first, 0.0), (first - 16 * 256, 1.0), (0, 2.0**27)):
+        _check_needs(tau - 1, sd)
+        with pytest.raises(UsageError, match="32-bit"):
+            _check_needs(tau, sd)
 
 
 def test_needs_stay_within_32_bits_whatever_the_noise(

@@ -77,6 +77,7 @@ def test_other_kinds_keep_their_shares(make_plan: Make) -> None:
         {"aggregates": (MEAN, Aggregate("u", "units")), "weights": SelectionWeights()},
         {"aggregates": (MEAN, Aggregate("u", "units")), "public_keys": "list"},
         {"mode": "rounds"},
+        {"public_keys": "list"},
     ],
     ids=str,
 )
@@ -101,3 +102,13 @@ def test_shares_that_runs_were_begun_with_stay(make_plan: Make) -> None:
         plan = make_plan(24, contributions=6, **kind)  # type: ignore[arg-type]
         assert divide(plan, FIRST_RULES).selection == share
     assert divide(plan).selection == knee(costs_of(plan)) != 0.97
+
+
+@pytest.mark.parametrize(("share", "equal"), [(0.2, True), (4.0, True), (5.9, True), (6.1, False)])
+def test_columns_and_units_are_both_in_full_up_to_c_times_the_weight(
+    make_plan: Make, share: float, equal: bool
+) -> None:
+    columns = Aggregate("n", "count", share=share), Aggregate("u", "units")
+    shares = divide(make_plan(24, contributions=6, aggregates=columns, public_keys="list"))
+    assert (shares.units == pytest.approx(shares.values)) == equal
+    assert equal or shares.values > shares.units

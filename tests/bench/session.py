@@ -191,12 +191,12 @@ class Ways:
         needs = question.needs(self._space, box)
         totals = self._scan.totals(box, question.cells, needs)
         found = answered(self._space, question, box, totals, self._ring, run)
-        return float(found.column(0)[0].as_py())
+        return float(found.column(0)[0].as_py() or 0.0)
 
     def unitrax(self, query: Query) -> float:
         """By the session."""
         answer = self._base.where(query.predicate).ask((query.figure,), BUDGET, fresh=True)
-        return float(answer.value)
+        return float(answer.value or 0.0)
 
 
 def measured(toml: Path, queries: int, runs: int, held: bool) -> dict[str, Any]:

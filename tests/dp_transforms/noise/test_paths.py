@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.budget import StreamNoise, encoder_of
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.strategies import BltStrategy, TreeStrategy, make_strategy
+from dpstream.accounting.strategies.base import ExactNoise
 from dpstream.dp_transforms.noise import paths
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths, Sampler
+from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.perturbation import publish
 from dpstream.dp_transforms.step import Stepper
@@ -305,6 +307,26 @@ def test_convolutions_equal_solving_for_the_inputs(name: str, triggers: int) -> 
             for t in range(triggers):
                 released = (sum(x[: t + 1], flint.arb(0)) * 256 + up).floor().unique_fmpz()
                 assert got[key, t] == int(released)
+
+
+@pytest.mark.parametrize("name", ["blt", "dense"])
+def test_what_floats_leave_open_is_settled_as_floats_would(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an error of a thousand lattice steps nothing can be rounded in floats."""
+    stream = stream_of(9, name=name)
+    expected = whole(stream, key_ids(3), np.zeros(3, np.int64))
+    asked, real = list[int](), stream.sampler.exact
+
+    def exact(prf: Prf, tweak: Ids, nodes: int) -> ExactNoise:
+        asked.append(nodes)
+        return real(prf, tweak, nodes)
+
+    monkeypatch.setattr(stream.sampler, "exact", exact)
+    assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all() and not asked
+    monkeypatch.setattr(stream.sampler, "error", 4.0)
+    assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all()
+    assert len(asked) >= 9
 
 
 # --- variance ------------------------------------------------------------------------------

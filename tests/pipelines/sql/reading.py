@@ -1,5 +1,7 @@
 """A table of one file or more, read as a whole and in pieces."""
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +13,13 @@ from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.files import Piece
 from dpstream.pipelines.sql.inputs import files_of
 
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
+    ".zst": lambda data: b"".join(
+        pa.Codec("zstd").compress(part).to_pybytes() for part in (data[:50], data[50:])
+    ),
+}
 _COLUMNS = {"user": "STRING", "page": "STRING"}
 
 

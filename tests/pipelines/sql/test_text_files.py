@@ -1,25 +1,14 @@
 """CSV and JSON Lines: what a row of one unit is decides about no other row."""
 
-import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.files import view
-from tests.pipelines.sql.reading import catalog, rows, units
-
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
-    ".zst": lambda data: b"".join(
-        pa.Codec("zstd").compress(part).to_pybytes() for part in (data[:50], data[50:])
-    ),
-}
+from tests.pipelines.sql.reading import PACKED, catalog, rows, units
 
 
 def test_a_line_inside_a_field_is_no_row(tmp_path: Path) -> None:

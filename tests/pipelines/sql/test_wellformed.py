@@ -9,7 +9,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.pipelines.sql import wellformed
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.wellformed import check_files
-from tests.pipelines.sql.test_files import PACKED, catalog, not_utf8
+from tests.pipelines.sql.reading import PACKED, catalog, not_utf8
 
 _GOOD = [b'u1,"a""b"', b'u2,""', b'"u3","a,b\r\nc"', b'u4,""""', b"u5,\xc3\xa9", b'u6,"', b'"']
 _BAD = {

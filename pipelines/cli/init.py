@@ -1,0 +1,118 @@
+"""``dpstream init``: a first job file for a data file, from its schema alone."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+
+_PATH = click.Path(path_type=Path)
+_COLUMNS = options(
+    click.option("--unit", metavar="COLUMN", help="Whose record it is: what is protected."),
+    click.option("--key", metavar="COLUMN", multiple=True, help="What is grouped by; repeatable."),
+    click.option("--time", metavar="COLUMN", help="When it happened."),
+    click.option("--value", metavar="COLUMN", multiple=True,
+                 help="Publish its mean beside the count; repeatable."),
+    click.option("--clamp", type=float, nargs=2, multiple=True, metavar="LOW HIGH",
+                 help="Public bounds of the --value in the same place."),
+    click.option("--micros", is_flag=True, help="Whole numbers of --time are microseconds."),
+)  # fmt: skip
+_AXIS = options(
+    click.option("--start", metavar="DAY", help="First day of the data, UTC, or a time."),
+    click.option("--end", metavar="DAY", help="The day after the last one."),
+    click.option("--window", metavar="LENGTH",
+                 help="What is counted together: hour, day, week, month (4 weeks, or the calendar's"
+                 " if --start and --end are one), quarter, year, or like 12h.  [default: by the"
+                 " days between]"),
+    click.option("--every", metavar="LENGTH",
+                 help="How often a window is published while it grows.  [default: at its end]"),
+)  # fmt: skip
+_BUDGET = options(
+    click.option("--epsilon", type=float, help="The guarantee for one unit."),
+    click.option("--delta", type=float, default=1e-8, show_default=True,
+                 help="Far below 1 / number of units."),
+    click.option("--contributions", type=int, default=10, show_default=True,
+                 help="C: so many records of a unit count."),
+)  # fmt: skip
+
+
+@click.command(
+    epilog=examples(
+        "dpstream init visits.parquet",
+        "dpstream init visits.csv.gz --unit user --key page --time at --start 2024-01-01",
+        "    --end 2025-01-01 --window week --epsilon 1",
+        "dpstream init demo.parquet --unit user --key page --time at --epsilon 1 --public-sample",
+    )
+)
+@click.argument("file")
+@_COLUMNS
+@_AXIS
+@_BUDGET
+@click.option("--out", type=_PATH, default="job.toml", show_default=True, help="The job file.")
+@click.option("--key-file", type=_PATH, help="The noise key.  [default: noise.key beside the job]")
+@click.option("--replace", is_flag=True, help="Write over an existing job file.")
+@click.option("--public-sample", is_flag=True, help="The values of FILE are public: read times and"
+              " amounts to propose --start, --end and --clamp.")  # fmt: skip
+@AS_JSON
+def init(
+    out: Path, key_file: Path | None, replace: bool, as_json: bool, public_sample: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Write a job file for FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a key.
+
+    Only the schema is read: types of Parquet, the first line of CSV, nothing of JSON Lines.  What
+    no flag says is asked for on a terminal.  An existing key is used, never written over.
+    """
+    from dpstream.pipelines.drafting.ask import Given, Person, answers
+    from dpstream.pipelines.drafting.columns import is_file
+    from dpstream.pipelines.drafting.draft import checked, job_text
+    from dpstream.pipelines.drafting.place import check_place, write
+
+    out = out.absolute()
+    key_file = out.with_name("noise.key") if key_file is None else key_file.absolute()
+    check_place(out, key_file, replace)
+    person = Person(None if as_json or not on_terminal() else _ask, _tell)
+    said = answers(Given(public_sample=public_sample, **given), person, out, key_file)
+    text = job_text(said, out)
+    checked(text, out)
+    made = write(text, out, key_file, replace)
+    job, key = (os.path.relpath(path) for path in (out, key_file))
+    following = shlex.join(["dpstream", "plan", job])
+    note = said.windows.note
+    if not is_file(given["file"]):
+        note = f"Of the files of the pattern only the first was looked at. {note}".strip()
+    if as_json:
+        print_json({
+            "job": job, "noise_key": key, "noise_key_made": made, "values_read": public_sample,
+            "notes": [note] if note else [], "next": following,
+        })  # fmt: skip
+        return
+    read = "values were read, as public" if public_sample else "its schema, and no values"
+    click.echo(f"Job file     {job}")
+    click.echo(f"Noise key    {key} ({_KEY[made]})")
+    click.echo(f"Read         {read}")
+    click.echo(f"Windows      of {said.windows.length} from {said.windows.start}"
+               f" to {said.windows.end}")  # fmt: skip
+    if note:
+        click.echo(f"Note         {note}")
+    click.echo(f"Next         {following}")
+
+
+_KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one that was there"}
+
+
+def on_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _ask(question: str, proposal: str | None) -> str:
+    return str(click.prompt(question, default=proposal, type=str, err=True)).strip()
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)

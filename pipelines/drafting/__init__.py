@@ -1,0 +1,1 @@
+"""A first job file, drafted from the schema of a data file."""

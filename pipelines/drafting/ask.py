@@ -1,0 +1,239 @@
+"""Flags and questions -> `Answers`: what a flag says is not asked; what is missing is."""
+
+import functools
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Field
+from dpstream.pipelines.drafting import public_sample as sample
+from dpstream.pipelines.drafting.columns import Column, DataFile, data_file
+from dpstream.pipelines.drafting.draft import Answers, Value, bounded
+from dpstream.pipelines.drafting.roles import (
+    field_of,
+    guessed_key,
+    guessed_time,
+    guessed_unit,
+    listed,
+    time_of,
+    value_of,
+)
+from dpstream.pipelines.drafting.windows import instant, suited, windows
+
+#: Puts a question: (text, proposal or ``None``) -> what was typed.
+Ask = Callable[[str, str | None], str]
+#: Says why an answer is asked for again.
+Tell = Callable[[str], None]
+Found = TypeVar("Found")
+
+
+#: What follows a flag, in an error.
+_FORMS = {
+    "--unit": "COLUMN", "--key": "COLUMN", "--time": "COLUMN", "--epsilon": "1.0",
+    "--start": "2024-01-01 (the first day)", "--end": "2025-01-01 (the day after the last one)",
+    "--clamp": "0 100, the public bounds of the --value",
+}  # fmt: skip
+
+
+class Given(NamedTuple):
+    """The flags of `dpstream init`; see there."""
+
+    file: str
+    unit: str | None
+    key: tuple[str, ...]
+    time: str | None
+    value: tuple[str, ...]
+    clamp: tuple[tuple[float, float], ...]
+    start: str | None
+    end: str | None
+    window: str | None
+    every: str | None
+    epsilon: float | None
+    delta: float
+    contributions: int
+    micros: bool
+    public_sample: bool
+
+
+class Person:
+    """Who answers what no flag says.
+
+    Args:
+        ask: puts a question on the terminal; ``None``: there is none.
+        tell: shows why an answer will not do.
+    """
+
+    def __init__(self, ask: Ask | None, tell: Tell) -> None:
+        self.ask, self._tell = ask, tell
+
+    def show(self, text: str) -> None:
+        """Say something before the questions, if there are any."""
+        if self.ask is not None:
+            self._tell(text)
+
+    def answer(
+        self, flag: str, given: str | None, question: str, proposal: str | None,
+        read: Callable[[str], Found], choices: str = "",
+    ) -> Found:  # fmt: skip
+        """What ``read`` makes of the flag, or of the answer, which is asked for until it will do.
+
+        Raises:
+            UsageError: there is no flag and nobody to ask, or the flag will not do.
+        """
+        if given is not None:
+            return read(given)
+        if self.ask is None:
+            if proposal is not None:
+                return read(proposal)
+            more = f", one of: {choices}" if choices else ""
+            raise UsageError(
+                flag, "is required where nobody can be asked", f"add {flag} {_FORMS[flag]}{more}"
+            )
+        while True:
+            try:
+                return read(self.ask(question, proposal))
+            except UsageError as error:
+                self._tell(f"{error.rule}: {error.fix}")
+
+
+def answers(given: Given, person: Person, out: Path, key_file: Path) -> Answers:
+    """All that a job file says.
+
+    Args:
+        given: the flags.
+        person: who is asked for the rest.
+        out: the job file (absolute); ``key_file``: the noise key (absolute).
+
+    Raises:
+        UsageError: something is missing or wrong.
+    """
+    file = data_file(given.file)
+    if given.public_sample:
+        file = sample.with_names(file)
+    columns = file.columns
+    if columns is not None:
+        person.show("Columns: " + ", ".join(c.name for c in columns))
+    unit, key, time = _columns(given, person, columns)
+    values = _values(given, person, file)
+    start, end = _stretch(given, person, file, unit, time)
+    word = person.answer(
+        "--window", given.window, "Window (hour, day, week, month, quarter, year, or like 12h)",
+        suited(start, end), lambda said: (windows(start, end, said), said)[1],
+    )  # fmt: skip
+    epsilon = person.answer(
+        "--epsilon", None if given.epsilon is None else repr(given.epsilon),
+        "Epsilon, the guarantee for one unit", None if person.ask is None else "1.0", _epsilon,
+    )  # fmt: skip
+    return Answers(
+        file=file, unit=unit, key=key, time=time, values=values,
+        windows=windows(start, end, word), every=given.every, epsilon=epsilon, delta=given.delta,
+        contributions=given.contributions, key_name=os.path.relpath(key_file, out.parent),
+    )  # fmt: skip
+
+
+def _columns(
+    given: Given, person: Person, columns: tuple[Column, ...] | None
+) -> tuple[Field, tuple[Field, ...], str]:
+    """Unit, key and time; names are proposed to a person only."""
+    known = () if person.ask is None or columns is None else columns
+    guess = guessed_time(known)
+    unit = person.answer(
+        "--unit", given.unit, "Unit: the column of the user to protect", guessed_unit(known),
+        lambda name: field_of(name, columns, "--unit"), listed(columns, lambda c: c.identity),
+    )  # fmt: skip
+    key = person.answer(
+        "--key", "\n".join(given.key) or None, "Key: the column to group by (several with commas)",
+        guessed_key(known, (unit.column, guess)),
+        lambda names: _key(names, columns, unit), listed(columns, lambda c: c.identity),
+    )  # fmt: skip
+    time = person.answer(
+        "--time", given.time, "Time: the column of the event time", guess,
+        lambda name: time_of(name, columns, given.micros), listed(columns, lambda c: c.time),
+    )  # fmt: skip
+    return unit, key, time
+
+
+def _key(names: str, columns: tuple[Column, ...] | None, unit: Field) -> tuple[Field, ...]:
+    """Columns of the key, each on a line (flags), or with commas between (an answer)."""
+    parts = names.split("\n") if "\n" in names or _is_column(names, columns) else names.split(",")
+    found = tuple(field_of(name.strip(), columns, "--key") for name in parts)
+    if unit.column in [f.column for f in found]:
+        raise UsageError(
+            "--key", "is the unit, and a key of one unit is never published", "name another column"
+        )
+    if len(set(found)) != len(found):
+        raise UsageError("--key", "names a column twice", "name each once")
+    return found
+
+
+def _is_column(name: str, columns: tuple[Column, ...] | None) -> bool:
+    return any(c.name == name for c in columns or ())
+
+
+def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:
+    names = list(given.value)
+    if not names and person.ask is not None:
+        none = "no value: counts only"
+
+        def one(said: str) -> list[str]:
+            return [] if said in ("", none) else [value_of(said, file.columns)]
+
+        names = person.answer("--value", None, "Value: a column whose mean is wanted", none, one)
+    if len(given.clamp) > len(names):
+        raise UsageError("--clamp", "belongs to a --value", "give a --value for each --clamp")
+    found = list[Value]()
+    for i, name in enumerate(names):
+        value_of(name, file.columns)
+        if i < len(given.clamp):
+            found.append(bounded(name, *given.clamp[i]))
+            continue
+        proposal = None
+        if given.public_sample:
+            proposal = " ".join(f"{x:g}" for x in sample.bounds(file, name))
+        found.append(person.answer(
+            "--clamp", None, "Clamp: public bounds of a value, low and high", proposal,
+            functools.partial(_clamp, name), 
+        ))  # fmt: skip
+    return tuple(found)
+
+
+def _clamp(name: str, said: str) -> Value:
+    try:
+        low, high = map(float, said.replace(",", " ").split())
+    except ValueError:
+        low = high = 0.0
+    return bounded(name, low, high)
+
+
+def _stretch(
+    given: Given, person: Person, file: DataFile, unit: Field, time: str
+) -> tuple[datetime, datetime]:
+    """First and last instant: of the flags, of the sample if it may be read, or asked for."""
+    begin = after = None
+    if given.public_sample:
+        found = sample.stretch(file, (unit.column, unit.type), time)
+        begin, after = (f"{moment:%Y-%m-%d}" for moment in found)
+    start = person.answer(
+        "--start", given.start, "First day of the data, such as 2024-01-01", begin,
+        lambda said: instant("--start", said),
+    )  # fmt: skip
+    end = person.answer(
+        "--end", given.end, "The day after the last one", after, lambda said: _later(start, said)
+    )
+    return start, end
+
+
+def _later(start: datetime, said: str) -> datetime:
+    end = instant("--end", said)
+    windows(start, end, "day")
+    return end
+
+
+def _epsilon(said: str) -> float:
+    try:
+        return float(said)
+    except ValueError:
+        raise UsageError("--epsilon", "is no number", "write it like 1.0") from None

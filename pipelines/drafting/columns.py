@@ -1,0 +1,173 @@
+"""The columns of a data file: a Parquet schema, the header of a CSV file; no row is read.
+
+JSON Lines have no schema, and the names in a line are of that row: none are known here.
+"""
+
+import glob
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.pipelines.connectors.files.texts import csv_header
+from dpstream.pipelines.connectors.records.compression import (
+    BrokenFileError,
+    plain_by_name,
+    refuse_packed_parquet,
+    unpacked_name,
+)
+from dpstream.pipelines.jobs.tables import FileKind
+
+KINDS: dict[str, FileKind] = {
+    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
+}  # fmt: skip
+FIELD = "FILE"
+#: Longer "names" are a row's values.
+_LONGEST_NAME = 64
+#: What is no name: a number, a time, an address, a UUID; a file without header begins so.
+_VALUE = re.compile(r"[+-]?[0-9][0-9.,:TZ +/-]*|.*@.*|[0-9a-fA-F-]{32,36}|(?i:true|false|null|nan)")
+
+
+class Column(NamedTuple):
+    """One column, as its schema has it.
+
+    Attributes:
+        name: in the input.
+        identity: its type as unit or key, ``None`` where it can be neither.
+        time: whether it can be a time; ``micros`` for whole numbers, which are read as
+            microseconds since 1970; ``None``: it cannot.
+        number: whether it can be a value.
+        shown: whether an error may list it: in a text file that has no header its name is data.
+    """
+
+    name: str
+    identity: FieldType | None
+    time: str | None
+    number: bool
+    shown: bool = True
+
+
+class DataFile(NamedTuple):
+    """A file, or the first of a pattern.
+
+    Attributes:
+        given: the path or pattern, as it was given.
+        first: the file whose schema was read.
+        kind: of the source.
+        columns: in order; ``None``: there is no schema (JSON Lines).
+    """
+
+    given: str
+    first: Path
+    kind: FileKind
+    columns: tuple[Column, ...] | None
+
+
+def data_file(given: str) -> DataFile:
+    """The columns of a file, or of the first file of a pattern.
+
+    Raises:
+        UsageError: no such file, a kind that is not read, or no schema in it.
+        RunError: the operating system cannot read it.
+    """
+    first = _first(given)
+    kind = KINDS.get(Path(unpacked_name(first.name)).suffix.lower())
+    if kind is None:
+        raise UsageError(
+            FIELD,
+            "must end in .parquet, .csv or .jsonl (text also in .csv.gz, .bz2 or .zst)",
+            "rename it, or convert it: in DuckDB COPY (FROM 'FILE') TO 'data.parquet'",
+        )
+    try:
+        if kind == "parquet":
+            return DataFile(given, first, kind, _of_parquet(first))
+        if kind == "csv":
+            return DataFile(given, first, kind, _of_csv(first))
+        with open(first, "rb"):
+            return DataFile(given, first, kind, None)
+    except OSError:
+        raise RunError(FIELD, "cannot be read", "check its permissions") from None
+
+
+def is_file(given: str) -> bool:
+    """Whether a text is the path of one file, even if it looks like a pattern."""
+    return Path(given).is_file()
+
+
+def _first(given: str) -> Path:
+    if is_file(given):
+        return Path(given)
+    if Path(given).is_dir():
+        raise UsageError(FIELD, "is a folder", f"name its files: '{Path(given) / '*.parquet'}'")
+    found = [p for p in sorted(glob.glob(given, recursive=True)) if Path(p).is_file()]
+    if not found:
+        raise UsageError(
+            FIELD, f"matches no file below {Path.cwd()}", "correct the path; quote a pattern"
+        )
+    return Path(found[0])
+
+
+def _of_parquet(path: Path) -> tuple[Column, ...]:
+    try:
+        with pq.ParquetFile(pa.OSFile(str(path)), pre_buffer=False) as file:
+            schema = file.schema_arrow
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        schema = None
+    except pa.ArrowException:
+        schema = None
+    if schema is None:
+        refuse_packed_parquet(str(path), FIELD, "it")
+        raise UsageError(FIELD, "is no readable Parquet file", "make it again, or correct the path")
+    return tuple(column_of(field.name, field.type) for field in schema)
+
+
+def _of_csv(path: Path) -> tuple[Column, ...]:
+    with open(path, "rb") as raw:
+        try:
+            names = csv_header(plain_by_name(raw, str(path), "csv"))
+        except BrokenFileError:
+            raise UsageError(
+                FIELD, "cannot be unpacked as gzip, bzip2 or zstd", "make it again, or unpack it"
+            ) from None
+    fix = "write one, such as user,page,time"
+    if not names:
+        raise UsageError(FIELD, "has no first line with the names of its columns", fix)
+    if any(len(n) > _LONGEST_NAME or not n.strip() or _VALUE.fullmatch(n.strip()) for n in names):
+        raise UsageError(FIELD, "its first line looks like values, not like names of columns", fix)
+    return tuple(text_column(name) for name in names)
+
+
+def text_column(name: str) -> Column:
+    """A column of a text file: whatever is asked of it, its texts are read as that."""
+    return Column(name, "string", "text", True, shown=False)
+
+
+def column_of(name: str, kind: pa.DataType) -> Column:
+    """What a column of an Arrow type can be in a job."""
+    types = pa.types
+    while types.is_dictionary(kind) or isinstance(kind, pa.ExtensionType):
+        kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type
+    text = types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view()
+    binary = types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view()
+    whole, real = types.is_integer(kind), types.is_floating(kind) or types.is_decimal(kind)
+    identity: FieldType | None = None
+    if text:
+        identity = "string"
+    elif whole:
+        identity = "int"
+    elif types.is_boolean(kind):
+        identity = "bool"
+    elif binary or types.is_fixed_size_binary(kind):
+        identity = "bytes"
+    time = None
+    if types.is_timestamp(kind) or types.is_date(kind):
+        time = "instant"
+    elif text or whole:
+        time = "text" if text else "micros"
+    return Column(name, identity, time, whole or real or text)

@@ -1,0 +1,227 @@
+"""The text of a first job file: whole, commented, and checked before it is written."""
+
+import glob
+import json
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Field
+from dpstream.pipelines.drafting.columns import DataFile, is_file
+from dpstream.pipelines.drafting.windows import Windows
+from dpstream.pipelines.jobs.job import Job, decode_job, job_of
+
+#: What `dpstream init` calls the fields of a job.
+FLAGS = {
+    "schema.unit": "--unit", "schema.key": "--key", "schema.event_time": "--time",
+    "time.start": "--start", "time.end": "--end", "time.window": "--window", "time": "--window",
+    "time.trigger_every": "--every", "privacy.epsilon": "--epsilon", "privacy.delta": "--delta",
+    "privacy.contributions": "--contributions",
+}  # fmt: skip
+#: Columns of every release.
+_RESERVED = {
+    "release_id", "window_start", "window_end", "trigger", "trigger_time", "plan_hash", "run_id",
+}  # fmt: skip
+
+
+class Value(NamedTuple):
+    """A column whose mean is published, and its public bounds."""
+
+    column: str
+    low: float
+    high: float
+
+
+class Answers(NamedTuple):
+    """What a person said, or what was proposed.
+
+    Attributes:
+        file: the data.
+        unit, key: columns with their types.
+        time: column of the event time.
+        values: whose means are published.
+        windows: when.
+        every: distance of trigger times, ``None``: one trigger, at the end of a window.
+        epsilon, delta, contributions: the guarantee, and C.
+        key_name: file of the noise key, as the job names it.
+    """
+
+    file: DataFile
+    unit: Field
+    key: tuple[Field, ...]
+    time: str
+    values: tuple[Value, ...]
+    windows: Windows
+    every: str | None
+    epsilon: float
+    delta: float
+    contributions: int
+    key_name: str
+
+
+def source_path(given: str, folder: Path) -> str:
+    """The source's path from the job's folder; what one file is called is no pattern."""
+    path = os.path.relpath(Path(given).absolute(), folder)
+    return glob.escape(path) if is_file(given) else path
+
+
+def checked(text: str, out: Path) -> Job:
+    """The job that a text is, if `dpstream plan` will take it.
+
+    Raises:
+        UsageError, PolicyError: it will not; with the flag's name for the field's.
+    """
+    try:
+        job = job_of(decode_job(text.encode()), out)
+        allocate(job.plan)
+    except UsageError as error:
+        flag = FLAGS.get(error.field)
+        if flag == "--window" and "multiple of time.trigger_every" in error.rule:
+            raise UsageError(
+                "--every", "must divide the window without a rest", "omit it, or give such a length"
+            ) from None
+        if flag is None and error.field.startswith("aggregate"):
+            flag = "--clamp" if "clamp" in error.field else "--value"
+        raise UsageError(flag or error.field, error.rule, error.fix) from None
+    return job
+
+
+def job_text(said: Answers, out: Path) -> str:
+    """A job file for ``said``, to be written to ``out`` (absolute)."""
+    stem, windows = out.stem, said.windows
+    limit = _limit(said.epsilon, said.delta)
+    path = source_path(said.file.given, out.parent)
+    data_set = Path(said.file.given).name.partition(".")[0].strip("*?[]") or stem
+    return f"""\
+# Begun by `dpstream init`. `dpstream plan` says what it promises and what would serve it better,
+# and reads no data. All keys: docs/reference/job-file.md.
+
+[source]
+kind = {_quoted(said.file.kind)}
+path = {_quoted(path)}  # a file or a pattern, from this file's folder
+stamp = "event_time"  # files that are all there: nothing can come late
+
+[schema]
+unit = {_column(said.unit)}  # whose record it is: the unit that is protected
+key = [{", ".join(map(_column, said.key))}]  # what is grouped by; keys need not be known
+event_time = {_quoted(said.time)}  # times without a zone are taken as UTC
+
+{_aggregates(said)}
+[time]
+start = {_quoted(windows.start)}  # records before it, or from the end on, do not count
+end = {_quoted(windows.end)}
+window = {_quoted(windows.length)}  # what is counted together
+trigger_every = {_quoted(said.every or windows.length)}  # {_growing(said)}
+
+[privacy]
+epsilon = {said.epsilon!r}  # the guarantee for one unit, over all releases; smaller is safer
+delta = {said.delta!r}  # far below 1 / number of units
+# C: so many records of a unit count; `dpstream choose` finds a better one at a charge.
+contributions = {said.contributions}
+# period = {_quoted(windows.length)}  # a fresh budget per unit and period; here: one for all time
+key_file = {_quoted(said.key_name)}  # the secret that all noise comes from: mode 0600, backed up
+
+[state]
+store = {_quoted(f"sqlite:{stem}.db")}  # what was released; a run goes on from it
+
+[ledger]  # the data set's account: every run is charged, none passes the limit
+path = "ledger.db"
+data_set = {_quoted(data_set)}
+# Room for two jobs like this one; who answers for the data decides.
+limit = {{ epsilon = {limit[0]!r}, delta = {limit[1]!r} }}
+
+[sink]
+kind = "parquet"  # or csv, jsonl
+path = {_quoted(release_folder(out))}
+"""
+
+
+def release_folder(out: Path) -> str:
+    """Where a job's releases go: no two jobs of a folder share it."""
+    return "releases" if out.stem == "job" else f"{out.stem}-releases"
+
+
+#: A trigger interval that divides a window of this length.
+_PARTS = {"1h": "15m", "1d": "6h", "7d": "1d", "28d": "7d", "91d": "7d", "364d": "28d"}
+
+
+def _growing(said: Answers) -> str:
+    if said.every is not None:
+        return "how often a window is published while it grows; fewer triggers, less noise"
+    part = _PARTS.get(said.windows.length)
+    more = f"; '{part}' also shows it grow, with more noise" if part else ""
+    return f"one release a window, at its end{more}"
+
+
+def _limit(epsilon: float, delta: float) -> tuple[float, float]:
+    """Twice the budget; what is no budget is refused by its own name, not by the limit's."""
+    twice = min(2 * delta, (1 + delta) / 2)
+    return 2 * epsilon if epsilon > 0 else 1.0, twice if 0 < twice < 1 else 0.5
+
+
+def bounded(column: str, low: float, high: float) -> Value:
+    """A value with its bounds.
+
+    Raises:
+        UsageError: they are none.
+    """
+    if not -math.inf < low < high < math.inf:
+        raise UsageError(
+            "--clamp", "needs two numbers, the lower one first", "write it like --clamp 0 100"
+        )
+    return Value(column, low, high)
+
+
+def _aggregates(said: Answers) -> str:
+    used = _RESERVED | {f.column for f in said.key}
+    tables = list[str]()
+
+    def named(*wished: str) -> str:
+        name = next(n for n in (*wished, *(f"{wished[0]}_{i}" for i in range(2, 99)))
+                    if not {n, f"{n}_sd"} & used and not n.startswith("_"))  # fmt: skip
+        used.update((name, f"{name}_sd"))
+        return name
+
+    tables.append(
+        f"[[aggregate]]\nname = {_quoted(named('records', 'count'))}  # a column of the release\n"
+        'kind = "count"  # of records; "units" counts distinct units\n'
+    )
+    for value in said.values:
+        mean = f"mean_{value.column.lstrip('_')}"
+        name = named(*((mean,) if value.column in ("count", "") else (value.column, mean)))
+        tables.append(
+            f'[[aggregate]]\nname = {_quoted(name)}\nkind = "mean"  # or "sum"\n'
+            f"column = {_quoted(value.column)}\n"
+            f"clamp = [{_number(value.low)}, {_number(value.high)}]"
+            "  # public bounds: a value beyond them counts as the bound\n"
+            f"grid = {_number(grid_of(value.low, value.high))}"
+            "  # values are rounded to multiples of it\n"
+        )
+    return "\n".join(tables)
+
+
+def grid_of(low: float, high: float) -> float:
+    """A power of ten: a hundredth to a thousandth of the clamp's width."""
+    if not 0 < high - low < math.inf:
+        return 1.0  # refused where the clamp is checked
+    power: int = math.floor(math.log10(high - low) - 2 + 1e-9)
+    return float(f"1e{power}")
+
+
+def _number(value: float) -> str:
+    """As TOML writes it: whole numbers without a point."""
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
+
+
+def _column(field: Field) -> str:
+    if field.type == "string":
+        return f"{{ column = {_quoted(field.column)} }}"
+    return f"{{ column = {_quoted(field.column)}, type = {_quoted(field.type)} }}"
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML, which is JSON's but for one control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

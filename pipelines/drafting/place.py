@@ -1,0 +1,77 @@
+"""Where a first job goes: nothing is written over, and no other run's store is met."""
+
+import os
+from pathlib import Path
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.drafting.draft import release_folder
+from dpstream.pipelines.jobs.noise_key import new_key
+
+
+def check_place(out: Path, key_file: Path, replace: bool) -> None:
+    """Refuse a place before anything is asked.
+
+    Args:
+        out: the job file, absolute; ``key_file``: the noise key, absolute.
+        replace: whether a job file may be written over.
+
+    Raises:
+        UsageError: it is no place for a job file.
+        PolicyError: something is there that would be lost, or would be taken for this job's.
+    """
+    if out.suffix != ".toml":
+        raise UsageError("--out", "must end in .toml", "name it like job.toml")
+    if out == key_file:
+        raise UsageError("--key-file", "is the job file", "choose another name")
+    for field, path in (("--out", out), ("--key-file", key_file)):
+        if not path.parent.is_dir():
+            raise UsageError(field, "is in a folder that does not exist", "make the folder first")
+        if path.exists() and not path.is_file():
+            raise UsageError(field, "is there, and is no file", "choose another name")
+    if out.exists() and not replace:
+        raise PolicyError(
+            "--out",
+            "exists, and is not written over unasked",
+            f"add --out {_free(out)}, or --replace",
+        )
+    for name in (f"{out.stem}.db", release_folder(out)):
+        if out.with_name(name).exists():
+            raise PolicyError(
+                "--out",
+                f"would be taken to go on with {name} beside it, which another run has begun",
+                f"add --out {_free(out)}",
+            )
+
+
+def _free(out: Path) -> str:
+    """A name beside ``out`` that meets nothing."""
+    stems = (f"{out.stem}{number}" for number in range(2, 10_000))
+    free = (out.with_name(f"{stem}.toml") for stem in stems)
+    taken = next(
+        path for path in free
+        if not any(path.with_name(n).exists()
+                   for n in (path.name, f"{path.stem}.db", release_folder(path)))
+    )  # fmt: skip
+    return os.path.relpath(taken)
+
+
+def write(text: str, out: Path, key_file: Path, replace: bool) -> bool:
+    """Write the job file, and the key if there is none; gives whether one was made.
+
+    Raises:
+        PolicyError: the job file has come into being meanwhile.
+        RunError: the operating system cannot write.
+    """
+    made = not key_file.exists()
+    if made:
+        new_key(key_file)
+    try:
+        with open(out, "w" if replace else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise PolicyError(
+            "--out", "exists, and is not written over unasked", "add --replace"
+        ) from None
+    except OSError:
+        raise RunError("--out", "cannot be written", "check the folder and the disk") from None
+    return made
