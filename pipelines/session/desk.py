@@ -83,9 +83,11 @@ class Desk:
         return self._scan
 
     def close(self) -> None:
-        """Let go of everything, and wipe the key."""
+        """Let go of everything, and wipe the key; what was charged is noted beside the table."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.ledger.close)
+            if "account" in self.__dict__:
+                stack.callback(self.account.save)
             if self._ring is not None:
                 stack.callback(self._ring.destroy)
             if self._scan is not None:

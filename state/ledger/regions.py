@@ -300,11 +300,17 @@ class RegionAccount:
             self._state = state.with_own((kind, analyst), charges)
         return self._state
 
-    def _save(self) -> None:
-        """Write a snapshot, now and then; never in a transaction."""
-        if self._snapshot is not None and self._state.entries >= self._saved + _EVERY:
+    def save(self) -> None:
+        """Write a snapshot of what is known, unless there is one: a ledger that lacks an entry of
+        it is told from then on."""
+        if self._snapshot is not None and self._state.entries > self._saved:
             snapshots.write(self._snapshot, self._ledger.data_set, self._state)
             self._saved = self._state.entries
+
+    def _save(self) -> None:
+        """Now and then; never in a transaction."""
+        if self._state.entries >= self._saved + _EVERY:
+            self.save()
 
 
 def _stated(kind: RegionKind, amount: int) -> tuple[float, float, float | None]:

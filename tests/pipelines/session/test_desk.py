@@ -32,6 +32,20 @@ def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: P
         assert desk.scan() is not first and desk.scan().version == first.version
 
 
+def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path) -> None:
+    from dpstream.pipelines.session.session import Session
+
+    config = config_at(tmp_path)
+    with Session(config) as session:
+        session.where("epsilon >= 1").count(0.5)
+    before = (tmp_path / "ledger.db").read_bytes()
+    with Session(config) as session:
+        session.where("epsilon >= 1").count(0.25)
+    (tmp_path / "ledger.db").write_bytes(before)
+    with pytest.raises(PolicyError, match="older or replaced"):
+        Desk(config, "alice")
+
+
 def test_the_key_is_wiped(tmp_path: Path) -> None:
     with Desk(config_at(tmp_path), "alice") as desk:
         ring = desk.ring
