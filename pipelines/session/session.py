@@ -201,6 +201,8 @@ class Asker:
             aggregates=tuple(aggregates),
             cells=cells,
         )
+        if isinstance(how.get("cover"), str):
+            how["cover"] = (how["cover"],)
         return Wish(question, self.selection, **how)
 
 

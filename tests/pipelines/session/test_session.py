@@ -90,7 +90,7 @@ def test_cells_lie_within_what_is_asked(session: Session) -> None:
 
 
 def test_cover_charges_more_and_reads_the_same(session: Session) -> None:
-    answer = session.where("a = 1 AND epsilon >= 1").count(1, cover=("a",))
+    answer = session.where("a = 1 AND epsilon >= 1").count(1, cover="a")
     [(_, charge)] = session.desk.account.history()
     assert charge.boxes[0, 0].tolist() == [0, 4] and charge.read[0, 0].tolist() == [1, 2]
     assert answer.value is not None and abs(answer.value - 1_000) < 60
