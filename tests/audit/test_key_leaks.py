@@ -14,6 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
+from dpstream.dp_transforms import run as running
 from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise import prf
@@ -26,7 +27,6 @@ from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.jobs import noise_key
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
@@ -185,7 +185,7 @@ class KeepsChild(KeepsKey):
 def test_a_source_that_keeps_the_key_is_caught(
     job: Job, monkeypatch: pytest.MonkeyPatch, source: type[KeySource]
 ) -> None:
-    monkeypatch.setattr(noise_key, "KeySource", source)
+    monkeypatch.setattr(running, "KeySource", source)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())
