@@ -297,10 +297,7 @@ def _statistic(plan: Resolved, selection: StreamNoise, plain: StreamNoise | None
     if plain is None:
         return Statistic(1, 0, largest, selection.sd, rounding)
     a, d = precision_weighted(integers, selection.sd[-1] ** 2, plain.sd[-1] ** 2)
-    at = (
-        np.minimum(np.arange(1, len(selection.sd) + 1) * plan.design.select_every, plain.triggers)
-        - 1
-    )
+    at = plan.design.test_triggers - 1
     sd = np.hypot(a * selection.sd, d * plain.sd[at]) * (1 + _SLACK)
     plain_rounding = plain.strategy_object.rounding[at] * (1 + _SLACK)
     return Statistic(a, d, a * largest + d, sd, a * rounding + d * plain_rounding)

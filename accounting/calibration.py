@@ -72,6 +72,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         weights: of a unit's pairs, in units of 2^-WEIGHT_BITS.
         statistic: what keys are tested on; ``tau``: against what.
         unsound: written only of numbers without a guarantee, which older programs refuse.
+        tests: triggers of the tests, written only where they are not ``select_every`` apart.
     """
 
     format: int
@@ -92,6 +93,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     statistic: _Statistic | None
     tau: str | None
     unsound: bool = False
+    tests: tuple[int, ...] | None = None
 
 
 def calibrate(plan: Plan) -> str:
@@ -129,6 +131,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         statistic=None if budget.statistic is None else _statistic_text(budget.statistic),
         tau=None if budget.tau is None else _packed(budget.tau),
         unsound=not budget.sound,
+        tests=plan.design.schedule,
     )
     return msgspec.json.encode(text).decode()
 
@@ -159,15 +162,19 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
             "its committed numbers cannot be read: it is damaged, or a newer program's",
             "restore it from a backup, or use the program that wrote it",
         ) from None
-    return Calibrated(_explicit(plan, found.refresh_every, found.select_every), budget)
+    explicit = _explicit(plan, found.refresh_every, found.select_every, found.tests)
+    return Calibrated(explicit, budget)
 
 
-def _explicit(plan: Plan, refresh_every: int, select_every: int) -> Plan:
+def _explicit(
+    plan: Plan, refresh_every: int, select_every: int, tests: tuple[int, ...] | None = None
+) -> Plan:
     """The plan with the defaults that decide when something is published or tested."""
     if plan.design.restarts:
         return plan  # tests and publishes at every trigger; there the two must be left out
+    every = select_every if tests is None else None
     privacy = msgspec.structs.replace(
-        plan.privacy, refresh_every=refresh_every, select_every=select_every
+        plan.privacy, refresh_every=refresh_every, select_every=every, tests=tests
     )
     return msgspec.structs.replace(plan, privacy=privacy)
 

@@ -131,7 +131,7 @@ def _delta_gaussian(budget: Budget) -> float:
 
 def _by_trigger(plan: Plan, by_test: Float64) -> Float64:
     """(T,) figures of the tests of a key, each at all triggers whose data it holds."""
-    return np.repeat(by_test, plan.design.select_every)[: plan.timeline.triggers]
+    return np.repeat(by_test, np.diff(plan.design.test_triggers, prepend=0))
 
 
 def _mixed(plan: Plan) -> float:
@@ -182,7 +182,7 @@ def _selection(plan: Plan, budget: Budget) -> dict[str, Any] | None:
         "pre_threshold": plan.privacy.pre_threshold,
         "units_for_half_chance_first": _half(budget, 1),
         "units_for_half_chance_last": _half(budget, len(budget.tau)),
-        "easiest_trigger": min(easiest * plan.design.select_every, plan.timeline.triggers),
+        "easiest_trigger": int(plan.design.test_triggers[easiest - 1]),
         "units_for_half_chance_easiest": _half(budget, easiest),
         "last_pair_counts": _least(plan, budget),
     }
@@ -241,7 +241,10 @@ def _publishing(plan: Plan) -> str:
     if not plan.design.restarts:
         chosen = "every selected key" if plan.design.selects else "every key of the public list"
         tested = ""
-        if plan.design.selects and plan.design.select_every > 1:
+        if plan.design.schedule is not None:
+            tested = f"; keys are tested at {plan.design.tests} triggers of a window"
+            tested += ", and what is published takes no selection weight" * plan.design.skips
+        elif plan.design.selects and plan.design.select_every > 1:
             tested = f"; keys are tested every {plan.design.select_every} triggers"
         return f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""

@@ -27,6 +27,10 @@ MAX_WINDOWS_PER_RECORD = 64
 MAX_EPSILON = 1_000.0
 #: C: admitted (record, window) pairs of a unit; the accounting checks every n up to it.
 MAX_CONTRIBUTIONS = 100_000
+#: Contributions, and windows of a record, where pairs on published keys are skipped: their numbers
+#: share 31 bits (`dp_transforms.skipping`).
+MAX_SKIPPING = 1023
+MAX_SKIPPING_WINDOWS = 11
 #: m: values of one unit in a histogram that a clamp is chosen from; each multiplies the noise.
 MAX_VALUES_PER_UNIT = 64
 #: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.

@@ -45,15 +45,15 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: float = 3.0
     power: float = 1.0
 
-    def check(self, contributions: int) -> None:
-        """Refuse weights that do not decay, or vanish on their lattice."""
+    def check(self, contributions: int, vanishing: bool = False) -> None:
+        """Refuse weights that do not decay, or (unless they may) vanish on their lattice."""
         if not (0 <= self.offset <= 1e6 and 0 < self.power <= 4):
             raise UsageError(
                 "privacy.weights",
                 "needs 0 <= offset <= 1e6 and 0 < power <= 4",
                 "write e.g. weights = { offset = 3, power = 1 }",
             )
-        if self.integers(contributions)[-1] < 1:
+        if not vanishing and self.integers(contributions)[-1] < 1:
             raise UsageError(
                 "privacy.weights",
                 f"the weight of a unit's last pair is below the lattice of 2^-{WEIGHT_BITS}",
@@ -98,6 +98,8 @@ MILD = SelectionWeights(3.0, 0.35)
 EVEN = SelectionWeights(3.0, 0.5)
 #: For the combined statistic, where values do not depend on the selection's weights.
 STEEP = SelectionWeights(3.0, 1.5)
+#: The same where pairs on published keys take none of them: the first ones last longer.
+SPARED = SelectionWeights(1.0, 2.0)
 
 
 class Statistic(msgspec.Struct, frozen=True, eq=False):

@@ -54,7 +54,10 @@ def aggregate(
     pair_slots = slots[fresh]
     _add_at(states.units, pair_slots, np.ones(len(fresh), np.int64))
     if weights is not None:
-        _add_at(states.values[:, -1], pair_slots, weights[numbers(rows.column("rank"))[fresh]])
+        number = numbers(rows.column("_index" if plan.design.skips else "rank"))[fresh]
+        # A pair on a key that was published already adds nothing to the selection stream.
+        added = np.where(number < 0, 0, weights[number])
+        _add_at(states.values[:, -1], pair_slots, added)
     # With per_key_bound only the record that made its unit count in the key adds values.
     adds = pair_slots if plan.design.once_per_key else slots
     for stream, spec in enumerate(plan.design.streams):

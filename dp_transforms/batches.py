@@ -152,12 +152,14 @@ def admitted_schema(plan: Plan) -> pa.Schema:
     """Admitted (record, window) pairs: what BOUND hands to the key shards.
 
     ``window``: window index; ``trigger``: step index, 1 .. T; ``rank``: pairs
-    of the unit admitted before this one, 0 .. C-1, only where that order matters.
+    of the unit admitted before this one, 0 .. C-1, only where that order matters; ``_index``:
+    number of the pair's selection weight, -1 for none, only where published keys are skipped.
     """
     fields = [
         pa.field("window", pa.int32(), nullable=False),
         pa.field("trigger", pa.int32(), nullable=False),
         *([pa.field("rank", pa.int32(), nullable=False)] * plan.design.ranked),
+        *([pa.field("_index", pa.int32(), nullable=False)] * plan.design.skips),
         pa.field("unit", ID, nullable=False),
         *key_fields(plan),
         *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),

@@ -20,6 +20,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms import skipping
 from dpstream.dp_transforms.batches import (
     admitted_schema,
     ids_of,
@@ -27,6 +28,8 @@ from dpstream.dp_transforms.batches import (
     numbers,
     value_columns,
 )
+from dpstream.dp_transforms.pacing import next_test
+from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention import period_trigger_time
@@ -190,16 +193,28 @@ class Decided(NamedTuple):
 
 
 def bound(
-    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
+    plan: Plan,
+    store: Store,
+    shard: int,
+    records: pa.RecordBatch,
+    upto: int,
+    since: int = 0,
+    published: PublishedKeys | None = None,
 ) -> Bounded:
     """``decide`` with all admitted pairs in one batch."""
-    pieces, counts, waiting = decide(plan, store, shard, records, upto, since)
+    pieces, counts, waiting = decide(plan, store, shard, records, upto, since, published)
     admitted, *_ = pieces(max(1, counts["operator_pairs_admitted"]))
     return Bounded(admitted, counts, waiting)
 
 
 def decide(
-    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int = 0
+    plan: Plan,
+    store: Store,
+    shard: int,
+    records: pa.RecordBatch,
+    upto: int,
+    since: int = 0,
+    published: PublishedKeys | None = None,
 ) -> Decided:
     """Decide all records of stamps up to trigger time ``upto``, commit, and return what is
     admitted.
@@ -210,6 +225,7 @@ def decide(
         since: trigger time through which the caller has emitted, as its runner keeps it with the
             held records: what was decided up to it is not returned again, however often a source
             delivers it, or a record would be counted twice in a step that is still open.
+        published: what windows have published, where the plan skips it.
 
     Returns:
         Records decided before are answered from the committed decisions; one that was never seen
@@ -222,7 +238,7 @@ def decide(
         # have expired meanwhile: the commit notices, and the decision is made on what is there.
         for _ in range(STEP_ATTEMPTS):
             try:
-                return _decide(plan, store, shard, records, upto, since)
+                return _decide(plan, store, shard, records, upto, since, published)
             except OvertakenError:
                 store.forget_units(shard)
             except BaseException:
@@ -275,7 +291,13 @@ class Batch:
 
 
 def _decide(
-    plan: Plan, store: Store, shard: int, records: pa.RecordBatch, upto: int, since: int
+    plan: Plan,
+    store: Store,
+    shard: int,
+    records: pa.RecordBatch,
+    upto: int,
+    since: int,
+    published: PublishedKeys | None,
 ) -> Decided:
     """See ``decide``; changes the counters in memory before they are committed."""
     units = store.unit_shard(shard)
@@ -287,7 +309,7 @@ def _decide(
     if again or units.ahead or (batch.trigger_time <= units.decided).any():
         _recall(plan, store, shard, batch)
     if upto > units.decided:
-        late, rejected = _admit_new(plan, store, shard, batch, upto)
+        late, rejected = _admit_new(plan, store, shard, batch, upto, published)
     # A decision cut short may have gone further than this one does.
     now = (batch.pairs > 0) & (batch.trigger_time > since) & (batch.trigger_time <= upto)
     if batch.order is not None:
@@ -336,8 +358,12 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     missed = ~batch.known & (batch.trigger_time <= units.decided)
     found = at[known]
     batch.trigger_time[known] = before.trigger_time[found]
-    batch.write(known, before.pairs[found], None if before.rank is None else before.rank[found])
-    full = units.counts[batch.unit] >= plan.privacy.contributions
+    pairs: Int64 | Int32 = before.pairs[found]
+    counts: Int64 | Int32 = units.counts[batch.unit]
+    if plan.design.skips:
+        pairs, counts = skipping.pairs_in(pairs), skipping.pairs_in(counts)
+    batch.write(known, pairs, None if before.rank is None else before.rank[found])
+    full = counts >= plan.privacy.contributions
     ended = plan.timeline.end is not None and units.decided >= plan.timeline.last_trigger_time
     batch.undelivered = missed & ~full & ended
     # The unit's C pairs are decided: there is nothing to wait for.
@@ -345,7 +371,14 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     batch.trigger_time[missed] = units.decided + 1
 
 
-def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) -> tuple[int, int]:
+def _admit_new(
+    plan: Plan,
+    store: Store,
+    shard: int,
+    batch: Batch,
+    upto: int,
+    published: PublishedKeys | None,
+) -> tuple[int, int]:
     """Decide and commit what is undecided up to a trigger time; returns (late, rejected) pairs."""
     units = _enter(plan, store, shard, batch)
     fresh = ~batch.known & (batch.trigger_time <= upto) & ~batch.undelivered
@@ -359,14 +392,24 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
         plan.timeline,
         np.maximum(event_trigger_time, batch.trigger_time[new]),
     )
-    _, wanted = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
+    first, wanted = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
     late = 0
     if batch.least or (entry_trigger_time != event_trigger_time).any():
         late = int((open_windows(line, event_trigger_time, event_trigger_time)[1] - wanted).sum())
     unit, position = batch.unit[new], (batch.stamp[new], batch.partition[new], batch.offset[new])
     order = stamp_order(*position, unit)
     limit = plan.privacy.contributions
-    taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
+    if published is None:
+        taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
+        words = taken
+    else:
+        # One status for all that is decided here: no test lies between the trigger times of it.
+        test = next_test(plan, units.decided)
+        assert test is None or test >= upto, "a test lies within what is decided at once"
+        rows = batch.records if isinstance(new, slice) else batch.records.take(pa.array(new))
+        known = published.of_records(rows, first, wanted, units.decided)
+        words, rank = skipping.admit(unit, *position[1:], wanted, known, units.counts, limit, order)
+        taken = skipping.pairs_in(words)
     some = np.flatnonzero(taken)
     if isinstance(new, slice):
         batch.pairs, batch.rank, batch.order = taken, rank, order
@@ -374,11 +417,12 @@ def _admit_new(plan: Plan, store: Store, shard: int, batch: Batch, upto: int) ->
     else:
         batch.write(new, taken, rank)
         kept = new[some]
+    words = words if len(some) == len(words) else words[some]
     admitted = Admitted(
         batch.partition[kept],
         batch.offset[kept],
         batch.unit[kept].astype(np.int32),
-        batch.pairs[kept].astype(np.int32),
+        words.astype(np.int32),
         batch.trigger_time[kept].astype(np.int32),
         batch.rank[kept] if plan.design.ranked else None,
     )
@@ -439,16 +483,18 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     event_trigger_time, pairs = batch.event_trigger_time[rows], batch.pairs[rows]
     entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
     window, _ = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
-    rank = batch.rank[rows]
+    rank, nth = batch.rank[rows], np.zeros(len(rows), np.int64)
     if (pairs != 1).any():
         repeated = np.repeat(np.arange(len(rows)), pairs)
         nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
         rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
-        window, rank = window[repeated] + nth, rank[repeated] + nth
+        window, rank = window[repeated] + nth, rank[repeated]
     step_index = entry_trigger_time - window * stride
     own = [pa.array(window.astype(np.int32)), pa.array(step_index.astype(np.int32))]
-    if plan.design.ranked:
-        own.append(pa.array(rank.astype(np.int32)))
+    if plan.design.skips:
+        own += map(pa.array, skipping.laid_out(rank, nth))
+    elif plan.design.ranked:
+        own.append(pa.array((rank + nth).astype(np.int32)))
     take = pa.array(rows)
     names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
     arrays = [records.column(name).take(take) for name in names]

@@ -31,12 +31,16 @@ from dpstream.dp_transforms.batches import (
     split_by_shard,
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
-from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock
+from dpstream.dp_transforms.beam.clock import Announced, Ended, ToShards, WallClock
+from dpstream.dp_transforms.beam.conductor import Conductor
 from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
+from dpstream.dp_transforms.loop import Tools, alternate
+from dpstream.dp_transforms.pacing import Pace
+from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (
     Gather,
     Seal,
@@ -127,26 +131,50 @@ class DPStream(beam.PTransform):
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
         run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
-        clock = self._clock
-        if clock is None:
-            if bounded and line.end is None:
-                raise UsageError(
-                    "time.end", "is required for a bounded collection", "give the plan an end"
-                )
-            clock = Announced(line.last_trigger_time) if bounded else WallClock(line)
+        if self._clock is None and bounded and line.end is None:
+            raise UsageError(
+                "time.end", "is required for a bounded collection", "give the plan an end"
+            )
+        clock = self._clock or (Announced(line.last_trigger_time) if bounded else WallClock(line))
         threads = Threads()
         if bounded and isinstance(clock, Announced):
             threads = Threads(run.performance.threads, run.run_id)
+        paced = run.plan.design.skips and not (
+            bounded and isinstance(clock, Announced) and _one_process(pcoll.pipeline)
+        )
+        if paced:
+            clock, threads = _paced(clock, run), Threads()
         ingest = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
         typed = beam.ParDo(ingest).with_output_types(
             pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
         )
         records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
         clock_ticks = pcoll.pipeline | "Clock" >> clock
-        catch_up_limit = None if bounded else CATCH_UP_LIMIT
+        if run.plan.design.skips and not paced:
+            releases = (records.records, clock_ticks) | Alternate(run, threads)
+            return Output(releases, records[Records.DEAD], clock_ticks)
+        catch_up_limit = None if bounded and not paced else CATCH_UP_LIMIT
         admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads)
         releases = (admitted, clock_ticks) | Release(run, catch_up_limit, threads)
         return Output(releases, records[Records.DEAD], clock_ticks)
+
+
+def _one_process(pipeline: beam.Pipeline) -> bool:
+    """Whether its engine is one process that ends a stage before the next: no clock can wait."""
+    from apache_beam.runners import DirectRunner
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+    return isinstance(pipeline.runner, DirectRunner | FnApiRunner)
+
+
+def _paced(clock: beam.PTransform, run: Run) -> beam.PTransform:
+    """A clock that waits for the releases that records behind them are decided on."""
+    line = run.plan.timeline
+    if isinstance(clock, Announced):
+        clock = WallClock(line, clock.first, Ended(line))
+    if not isinstance(clock, WallClock):
+        raise UsageError("clock", "cannot wait, and the plan skips what is published", "omit it")
+    return clock.paced(Pace(run))
 
 
 class Bound(beam.PTransform):
@@ -206,6 +234,48 @@ class Bound(beam.PTransform):
             anew=True,
             threads=self._threads,
         )
+
+
+class Alternate(beam.PTransform):
+    """(Canonical records, clock ticks) -> sealed releases, in one process, test after test.
+
+    Args:
+        run: a run that skips what is published.
+        threads: that shards are worked on.
+    """
+
+    def __init__(self, run: Run, threads: Threads = Threads()) -> None:  # noqa: B008
+        super().__init__()
+        self._run, self._threads = run, threads
+
+    def expand(self, pcolls: Any) -> beam.PCollection:
+        """Shuffle by unit shard, take all steps, gather all shards of a (window, trigger)."""
+        run, (records, clock_ticks) = self._run, pcolls
+        schema, typed = record_schema(run.plan), tuple[tuple[int, int], pa.RecordBatch]
+        by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
+        conductor = Conductor(run, ToolsFactory(run), self._threads)
+        return (
+            (
+                records | "ByUnit" >> by_unit.with_output_types(tuple[int, pa.RecordBatch]),
+                clock_ticks | "UnitTicks" >> _to_shards(run, schema),
+            )
+            | "UnitInput" >> beam.Flatten()
+            | "Alternate" >> beam.ParDo(conductor).with_output_types(typed)
+            | "Gather" >> beam.GroupByKey()
+            | "Seal" >> beam.ParDo(Seal(SealFactory(run))).with_output_types(pa.RecordBatch)
+        )
+
+
+class ToolsFactory:
+    """Builds what a thread needs that works on both stages."""
+
+    def __init__(self, run: Run) -> None:
+        self._bound, self._release = BoundCallback(run, True), ReleaseCallback(run, True)
+        self._ids = KeyIds(run)
+
+    def __call__(self) -> Tools:
+        """Open store and key on the worker."""
+        return Tools(self._bound(), self._release(), self._ids())
 
 
 class Release(beam.PTransform):
@@ -275,13 +345,16 @@ class BoundCallback:
         """Open the store on the worker."""
         run, store = self._run, self._run.open()
         schema, ids = record_schema(run.plan), None if self._gathers else KeyIds(run)()
+        published = None
+        if run.plan.design.skips:
+            published = PublishedKeys(run.plan, store, ids or KeyIds(run)())
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Held:
             with timed("bound"):
                 records = concat(batches, schema)
-                decided = decide_records(run.plan, store, shard, records, upto, since)
+                decided = decide_records(run.plan, store, shard, records, upto, since, published)
             for name, amount in decided.counts.items():
                 count(name, amount)
             pieces = laid_out(decided)
@@ -345,9 +418,10 @@ class ReleaseCallback:
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
-            if self._bounded and upto == line.last_trigger_time:
+            if self._bounded:
                 # Nothing of a window can go before its last shard is done.
-                self._done.add(shard)
+                if upto == line.last_trigger_time:
+                    self._done.add(shard)
                 if len(self._done) < run.shards:
                     return
             with timed("expire"):
@@ -398,19 +472,32 @@ def run_in_memory(
     upto = run.plan.timeline.last_trigger_time
     unit_shard = shard_of(ids_of(records.column("unit")), run.shards)
     by_unit = dict(split_by_shard(records, unit_shard, run.shards))
+    gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+    if run.plan.design.skips:
+        shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
+        for name, part in alternate(run, ToolsFactory(run), shards):
+            gathered.setdefault(name, []).append(part)
+        return _in_order(run, gathered, sealed), [dead for _, dead in parts if dead.num_rows]
     by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
     for shard in range(run.shards):
         held = [by_unit[shard]] if shard in by_unit else []
         for target, batch in decide(shard, held, upto, 0).outputs:
             by_key[target].append(batch)
-    gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     for shard, batches in by_key.items():
         for name, part in release(shard, batches, upto, 0).outputs:
             gathered.setdefault(name, []).append(part)
+    return _in_order(run, gathered, sealed), [dead for _, dead in parts if dead.num_rows]
+
+
+def _in_order(
+    run: Run,
+    gathered: dict[tuple[int, int], list[pa.RecordBatch]],
+    sealed: Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch],
+) -> list[pa.RecordBatch]:
+    """Sealed releases in order of (trigger time, window)."""
     stride = run.plan.timeline.base(1)
     order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
-    releases = [sealed(*name, gathered[name]) for name in order]
-    return releases, [dead for _, dead in parts if dead.num_rows]
+    return [sealed(*name, gathered[name]) for name in order]
 
 
 def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:

@@ -38,17 +38,14 @@ def predict(
     statistic = thresholds.statistic(states, slots)
     _first_pass(thresholds.thresholds, slots, statistic, step_index, thresholds.known, due)
     due += states.base[slots]
-    last = plan.timeline.triggers
-    test = np.minimum(due * plan.design.select_every, last)
-    states.due[slots] = np.where(due <= plan.design.tests, test, NEVER)
+    tests = plan.design.test_triggers
+    test = tests[np.minimum(due, len(tests)) - 1]
+    states.due[slots] = np.where(due <= len(tests), test, NEVER)
 
 
 def wait_for_test(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> None:
     """Between two tests: set ``due`` of unselected slots to the next one."""
-    test = min(
-        plan.design.selection_step_index(trigger) * plan.design.select_every, plan.timeline.triggers
-    )
-    states.due[slots] = test
+    states.due[slots] = plan.design.test_triggers[plan.design.selection_step_index(trigger) - 1]
 
 
 def next_publication(plan: Plan, trigger: int) -> int:

@@ -54,11 +54,15 @@ class NoisyThresholds:
         self, terms: Sequence[tuple[NoiseStream, int]], plan: Plan, budget: Budget, look_ahead: int
     ) -> None:
         assert budget.tau is not None and budget.statistic is not None
-        self._every, self._triggers = plan.design.select_every, plan.timeline.triggers
         self._paths = [(Paths(stream), coefficient) for stream, coefficient in terms]
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1
         self.horizon = max(1, min(look_ahead, len(self._tau)))
+        #: (tests + 1,) trigger of each test, before them 0; a published count has a step for each
+        #: trigger, and its noise is asked for at the tests.
+        self._at = np.concatenate([[0], plan.design.test_triggers])
+        ends = self._at[np.minimum(np.arange(len(self._at)) + self.horizon, len(self._tau))]
+        self._most = int((ends - self._at).max())
         #: (slots, horizon) noisy thresholds; step t of the round stands in column t mod horizon.
         self.thresholds = np.zeros((0, self.horizon), np.int32)
         #: last step of the round that is computed, and the round it belongs to; by slot.
@@ -88,7 +92,7 @@ class NoisyThresholds:
             return
         upto = np.minimum(step_index + self.horizon - 1, len(self._tau))
         # A published count has a step for each trigger: many columns, so few keys at once.
-        rows = max(1, MAX_DRAWS_AT_ONCE // (self.horizon * self._every))
+        rows = max(1, MAX_DRAWS_AT_ONCE // self._most)
         for begin in range(0, len(slots), rows):
             some = slice(begin, begin + rows)
             noise = self._noise(slots[some], step_index[some], upto[some])
@@ -103,15 +107,15 @@ class NoisyThresholds:
         behind = self.known[slots] < step_index - 1
         for number, (paths, coefficient) in enumerate(self._paths):
             # The first term has a step for each test, a published count one for each trigger.
-            every = self._every if number else 1
-            last = self._triggers if number else len(self._tau)
+            begin, end = (
+                (self._at[step_index - 1], self._at[upto]) if number else (step_index - 1, upto)
+            )
             if behind.any():
-                paths.seek(slots[behind], every * (step_index[behind] - 1))
-            noise = paths.advance(slots, np.minimum(every * upto, last), every * self.horizon)
-            if every > 1:
-                tests = np.minimum(every * (step_index[:, None] + np.arange(self.horizon)), last)
-                column = tests - every * (step_index[:, None] - 1) - 1
-                noise = np.take_along_axis(noise, column, axis=1)
+                paths.seek(slots[behind], begin[behind])
+            noise = paths.advance(slots, end, self._most if number else self.horizon)
+            if number and self._most > self.horizon:
+                steps = np.minimum(step_index[:, None] + np.arange(self.horizon), upto[:, None])
+                noise = np.take_along_axis(noise, self._at[steps] - begin[:, None] - 1, axis=1)
             total += noise if coefficient == 1 else coefficient * noise
         return total
 

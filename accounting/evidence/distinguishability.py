@@ -65,7 +65,7 @@ def calendar(plan: Plan) -> Int64:
     last = plan.timeline.triggers
     found = set(range(plan.design.refresh_every, last + 1, plan.design.refresh_every)) | {last}
     if plan.design.selects:
-        first = min(plan.design.select_every, last)
+        first = int(plan.design.test_triggers[0])
         found = {t for t in found if t > first} | {first}
     every = np.array(sorted(found))
     if len(every) <= MAX_PREFIXES:

@@ -88,7 +88,7 @@ def _timeline(line: "Timeline") -> dict[str, Any]:
 
 def _privacy(privacy: "Privacy") -> dict[str, Any]:
     weights = privacy.weights
-    form = {
+    form: dict[str, Any] = {
         "epsilon": privacy.epsilon,
         "delta": privacy.delta,
         "contributions": privacy.contributions,
@@ -107,4 +107,8 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
     }
     if privacy.periods_share_windows:
         form["periods_share_windows"] = True
+    if privacy.tests is not None:
+        form["tests"] = privacy.tests
+    if privacy.skip:
+        form["skip"] = True
     return form

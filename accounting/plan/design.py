@@ -4,15 +4,18 @@ A job's mode, its key list, its columns and the options of selection decide a ha
 about the flow.  They are decided here and nowhere else.
 """
 
+import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from dpstream.accounting.aggregates import kind_of, streams_of
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.plan.schedule import schedule_of, test_triggers
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
@@ -46,6 +49,8 @@ class Design(msgspec.Struct, frozen=True):
         triggers: T, triggers of a window.
         refresh_every: triggers between two publications of a selected key.
         select_every: triggers between two tests of a key; the last trigger is always one.
+        schedule: triggers of the tests where they are not ``select_every`` apart.
+        skips: pairs on published keys take no selection weight.
         cells: how the noise of public keys is mixed, if it is.
     """
 
@@ -64,6 +69,8 @@ class Design(msgspec.Struct, frozen=True):
     refresh_every: int
     select_every: int
     cells: Cells | None = None
+    schedule: tuple[int, ...] | None = None
+    skips: bool = False
 
     @property
     def inverse_norm2(self) -> float:
@@ -88,15 +95,24 @@ class Design(msgspec.Struct, frozen=True):
     @property
     def tests(self) -> int:
         """Tests of a key in one window = steps of the selection stream."""
-        return -(-self.triggers // self.select_every)
+        return len(self.test_triggers)
+
+    @property
+    def test_triggers(self) -> Int64:
+        """(tests,) triggers at which keys are tested; read-only."""
+        return test_triggers(self.triggers, self.select_every, self.schedule)
 
     def selection_step_index(self, trigger: int) -> int:
         """Step of the selection stream that holds a trigger's data: the next test, 1-based."""
-        return -(-trigger // self.select_every)
+        if self.schedule is None:
+            return -(-trigger // self.select_every)
+        return bisect.bisect_left(self.schedule, trigger) + 1
 
     def selects_at(self, trigger: int) -> bool:
         """Whether keys are tested at a trigger."""
-        return trigger % self.select_every == 0 or trigger == self.triggers
+        if self.schedule is None:
+            return trigger % self.select_every == 0 or trigger == self.triggers
+        return trigger in self.schedule
 
 
 def design_of(plan: "Plan") -> Design:
@@ -134,7 +150,7 @@ def resolve(
         selects=selects,
         restarts=restarts,
         unit_sets=_unit_sets(selects, restarts, counted is not None or once_per_key),
-        units_from=_units_from(counted, selects, weighted),
+        units_from=_units_from(counted, selects, weighted or privacy.skip),
         once_per_key=once_per_key,
         ranked=weighted or once_per_key,
         weighted=weighted,
@@ -146,6 +162,8 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
+        schedule=schedule_of(privacy, triggers) if selects and not restarts else None,
+        skips=privacy.skip,
     )
 
 

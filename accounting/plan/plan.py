@@ -19,6 +19,7 @@ from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.design import Design, design_of
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.schedule import check_tests
 from dpstream.accounting.plan.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
@@ -105,7 +106,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         # Publications: new selections, refreshes before the last trigger, the last (always a test).
         refreshes = design.refresh_every < self.timeline.triggers
         uneven = refreshes and design.refresh_every % design.select_every
-        if design.units_column and design.selects and uneven:
+        check_tests(privacy, self.timeline.triggers)
+        for name in ("tests", "skip"):
+            if getattr(privacy, name) and not design.selects:
+                raise UsageError(f"privacy.{name}", "public keys need no selection", "omit it")
+        if design.schedule is not None and design.units_from == "selection":
+            raise UsageError(
+                "privacy.tests",
+                "a count of units that is the selection continued is published at tests only",
+                "set weights, which give it noise of its own, or use select_every",
+            )
+        if privacy.skip and self.timeline.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
+            raise UsageError(
+                "privacy.skip",
+                f"a record may be in at most {limits.MAX_SKIPPING_WINDOWS} windows with it",
+                "use a larger slide, or omit skip",
+            )
+        if design.units_column and design.selects and uneven and design.schedule is None:
             raise UsageError(
                 "privacy.select_every",
                 "must divide refresh_every where a count of units is published",

@@ -32,6 +32,10 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         combine: test the weighted count together with the published plain count.
         select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
             Fewer tests need less noise and lower thresholds; a key appears that much later.
+        tests: instead of ``select_every``: how many tests a window has, at growing distances, or
+            the triggers themselves (`accounting.plan.schedule`).
+        skip: pairs on keys that are published already take no selection weight (sticky, with
+            weights; mechanism.md section 9).
         periods_share_windows: a window may meet several privacy periods though keys are selected
             (``Timeline.periods_met`` above 1): one person is several units in a key then, so
             thresholds rise until that many publish nothing by themselves.
@@ -52,6 +56,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     combine: bool = False
     select_every: int | None = None
     periods_share_windows: bool = False
+    tests: int | tuple[int, ...] | None = None
+    skip: bool = False
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -88,16 +94,32 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.select_every is not None and self.select_every < 1:
             raise UsageError("privacy.select_every", "must be 1 or more", "omit it")
-        for name in ("per_key_bound", "weights", "combine", "select_every"):
+        for name in ("per_key_bound", "weights", "combine", "select_every", "tests", "skip"):
             if getattr(self, name) and self.mode != "sticky":
                 raise UsageError(
                     f"privacy.{name}", "needs mode 'sticky' (one selection a window)", "omit it"
                 )
         if self.weights is not None:
-            self.weights.check(self.contributions)
+            self.weights.check(self.contributions, vanishing=self.skip)
         if self.combine and not (self.weights and self.per_key_bound):
             raise UsageError(
                 "privacy.combine",
                 "adds a weighted stream to plain counts of units, so it needs both",
                 "set weights and per_key_bound = 1, or omit it",
+            )
+        if self.skip:
+            self._check_skip()
+
+    def _check_skip(self) -> None:
+        if self.weights is None:
+            raise UsageError(
+                "privacy.skip",
+                "saves selection weight, and without weights every pair has the same",
+                "set weights = { offset = 1, power = 2 }, or omit skip",
+            )
+        if self.contributions > limits.MAX_SKIPPING:
+            raise UsageError(
+                "privacy.skip",
+                f"takes at most {limits.MAX_SKIPPING} contributions",
+                "lower contributions, or omit skip",
             )

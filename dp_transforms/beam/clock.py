@@ -37,6 +37,8 @@ TICK = 1_000
 _FOREVER = 1 << 40
 #: Longest wait between two looks at the clock on the wall, in micros.
 _LOOK = 200_000
+#: Shortest wait of a clock that waits for steps, in micros.
+_PACED = 20_000
 _HERE_SECONDS = 0.02
 
 
@@ -70,18 +72,40 @@ class WallClock(beam.PTransform):
         line: public time axis.
         first: first trigger time to announce; those of the past come in one clock tick.
         now: the clock, in seconds since the epoch.
+        pace: the last trigger time that may be announced, for the next one to announce: of a run
+            whose records wait for what was released before them.
     """
 
     def __init__(
-        self, line: Timeline, first: int = 1, now: Callable[[], float] = time.time
+        self,
+        line: Timeline,
+        first: int = 1,
+        now: Callable[[], float] = time.time,
+        pace: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__()
-        self._clock = _PublicClock(line, first, now)
+        self._given = line, first, now
+        self._clock = _PublicClock(line, first, now, pace)
+
+    def paced(self, pace: Callable[[int], int]) -> "WallClock":
+        """The same clock, which waits."""
+        return WallClock(*self._given, pace)
 
     def expand(self, begin: Any) -> beam.PCollection:
         """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
         ticks = beam.ParDo(self._clock).with_output_types(ClockTick)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Ticks" >> ticks
+
+
+class Ended:
+    """The time when a job with an end is over."""
+
+    def __init__(self, line: Timeline) -> None:
+        self._end = line.instant_of(line.last_trigger_time) / 1e6 + 1
+
+    def __call__(self) -> float:
+        """Then."""
+        return self._end
 
 
 class StreamTime:
@@ -111,8 +135,14 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
     before its clock tick is there.
     """
 
-    def __init__(self, line: Timeline, first: int, now: Callable[[], float]) -> None:
-        self._line, self._first, self._now = line, first, now
+    def __init__(
+        self,
+        line: Timeline,
+        first: int,
+        now: Callable[[], float],
+        pace: Callable[[int], int] | None = None,
+    ) -> None:
+        self._line, self._first, self._now, self._pace = line, first, now, pace
 
     @beam.DoFn.unbounded_per_element()
     @guarded("clock")
@@ -126,6 +156,8 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
         line, left = self._line, tracker.current_restriction()
         now = int(self._now() * 1_000_000)
         through = min((now - line.start) // line.trigger_every, left.stop - 1)
+        if self._pace is not None and through >= left.start:
+            through = min(through, self._pace(left.start))
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
@@ -135,7 +167,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
             due = line.instant_of(max(through, left.start - 1) + 1)
-            wait = min(_LOOK, max(0, due - now))
+            wait = min(_LOOK, max(0 if self._pace is None else _PACED, due - now))
             give_back(tracker, wait / 1_000_000)
 
     def initial_restriction(self, element: int) -> OffsetRange:

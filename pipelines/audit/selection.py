@@ -76,7 +76,7 @@ def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> 
     covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2
     plain = plain_count(plan, budget.units, budget.values)
     if plain is not None:
-        at = np.minimum(step_indices * plan.design.select_every, plan.timeline.triggers)
+        at = plan.design.test_triggers[:tests]
         own = prefix_covariance(plain.strategy_object, at)
         covariance = covariance + own * (budget.statistic.counted * plain.sigma) ** 2
     root = np.linalg.cholesky(covariance + 1e-9 * np.trace(covariance) * np.eye(tests))
@@ -133,7 +133,7 @@ def first_tests(plan: Plan, rows: Released, trials: Int64, width: int, tests: in
     """(trials, width) number of the test at which each key appears, ``tests`` for none."""
     own = rows.window == 0
     first = np.full(len(trials) * width, tests, np.int64)
-    number = np.minimum(-(-rows.trigger[own] // plan.design.select_every) - 1, tests)
+    number = np.minimum(np.searchsorted(plan.design.test_triggers, rows.trigger[own]), tests)
     np.minimum.at(first, rows.key[own] - trials[0] * width, number)
     return first.reshape(len(trials), width)
 

@@ -14,6 +14,7 @@ from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
+from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.begin import begun_epoch, charge_restored, prepare
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import resealed
@@ -243,7 +244,9 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     trigger_times += [
         line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))
     ]
-    return Abandon(max(1, *trigger_times), job.plan.privacy.contributions)
+    most = job.plan.privacy.contributions
+    limit = exhausted(most) if job.plan.design.skips else most
+    return Abandon(max(1, *trigger_times), limit)
 
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:

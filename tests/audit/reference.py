@@ -27,7 +27,7 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.audit import encoders
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row
-from tests.dp_transforms.exhaustive import tests_every, weights_of
+from tests.dp_transforms.exhaustive import test_of, tests_of, weights_of
 from tests.streams import KEYS, RUN_ID
 
 _Rounded, _Real = RoundedGaussian, ContinuousGaussian
@@ -51,13 +51,13 @@ class Mechanism:
         object.__setattr__(self, "budget", _thresholds_of(self.plan))
         object.__setattr__(self, "values", self.plan.design.streams)
         object.__setattr__(self, "weights", weights_of(self.plan))
-        object.__setattr__(self, "every", tests_every(self.plan))
+        object.__setattr__(self, "tests", frozenset(tests_of(self.plan)))
         object.__setattr__(self, "drawn", {})
 
     budget: Budget = dataclasses.field(init=False)
     values: tuple[ValueStream, ...] = dataclasses.field(init=False)
     weights: tuple[int, ...] | None = dataclasses.field(init=False)
-    every: int = dataclasses.field(init=False)
+    tests: frozenset[int] = dataclasses.field(init=False)
     drawn: dict[tuple[object, ...], list[Any]] = dataclasses.field(init=False)
 
     def steps(self, stream: str) -> int:
@@ -66,11 +66,11 @@ class Mechanism:
 
     def step_index(self, stream: str, trigger: int) -> int:
         """The step of a round at which data of its ``trigger``-th trigger counts."""
-        return -(-trigger // self.every) if stream == "selection" else trigger
+        return test_of(self.plan, trigger) if stream == "selection" else trigger
 
     def tested(self, trigger: int) -> bool:
-        """Whether keys are tested at a trigger: every so often, and at the last one."""
-        return trigger % self.every == 0 or trigger == self.plan.timeline.triggers
+        """Whether keys are tested at a trigger."""
+        return trigger in self.tests
 
     @property
     def plain_units(self) -> str | None:

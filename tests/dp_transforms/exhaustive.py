@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from tests.dp_transforms.reference import Pair
+from tests.dp_transforms.reference import Accepted, Pair, covers
 
 #: Weighted counts are whole numbers of 2^-8.
 LATTICE = 256
@@ -90,8 +91,9 @@ class _Key:
         for pair in sorted(pairs, key=lambda p: p.rank):
             first = pair.unit not in self.units
             self.units.add(pair.unit)
-            if first and weights is not None:
-                self.weighted += weights[pair.rank]
+            number = pair.rank if pair.index is None else pair.index
+            if first and weights is not None and number >= 0:
+                self.weighted += weights[number]
             if first or not plan.privacy.per_key_bound:
                 columns = iter(pair.values)
                 for i, stream in enumerate(plan.design.streams):
@@ -117,11 +119,21 @@ def refreshes_every(plan: Plan) -> int:
     return plan.privacy.refresh_every or max(1, plan.timeline.triggers // 100)
 
 
-def tests_every(plan: Plan) -> int:
-    """Triggers between two tests of a key (sticky)."""
-    if plan.design.restarts:
-        return 1
-    return plan.privacy.select_every or refreshes_every(plan)
+def tests_of(plan: Plan) -> list[int]:
+    """Triggers of a window at which keys are tested."""
+    last, privacy = plan.timeline.triggers, plan.privacy
+    if isinstance(privacy.tests, tuple):
+        return list(privacy.tests)
+    if privacy.tests or privacy.skip:
+        n = min(privacy.tests or 15, last)
+        return sorted({math.ceil(Fraction(last) * Fraction(j, n) ** 2) for j in range(1, n + 1)})
+    every = 1 if plan.design.restarts else privacy.select_every or refreshes_every(plan)
+    return [t for t in range(1, last + 1) if t % every == 0 or t == last]
+
+
+def test_of(plan: Plan, t: int) -> int:
+    """Number of the first test at or after a trigger, from 1."""
+    return 1 + sum(test < t for test in tests_of(plan))
 
 
 Row = tuple[str, dict[str, tuple[float | None, float | None]]]
@@ -143,18 +155,78 @@ def exhaustive(
     for window in range(line.windows):
         keys = {k: _Key([0] * len(plan.design.streams), round=1) for k in public}
         for t in range(1, line.triggers + 1):
-            for key, fed in cells[window, t].items():
-                keys.setdefault(key, _Key([0] * len(plan.design.streams))).feed(plan, fed)
-            selected = set(_selected(plan, keys, noise, window, key_ids, t))
-            chosen = _calendar(plan, keys, selected, t)
-            out[window, t] = [
-                (key, _figures(plan, keys[key], noise, window, key_ids[key], t))
-                for key in sorted(chosen)
-            ]
-            if plan.privacy.mode == "rounds":
-                for key in selected:
-                    state = keys[key]
-                    state.units, state.round, state.base = set(), state.round + 1, t
+            fed = cells[window, t]
+            out[window, t] = _step(plan, keys, fed, noise, window, key_ids, t)
+    return out
+
+
+def _step(
+    plan: Plan,
+    keys: dict[str, _Key],
+    fed: Mapping[str, list[Pair]],
+    noise: SlowNoise,
+    window: int,
+    key_ids: Mapping[str, bytes],
+    t: int,
+) -> list[Row]:
+    """Sorted released rows of one window and trigger; ``keys`` are its states."""
+    for key, pairs in fed.items():
+        keys.setdefault(key, _Key([0] * len(plan.design.streams))).feed(plan, pairs)
+    selected = set(_selected(plan, keys, noise, window, key_ids, t))
+    chosen = _calendar(plan, keys, selected, t)
+    out = [
+        (key, _figures(plan, keys[key], noise, window, key_ids[key], t)) for key in sorted(chosen)
+    ]
+    if plan.privacy.mode == "rounds":
+        for key in selected:
+            state = keys[key]
+            state.units, state.round, state.base = set(), state.round + 1, t
+    return out
+
+
+def skipping(
+    plan: Plan,
+    records: Iterable[Accepted],
+    key_ids: Mapping[str, bytes],
+    noise: SlowNoise,
+) -> dict[tuple[int, int], list[Row]]:
+    """``exhaustive`` by section 9: a pair on a key that its window has published takes no weight.
+
+    All records are delivered in time.  Trigger time by trigger time, first the pairs of its
+    records are decided, then its steps are taken: what they publish is known to later pairs only.
+    """
+    line, out = plan.timeline, {}
+    stride = line.slide // line.trigger_every
+    states: dict[int, dict[str, _Key]] = defaultdict(dict)
+    cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    used: dict[tuple[str, int], int] = defaultdict(int)
+    taken: dict[tuple[str, int], int] = defaultdict(int)
+    by_time: dict[int, list[Accepted]] = defaultdict(list)
+    for record in records:
+        by_time[max(1, record.stamp_trigger_time)].append(record)
+    for now in range(1, (line.windows - 1) * stride + line.triggers + 1):
+        for record in sorted(by_time[now], key=lambda r: r.order):
+            entry = max(record.event_trigger_time, now)
+            event = line.start + (record.event_trigger_time - 1) * line.trigger_every
+            for window in range(line.windows):
+                step, unit = entry - window * stride, record.unit
+                if not covers(plan, window, event) or step > line.triggers:
+                    continue
+                if used[unit] == plan.privacy.contributions:
+                    continue
+                state = states[window].get(record.key)
+                index = -1
+                if state is None or not state.round:
+                    index = taken[unit]
+                    taken[unit] += 1
+                pair = Pair(window, step, used[unit], unit, record.key, record.values, index)
+                used[unit] += 1
+                cells[window, step][record.key].append(pair)
+        for window in range(line.windows):
+            t = now - window * stride
+            if 1 <= t <= line.triggers:
+                fed = cells[window, t]
+                out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t)
     return out
 
 
@@ -167,16 +239,15 @@ def _selected(
     t: int,
 ) -> Iterator[str]:
     """Keys that pass their test at trigger t, if there is one."""
-    budget, line = budget_of(plan), plan.timeline
-    every = tests_every(plan)
-    if t % every and t != line.triggers:
+    budget = budget_of(plan)
+    if t not in tests_of(plan):
         return
     for key, state in keys.items():
         if plan.public_keys is not None or (plan.privacy.mode != "rounds" and state.round):
             continue
         assert budget.selection is not None and budget.tau is not None
         assert budget.statistic is not None
-        step_index = math.ceil(t / every) - state.base
+        step_index = test_of(plan, t) - state.base
         name = (window, key_ids[key], state.round)
         drawn = int(noise.path("selection", budget.selection, *name)[step_index - 1])
         if plan.privacy.weights is not None:
@@ -225,9 +296,10 @@ def _figures(
         elif a.kind == "units":
             assert budget.units is not None
             fused = plan.public_keys is None and plan.privacy.weights is None
+            assert not (fused and plan.privacy.skip)
             role = "selection" if fused else "units"
             drawn = noise.path(role, budget.units, window, key_id)
-            step_index = math.ceil(t / tests_every(plan)) if fused else t
+            step_index = test_of(plan, t) if fused else t
             exact = (len(state.units) << 8) + int(drawn[step_index - 1])
             out[a.name] = exact / 256, float(budget.units.sd[step_index - 1])
         else:

@@ -28,7 +28,10 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """An admitted (record, window) pair; ``rank`` of its unit's pairs were admitted before it."""
+    """An admitted (record, window) pair; ``rank`` of its unit's pairs were admitted before it.
+
+    ``index``: number of its selection weight where it is not the rank; -1: it takes none.
+    """
 
     window: int
     step_index: int
@@ -36,6 +39,7 @@ class Pair:
     unit: tuple[str, int]
     key: str
     values: tuple[int, ...]
+    index: int | None = None
 
 
 def trigger_of(plan: Plan, instant: int) -> int:

@@ -15,8 +15,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.step import run_name
 from dpstream.state.store import RunIdentity
-from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive
-from tests.dp_transforms.reference import admitted
+from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive, skipping
+from tests.dp_transforms.reference import accept, admitted
 from tests.streams import (
     COUNT,
     MEAN,
@@ -107,7 +107,32 @@ RANKED: dict[str, Plan] = {
         (3, 1), per_key_bound=1, combine=True, aggregates=(MEAN,), strategy="blt",
         triggers=14, **LATE,
     ),
+    "tests listed": ranked_plan((3, 1), triggers=13, tests=(1, 2, 5, 13), refresh_every=2),
+    "tests growing combined": ranked_plan(
+        (3, 1), per_key_bound=1, combine=True, triggers=20, tests=4, strategy="toeplitz",
+    ),
 }  # fmt: skip
+SKIPPING: dict[str, Plan] = {
+    "skip": ranked_plan((1, 2), skip=True, tests=(2, 4, 7, 12)),
+    "skip combined": ranked_plan(
+        (1, 2), skip=True, per_key_bound=1, combine=True, triggers=24, strategy="blt",
+        aggregates=(COUNT, SUM), tests=6,
+    ),
+    "skip units": ranked_plan(
+        (3, 0.5), skip=True, aggregates=(UNITS, MEAN), strategy="blt", triggers=20, windows=3,
+    ),
+    "skip late": ranked_plan(
+        (2, 1), skip=True, triggers=14, tests=(1, 3, 6, 14), pre_threshold=2, **LATE
+    ),
+    "skip sliding": ranked_plan(
+        (1, 1.5), skip=True, aggregates=(COUNT, SUM), strategy="toeplitz", epsilon=40.0,
+        tests=(1, 4, 9), **SLIDING, **LATE,
+    ),
+    "skip periods": ranked_plan(
+        (2, 1), skip=True, triggers=6, windows=4, period=6, tests=(1, 3, 6)
+    ),
+}  # fmt: skip
+RANKED |= SKIPPING
 PLANS |= RANKED
 MODES = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in PLANS.items()]
 SELECTING = [p for p in MODES if p.values[0].public_keys is None]
@@ -161,6 +186,8 @@ def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
     stream = stream_of(plan) if stream is None else stream
     public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
     noise = SlowNoise(plan, ring, identity(plan))
+    if plan.privacy.skip:
+        return skipping(plan, accept(plan, stream).values(), key_ids(ring), noise)
     return exhaustive(plan, admitted(plan, listed(plan, stream)), key_ids(ring), noise, public)
 
 

@@ -1,0 +1,71 @@
+"""When keys are tested: at public triggers of a window, few of them and growing apart.
+
+Fewer tests need less selection noise and a smaller union; with ``skip`` what one test published
+costs later pairs nothing (mechanism.md section 9).  Values keep their own triggers.
+"""
+
+import functools
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+
+if TYPE_CHECKING:
+    from dpstream.accounting.plan.privacy import Privacy
+
+#: Tests of a window where a job says that published keys are skipped, and not how many tests.
+DEFAULT_TESTS = 15
+
+
+def growing(triggers: int, tests: int) -> tuple[int, ...]:
+    """The distinct values of ceil(T (j/n)^2), j = 1 .. n, the last of them T."""
+    square = tests * tests
+    return tuple(sorted({-(-triggers * j * j // square) for j in range(1, tests + 1)}))
+
+
+def schedule_of(privacy: "Privacy", triggers: int) -> tuple[int, ...] | None:
+    """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart."""
+    given = privacy.tests
+    if given is None and not privacy.skip:
+        return None
+    if given is None or isinstance(given, int):
+        return growing(triggers, min(given or DEFAULT_TESTS, triggers))
+    return given
+
+
+@functools.lru_cache(maxsize=64)
+def test_triggers(triggers: int, select_every: int, schedule: tuple[int, ...] | None) -> Int64:
+    """(tests,) window triggers of the tests, rising; read-only."""
+    if schedule is None:
+        steps = np.arange(1, -(-triggers // select_every) + 1, dtype=np.int64)
+        at = np.minimum(steps * select_every, triggers)
+    else:
+        at = np.array(schedule, np.int64)
+    at.setflags(write=False)
+    return at
+
+
+def check_tests(privacy: "Privacy", triggers: int) -> None:
+    """Refuse a list of tests that does not rise, or does not end at the last trigger."""
+    given = privacy.tests
+    if given is None:
+        return
+    if privacy.select_every is not None:
+        raise UsageError(
+            "privacy.tests", "says when keys are tested, and so does select_every", "keep one"
+        )
+    if isinstance(given, int):
+        if given < 1:
+            raise UsageError("privacy.tests", "must be 1 or more", f"write {DEFAULT_TESTS}")
+        return
+    rises = all(a < b for a, b in itertools.pairwise(given))
+    if not given or given[0] < 1 or not rises or given[-1] != triggers:
+        raise UsageError(
+            "privacy.tests",
+            "must be a list of triggers that rises from 1 or more to the last trigger of a "
+            f"window, which is {triggers}",
+            f"write a number of tests, as {DEFAULT_TESTS}, or end the list with {triggers}",
+        )

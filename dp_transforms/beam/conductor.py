@@ -1,0 +1,99 @@
+"""BOUND and RELEASE in one stage, for input that ends and an engine that has one process.
+
+Such an engine (Beam's FnApiRunner) runs a stage to its end before the next begins, so a clock that
+waits for a stage behind it would wait for ever.  Here the timers of all unit shards fire in one
+bundle, at the end of the input, and the bundle takes all steps (`dp_transforms.loop`).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.coders import VarIntCoder
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import (
+    BagStateSpec,
+    ReadModifyWriteStateSpec,
+    TimerSpec,
+    on_timer,
+)
+from apache_beam.transforms.window import GlobalWindows
+
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
+from dpstream.dp_transforms.beam.workers import Threads
+from dpstream.dp_transforms.loop import Tools, alternate
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import guarded
+
+
+class Conductor(beam.DoFn):
+    """(unit shard, canonical records) -> committed steps of all key shards.
+
+    Args:
+        run: a run whose input ends.
+        make: builds what a thread works with.
+        threads: that shards are worked on.
+    """
+
+    ROWS = BagStateSpec("rows", ArrowBatchCoder())
+    ARMED = ReadModifyWriteStateSpec("armed", VarIntCoder())
+    END = TimerSpec("end", TimeDomain.WATERMARK)
+
+    def __init__(self, run: Run, make: Callable[[], Tools], threads: Threads) -> None:
+        self._run, self._make, self._threads = run, make, threads
+
+    def start_bundle(self) -> None:
+        """Begin with nothing gathered."""
+        self._held: dict[int, list[pa.RecordBatch]] = {}
+
+    @guarded("hold")
+    def process(
+        self,
+        element: tuple[int, pa.RecordBatch],
+        rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008 - Beam's way to declare state
+        armed: Any = beam.DoFn.StateParam(ARMED),  # noqa: B008
+        timer: Any = beam.DoFn.TimerParam(END),  # noqa: B008
+    ) -> None:
+        """Keep the batch; a clock tick, which every shard gets, arms the timer."""
+        _, batch = element
+        if batch.num_rows:
+            rows.add(batch)
+        if clock_tick_of(batch) is not None and not armed.read():
+            armed.write(1)
+            line = self._run.plan.timeline
+            timer.set(instant(line, line.last_trigger_time))
+
+    @on_timer(END)
+    @guarded("trigger_time")
+    def fire(
+        self,
+        shard: int = beam.DoFn.KeyParam,
+        rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
+    ) -> None:
+        """A shard's records are complete."""
+        self._held[shard] = list(rows.read())
+        rows.clear()
+
+    @guarded("trigger_time")
+    def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        """All steps of all shards.
+
+        Raises:
+            RunError: the engine has given some shards only.
+        """
+        held, run = self._held, self._run
+        if not held:
+            return
+        if len(held) < run.shards:
+            raise RunError(
+                "privacy.skip",
+                "this engine works on the shards of one stage apart, and was not told to wait",
+                "name the engine with --runner, or give DPStream a clock",
+            )
+        records = [held.pop(shard) for shard in range(run.shards)]
+        end = instant(run.plan.timeline, run.plan.timeline.last_trigger_time)
+        for step in alternate(run, self._make, records, self._threads):
+            yield GlobalWindows.windowed_value(step, end)

@@ -1,0 +1,67 @@
+"""PACE: when BOUND must wait for RELEASE, and until when (mechanism.md section 9).
+
+Where pairs on published keys are skipped, BOUND decides what lies behind a test only when all
+key shards have committed the test.  So the public clock stops at each trigger time at which some
+window tests its keys, and goes on when the store has all steps of it.  Nothing waits for data:
+clock ticks reach shards without any, and every shard takes every step.
+"""
+
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.run import Run
+from dpstream.state.store import Store
+
+
+def next_test(plan: Plan, after: int) -> int | None:
+    """The first trigger time after ``after`` at which a window tests its keys; ``None``: none."""
+    line, design = plan.timeline, plan.design
+    found = []
+    # The oldest open windows, and the first that opens later: those behind it test later still.
+    at = line.windows_at(after + 1)
+    behind = at.stop if len(at) else -(-after // line.base(1))
+    last = None if line.end is None else line.windows - 1
+    for window in (*at, *([behind] if last is None or behind <= last else [])):
+        step = max(0, after - line.base(window)) + 1
+        test = design.selection_step_index(step)
+        if test <= design.tests:
+            found.append(line.base(window) + int(design.test_triggers[test - 1]))
+    return min(found, default=None)
+
+
+def tested_before(plan: Plan, trigger_time: int) -> dict[int, int]:
+    """Windows that are open at a trigger time -> step of their last test before it."""
+    line, found = plan.timeline, {}
+    for window in line.windows_at(trigger_time):
+        number = plan.design.selection_step_index(trigger_time - line.base(window)) - 1
+        if number:
+            found[window] = int(plan.design.test_triggers[number - 1])
+    return found
+
+
+def may_decide(plan: Plan, store: Store, trigger_time: int) -> bool:
+    """Whether all key shards have committed the tests that records of a trigger time ask for."""
+    retained = store.retained_windows
+    before = {w: t for w, t in tested_before(plan, trigger_time).items() if w >= retained.first}
+    if not before:
+        return True
+    done = store.completed(store.identity.shards, min(before))
+    return all(done.get(window, 0) >= test for window, test in before.items())
+
+
+class Pace:
+    """How far the clock of a run may announce; picklable.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self, first: int) -> int:
+        """The last trigger time that may be announced now, ``first`` being the next one; before
+        ``first``: none yet."""
+        plan = self._run.plan
+        if not may_decide(plan, self._run.open(), first):
+            return first - 1
+        stop = next_test(plan, first - 1)
+        return plan.timeline.last_trigger_time if stop is None else stop

@@ -1,0 +1,117 @@
+"""What each window has published at its tests: read from committed releases, and nowhere else.
+
+A key that a test selects is published at the test's own trigger, so the releases of the tests'
+steps name every key with the test that selected it.  They are committed together with the state
+of their step, copied, kept and expired with it: there is no second list that could differ.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import ids_of
+from dpstream.state.idtable import IdTable
+from dpstream.state.store import NEVER, Store
+
+
+class _Window(NamedTuple):
+    """Keys of a window by slot, the number of the test that selected each (``NEVER`` behind them,
+    at slot -1), and how many tests were read."""
+
+    keys: IdTable
+    test: Int32
+    read: int
+
+
+class PublishedKeys:
+    """Which keys the windows of a run have published; shared by the threads of a process.
+
+    Args:
+        plan, store: of the run.
+        ids: rows -> (n, 2) key ids.
+    """
+
+    def __init__(self, plan: Plan, store: Store, ids: Callable[[pa.RecordBatch], Ids]) -> None:
+        self._plan, self._store, self._ids = plan, store, ids
+        self._windows: dict[int, _Window] = {}
+        self._lock = threading.Lock()
+
+    def of_records(
+        self, records: pa.RecordBatch, first: Int64, count: Int64, decided: int
+    ) -> Int32:
+        """(n,) bit k: the record's window ``first + k`` has published its key by a test at or
+        before trigger time ``decided``.
+
+        Args:
+            records: with the key columns; first, count: (n,) their open windows.
+
+        Raises:
+            RunError: a step at or before it is not committed.
+        """
+        out = np.zeros(len(first), np.int32)
+        if decided == 0 or not len(first):
+            return out
+        ids = self._ids(records)
+        for nth in range(int(count.max())):
+            rows = np.flatnonzero(count > nth)
+            windows = first[rows] + nth
+            for window in np.unique(windows).tolist():
+                mine = rows[windows == window]
+                out[mine] |= self._known(window, ids[mine], decided).astype(np.int32) << nth
+        return out
+
+    def _known(self, window: int, ids: Ids, decided: int) -> Bool:
+        tests = self._plan.design.test_triggers
+        number = int(np.searchsorted(tests, decided - self._plan.timeline.base(window), "right"))
+        if number == 0:
+            return np.zeros(len(ids), np.bool_)
+        found = self._read(window, number)
+        # Another shard may have read on: what a later test published is not known here.
+        return np.asarray(found.test[found.keys.find(ids)] < number)
+
+    def _read(self, window: int, number: int) -> _Window:
+        """The window's keys of its first ``number`` tests, or of more."""
+        with self._lock:
+            known = self._windows.get(window)
+            if known is not None and known.read >= number:
+                return known
+            if known is None:
+                known = _Window(IdTable(), np.full(1, NEVER, np.int32), 0)
+                self._forget(window)
+            # A table of its own: the one before is being asked by other threads.
+            keys = IdTable()
+            keys.intern(known.keys.ids)
+            test = [known.test[:-1]]
+            for at in range(known.read, number):
+                keys.intern(self._released(window, at))
+                more = keys.size - sum(map(len, test))
+                test.append(np.full(more, at, np.int32))
+            test.append(np.full(1, NEVER, np.int32))
+            found = self._windows[window] = _Window(keys, np.concatenate(test), number)
+            return found
+
+    def _released(self, window: int, test: int) -> Ids:
+        trigger, found = int(self._plan.design.test_triggers[test]), []
+        for shard in range(self._store.identity.shards):
+            rows = self._store.committed_releases(window, shard, trigger)
+            if rows is None:
+                raise RunError(
+                    "privacy.skip",
+                    "records are decided before what the last test published is committed",
+                    "run the job again; if it does not help, report it",
+                )
+            found.append(ids_of(rows.column("_id")))
+        return np.concatenate(found)
+
+    def _forget(self, window: int) -> None:
+        """Let go of windows that have closed long before this one opened."""
+        line = self._plan.timeline
+        kept = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        for other in [w for w in self._windows if w < window - kept]:
+            del self._windows[other]
