@@ -38,7 +38,7 @@ from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
-from dpstream.dp_transforms.loop import Tools, alternate
+from dpstream.dp_transforms.loop import Stages, Tools, alternate
 from dpstream.dp_transforms.pacing import Pace
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (
@@ -253,7 +253,7 @@ class Alternate(beam.PTransform):
         run, (records, clock_ticks) = self._run, pcolls
         schema, typed = record_schema(run.plan), tuple[tuple[int, int], pa.RecordBatch]
         by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
-        conductor = Conductor(run, ToolsFactory(run), self._threads)
+        conductor = Conductor(run, stages_of(run), self._threads)
         return (
             (
                 records | "ByUnit" >> by_unit.with_output_types(tuple[int, pa.RecordBatch]),
@@ -266,16 +266,20 @@ class Alternate(beam.PTransform):
         )
 
 
+def stages_of(run: Run) -> Stages:
+    """The workers' side of both stages, for `dp_transforms.loop`."""
+    return Stages(ToolsFactory(run), ReleaseCallback(run, True))
+
+
 class ToolsFactory:
-    """Builds what a thread needs that works on both stages."""
+    """Builds what a thread needs that bounds."""
 
     def __init__(self, run: Run) -> None:
-        self._bound, self._release = BoundCallback(run, True), ReleaseCallback(run, True)
-        self._ids = KeyIds(run)
+        self._bound, self._ids = BoundCallback(run, True), KeyIds(run)
 
     def __call__(self) -> Tools:
         """Open store and key on the worker."""
-        return Tools(self._bound(), self._release(), self._ids())
+        return Tools(self._bound(), self._ids())
 
 
 class Release(beam.PTransform):
@@ -475,7 +479,7 @@ def run_in_memory(
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     if run.plan.design.skips:
         shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
-        for name, part in alternate(run, ToolsFactory(run), shards):
+        for name, part in alternate(run, stages_of(run), shards):
             gathered.setdefault(name, []).append(part)
         return _in_order(run, gathered, sealed), [dead for _, dead in parts if dead.num_rows]
     by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}

@@ -32,11 +32,23 @@ from dpstream.state.idtable import shard_of
 
 
 class Tools(NamedTuple):
-    """What a thread works with: the two stages, and ids of keys."""
+    """What a thread works with to bound: the stage, and ids of keys."""
 
     decide: ShardCallback
-    release: ShardCallback
     ids: IdsOf
+
+
+class Stages(NamedTuple):
+    """Builds the workers' side.
+
+    Attributes:
+        tools: for each thread.
+        release: for each key shard: noise paths stay with the shard's states from test to test,
+            and with them the ciphers that they were begun with, which no two calls may share.
+    """
+
+    tools: Callable[[], Tools]
+    release: Callable[[], ShardCallback]
 
 
 def stops(plan: Plan) -> list[int]:
@@ -50,7 +62,7 @@ def stops(plan: Plan) -> list[int]:
 
 def alternate(
     run: Run,
-    make: Callable[[], Tools],
+    stages: Stages,
     records: Sequence[list[pa.RecordBatch]],
     threads: Threads = Threads(),  # noqa: B008 - immutable
 ) -> Iterator[ShardRelease]:
@@ -58,11 +70,12 @@ def alternate(
 
     Args:
         run: a run whose input ends.
-        make: builds a thread's tools.
+        stages: what works on the shards.
         records: all canonical records of each unit shard; emptied.
     """
     ends = stops(run.plan)
-    workers = Workers(make, threads)
+    workers = Workers(stages.tools, threads)
+    release = [stages.release() for _ in range(run.shards)]
     for shard in range(run.shards):
         workers.ask(functools.partial(_by_stop, run.plan, ends, shard, records[shard]))
     intervals: list[list[pa.RecordBatch | None]] = [[None] * run.shards for _ in ends]
@@ -87,7 +100,7 @@ def alternate(
             ahead[shard].append(batch)
         for shard in range(run.shards):
             mine, ahead[shard] = ahead[shard], []
-            workers.ask(functools.partial(_released, shard, mine, upto, since))
+            workers.ask(functools.partial(_released, release[shard], shard, mine, upto, since))
         for shard, released, batch in workers.answers():
             if released is None:
                 ahead[shard].append(batch)
@@ -146,10 +159,15 @@ def _split(
 
 
 def _released(
-    shard: int, batches: list[pa.RecordBatch], upto: int, since: int, tools: Tools
+    release: ShardCallback,
+    shard: int,
+    batches: list[pa.RecordBatch],
+    upto: int,
+    since: int,
+    _: Tools,
 ) -> Iterator[tuple[int, tuple[int, int] | None, pa.RecordBatch]]:
     """(key shard, (window, trigger) of a step or ``None`` for pairs that wait, rows)."""
-    held = tools.release(shard, batches, upto, since)
+    held = release(shard, batches, upto, since)
     for name, batch in held.outputs:
         yield shard, name, batch
     if held.waiting is not None and held.waiting.num_rows:

@@ -5,9 +5,7 @@ steps name every key with the test that selected it.  They are committed togethe
 of their step, copied, kept and expired with it: there is no second list that could differ.
 """
 
-import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +18,25 @@ from dpstream.state.idtable import IdTable
 from dpstream.state.store import NEVER, Store
 
 
-class _Window(NamedTuple):
-    """Keys of a window by slot, the number of the test that selected each (``NEVER`` behind them,
-    at slot -1), and how many tests were read."""
+class _Window:
+    """Keys of a window by slot and the number of the test that selected each (``NEVER`` behind
+    them, at slot -1), as far as tests were read."""
 
-    keys: IdTable
-    test: Int32
-    read: int
+    def __init__(self) -> None:
+        self.keys, self.read = IdTable(), 0
+        self.test = np.full(1, NEVER, np.int32)
+
+    def add(self, ids: Ids) -> None:
+        """What the next test has published, keys of before included."""
+        self.keys.intern(ids)
+        more = self.keys.size - (len(self.test) - 1)
+        new = np.full(more, self.read, np.int32)
+        self.test = np.concatenate([self.test[:-1], new, self.test[-1:]])
+        self.read += 1
 
 
 class PublishedKeys:
-    """Which keys the windows of a run have published; shared by the threads of a process.
+    """Which keys the windows of a run have published; one for each thread, as its ids have ciphers.
 
     Args:
         plan, store: of the run.
@@ -40,7 +46,6 @@ class PublishedKeys:
     def __init__(self, plan: Plan, store: Store, ids: Callable[[pa.RecordBatch], Ids]) -> None:
         self._plan, self._store, self._ids = plan, store, ids
         self._windows: dict[int, _Window] = {}
-        self._lock = threading.Lock()
 
     def of_records(
         self, records: pa.RecordBatch, first: Int64, count: Int64, decided: int
@@ -71,33 +76,16 @@ class PublishedKeys:
         number = int(np.searchsorted(tests, decided - self._plan.timeline.base(window), "right"))
         if number == 0:
             return np.zeros(len(ids), np.bool_)
-        found = self._read(window, number)
-        # Another shard may have read on: what a later test published is not known here.
+        if window not in self._windows:
+            self._forget(window)
+        found = self._windows.setdefault(window, _Window())
+        while found.read < number:
+            found.add(self._released(window, int(tests[found.read])))
+        # For another shard more may have been read: what a later test published is not known here.
         return np.asarray(found.test[found.keys.find(ids)] < number)
 
-    def _read(self, window: int, number: int) -> _Window:
-        """The window's keys of its first ``number`` tests, or of more."""
-        with self._lock:
-            known = self._windows.get(window)
-            if known is not None and known.read >= number:
-                return known
-            if known is None:
-                known = _Window(IdTable(), np.full(1, NEVER, np.int32), 0)
-                self._forget(window)
-            # A table of its own: the one before is being asked by other threads.
-            keys = IdTable()
-            keys.intern(known.keys.ids)
-            test = [known.test[:-1]]
-            for at in range(known.read, number):
-                keys.intern(self._released(window, at))
-                more = keys.size - sum(map(len, test))
-                test.append(np.full(more, at, np.int32))
-            test.append(np.full(1, NEVER, np.int32))
-            found = self._windows[window] = _Window(keys, np.concatenate(test), number)
-            return found
-
-    def _released(self, window: int, test: int) -> Ids:
-        trigger, found = int(self._plan.design.test_triggers[test]), []
+    def _released(self, window: int, trigger: int) -> Ids:
+        found = []
         for shard in range(self._store.identity.shards):
             rows = self._store.committed_releases(window, shard, trigger)
             if rows is None:

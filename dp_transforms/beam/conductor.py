@@ -5,7 +5,7 @@ waits for a stage behind it would wait for ever.  Here the timers of all unit sh
 bundle, at the end of the input, and the bundle takes all steps (`dp_transforms.loop`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -24,7 +24,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
 from dpstream.dp_transforms.beam.workers import Threads
-from dpstream.dp_transforms.loop import Tools, alternate
+from dpstream.dp_transforms.loop import Stages, alternate
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 
@@ -34,7 +34,7 @@ class Conductor(beam.DoFn):
 
     Args:
         run: a run whose input ends.
-        make: builds what a thread works with.
+        stages: builds what works on the shards.
         threads: that shards are worked on.
     """
 
@@ -42,8 +42,8 @@ class Conductor(beam.DoFn):
     ARMED = ReadModifyWriteStateSpec("armed", VarIntCoder())
     END = TimerSpec("end", TimeDomain.WATERMARK)
 
-    def __init__(self, run: Run, make: Callable[[], Tools], threads: Threads) -> None:
-        self._run, self._make, self._threads = run, make, threads
+    def __init__(self, run: Run, stages: Stages, threads: Threads) -> None:
+        self._run, self._stages, self._threads = run, stages, threads
 
     def start_bundle(self) -> None:
         """Begin with nothing gathered."""
@@ -95,5 +95,5 @@ class Conductor(beam.DoFn):
             )
         records = [held.pop(shard) for shard in range(run.shards)]
         end = instant(run.plan.timeline, run.plan.timeline.last_trigger_time)
-        for step in alternate(run, self._make, records, self._threads):
+        for step in alternate(run, self._stages, records, self._threads):
             yield GlobalWindows.windowed_value(step, end)
