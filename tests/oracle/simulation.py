@@ -25,7 +25,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
 from dpstream.pipelines.experiments.paper import published_budget
 
 Ints = npt.NDArray[np.signedinteger]
@@ -185,6 +185,7 @@ class Feed:
     key: Ints  # (n,) index into ``keys``
     previous: Ints  # (n,) step of the same user's previous record of that key, 0 if none
     rank: Ints  # (n,) index of the record among its user's
+    user: Ints  # (n,) its user
     again: npt.NDArray[np.bool_]  # (n,) whether the user has an earlier record of that key
     start: Ints  # (T + 2,) records of step t are start[t] .. start[t + 1]
 
@@ -211,10 +212,45 @@ def make_feed(bounded: Records, keys: int, triggers: int, least: float) -> Feed:
     again = np.zeros(len(step_index), np.bool_)
     again[1:] = code[1:] == code[:-1]
     previous[1:] = np.where(again[1:], step_index[:-1], 0)
-    key = index[code % keys]
+    key, user = index[code % keys], (code // keys).astype(np.int32)
     order = np.argsort(step_index, kind="stable")
     start = np.searchsorted(step_index[order], np.arange(triggers + 2))
-    return Feed(candidates, key[order], previous[order], rank[order], again[order], start)
+    own = key[order], previous[order], rank[order], user[order], again[order]
+    return Feed(candidates, *own, start)
+
+
+class Indices:
+    """Which selection weight each record takes where published keys are skipped (section 9)."""
+
+    def __init__(self, bounded: Records, keys: int, triggers: int) -> None:
+        assert bounded.rank is not None
+        counts = np.bincount(bounded.user)
+        self._base = np.cumsum(counts) - counts
+        at = self._base[bounded.user] + bounded.rank  # by user, in the order of time
+        self._user, self._key = np.empty_like(bounded.user), np.empty_like(bounded.key)
+        self._user[at], self._key[at] = bounded.user, bounded.key
+        step_index = np.empty(len(bounded), np.int16 if triggers < 32000 else np.int32)
+        step_index[at] = bounded.step_index(triggers)
+        self._order = np.argsort(step_index, kind="stable").astype(np.int32)
+        self._start = np.searchsorted(step_index[self._order], np.arange(triggers + 2))
+        self._index = np.empty(len(bounded), np.int16)
+        self._taken = np.zeros(len(counts), np.int16)
+        self.published = np.zeros(keys, bool)
+
+    def decide(self, step: int) -> None:
+        """The records of a step, by what is published before it."""
+        rows = self._order[self._start[step] : self._start[step + 1]]
+        user, takes = self._user[rows], ~self.published[self._key[rows]]
+        before = np.cumsum(takes) - takes
+        first = np.r_[True, user[1:] != user[:-1]][: len(user)]
+        of_user = np.maximum.accumulate(np.where(first, before, 0))
+        index = self._taken[user] + before - of_user
+        self._index[rows] = np.where(takes, index, -1)
+        np.add.at(self._taken, user[takes], 1)
+
+    def of(self, user: Ints, rank: Ints) -> Ints:
+        """Number of the weight of each record; -1: none."""
+        return self._index[self._base[user] + rank]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +282,8 @@ class Design:
     mode: Mode = "sticky"
     mu_count: int = 0
     refresh_every: int = 1
-    select_every: int = 1
+    tests: frozenset[int] = frozenset()
+    skip: bool = False
     final_flush: bool = False
     window_indexed: bool = False  # a restarted tree continues at the window's trigger index
 
@@ -272,7 +309,8 @@ class Design:
             plan.privacy.mode,
             plan.privacy.pre_threshold,
             plan.design.refresh_every,
-            plan.design.select_every,
+            frozenset(plan.design.test_triggers.tolist()),
+            plan.privacy.skip,
             plan.privacy.final_flush,
         )
 
@@ -302,15 +340,20 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
     back = np.full(keys, -1, np.int32)
     back[feed.keys] = np.arange(size)
     missed, errors, updates = 0, [], 0
+    indices = Indices(bounded, keys, triggers) if design.skip else None
     for t in range(1, triggers + 1):
         part = slice(feed.start[t], feed.start[t + 1])
         key, previous = feed.key[part], feed.previous[part]
         fresh = (previous <= released[key]) & ~(feed.again[part] & (design.mode == "sticky"))
         units += np.bincount(key[fresh], minlength=size)
-        gained = design.weights[feed.rank[part][fresh]]
+        number = feed.rank[part][fresh]
+        if indices is not None:
+            indices.decide(t)
+            number = indices.of(feed.user[part][fresh], number)
+        gained = np.where(number < 0, 0, design.weights[number])
         weighted += np.bincount(key[fresh], gained, minlength=size).astype(np.int64)
         total += np.bincount(key[~feed.again[part]] if design.per_key else key, minlength=size)
-        testing = t % design.select_every == 0 or t == triggers
+        testing = t in design.tests
         noise = selection.advance() if testing else noise
         published_noise = values.advance() if values else noise
         statistic = a * (weighted + noise) + d * (total + published_noise)
@@ -321,6 +364,8 @@ def simulate(design: Design, bounded: Records, raw: Records, keys: int, seed: in
             rows = np.flatnonzero(wins)
             selection.restart(rows, t if design.window_indexed else 0)
             units[rows], weighted[rows], released[rows] = 0, 0, t
+        if indices is not None:
+            indices.published[feed.keys[selected]] = True
         published[due] = (total + published_noise)[due]
         updates += int(due.sum())
         now = back[raw.key[order[cells[t] : cells[t + 1]]]]
@@ -400,6 +445,8 @@ DESIGNS: tuple[dict[str, object], ...] = (
         "per_key_bound": 1,
         "combine": True,
     },
+    {"strategy": "blt", "weights": MILD, "skip": True, "selection_share": 0.8},
+    {"strategy": "blt", "weights": SPARED, "per_key_bound": 1, "combine": True, "skip": True},
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
@@ -42,13 +42,21 @@ KINDS: dict[str, dict[str, object]] = {
         "weights": SelectionWeights(3.0, 1.5),
     },
     "rounds,strategy=blt": {"strategy": "blt", "mode": "rounds"},
+    "skip": {"strategy": "blt", "weights": MILD, "skip": True, "selection_share": 0.8},
+    "combined-skip": {
+        "strategy": "blt",
+        "per_key_bound": 1,
+        "combine": True,
+        "skip": True,
+        "weights": SPARED,
+    },
 }
 
 SIZES = [
     *(
         pytest.param(60_000, 60_000, 20, kind, 0.08, id=f"small-{kind}")
         for number, kind in enumerate(KINDS)
-        if number in (0, 1, 4, 7, 8)
+        if number in (0, 1, 4, 7, 8, 10)
     ),
     *(
         pytest.param(
