@@ -147,10 +147,9 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
         PolicyError: the text is damaged, or a newer program's.
     """
     if not text:
-        return Calibrated(
-            _explicit(plan, plan.design.refresh_every, plan.design.select_every),
-            allocate(plan, FIRST_RULES),
-        )
+        design = plan.design
+        explicit = _explicit(plan, design.refresh_every, design.select_every, design.schedule)
+        return Calibrated(explicit, allocate(plan, FIRST_RULES))
     try:
         found = msgspec.json.decode(text, type=_Text)
         if found.format != FORMAT:

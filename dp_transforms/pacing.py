@@ -28,9 +28,13 @@ def next_test(plan: Plan, after: int) -> int | None:
 
 
 def tested_before(plan: Plan, trigger_time: int) -> dict[int, int]:
-    """Windows that are open at a trigger time -> step of their last test before it."""
+    """Windows that are open at a trigger time or the one before -> step of their last test before
+    it.
+
+    A window that has just closed is asked by no record, but its last test is a stop like any other.
+    """
     line, found = plan.timeline, {}
-    for window in line.windows_at(trigger_time):
+    for window in {*line.windows_at(trigger_time - 1), *line.windows_at(trigger_time)}:
         number = plan.design.selection_step_index(trigger_time - line.base(window)) - 1
         if number:
             found[window] = int(plan.design.test_triggers[number - 1])

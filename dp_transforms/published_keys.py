@@ -26,8 +26,10 @@ class _Window:
         self.keys, self.read = IdTable(), 0
         self.test = np.full(1, NEVER, np.int32)
 
-    def add(self, ids: Ids) -> None:
-        """What the next test has published, keys of before included."""
+    def add(self, test: int, ids: Ids) -> None:
+        """What a test has published, keys of before included; in order, each test once."""
+        if test != self.read:
+            return
         self.keys.intern(ids)
         more = self.keys.size - (len(self.test) - 1)
         new = np.full(more, self.read, np.int32)
@@ -80,7 +82,8 @@ class PublishedKeys:
             self._forget(window)
         found = self._windows.setdefault(window, _Window())
         while found.read < number:
-            found.add(self._released(window, int(tests[found.read])))
+            test = found.read
+            found.add(test, self._released(window, int(tests[test])))
         # For another shard more may have been read: what a later test published is not known here.
         return np.asarray(found.test[found.keys.find(ids)] < number)
 

@@ -108,6 +108,30 @@ def plans() -> dict[str, Plan]:
     }
 
 
+@functools.cache
+def skipping_plans() -> dict[str, Plan]:
+    """Mechanisms in which pairs on published keys take no selection weight, by name."""
+
+    def plan(*aggregates: Aggregate, **options: object) -> Plan:
+        given = {**BUDGET, "skip": True, "contributions": 4, **options}
+        return make_plan(aggregates=aggregates, **given)  # type: ignore[arg-type]
+
+    late: dict[str, object] = {"stamped": True, "lateness": 2, "skew": STEP // 2}
+    weights = {"weights": SelectionWeights(1, 2)}
+    both = {**weights, "per_key_bound": 1, "combine": True}
+    return {
+        "skip": plan(COUNT, MEAN, triggers=8, tests=(1, 3, 8), **weights),
+        "skip_units": plan(UNITS, COUNT, triggers=7, tests=(2, 4, 7), **weights, **late),
+        "skip_periods": plan(
+            COUNT, triggers=6, windows=3, period=5, tests=(1, 2, 4, 6), **weights, **late
+        ),
+        "skip_combined": plan(COUNT, SUM, triggers=8, tests=(1, 2, 3, 5, 8), **both),
+        "skip_combined_blt": plan(
+            COUNT, triggers=9, strategy="blt", pre_threshold=1, tests=(2, 5, 9), **both, **late
+        ),
+    }
+
+
 STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods_rounds")
 STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
 STAMPED += ("combined_apart",)

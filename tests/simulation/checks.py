@@ -19,7 +19,7 @@ from dpstream.state.store import Store, UnitShard
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite
-from tests.streams import KEYS, by_name, sealed_bytes
+from tests.streams import KEYS, as_rows, by_name, sealed_bytes
 
 #: A record: partition, offset, unit.
 Record = tuple[int, int, bytes]
@@ -131,12 +131,60 @@ def check_end(world: Any) -> None:
         if world.tardy:
             expected = _from_decisions(world, records, made)
         _check_releases(world, expected)
+        if plan.design.skips:
+            check_skips(plan, records, made, expected)
         line = plan.timeline
         if store.completed(world.shards) != dict.fromkeys(range(line.windows), line.triggers):
             raise Problem("a step is lost")
     finally:
         clean.close()
         store.close()
+
+
+def check_skips(
+    plan: Plan,
+    records: pa.RecordBatch,
+    made: dict[Record, Decision],
+    releases: dict[tuple[int, int], bytes],
+) -> None:
+    """Every pair's weight follows from what was released, and no unit takes one twice."""
+    line = plan.timeline
+    first: dict[tuple[int, str], int] = {}  # (window, key) -> trigger time of its selection
+    for (window, trigger), data in sorted(releases.items()):
+        for row in as_rows(data):
+            first.setdefault((window, str(row["page"])), line.base(window) + trigger)
+    batch, pages = Batch(plan, records), records.column("page").to_pylist()
+    taken: dict[bytes, list[int]] = {}
+    for row, page in enumerate(pages):
+        unit = batch.ids[row].tobytes()
+        decision = made.get((int(batch.partition[row]), int(batch.offset[row]), unit))
+        if decision is None or decision.rank is None:
+            continue
+        entry = max(int(batch.event_trigger_time[row]), decision.trigger_time)
+        opened = [w for w in range(line.windows) if _open(plan, w, entry, batch, row)]
+        index, skipped = decision.rank >> 10 & 0x3FF, decision.rank >> 20
+        indices = []
+        for nth, window in enumerate(opened[: decision.pairs & 0xFFFF]):
+            published = first.get((window, page), 1 << 40) < decision.trigger_time
+            if published != bool(skipped >> nth & 1):
+                raise Problem("a pair does not know what was published before it")
+            if not published:
+                indices.append(index)
+                index += 1
+        if len(indices) != decision.pairs >> 16:
+            raise Problem("a pair takes other than one weight")
+        taken.setdefault(unit, []).extend(indices)
+    for found in taken.values():
+        if sorted(found) != list(range(len(found))):
+            raise Problem("a unit takes a weight twice")
+
+
+def _open(plan: Plan, window: int, entry: int, batch: Batch, row: int) -> bool:
+    line = plan.timeline
+    stride, width = line.slide // line.trigger_every, line.window // line.trigger_every
+    event = int(batch.event_trigger_time[row])
+    covers = window * stride < event <= window * stride + width
+    return covers and entry <= window * stride + line.triggers
 
 
 def _check_dead(world: Any, dead: Iterable[pa.RecordBatch]) -> None:
@@ -148,9 +196,10 @@ def _check_dead(world: Any, dead: Iterable[pa.RecordBatch]) -> None:
 def _check_bound(
     world: Any, records: pa.RecordBatch, made: dict[Record, Decision], calm: dict[Record, Decision]
 ) -> None:
+    skips = world.plan.design.skips
     pairs: Counter[bytes] = Counter()
     for record, decision in made.items():
-        pairs[record[2]] += decision.pairs
+        pairs[record[2]] += decision.pairs & 0xFFFF if skips else decision.pairs
     if any(n > world.plan.privacy.contributions for n in pairs.values()):
         raise Problem("a unit has more than C pairs")
     # Units of which no record broke the delivery assumption: nothing of theirs may differ.
@@ -162,6 +211,12 @@ def _check_bound(
         )
         if place in world.source.ever_tardy
     }
+    if skips and world.tardy:
+        # What is published may differ then, and with it which weights others take, not their pairs.
+        made, calm = (
+            {r: Decision(d.pairs & 0xFFFF, d.trigger_time, None) for r, d in decided.items()}
+            for decided in (made, calm)
+        )
     if {r: d for r, d in made.items() if r[2] not in late} != {
         r: d for r, d in calm.items() if r[2] not in late
     }:
@@ -186,7 +241,8 @@ def _from_decisions(
         decision = made.get(record)
         if decision is not None:
             rank = np.array([decision.rank or 0], np.int32)
-            batch.write(np.array([row]), np.array([decision.pairs]), rank)
+            pairs = decision.pairs & 0xFFFF if plan.design.skips else decision.pairs
+            batch.write(np.array([row]), np.array([pairs]), rank)
             batch.trigger_time[row] = decision.trigger_time
     rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
     target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)

@@ -19,6 +19,7 @@ from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.bounding import Batch
 from dpstream.dp_transforms.flow import SealFactory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
+from dpstream.dp_transforms.pacing import Pace
 from dpstream.dp_transforms.run import Performance, Run
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
@@ -45,12 +46,20 @@ class World(Habits):
     Args:
         seed: decides everything; ``records``: how many there are (drawn if not given).
         make: makes the database that the workers share.
+        skipping: the job skips what is published.
     """
 
-    def __init__(self, seed: int, make: Make, folder: str, records: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        make: Make,
+        folder: str,
+        records: int | None = None,
+        skipping: bool = False,
+    ) -> None:
         self.seed, self.random = seed, random.Random(seed)
         rng = np.random.default_rng([seed, 23])
-        self.plan = draw_plan(rng)
+        self.plan = draw_plan(rng, skipping)
         self.shards = int(rng.integers(1, 5))
         size = int(rng.choice([40, 100, 200]))
         self.tardy = int(rng.integers(1, 9)) if rng.random() < 0.25 else 0
@@ -318,6 +327,9 @@ class World(Habits):
         if state.cursor.pending:
             out.append((3.0, self._deliver))
         reach = self.source.reach(state.cursor)
+        if self.plan.design.skips:  # the clock waits for the store
+            pace = Pace(run_on(self.run, self.processes[0].store))
+            reach = min(reach, pace(state.watermark + 1))
         if reach > state.watermark:
             far = reach if self.random.random() < 0.5 else state.watermark + 1
             out.append((1.0, lambda: setattr(state, "watermark", far)))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.plan.plan import Plan
-from tests.audit.neighbours import plans
+from tests.audit.neighbours import plans, skipping_plans
 from tests.streams import STEP, public_table
 
 KEYS, USERS = 12, 40
@@ -17,9 +17,14 @@ KEYS, USERS = 12, 40
 PUBLIC = range(0, KEYS + 3, 2)
 
 
-def draw_plan(rng: np.random.Generator) -> Plan:
-    """A mechanism with other windows, slides, lateness, skew, periods and stamps."""
-    plan = plans()[str(rng.choice(list(plans())))]
+def draw_plan(rng: np.random.Generator, skipping: bool = False) -> Plan:
+    """A mechanism with other windows, slides, lateness, skew, periods and stamps.
+
+    Args:
+        skipping: one in which pairs on published keys take no selection weight.
+    """
+    known = skipping_plans() if skipping else plans()
+    plan = known[str(rng.choice(list(known)))]
     triggers = plan.timeline.triggers
     stamped = bool(rng.random() < 0.7)
     lateness = int(rng.integers(0, min(3, triggers))) if stamped else 0

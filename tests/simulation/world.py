@@ -29,11 +29,13 @@ class Outcome(NamedTuple):
     totals: Counter[str]
 
 
-def simulate(seed: int, make: Make | None = None, records: int | None = None) -> Outcome:
-    """Live one history and check it."""
+def simulate(
+    seed: int, make: Make | None = None, records: int | None = None, skipping: bool = False
+) -> Outcome:
+    """Live one history and check it; ``skipping``: of a job that skips what is published."""
     with tempfile.TemporaryDirectory(dir=hooks.memory_folder()) as folder, hooks.fast():
         make = make or DRAWN[list(DRAWN)[seed % len(DRAWN)]]
-        world = World(seed, make, folder, records)
+        world = World(seed, make, folder, records, skipping)
         problem = None
         with hooks.watched(world):
             try:
