@@ -15,7 +15,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
-from dpstream.accounting.plan.schedule import schedule_of, test_triggers
+from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
@@ -100,7 +100,7 @@ class Design(msgspec.Struct, frozen=True):
     @property
     def test_triggers(self) -> Int64:
         """(tests,) triggers at which keys are tested; read-only."""
-        return test_triggers(self.triggers, self.select_every, self.schedule)
+        return triggers_of_tests(self.triggers, self.select_every, self.schedule)
 
     def selection_step_index(self, trigger: int) -> int:
         """Step of the selection stream that holds a trigger's data: the next test, 1-based."""

@@ -37,7 +37,7 @@ def schedule_of(privacy: "Privacy", triggers: int) -> tuple[int, ...] | None:
 
 
 @functools.lru_cache(maxsize=64)
-def test_triggers(triggers: int, select_every: int, schedule: tuple[int, ...] | None) -> Int64:
+def triggers_of_tests(triggers: int, select_every: int, schedule: tuple[int, ...] | None) -> Int64:
     """(tests,) window triggers of the tests, rising; read-only."""
     if schedule is None:
         steps = np.arange(1, -(-triggers // select_every) + 1, dtype=np.int64)

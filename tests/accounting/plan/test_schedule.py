@@ -1,0 +1,99 @@
+"""When keys are tested: growing distances, lists, and what is refused."""
+
+import math
+from fractions import Fraction
+
+import msgspec
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.schedule import growing, triggers_of_tests
+from dpstream.accounting.weights import SelectionWeights
+from tests.streams import make_plan
+
+WEIGHTS = SelectionWeights(1.0, 2.0)
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 5, 15, 16, 100, 1000])
+@pytest.mark.parametrize("tests", [1, 3, 15])
+def test_growing_tests_are_the_squares_rounded_up(triggers: int, tests: int) -> None:
+    want = {math.ceil(triggers * Fraction(j, tests) ** 2) for j in range(1, tests + 1)}
+    found = growing(triggers, tests)
+    assert list(found) == sorted(want) and found[-1] == triggers and found[0] >= 1
+
+
+def test_the_first_test_is_in_the_first_hundredth() -> None:
+    assert growing(100, 15)[0] == 1 and growing(1000, 15)[0] <= 10
+
+
+@pytest.mark.parametrize(
+    ("triggers", "every", "schedule", "want"),
+    [
+        (7, 3, None, [3, 6, 7]),
+        (6, 3, None, [3, 6]),
+        (4, 1, None, [1, 2, 3, 4]),
+        (9, 2, (1, 4, 9), [1, 4, 9]),
+    ],
+)
+def test_triggers_of_the_tests(
+    triggers: int, every: int, schedule: tuple[int, ...] | None, want: list[int]
+) -> None:
+    assert triggers_of_tests(triggers, every, schedule).tolist() == want
+
+
+def test_a_step_holds_the_data_up_to_the_next_test() -> None:
+    design = make_plan(triggers=12, tests=(2, 3, 7, 12)).design
+    assert [design.selection_step_index(t) for t in range(1, 14)] == [
+        1, 1, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5
+    ]  # fmt: skip
+    assert [t for t in range(1, 13) if design.selects_at(t)] == [2, 3, 7, 12]
+    assert design.tests == 4
+
+
+def test_skipping_has_fifteen_tests_unless_it_says_otherwise() -> None:
+    def tests(**given: object) -> int:
+        return make_plan(triggers=100, skip=True, weights=WEIGHTS, **given).design.tests  # type: ignore[arg-type]
+
+    assert (tests(), tests(tests=4), tests(tests=(5, 100))) == (15, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "given", [(), (0, 12), (3, 3, 12), (5, 4, 12), (3, 11), (12, 13), 0, -1, (1, 2, 3, 14)]
+)
+def test_other_lists_are_refused(given: object) -> None:
+    with pytest.raises(UsageError) as raised:
+        make_plan(triggers=12, tests=given)
+    assert raised.value.field == "privacy.tests"
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("privacy.tests", {"tests": 3, "select_every": 2}),
+        ("privacy.tests", {"tests": 3, "mode": "rounds"}),
+        ("privacy.skip", {"skip": True}),
+        ("privacy.skip", {"skip": True, "mode": "rounds", "weights": None}),
+        ("privacy.skip", {"skip": True, "weights": WEIGHTS, "contributions": 1024}),
+        ("privacy.weights", {"skip": True, "weights": WEIGHTS, "public": "list"}),
+        ("privacy.tests", {"tests": 3, "public": "list"}),
+    ],
+)
+def test_what_cannot_be_is_refused(field: str, given: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as raised:
+        make_plan(triggers=12, **given)  # type: ignore[arg-type]
+    assert raised.value.field == field
+
+
+def test_a_record_in_too_many_windows_is_refused() -> None:
+    make_plan(triggers=11, slide=1, skip=True, weights=WEIGHTS)
+    with pytest.raises(UsageError, match="windows"):
+        make_plan(triggers=12, slide=1, skip=True, weights=WEIGHTS)
+
+
+def test_only_what_is_new_moves_the_hash() -> None:
+    plan = make_plan(triggers=12, weights=WEIGHTS)
+    hashes = [plan.hash]
+    for change in ({"skip": True}, {"tests": 4}, {"tests": (4, 12)}, {"skip": True, "tests": 4}):
+        privacy = msgspec.structs.replace(plan.privacy, **change)
+        hashes.append(msgspec.structs.replace(plan, privacy=privacy).hash)
+    assert len(set(hashes)) == 5
