@@ -27,7 +27,7 @@ def next_test(plan: Plan, after: int) -> int | None:
     return min(found, default=None)
 
 
-def tested_before(plan: Plan, trigger_time: int) -> dict[int, int]:
+def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
     """Windows that are open at a trigger time or the one before -> step of their last test before
     it.
 
@@ -44,7 +44,7 @@ def tested_before(plan: Plan, trigger_time: int) -> dict[int, int]:
 def may_decide(plan: Plan, store: Store, trigger_time: int) -> bool:
     """Whether all key shards have committed the tests that records of a trigger time ask for."""
     retained = store.retained_windows
-    before = {w: t for w, t in tested_before(plan, trigger_time).items() if w >= retained.first}
+    before = {w: t for w, t in last_tests(plan, trigger_time).items() if w >= retained.first}
     if not before:
         return True
     done = store.completed(store.identity.shards, min(before))

@@ -53,6 +53,10 @@ PLANS: dict[str, Plan] = {
         aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0,
         per_key_bound=1, weights=SelectionWeights(), combine=True,
     ),
+    "skip": make_plan(
+        aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0, triggers=16,
+        lateness=4, stamped=True, weights=SelectionWeights(1.0, 2.0), skip=True, tests=4,
+    ),
 }  # fmt: skip
 MODES = pytest.mark.parametrize(
     "plan", PLANS.values(), ids=[name.replace(" ", "-") for name in PLANS]

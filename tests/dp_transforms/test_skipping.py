@@ -173,7 +173,7 @@ def forced(path: Path_, rows: list[Row]) -> Iterator[None]:
 def run(path: Path_, records: Stream, folder: Path, number: int) -> tuple[list[Row], Any]:
     """Admitted pairs and released bytes on one path."""
     rows: list[Row] = []
-    begun = begin(PLAN, f"sqlite:{folder}/{number}.db", shards=SHARDS)
+    begun = begin(PLAN, folder / f"{number}.db", shards=SHARDS)
     with forced(path, rows):
         releases, _ = flow.run_in_memory(begun, records.batches(50))
     stores.close_all()

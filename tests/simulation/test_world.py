@@ -13,11 +13,11 @@ LONG = 20_000
 HAPPEN = ("faults", "deaths", "zombies", "events", "restores", "expired", "expired_came_again")
 
 
-def live_through(seeds: range) -> dict[str, int]:
+def live_through(seeds: range, skipping: bool = False) -> dict[str, int]:
     """Every seed must hold; what happened in all of them."""
     happened: dict[str, int] = {}
     for seed in seeds:
-        outcome = simulate(seed)
+        outcome = simulate(seed, skipping=skipping)
         assert outcome.problem is None, report(seed)
         for name, amount in outcome.totals.items():
             happened[name] = happened.get(name, 0) + amount
@@ -27,6 +27,12 @@ def live_through(seeds: range) -> dict[str, int]:
 @pytest.mark.parametrize("first", range(0, CI, TOGETHER))
 def test_histories(first: int) -> None:
     happened = live_through(range(first, first + TOGETHER))
+    assert min(happened[name] for name in HAPPEN) > 0
+
+
+@pytest.mark.parametrize("first", range(0, 60, TOGETHER))
+def test_histories_of_jobs_that_skip(first: int) -> None:
+    happened = live_through(range(first, first + TOGETHER), skipping=True)
     assert min(happened[name] for name in HAPPEN) > 0
 
 

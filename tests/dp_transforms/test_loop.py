@@ -1,0 +1,112 @@
+"""The loop of both stages in one process: stops, threads, stores that are begun again."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms import flow, step
+from dpstream.dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
+from dpstream.dp_transforms.beam.workers import Threads
+from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
+from dpstream.dp_transforms.loop import Stages, alternate, stops
+from dpstream.dp_transforms.noise import prf
+from dpstream.dp_transforms.run import Run
+from dpstream.state import open as stores
+from dpstream.state.arrow import to_bytes
+from dpstream.state.idtable import shard_of
+from tests.dp_transforms.beam.test_workers import Once
+from tests.dp_transforms.runs import PLANS, SKIPPING, stream_of
+from tests.streams import begin
+
+
+def by_shard(run: Run, source: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+    ingest = CanonicaliserFactory(run.plan, run.keys, None)()
+    records = concat([ingest(batch)[0] for batch in source], record_schema(run.plan))
+    shard = shard_of(ids_of(records.column("unit")), run.shards)
+    parts: list[list[pa.RecordBatch]] = [[] for _ in range(run.shards)]
+    for number, part in split_by_shard(records, shard, run.shards):
+        # In pieces, so that a shard is put together again.
+        half = part.num_rows // 2
+        parts[number] += [part.slice(0, half), part.slice(half)]
+    return parts
+
+
+def steps(run: Run, source: list[pa.RecordBatch], threads: int = 1) -> list[object]:
+    """(name, bytes) of every step, in order of name and shard."""
+    given = by_shard(run, source)
+    found = alternate(run, flow.stages_of(run), given, Threads(threads, run.run_id))
+    out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
+                 for name, part in found)  # fmt: skip
+    assert not any(given)  # what a shard held has gone
+    return list(out)
+
+
+@pytest.mark.parametrize("plan", SKIPPING.values(), ids=list(SKIPPING))
+def test_stops_are_the_tests_of_all_windows_and_the_end(plan: Plan) -> None:
+    line = plan.timeline
+    want = {line.base(w) + t for w in range(line.windows) for t in plan.design.test_triggers}
+    assert stops(plan) == sorted(want | {line.last_trigger_time})
+
+
+@pytest.mark.parametrize("name", ["skip", "skip late", "skip combined", "skip sliding"])
+def test_threads_shards_and_begun_stores_change_nothing(
+    name: str, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, source = PLANS[name], stream_of(PLANS[name]).batches(400)
+    path = next(store_paths)
+    want = steps(begin(plan, path), source)
+    assert len(want) == 3 * plan.timeline.windows * plan.timeline.triggers
+    stores.close_all()
+    assert steps(begin(plan, path), source) == want  # read back
+    stores.close_all()
+    if name != "skip late":  # pairs ahead of their stamps wait, whatever the threads
+        assert steps(begin(plan, next(store_paths)), source, 3) == want
+    stores.close_all()
+    # A worker that dies in some step, and one that goes on.
+    path, real, left = next(store_paths), step.aggregate, [9]
+
+    def dies(*args: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        return real(*args)  # type: ignore[arg-type]
+
+    for calls in (9, 21, 33):
+        left[0] = calls
+        with monkeypatch.context() as patch:
+            patch.setattr(step, "aggregate", dies)
+            with pytest.raises(MemoryError):
+                steps(begin(plan, path), source)
+        stores.close_all()
+    assert steps(begin(plan, path), source) == want
+    stores.close_all()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_cipher_is_used_by_two_threads(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """A key shard's noise paths go from one test to the next, whichever thread works on it.
+
+    ``shared``: the test notices if key shards were to share what they release with.
+    """
+    monkeypatch.setattr(prf, "Prf", Once)
+    if shared:
+        real = flow.stages_of
+
+        def stages_of(run: Run) -> Stages:
+            one = real(run).release()
+            return Stages(real(run).tools, lambda: one)
+
+        monkeypatch.setattr(flow, "stages_of", stages_of)
+    plan = PLANS["skip combined"]
+    run = begin(plan, next(store_paths), shards=7)
+    source = stream_of(plan).batches(400)
+    if shared:
+        with pytest.raises(AssertionError, match="two threads"):
+            steps(run, source, 4)
+    else:
+        assert len(steps(run, source, 4)) == 7 * 48
+    stores.close_all()

@@ -1,0 +1,68 @@
+"""What windows have published: the releases of their tests, all shards of them, as of a test."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.published_keys import PublishedKeys
+from dpstream.state import open as stores
+from tests.dp_transforms.runs import PLANS, stream_of
+from tests.streams import KEYS, as_rows, begin, key_name, make_plan, released
+
+NAMES = [key_name(k) for k in range(60)]
+
+
+def known(path: str, plan: object, shards: int = 3) -> PublishedKeys:
+    run = begin(plan, path, shards)  # type: ignore[arg-type]
+    ring = KEYS.ring()
+    return PublishedKeys(run.plan, run.open(), lambda rows: key_ids(run.plan, ring.key, rows))
+
+
+def rows(names: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"page": names})
+
+
+@pytest.mark.parametrize("name", ["skip", "skip combined", "skip sliding"])
+def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None:
+    plan, path = PLANS[name], next(store_paths)
+    line, tests = plan.timeline, plan.design.test_triggers.tolist()
+    out = released(plan, stream_of(plan).batches(400), path)
+    keys = known(path, plan)
+    first, count = np.zeros(len(NAMES), np.int64), np.full(len(NAMES), line.windows)
+    found = 0
+    for decided in (line.last_trigger_time, 0, *range(1, line.last_trigger_time)):
+        mask = keys.of_records(rows(NAMES), first, count, decided)
+        for window in range(line.windows):
+            own = [t for t in tests if line.base(window) + t <= decided]
+            pages = {str(row["page"]) for t in own for row in as_rows(out[window, t])}
+            have = {page for page, bits in zip(NAMES, mask, strict=True) if bits >> window & 1}
+            assert have == pages
+            found += len(have)
+    assert found > 100
+    stores.close_all()
+
+
+def test_steps_that_are_not_committed_are_refused(store_paths: Iterator[str]) -> None:
+    plan, path = PLANS["skip"], next(store_paths)
+    keys = known(path, plan)
+    one = np.ones(1, np.int64)
+    assert not keys.of_records(rows(NAMES[:1]), 0 * one, one, 1).any()  # before the first test
+    with pytest.raises(RunError, match=r"privacy\.skip"):
+        keys.of_records(rows(NAMES[:1]), 0 * one, one, int(plan.design.test_triggers[0]))
+    stores.close_all()
+
+
+def test_few_windows_are_kept(store_paths: Iterator[str]) -> None:
+    plan = make_plan(triggers=3, windows=40, skip=True, weights=PLANS["skip"].privacy.weights)
+    path = next(store_paths)
+    released(plan, stream_of(plan).batches(400), path)
+    keys = known(path, plan)
+    for window in range(40):
+        at = np.full(1, window, np.int64)
+        keys.of_records(rows(NAMES[:1]), at, 0 * at + 1, 3 * window + 3)
+    assert len(keys._windows) < 10
+    stores.close_all()
