@@ -113,7 +113,9 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
     if settings != _settings(plan.privacy):
         kept["selection_share"] = None
     if settings["mode"] != "sticky":
-        kept["select_every"] = None
+        kept |= {"select_every": None, "tests": None}
+    if settings["weights"] is None:
+        kept["skip"] = False
     kept["final_flush"] = settings["mode"] == "rounds"
     same = settings["per_key_bound"] == plan.privacy.per_key_bound
     try:
@@ -133,6 +135,8 @@ def _evaluate(plan: Plan, budget: Budget) -> dict[str, float]:
     statistic, tau = budget.statistic, budget.tau / 2.0**DECODE_BITS
     per_unit = _reference(plan, budget)
     part = np.arange(1, len(tau) + 1) / len(tau)
+    if plan.design.schedule is not None:
+        part = plan.design.test_triggers / plan.design.triggers
     reached = np.multiply.outer(_SIZES * per_unit, part) - tau
     chance = ndtr((reached / statistic.sd).max(axis=1))
     sd = _final_sd(plan, budget)
