@@ -28,7 +28,6 @@ from dpstream.dp_transforms.batches import (
     numbers,
     value_columns,
 )
-from dpstream.dp_transforms.pacing import next_test
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
@@ -403,13 +402,8 @@ def _admit_new(
         taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
         words = taken
     else:
-        # One status for all that is decided here: no test lies between the trigger times of it,
-        # unless what this worker remembers is old.
-        test = next_test(plan, units.decided)
-        if test is not None and test < upto:
-            raise OvertakenError
         rows = batch.records if isinstance(new, slice) else batch.records.take(pa.array(new))
-        known = published.of_records(rows, first, wanted, units.decided)
+        known = published.of_records(rows, first, wanted, units.decided, upto)
         words, rank = skipping.admit(unit, *position[1:], wanted, known, units.counts, limit, order)
         taken = skipping.pairs_in(words)
     some = np.flatnonzero(taken)

@@ -31,8 +31,8 @@ from dpstream.dp_transforms.batches import (
     split_by_shard,
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
-from dpstream.dp_transforms.beam.clock import Announced, Ended, ToShards, WallClock
-from dpstream.dp_transforms.beam.conductor import Conductor
+from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock, paced_clock
+from dpstream.dp_transforms.beam.conductor import Conductor, one_process
 from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
@@ -140,10 +140,10 @@ class DPStream(beam.PTransform):
         if bounded and isinstance(clock, Announced):
             threads = Threads(run.performance.threads, run.run_id)
         paced = run.plan.design.skips and not (
-            bounded and isinstance(clock, Announced) and _one_process(pcoll.pipeline)
+            bounded and isinstance(clock, Announced) and one_process(pcoll.pipeline)
         )
         if paced:
-            clock, threads = _paced(clock, run), Threads()
+            clock, threads = paced_clock(clock, line, Pace(run)), Threads()
         ingest = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
         typed = beam.ParDo(ingest).with_output_types(
             pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
@@ -157,24 +157,6 @@ class DPStream(beam.PTransform):
         admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads)
         releases = (admitted, clock_ticks) | Release(run, catch_up_limit, threads)
         return Output(releases, records[Records.DEAD], clock_ticks)
-
-
-def _one_process(pipeline: beam.Pipeline) -> bool:
-    """Whether its engine is one process that ends a stage before the next: no clock can wait."""
-    from apache_beam.runners import DirectRunner
-    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-
-    return isinstance(pipeline.runner, DirectRunner | FnApiRunner)
-
-
-def _paced(clock: beam.PTransform, run: Run) -> beam.PTransform:
-    """A clock that waits for the releases that records behind them are decided on."""
-    line = run.plan.timeline
-    if isinstance(clock, Announced):
-        clock = WallClock(line, clock.first, Ended(line))
-    if not isinstance(clock, WallClock):
-        raise UsageError("clock", "cannot wait, and the plan skips what is published", "omit it")
-    return clock.paced(Pace(run))
 
 
 class Bound(beam.PTransform):

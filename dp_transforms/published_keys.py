@@ -14,8 +14,9 @@ from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of
+from dpstream.dp_transforms.pacing import next_test
 from dpstream.state.idtable import IdTable
-from dpstream.state.store import NEVER, Store
+from dpstream.state.store import NEVER, OvertakenError, Store
 
 
 class _Window:
@@ -50,17 +51,23 @@ class PublishedKeys:
         self._windows: dict[int, _Window] = {}
 
     def of_records(
-        self, records: pa.RecordBatch, first: Int64, count: Int64, decided: int
+        self, records: pa.RecordBatch, first: Int64, count: Int64, decided: int, upto: int
     ) -> Int32:
         """(n,) bit k: the record's window ``first + k`` has published its key by a test at or
         before trigger time ``decided``.
 
         Args:
             records: with the key columns; first, count: (n,) their open windows.
+            upto: last trigger time that is decided with them.
 
         Raises:
+            OvertakenError: a test lies within what is to be decided, so that ``decided`` is old.
             RunError: a step at or before it is not committed.
         """
+        # One status for all of them: no test lies between their trigger times.
+        test = next_test(self._plan, decided)
+        if test is not None and test < upto:
+            raise OvertakenError
         out = np.zeros(len(first), np.int32)
         if decided == 0 or not len(first):
             return out

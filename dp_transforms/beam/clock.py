@@ -26,6 +26,7 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
 from dpstream.dp_transforms.telemetry import guarded
@@ -95,6 +96,25 @@ class WallClock(beam.PTransform):
         """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
         ticks = beam.ParDo(self._clock).with_output_types(ClockTick)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Ticks" >> ticks
+
+
+def paced_clock(
+    clock: beam.PTransform, line: Timeline, pace: Callable[[int], int]
+) -> beam.PTransform:
+    """A clock that announces no trigger time behind what ``pace`` allows.
+
+    Raises:
+        UsageError: it is none of this module's.
+    """
+    if isinstance(clock, Announced):
+        clock = WallClock(line, clock.first, Ended(line))
+    if not isinstance(clock, WallClock):
+        raise UsageError(
+            "clock",
+            "cannot wait, and the plan skips what is published",
+            "give a WallClock, or none",
+        )
+    return clock.paced(pace)
 
 
 class Ended:

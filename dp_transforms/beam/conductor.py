@@ -11,6 +11,8 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.coders import VarIntCoder
+from apache_beam.runners import DirectRunner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import (
     BagStateSpec,
@@ -27,6 +29,11 @@ from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.loop import Stages, alternate
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
+
+
+def one_process(pipeline: beam.Pipeline) -> bool:
+    """Whether a pipeline's engine is one process that ends each stage before the next begins."""
+    return isinstance(pipeline.runner, DirectRunner | FnApiRunner)
 
 
 class Conductor(beam.DoFn):

@@ -115,11 +115,11 @@ RANKED: dict[str, Plan] = {
 SKIPPING: dict[str, Plan] = {
     "skip": ranked_plan((1, 2), skip=True, tests=(2, 4, 7, 12)),
     "skip combined": ranked_plan(
-        (1, 2), skip=True, per_key_bound=1, combine=True, triggers=24, strategy="blt",
+        (1, 2), skip=True, per_key_bound=1, combine=True, triggers=14, strategy="blt",
         aggregates=(COUNT, SUM), tests=6,
     ),
     "skip units": ranked_plan(
-        (3, 0.5), skip=True, aggregates=(UNITS, MEAN), strategy="blt", triggers=20, windows=3,
+        (3, 0.5), skip=True, aggregates=(UNITS, MEAN), strategy="blt", triggers=12, windows=3,
     ),
     "skip late": ranked_plan(
         (2, 1), skip=True, triggers=14, tests=(1, 3, 6, 14), pre_threshold=2, **LATE

@@ -108,5 +108,5 @@ def test_no_cipher_is_used_by_two_threads(
         with pytest.raises(AssertionError, match="two threads"):
             steps(run, source, 4)
     else:
-        assert len(steps(run, source, 4)) == 7 * 48
+        assert len(steps(run, source, 4)) == 7 * 28
     stores.close_all()

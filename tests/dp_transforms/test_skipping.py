@@ -255,9 +255,11 @@ def refund() -> Iterator[None]:
     seen: list[Any] = []
     of_records, admit = PublishedKeys.of_records, skipping.admit
 
-    def watch(known: PublishedKeys, records: Any, first: Any, count: Any, decided: int) -> Any:
+    def watch(
+        known: PublishedKeys, records: Any, first: Any, count: Any, decided: int, upto: int
+    ) -> Any:
         seen[:] = [known, known._ids(records), first, decided, ids_of(records.column("unit"))]
-        return of_records(known, records, first, count, decided)
+        return of_records(known, records, first, count, decided, upto)
 
     def back(unit: Any, *rest: Any) -> Any:
         known, ids, first, decided, names = seen
@@ -298,9 +300,11 @@ def reset_by_window() -> Iterator[None]:
     reset: dict[str, bool] = {}
     of_records = PublishedKeys.of_records
 
-    def watch(known: PublishedKeys, records: Any, first: Any, count: Any, decided: int) -> Any:
+    def watch(
+        known: PublishedKeys, records: Any, first: Any, count: Any, decided: int, upto: int
+    ) -> Any:
         reset["now"] = decided == PLAN.timeline.triggers
-        return of_records(known, records, first, count, decided)
+        return of_records(known, records, first, count, decided, upto)
 
     with (
         mock.patch.object(PublishedKeys, "of_records", watch),

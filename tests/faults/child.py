@@ -83,6 +83,10 @@ def plan_of(name: str) -> Plan:
             triggers=6, aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0,
             per_key_bound=1, weights=SelectionWeights(), combine=True, **late,  # type: ignore
         ),
+        "skip": make_plan(
+            triggers=6, contributions=5, epsilon=9.0, weights=SelectionWeights(1.0, 2.0),
+            skip=True, tests=(1, 2, 4, 6), **late,  # type: ignore
+        ),
         "public": make_plan(triggers=6, aggregates=(COUNT, UNITS), public="f" * 32),
     }[name]  # fmt: skip
 

@@ -22,7 +22,7 @@ from tests.faults.figures import Figures, compare, released_rows
 from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files, finish, run_to_the_end, start
 
-NAMES = ("sticky", "rounds", "public", "combined")
+NAMES = ("sticky", "rounds", "public", "combined", "skip")
 #: Repeats of each kind of point in the longer run, and random kills of each store.
 POINT_REPEATS = 50
 RANDOM_KILLS = 100

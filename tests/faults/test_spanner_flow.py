@@ -24,7 +24,7 @@ from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits
 from tests.faults.runs import Releases, calm, job, released
 
-NAMES = ("sticky", "rounds", "public", "combined")
+NAMES = ("sticky", "rounds", "public", "combined", "skip")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -40,7 +40,7 @@ from tests.faults.places import KINDS, Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.streams import KEYS, generate
 
-NAMES = ("sticky", "rounds", "public")
+NAMES = ("sticky", "rounds", "public", "skip")
 STORES = {"sqlite": SqliteStore, "spanner": SpannerStore}
 
 
