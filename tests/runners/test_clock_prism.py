@@ -13,9 +13,10 @@ from dpstream.dp_transforms.beam.clock import ClockTick, WallClock
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
+from tests.dp_transforms.runs import PLANS, stream_of
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary, engine
-from tests.streams import begin, generate, make_plan, released
+from tests.streams import STEP, begin, generate, make_plan, released
 
 PLAN = make_plan(triggers=12, windows=3, stamped=True)
 
@@ -56,6 +57,43 @@ def test_a_clock_tick_of_many_trigger_times_that_bound_gets_late(
     with engine() as runner, beam.Pipeline(runner, PipelineOptions(flags)) as pipeline:
         records = pipeline | Feed(stream.batches(500), "arrived", hold=100)
         output = records | DPStream(PLAN, run, clock=WallClock(PLAN.timeline, now=Stalled()))
+        _ = output.releases | Collect(out)
+    stores.close_all()
+    assert collected(out) == want
+
+
+class Fast:
+    """A clock that begins when it is first looked at; every trigger time takes 20 ms."""
+
+    def __init__(self, start: int) -> None:
+        self.start, self.since = start / 1e6, 0.0
+
+    def __call__(self) -> float:
+        self.since = self.since or time.monotonic()
+        return self.start + (time.monotonic() - self.since) * STEP / 1e6 / 0.02
+
+
+@pytest.mark.parametrize("name", ["skip late", "skip combined"])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_records_wait_for_what_is_published_before_them(
+    tmp_path: Path, name: str, bounded: bool
+) -> None:
+    """The clock asks the store, whether the input ends or a clock on the wall runs."""
+    plan, out = PLANS[name], tmp_path / "out"
+    batches = stream_of(plan).batches(500)
+    want = released(plan, batches, tmp_path / "calm.db", shards=2)
+    run = begin(plan, tmp_path / "a.db", shards=2)
+    out.mkdir()
+    flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
+    with engine() as runner, beam.Pipeline(runner, PipelineOptions(flags)) as pipeline:
+        if bounded:
+            records = pipeline | beam.Create(batches, reshuffle=False)
+            output = records | DPStream(plan, run)
+        else:
+            stamps = "time" if plan.stamp == "event_time" else "arrived"
+            records = pipeline | Feed(batches, stamps, hold=20)
+            clock = WallClock(plan.timeline, now=Fast(plan.timeline.start))
+            output = records | DPStream(plan, run, clock=clock)
         _ = output.releases | Collect(out)
     stores.close_all()
     assert collected(out) == want

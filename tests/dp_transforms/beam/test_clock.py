@@ -2,15 +2,27 @@
 
 import dataclasses
 import pickle
+from collections.abc import Callable
 
+import apache_beam as beam
 import msgspec
 import pytest
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 
+from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.batches import record_schema
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
-from dpstream.dp_transforms.beam.clock import ToShards, WallClock, clock_tick_of, instant
+from dpstream.dp_transforms.beam.clock import (
+    _PACED,
+    Announced,
+    Ended,
+    ToShards,
+    WallClock,
+    clock_tick_of,
+    instant,
+    paced_clock,
+)
 from tests.streams import START, STEP, make_plan
 
 LINE = make_plan(triggers=4, windows=3).timeline
@@ -30,9 +42,12 @@ class Hand:
 class Drive:
     """The clock's DoFn, bundle after bundle, with a runner's real tracker and estimator."""
 
-    def __init__(self, line: object, first: int = 1) -> None:
+    def __init__(
+        self, line: object, first: int = 1, pace: Callable[[int], int] | None = None
+    ) -> None:
         self.hand = Hand()
-        self.clock = WallClock(line, first, self.hand)._clock  # type: ignore[arg-type]
+        clock = WallClock(line, first, self.hand)  # type: ignore[arg-type]
+        self.clock = (clock if pace is None else clock.paced(pace))._clock
         self.left = self.clock.initial_restriction(0)
         self.estimator = self.clock.create_watermark_estimator(
             self.clock.initial_estimator_state(0, self.left)
@@ -82,6 +97,30 @@ def test_the_last_trigger_time_ends_it_and_an_endless_plan_never() -> None:
     assert drive.at(100 * STEP)[0] == [(1, 1, LINE.last_trigger_time)] and drive.ended
     endless = Drive(ENDLESS, first=7)
     assert endless.at(10**6 * STEP)[0] == [(7, 7, 10**6)] and not endless.ended
+
+
+def test_a_paced_clock_waits_and_does_not_spin() -> None:
+    allowed = [0]
+    drive = Drive(LINE, pace=lambda first: allowed[0])
+    for now in (STEP, 7 * STEP):
+        assert drive.at(now)[0] == [] and not drive.ended
+        assert drive.estimator.current_watermark() == instant(LINE, 1, -1)
+    assert _PACED > 0  # it looks again, though its trigger time has long been reached
+    allowed[0] = 3
+    assert drive.at(7 * STEP)[0] == [(1, 1, 3)]
+    allowed[0] = 9
+    assert drive.at(7 * STEP)[0] == [(1, 4, 7)]  # no further than the clock on the wall
+    allowed[0] = 100
+    assert drive.at(100 * STEP)[0] == [(1, 8, LINE.last_trigger_time)] and drive.ended
+
+
+def test_a_clock_of_input_that_has_ended_waits_too() -> None:
+    clock = paced_clock(Announced(LINE.last_trigger_time), LINE, lambda first: first)
+    assert isinstance(clock, WallClock)
+    found = pickle.loads(pickle.dumps(Ended(LINE)))()  # noqa: S301
+    assert found * 1e6 > LINE.instant_of(LINE.last_trigger_time)
+    with pytest.raises(UsageError, match="clock"):
+        paced_clock(beam.Create([1]), LINE, lambda first: first)
 
 
 def test_a_drain_announces_nothing_more() -> None:
