@@ -89,8 +89,8 @@ def _fresh_units(
     units = ids_of(rows.column("unit"))
     chosen = np.arange(len(slots))
     if plan.design.admits_per_key:
-        fresh = np.flatnonzero(numbers(rows.column("rank")) >= 0)
-        return fresh, units[fresh]
+        firsts = np.flatnonzero(numbers(rows.column("rank")) >= 0)
+        return firsts, units[firsts]
     sets = plan.design.unit_sets
     if sets == "none":
         return chosen[:0], units[:0]

@@ -65,8 +65,9 @@ class Batch:
         if per_key is not None:
             if self.per_key is None:
                 self.per_key = _no_windows(self.records.num_rows)
-            for mine, column in zip(self.per_key, per_key, strict=True):
-                mine[rows] = column
+            mine = self.per_key
+            mine.ids[rows], mine.first[rows] = per_key.ids, per_key.first
+            mine.taken[rows], mine.fresh[rows] = per_key.taken, per_key.fresh
         if not self.pairs.flags.writeable:
             self.pairs, self.rank = self.pairs.copy(), self.rank.copy()
         self.pairs[rows] = pairs

@@ -194,9 +194,9 @@ def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | Non
             target.put_units(number, some)
     if abandon is not None:
         return
-    for some in source.position_pieces(shard):
-        for number, rows in _by_shard(some.ids, shards):
-            target.put_positions(number, some.at(rows))
+    for positions in source.position_pieces(shard):
+        for number, rows in _by_shard(positions.ids, shards):
+            target.put_positions(number, positions.at(rows))
 
 
 def _by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, "np.typing.NDArray[np.int64]"]]:

@@ -46,7 +46,7 @@ def _find(
             and key[entry, 0] == low
             and key[entry, 1] == high
         ):
-            return np.int64(at)
+            return int(at)
         at = (at + np.uint64(1)) & mask
 
 
@@ -243,6 +243,6 @@ class KeyCounts:
         self._allocate(room)
         now = self._owner, self._window, self._used, self._key
         for array, values in zip(now, old, strict=True):
-            array[: self.size] = values
+            np.copyto(array[: self.size], values)
         self._table = np.full(1 << int(room / _LOAD).bit_length(), -1, np.int32)
         _rehash(self._table, self._owner, self._window, self._key, self.size)

@@ -234,7 +234,7 @@ class PerKey(NamedTuple):
 
     def at(self, rows: Int64 | Bool | slice) -> "PerKey":
         """Some of the records."""
-        return PerKey(*(column[rows] for column in self))
+        return PerKey(self.ids[rows], self.first[rows], self.taken[rows], self.fresh[rows])
 
 
 class Admitted(msgspec.Struct, frozen=True):

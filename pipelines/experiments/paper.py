@@ -20,7 +20,7 @@ from dpstream.accounting.calibration import committed_text
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import cdp_rho
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import RULES
+from dpstream.accounting.plan.rules import RULES
 from dpstream.accounting.thresholds import fixed_point, isf
 from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run

@@ -13,7 +13,7 @@ from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import RULES
+from dpstream.accounting.plan.rules import RULES
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import known_manifests

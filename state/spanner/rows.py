@@ -183,8 +183,8 @@ def pack_records(admitted: Admitted, order: Int64) -> bytes:
     if admitted.rank is not None:
         packed["rank"] = admitted.rank[order]
     if admitted.per_key is not None:
-        for name, column in zip(("key", "first", "taken", "fresh"), admitted.per_key, strict=True):
-            packed[name] = column[order]
+        ids, first, taken, fresh = admitted.per_key.at(order)
+        packed["key"], packed["first"], packed["taken"], packed["fresh"] = ids, first, taken, fresh
     return packed.tobytes()
 
 

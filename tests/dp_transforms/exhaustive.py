@@ -90,8 +90,10 @@ class _Key:
         weights = weights_of(plan)
         for pair in sorted(pairs, key=lambda p: p.rank):
             first = pair.rank >= 0 if bounds_keys(plan) else pair.unit not in self.units
-            assert not bounds_keys(plan) or first == (pair.unit not in self.units)
-            self.units.add(pair.unit)
+            if bounds_keys(plan):  # a unit has one first pair, and counts from its step on
+                assert not first or pair.unit not in self.units
+            if first or not bounds_keys(plan):
+                self.units.add(pair.unit)
             if first and weights is not None:
                 self.weighted += weights[pair.rank]
             if first or bounds_keys(plan) or not plan.privacy.per_key_bound:

@@ -219,7 +219,7 @@ SABOTAGE: list[tuple[str, Any, str, Callable[[Any], Any]]] = [
     ("weights", bounding, "admit", no_ranks),
     ("combined late", bounding, "_admit_per_key", no_indices),
     ("per key", bounding, "_admit_per_key", k_more),
-    ("two per key", bounding, "_admit_per_key", k_more),
+    ("two per key public", bounding, "_admit_per_key", k_more),
     ("per key", bounding, "_admit_per_key", all_first),
     ("three per key sliding", bounding, "_admit_per_key", all_first),
     ("combined", step.NoisyThresholds, "ensure", separate_noise),
