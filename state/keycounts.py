@@ -236,13 +236,15 @@ class KeyCounts:
         if self.size + more <= min(len(self._owner), int(_LOAD * len(self._table))):
             return
         kept = np.flatnonzero(self._window[: self.size] >= least)
-        old = self._owner[kept], self._window[kept], self._used[kept], self._key[kept]
+        numbers = self._owner[kept], self._window[kept], self._used[kept]
+        ids = self._key[kept]
         self.size = len(kept)
         # Half as many again, so that the next batches find room.
         room = max(_FIRST_SIZE, self.size + more + (self.size + more) // 2)
         self._allocate(room)
-        now = self._owner, self._window, self._used, self._key
-        for array, values in zip(now, old, strict=True):
-            np.copyto(array[: self.size], values)
+        now = self._owner, self._window, self._used
+        for array, values in zip(now, numbers, strict=True):
+            array[: self.size] = values
+        self._key[: self.size] = ids
         self._table = np.full(1 << int(room / _LOAD).bit_length(), -1, np.int32)
         _rehash(self._table, self._owner, self._window, self._key, self.size)

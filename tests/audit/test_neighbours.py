@@ -11,7 +11,7 @@ from tests.audit.neighbours import KINDS, Pair, make_pair, plans
 from tests.audit.recorder import Trace, record, record_bound_by_trigger_times
 from tests.audit.reference import Mechanism
 
-CI_PAIRS, LONG_PAIRS = 60, 500
+CI_PAIRS, LONG_PAIRS = 78, 500
 
 
 @cache

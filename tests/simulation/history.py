@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.dp_transforms.bounding import Batch
+from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.flow import SealFactory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Performance, Run
