@@ -1,8 +1,10 @@
 """Order and number of the records of a unit that count."""
 
 import numpy as np
+import pytest
 
 from dpstream.dp_transforms.admission import admit, stamp_order
+from dpstream.state.keycounts import KeyCounts, Wanted
 from tests.streams import make_plan
 
 
@@ -64,3 +66,29 @@ def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
     )
     assert taken.sum() == counts[0] == 5
     assert set(np.flatnonzero(taken)) == set(np.lexsort((np.arange(size), stamp))[:5])
+
+
+@pytest.mark.parametrize(
+    ("contributions", "before", "now"), [(5, 0.62, 0.74), (10, 0.70, 0.84), (20, 0.77, 0.91)]
+)
+def test_repeats_that_take_nothing_leave_room_for_keys(
+    contributions: int, before: float, now: float
+) -> None:
+    """Share of (unit, key) pairs that count at all: 5,000 units with up to 60 keys, up to 300
+    records on each, both heavy-tailed.  (Commits of a public repository: .72 and .84 at C = 10.)"""
+    rng = np.random.default_rng(1)
+    keys = np.minimum(np.floor(rng.pareto(1.5, 5_000) + 1), 60).astype(np.int64)
+    unit = np.repeat(np.arange(5_000), keys)
+    records = np.minimum(np.floor(rng.pareto(0.9, len(unit)) + 1), 300).astype(np.int64)
+    order = rng.permutation(records.sum())
+    pair = np.repeat(np.arange(len(unit)), records)[order]
+    unit, rows = unit[pair], np.arange(len(pair))
+    place, ones = (np.zeros(len(rows), np.int32), rows), np.ones(len(rows), np.int64)
+    taken, _ = admit(unit, rows, *place, ones, np.zeros(5_000, np.int32), contributions)
+    assert len(np.unique(pair[taken > 0])) / records.size == pytest.approx(before, abs=0.01)
+    ids = np.stack([pair, pair], axis=1).astype(np.uint64)
+    counters = np.zeros(5_000, np.int32), np.zeros(5_000, np.int32)
+    of = Wanted(unit, *place, np.zeros(len(rows), np.int64), ones, ids)
+    found = KeyCounts().admit(rows, of, *counters, contributions, 1, 0)
+    assert (found.pairs > 0).sum() / records.size == pytest.approx(now, abs=0.01)
+    assert counters[0].max() == contributions
