@@ -61,6 +61,20 @@ def test_a_bound_of_more_than_one_per_key_has_a_bend(bound: int, make_plan: Make
     assert shares.values == pytest.approx(bound / (bound + 1))
 
 
+@pytest.mark.parametrize("bound", [2, 4])
+def test_units_and_values_stand_at_the_kink_of_the_bound(bound: int, make_plan: Make) -> None:
+    """A unit of full keys costs values k times what one of single pairs does, and units the
+    reverse: both in full at k / (k + 1), unless one weighs k times the other."""
+    kind = {"contributions": 8, "per_key_bound": bound, "weights": SelectionWeights(3, 0.35)}
+    people, kink = Aggregate("u", "units"), bound / (bound + 1)
+    plan = make_plan(24, aggregates=(people, Aggregate("n", "count")), **kind)
+    assert _direction(plan) == (kink, kink)
+    heavy = Aggregate("n", "count", share=9.0)
+    assert _direction(make_plan(24, aggregates=(people, heavy), **kind)) == pytest.approx(
+        (bound * 0.1, 0.9)
+    )
+
+
 @pytest.mark.parametrize("count", [2, 8, 32, 64])
 def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
     """What the docstring says of them: the rest falls as 1 - S, for all C, T and columns alike."""

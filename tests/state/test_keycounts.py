@@ -93,6 +93,15 @@ def test_decisions_are_those_of_a_dictionary(
     assert some > 50
 
 
+def test_equal_positions_of_two_units_are_two_records() -> None:
+    """A source that reuses positions must not let one unit push out another's record."""
+    counters, zero = (np.zeros(2, np.int32), np.zeros(2, np.int32)), np.zeros(4, np.int64)
+    of = Wanted(np.array([0, 0, 1, 1]), zero.astype(np.int32), zero, zero, zero + 1,
+                np.zeros((4, 2), np.uint64))  # fmt: skip
+    taken = KeyCounts().admit(np.arange(4), of, *counters, 9, 9, 0)
+    assert taken.pairs.tolist() == [1, 0, 1, 0] and counters[0].tolist() == [1, 1]
+
+
 def test_closed_windows_leave_the_table() -> None:
     """What is kept is bounded by what windows that can be open hold."""
     counts = KeyCounts()

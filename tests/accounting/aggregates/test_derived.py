@@ -49,7 +49,14 @@ def test_its_sd_is_that_of_both_noises() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"column": "y"}, {"clamp": (-2.0, 9.5)}, {"grid": 0.25}, {"share": 2.0}]
+    "change",
+    [
+        {"column": "y"},
+        {"clamp": (-2.0, 9.5)},
+        {"grid": 0.25},
+        {"grid": 0.25, "clamp": (-1.0, 4.5)},
+        {"share": 2.0},
+    ],
 )
 def test_other_numbers_or_a_share_of_its_own_are_measured(change: dict[str, object]) -> None:
     other = msgspec.structs.replace(TOTAL, **change)
