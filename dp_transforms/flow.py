@@ -125,7 +125,7 @@ class DPStream(beam.PTransform):
         elif account is not None:
             raise UsageError("account", "is for a run that is begun here", "give it to begin_run")
         self._run = run
-        if self._run.plan != plan:
+        if self._run.plan.hash != plan.hash:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
 
     def expand(self, pcoll: beam.PCollection) -> Output:
@@ -330,17 +330,19 @@ class BoundCallback:
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
         run, store = self._run, self._run.open()
-        schema, ids = record_schema(run.plan), None if self._gathers else KeyIds(run)()
-        published = None
-        if run.plan.design.skips:
-            published = PublishedKeys(run.plan, store, ids or KeyIds(run)())
+        schema, design, key_ids = record_schema(run.plan), run.plan.design, None
+        if design.admits_per_key or design.skips or not self._gathers:
+            key_ids = KeyIds(run)()
+        ids = None if self._gathers else key_ids
+        published = PublishedKeys(run.plan, store) if design.skips else None
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Held:
             with timed("bound"):
                 records = concat(batches, schema)
-                decided = decide_records(run.plan, store, shard, records, upto, since, published)
+                given = key_ids, published
+                decided = decide_records(run.plan, store, shard, records, upto, since, *given)
             for name, amount in decided.counts.items():
                 count(name, amount)
             pieces = laid_out(decided)

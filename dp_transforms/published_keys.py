@@ -5,10 +5,7 @@ steps name every key with the test that selected it.  They are committed togethe
 of their step, copied, kept and expired with it: there is no second list that could differ.
 """
 
-from collections.abc import Callable
-
 import numpy as np
-import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 from dpstream.accounting.errors import RunError
@@ -39,25 +36,22 @@ class _Window:
 
 
 class PublishedKeys:
-    """Which keys the windows of a run have published; one for each thread, as its ids have ciphers.
+    """Which keys the windows of a run have published; each thread has its own.
 
     Args:
         plan, store: of the run.
-        ids: rows -> (n, 2) key ids.
     """
 
-    def __init__(self, plan: Plan, store: Store, ids: Callable[[pa.RecordBatch], Ids]) -> None:
-        self._plan, self._store, self._ids = plan, store, ids
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self._plan, self._store = plan, store
         self._windows: dict[int, _Window] = {}
 
-    def of_records(
-        self, records: pa.RecordBatch, first: Int64, count: Int64, decided: int, upto: int
-    ) -> Int32:
+    def of_keys(self, ids: Ids, first: Int64, count: Int64, decided: int, upto: int) -> Int32:
         """(n,) bit k: the record's window ``first + k`` has published its key by a test at or
         before trigger time ``decided``.
 
         Args:
-            records: with the key columns; first, count: (n,) their open windows.
+            ids: (n, 2) of the records' keys; first, count: (n,) their open windows.
             upto: last trigger time that is decided with them.
 
         Raises:
@@ -71,7 +65,6 @@ class PublishedKeys:
         out = np.zeros(len(first), np.int32)
         if decided == 0 or not len(first):
             return out
-        ids = self._ids(records)
         for nth in range(int(count.max())):
             rows = np.flatnonzero(count > nth)
             windows = first[rows] + nth

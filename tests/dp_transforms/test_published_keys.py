@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state import open as stores
@@ -17,14 +19,14 @@ from tests.streams import KEYS, as_rows, begin, key_name, make_plan, released
 NAMES = [key_name(k) for k in range(60)]
 
 
-def known(path: str, plan: object, shards: int = 3) -> PublishedKeys:
-    run = begin(plan, path, shards)  # type: ignore[arg-type]
-    ring = KEYS.ring()
-    return PublishedKeys(run.plan, run.open(), lambda rows: key_ids(run.plan, ring.key, rows))
+def known(path: str, plan: Plan, shards: int = 3) -> PublishedKeys:
+    run = begin(plan, path, shards)
+    return PublishedKeys(run.plan, run.open())
 
 
-def rows(names: list[str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"page": names})
+def ids(names: list[str]) -> Ids:
+    rows = pa.RecordBatch.from_pydict({"page": names})
+    return key_ids(PLANS["skip"], KEYS.ring().key, rows)
 
 
 @pytest.mark.parametrize("name", ["skip", "skip combined", "skip sliding"])
@@ -36,7 +38,7 @@ def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None
     first, count = np.zeros(len(NAMES), np.int64), np.full(len(NAMES), line.windows)
     found = 0
     for decided in (line.last_trigger_time, 0, *range(1, line.last_trigger_time)):
-        mask = keys.of_records(rows(NAMES), first, count, decided, decided + 1)
+        mask = keys.of_keys(ids(NAMES), first, count, decided, decided + 1)
         for window in range(line.windows):
             own = [t for t in tests if line.base(window) + t <= decided]
             pages = {str(row["page"]) for t in own for row in as_rows(out[window, t])}
@@ -51,10 +53,10 @@ def test_steps_that_are_not_committed_are_refused(store_paths: Iterator[str]) ->
     plan, path = PLANS["skip"], next(store_paths)
     keys = known(path, plan)
     one = np.ones(1, np.int64)
-    assert not keys.of_records(rows(NAMES[:1]), 0 * one, one, 1, 2).any()  # before the first test
+    assert not keys.of_keys(ids(NAMES[:1]), 0 * one, one, 1, 2).any()  # before the first test
     test = int(plan.design.test_triggers[0])
     with pytest.raises(RunError, match=r"privacy\.skip"):
-        keys.of_records(rows(NAMES[:1]), 0 * one, one, test, test + 1)
+        keys.of_keys(ids(NAMES[:1]), 0 * one, one, test, test + 1)
     stores.close_all()
 
 
@@ -64,7 +66,7 @@ def test_a_test_within_what_is_decided_is_refused(store_paths: Iterator[str]) ->
     keys = known(next(store_paths), plan)
     for decided, upto in ((0, 3), (1, 5), (3, 24)):
         with pytest.raises(OvertakenError):
-            keys.of_records(rows(NAMES[:1]), 0 * one, one, decided, upto)
+            keys.of_keys(ids(NAMES[:1]), 0 * one, one, decided, upto)
     stores.close_all()
 
 
@@ -75,6 +77,6 @@ def test_few_windows_are_kept(store_paths: Iterator[str]) -> None:
     keys = known(path, plan)
     for window in range(40):
         at = np.full(1, window, np.int64)
-        keys.of_records(rows(NAMES[:1]), at, 0 * at + 1, 3 * window + 3, 3 * window + 4)
+        keys.of_keys(ids(NAMES[:1]), at, 0 * at + 1, 3 * window + 3, 3 * window + 4)
     assert len(keys._windows) < 10
     stores.close_all()

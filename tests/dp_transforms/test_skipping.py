@@ -14,7 +14,7 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms import bounding, flow, skipping, step
+from dpstream.dp_transforms import bounding, decision, flow, skipping, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state import open as stores
@@ -251,36 +251,39 @@ def test_weights_on_all_paths(name: str, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def refund() -> Iterator[None]:
     """An index comes back when its key is published."""
-    log: dict[int, list[tuple[int, bytes, Any]]] = defaultdict(list)
+    log: dict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
     seen: list[Any] = []
-    of_records, admit = PublishedKeys.of_records, skipping.admit
+    of_keys, admit, admit_new = PublishedKeys.of_keys, skipping.admit, bounding._admit_new
+
+    def at_work(plan: Plan, store: Any, shard: int, *rest: Any) -> Any:
+        seen[:] = [shard]
+        return admit_new(plan, store, shard, *rest)
 
     def watch(
-        known: PublishedKeys, records: Any, first: Any, count: Any, decided: int, upto: int
+        known: PublishedKeys, ids: Any, first: Any, count: Any, decided: int, upto: int
     ) -> Any:
-        seen[:] = [known, known._ids(records), first, decided, ids_of(records.column("unit"))]
-        return of_records(known, records, first, count, decided, upto)
+        seen[1:] = [known, ids, first, decided]
+        return of_keys(known, ids, first, count, decided, upto)
 
     def back(unit: Any, *rest: Any) -> Any:
-        known, ids, first, decided, names = seen
-        counts, taken = rest[4], {}
-        for row, slot in enumerate(unit.tolist()):
-            taken[slot] = names[row].tobytes()
-        for slot, name in taken.items():
+        shard, known, ids, first, decided = seen
+        counts = rest[4]
+        for slot in np.unique(unit).tolist():
             kept = []
-            for window, owner, key in log[slot]:
-                gone = owner == name and decided and known._known(window, key, decided)[0]
+            for window, key in log[shard, slot]:
+                gone = decided and known._known(window, key, decided)[0]
                 counts[slot] -= (1 << 16) if gone else 0
-                kept += [] if gone else [(window, owner, key)]
-            log[slot] = kept
+                kept += [] if gone else [(window, key)]
+            log[shard, slot] = kept
         out = admit(unit, *rest)
         for row, slot in enumerate(unit.tolist()):
             if out[0][row] >> 16:
-                log[slot].append((int(first[row]), names[row].tobytes(), ids[row : row + 1].copy()))
+                log[shard, slot].append((int(first[row]), ids[row : row + 1].copy()))
         return out
 
     with (
-        mock.patch.object(PublishedKeys, "of_records", watch),
+        mock.patch.object(bounding, "_admit_new", at_work),
+        mock.patch.object(PublishedKeys, "of_keys", watch),
         mock.patch.object(bounding.skipping, "admit", back),
     ):
         yield
@@ -298,16 +301,16 @@ def reset_by_window() -> Iterator[None]:
         return admit(unit, partition, offset, wanted, published, counts, *rest)
 
     reset: dict[str, bool] = {}
-    of_records = PublishedKeys.of_records
+    of_keys = PublishedKeys.of_keys
 
     def watch(
-        known: PublishedKeys, records: Any, first: Any, count: Any, decided: int, upto: int
+        known: PublishedKeys, ids: Any, first: Any, count: Any, decided: int, upto: int
     ) -> Any:
         reset["now"] = decided == PLAN.timeline.triggers
-        return of_records(known, records, first, count, decided, upto)
+        return of_keys(known, ids, first, count, decided, upto)
 
     with (
-        mock.patch.object(PublishedKeys, "of_records", watch),
+        mock.patch.object(PublishedKeys, "of_keys", watch),
         mock.patch.object(bounding.skipping, "admit", anew),
     ):
         yield
@@ -336,7 +339,7 @@ def first_always() -> Iterator[None]:
         order, index = laid_out(rank, nth)
         return order, np.minimum(index, 0)
 
-    with mock.patch.object(bounding.skipping, "laid_out", first):
+    with mock.patch.object(decision.skipping, "laid_out", first):
         yield
 
 
@@ -349,7 +352,7 @@ def counted_by_others() -> Iterator[None]:
         order, index = laid_out(rank, nth)
         return order, np.where(index < 0, -1, np.minimum(4, index + np.arange(len(index)) % 2))
 
-    with mock.patch.object(bounding.skipping, "laid_out", shifted):
+    with mock.patch.object(decision.skipping, "laid_out", shifted):
         yield
 
 
