@@ -92,6 +92,7 @@ def run(job: Job, trials: int, **asked: Any) -> AuditResult:
 
 
 COMBINED = {"per_key_bound": "1", "combine": "true", "weights": "{ offset = 3, power = 1.5 }"}
+SPARED = "{ offset = 1, power = 2 }"
 #: Plans, and the share of the claimed mu that an audit must be able to see.
 SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "public": ({"public": True}, ("count",), 0.9999),
@@ -112,6 +113,12 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "weights": ({"weights": "{ offset = 3, power = 1 }"}, ("count",), 0.6),
     "per key": ({"per_key_bound": "1"}, ("count",), 0.6),
     "combined": (COMBINED, ("units", "count", "sum"), 0.6),
+    "skip": ({"skip": "true", "tests": "4", "weights": SPARED}, ("count",), 0.6),
+    "combined skip": (
+        COMBINED | {"skip": "true", "tests": "4", "weights": SPARED},
+        ("units", "count"),
+        0.6,
+    ),
 }
 
 
