@@ -1,4 +1,4 @@
-"""Fourteen jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+"""Sixteen jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
 
 Noise is on, under the test key and a fixed run id; `digest` is what a run has published.  The
 numbers of each job (what its defaults and its calibration came to) are recorded as well, and its
@@ -68,6 +68,15 @@ JOBS: dict[str, dict[str, Any]] = {
         "aggregate": [COUNT, PEOPLE, SUM],
     },
     "one_a_key": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
+    "skip": {
+        "time": {"window": "4h", "trigger_every": "20m", "allowed_lateness": "1h"},
+        "source": {"stamp": "arrived"},
+        "privacy": {"contributions": 8, "skip": True, "weights": {"offset": 1, "power": 2}},
+        "aggregate": [COUNT, SUM],
+    },
+    "combined_skip": {
+        "privacy": {"contributions": 8, "per_key_bound": 1, "combine": True, "skip": True}
+    },
     "derived": {"aggregate": [TWIN, MEAN, COUNT], "kind": "csv"},
     "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
 }
