@@ -29,13 +29,34 @@ def visible(text: str, most: int = KEY_CHARACTERS) -> str:
 
 def key_label(row: dict[str, Any], names: list[str]) -> str:
     """The key of a row in one line; bytes as hex digits, an empty text by its name."""
-    return " · ".join(_component(row[name]) for name in names)
+    return " · ".join(component(row[name]) for name in names)
 
 
-def _component(value: Any) -> str:
+def component(value: Any, most: int = KEY_CHARACTERS) -> str:
+    """One column of a key; bytes as hex digits, an empty text by its name."""
     if isinstance(value, bytes):
-        return visible(f"0x{value.hex()}")
-    return visible(str(value)) or "(empty text)"
+        return visible(f"0x{value.hex()}", most)
+    return visible(str(value), most) or "(empty text)"
+
+
+def public_source(name: str) -> str:
+    """A source's name for a page that is published: of a path only its last part.
+
+    Args:
+        name: as the plan has it, ``KIND:PATH`` or ``KIND:TOPIC``.
+    """
+    kind, _, place = name.partition(":")
+    if kind in ("kafka", "pubsub"):  # names, no paths
+        return name
+    return f"{kind}:{place.replace(chr(92), '/').rstrip('/').rpartition('/')[2]}"
+
+
+def title_of(job: Job) -> str:
+    """What a page is about: the data set, else the source."""
+    if job.ledger is not None:
+        return job.ledger.data_set
+    kind, _, place = public_source(job.plan.source).partition(":")
+    return f"{kind} files" if set("*?[") & set(place) else place
 
 
 def instant(micros: int) -> str:
@@ -72,7 +93,7 @@ def settings(job: Job) -> list[tuple[str, str]]:
     """
     plan = msgspec.to_builtins(job.plan)
     rows = [
-        ("source", plan["source"]),
+        ("source", public_source(job.plan.source)),
         ("stamp", plan["stamp"]),
         ("unit", _field(plan["unit"])),
         ("key", ", ".join(_field(f) for f in plan["key"])),
