@@ -20,7 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.budget import Budget
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
 from dpstream.pipelines.experiments.truth import first_of_each
@@ -84,8 +86,12 @@ def prepare(folder: Path) -> Job:
     return load_job(job)
 
 
-def show(job: Job, promised: str, console: Console) -> None:
-    """Print the table of one week and write chart and page beside the releases."""
+def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
+    """Print the table of one week and write chart and page beside the releases.
+
+    Args:
+        plan, budget: those of the run.
+    """
     releases, flights = read_releases(job.sink.path), read_flights()
     line = job.plan.timeline
     table = joined(releases, flights, line.start, line.window)
@@ -95,7 +101,7 @@ def show(job: Job, promised: str, console: Console) -> None:
     console.print(text)
     out = Path(job.sink.path).parent / "flights"
     chart(table, releases, KEYS).savefig(out.with_suffix(".png"), dpi=110)
-    html = page(table, releases, KEYS, text, promised)
+    html = page(plan, budget, table, releases, KEYS, text)
     out.with_suffix(".html").write_text(html, encoding="utf-8")
     console.print(f"Chart: {out.with_suffix('.png')}\nPage:  {out.with_suffix('.html')}")
 

@@ -13,8 +13,12 @@ from markupsafe import Markup
 from matplotlib import dates
 from matplotlib.figure import Figure
 
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.report.view import promise
 
 PUBLIC_ONLY = "True values can be shown only because this data is public."
 #: What the job clamps delays to, in minutes.
@@ -60,11 +64,13 @@ def chart(table: pa.Table, releases: pa.Table, keys: Sequence[Key]) -> Figure:
     return figure
 
 
-def page(table: pa.Table, releases: pa.Table, keys: Sequence[Key], text: str, promised: str) -> str:
-    """The page: a small picture for each key and column.
+def page(
+    plan: Plan, budget: Budget, table: pa.Table, releases: pa.Table, keys: Sequence[Key], text: str
+) -> str:
+    """The page: a small picture for each key and column, and what was promised.
 
     Args:
-        text: what was released, in lines; ``promised``: what `dpstream plan` says.
+        text: what was released, in lines.
     """
     pictures = {
         name: [
@@ -77,8 +83,8 @@ def page(table: pa.Table, releases: pa.Table, keys: Sequence[Key], text: str, pr
         lines=text.splitlines(),
         columns=[(_unit(name), found) for name, found in pictures.items()],
         growth=_shown(_grown(_of_key(releases, keys[0]), keys[0]), keys[0]),
-        promised=promised,
         public_only=PUBLIC_ONLY,
+        **promise(plan, describe(plan, budget)),
     )
 
 
@@ -103,7 +109,7 @@ def _small(mine: pa.Table, name: str, key: Key, chart_name: str) -> dict[str, An
 
 
 def _grown(mine: pa.Table, key: Key) -> charts.Picture:
-    figure, axes = charts.axes_of(4.4, 2.6)
+    figure, axes = charts.axes_of(6.4, 2.6)
     _growth(axes, mine, _ON_PAGE)
     words = f"Flights of {key[0]} {key[1]} so far, every 12 hours, over three weeks"
     return charts.Picture(charts.svg(figure, "growth", words), words)

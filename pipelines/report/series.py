@@ -25,6 +25,9 @@ from dpstream.pipelines.report.charts import (
     svg,
 )
 
+#: Share of the longest bands, at either end, that may be cut: one value of which nothing is known
+#: would flatten all others.
+_CUT = 0.05
 #: Room around values, as a share of the height.
 _ROOM = 0.06
 
@@ -55,12 +58,13 @@ def bounds_of(aggregate: Aggregate) -> Bounds:
 
 
 def limits(values: Float64, reach: Float64, bounds: Bounds) -> tuple[float, float]:
-    """Ends of the axis: all values, the bands as far as the bounds, 0 where it is a bound.
+    """Ends of the axis: all values, most bands as far as the bounds, 0 where it is a bound.
 
     Args:
         values, reach: (n,) finite values, and half the width of the band around each.
     """
-    low, high = float((values - reach).min()), float((values + reach).max())
+    low = float(np.quantile(values - reach, _CUT))
+    high = float(np.quantile(values + reach, 1 - _CUT))
     if bounds.low is not None:
         low = 0.0 if bounds.low == 0 and bounds.high is None else max(low, bounds.low)
     if bounds.high is not None:

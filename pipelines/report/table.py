@@ -37,7 +37,7 @@ class Table(NamedTuple):
     Attributes:
         data: what the script is given; see `table`.
         names: of the key columns; ``columns``: titles of the others.
-        first: the first rows: texts of the key, the window, the values.
+        first: the first rows: texts of the key, the window's start, the values.
         said: which rows there are.
     """
 
@@ -61,7 +61,7 @@ def table(
     """The rows of a page, column by column.
 
     ``data``: ``names``, ``texts`` (which key columns are text) and ``keys`` (texts of each key);
-    ``windows``, ``starts`` and ``ends`` (names and instants); of each row ``key`` and ``window``
+    ``starts`` and ``ends`` of windows; of each row ``key`` and ``window``
     (places in those lists); ``columns``: title, ``values`` and ``sds`` of each; ``file``: of CSV.
     """
     names = [field.column for field in fields]
@@ -72,7 +72,6 @@ def table(
         "names": names,
         "texts": [field.type == "string" for field in fields],
         "keys": list(zip(*texts, strict=True)),
-        "windows": [f"{instant(low)} to {instant(high)}" for low, high in bounds],
         "starts": [instant(low) for low, _ in bounds],
         "ends": [instant(high) for _, high in bounds],
         "key": keys.rows["_key"].to_pylist(),
@@ -100,7 +99,7 @@ def _first(data: dict[str, Any], newest: Any) -> list[tuple[list[str], str, list
     return [
         (
             list(data["keys"][data["key"][row]]),
-            data["windows"][data["window"][row]],
+            data["starts"][data["window"][row]],
             [with_error(c["values"][row], c["sds"][row]) for c in data["columns"]],
         )
         for row in newest[:FIRST_ROWS].tolist()

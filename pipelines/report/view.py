@@ -11,6 +11,7 @@ from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.report import charts, series
 from dpstream.pipelines.report.data import evenly
@@ -58,20 +59,15 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "live": live,
         **parts(bool(live)),
         "title": title_of(report.job),
-        "figures": report.figures,
-        "plan": plan,
+        **promise(plan, report.figures),
         "run_ids": report.run_ids,
         "stamps": report.stamps,
-        "warnings": [w for w in report.figures["warnings"] if w != NOT_SOUND],  # it has a banner
         "present": len(report.found.releases),
         "expected": report.expected,
         "rows": sum(release.keys for release in report.found.releases),
         "windows": len(findings.windows),
         "windows_with_keys": int((findings.keys > 0).sum()),
         "keys_in_words": keys_in_words(report),
-        "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
-        "trigger_in_words": duration(line.trigger_every),
-        "periods": _some(report.figures["periods"]),
         "fullest": window_name(line, fullest[0].window) if fullest else None,
         "fullest_trigger": fullest[-1].trigger if fullest else None,
         "columns": [_column(report, a) for a in drawn],
@@ -84,6 +80,23 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "noise": noise(report.figures),
         "trigger_table": trigger_table(report.figures, line.triggers),
         "settings": settings(report.job),
+    }
+
+
+def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
+    """What the section on the guarantee is given.
+
+    Args:
+        figures: `accounting.guarantee.describe` of the plan.
+    """
+    line = plan.timeline
+    return {
+        "figures": figures,
+        "plan": plan,
+        "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
+        "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
+        "trigger_in_words": duration(line.trigger_every),
+        "periods": _some(figures["periods"]),
     }
 
 

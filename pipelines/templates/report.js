@@ -61,12 +61,14 @@
     const state = { search: "", window: "newest", sort: "", down: true, key: null, ...remembered() };
     state.key = state.key === null ? null : names.indexOf(state.key);
     if (state.key === -1) state.key = null;
-    const found = data.windows.indexOf(state.window);
+    const found = data.starts.indexOf(state.window);
     if (!["newest", "all"].includes(state.window)) state.window = found < 0 ? "newest" : String(found);
+    const drawn = several.size > 0 && data.starts.length > 2;
     let shown = STEP;
 
-    data.windows.forEach((name, place) => {
-      const option = make("option", name);
+    view.tHead.querySelector("th.over").hidden = !drawn;
+    data.starts.forEach((name, place) => {
+      const option = make("option", `from ${name}`);
       option.value = String(place);
       windows.append(option);
     });
@@ -102,6 +104,32 @@
       return rows.sort((a, b) => missing(a) - missing(b) || sign * compare(a, b) || a - b);
     };
 
+    // The first column of a key over all its windows, from 0; a missing window is a gap.
+    const spark = (last) => {
+      let first = last;
+      while (first > 0 && data.key[first - 1] === data.key[last]) first -= 1;
+      const values = data.columns[0].values;
+      const [low, high] = every.slice(first, last + 1).reduce(
+        ([a, b], row) => [Math.min(a, values[row] ?? 0), Math.max(b, values[row] ?? 0)], [0, 1e-9]);
+      let path = "", before = NaN;
+      for (let row = first; row <= last; row += 1) {
+        if (values[row] === null) continue;
+        const x = (100 * data.window[row] / (data.starts.length - 1)).toFixed(1);
+        const y = (22 - 20 * (values[row] - low) / (high - low)).toFixed(1);
+        path += `${data.window[row] === before + 1 ? "L" : "M"}${x} ${y}h.01`;
+        before = data.window[row];
+      }
+      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      svg.setAttribute("viewBox", "0 0 100 24");
+      svg.setAttribute("preserveAspectRatio", "none");
+      svg.setAttribute("class", "spark");
+      svg.setAttribute("aria-hidden", "true");
+      const stroke = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      stroke.setAttribute("d", path);
+      svg.append(stroke);
+      return svg;
+    };
+
     const line = (row) => {
       const tr = make("tr");
       const key = data.key[row];
@@ -119,7 +147,6 @@
         } else cell.append(bdi);
         tr.append(cell);
       });
-      tr.append(make("td", data.windows[data.window[row]], "when"));
       data.columns.forEach((column, place) => {
         const cell = make("td", withError(column, row), "n");
         const track = make("span", undefined, "track");
@@ -129,6 +156,14 @@
         cell.append(track);
         tr.append(cell);
       });
+      const when = make("td", data.starts[data.window[row]], "when");
+      when.title = `${data.starts[data.window[row]]} to ${data.ends[data.window[row]]}`;
+      tr.append(when);
+      if (drawn) {
+        const cell = make("td");
+        if (newest[row] && several.has(key)) cell.append(spark(row));
+        tr.append(cell);
+      }
       return tr;
     };
 
@@ -148,7 +183,7 @@
         if (mine) head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
         else head.removeAttribute("aria-sort");
       }
-      const window = data.windows[Number(state.window)] ?? state.window;
+      const window = data.starts[Number(state.window)] ?? state.window;
       remember({ ...state, window, key: state.key === null ? null : names[state.key] });
     };
 

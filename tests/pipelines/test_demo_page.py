@@ -1,11 +1,16 @@
 """The demo's page and chart: whole, without script or path, axes within the clamp."""
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.budget import allocate
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
+from dpstream.pipelines.jobs.job import decode_job, job_of
 from tests.reports import Page
 
 KEYS = (("EWR", "UA"), ("JFK", "B6"))
@@ -26,22 +31,27 @@ def finals() -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
+@cache
 def demo_page() -> str:
-    promised = "epsilon 6\n" + "a very long line of the plan, " * 20 + "x" * 300
-    table = finals()
-    return page(table, table, KEYS, "Released: 80 rows.\nMedian distance: 21.", promised)
+    """A page of the demo's own plan."""
+    text = (
+        resources.files("dpstream.pipelines").joinpath("examples/flights.toml").read_text("utf-8")
+    )
+    plan = job_of(decode_job(text.encode()), Path("/nowhere/flights.toml")).plan
+    said = "Released: 80 rows.\nMedian distance: 21."
+    return page(plan, allocate(plan), finals(), finals(), KEYS, said)
 
 
 def test_page() -> None:
     text = demo_page()
     found = Page(text)
     assert found.open == [] and not found.every("script") and not found.every("img")
-    assert "http" not in text.replace("http-equiv", "") and "/home" not in text
+    assert "http" not in text.replace("http-equiv", "") and "nowhere" not in text
     assert len(found.every("svg")) == 2 * len(KEYS) + 1
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     assert PUBLIC_ONLY in found.text and "Median distance: 21." in found.text
-    assert "<pre>epsilon 6\n" in text
+    assert "(6, 1e-09)-differential privacy" in found.text and "What is promised" in found.of("h2")
 
 
 def test_chart() -> None:

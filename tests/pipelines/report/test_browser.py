@@ -99,12 +99,13 @@ def test_report(
     tab.run("document.querySelector('th[data-sort=k0] button').click()")
     assert [line[0] for line in rows(tab)] == [f"plain {n:03}" for n in range(10)]
     tab.run("document.querySelector('th[data-sort=c0] button').click()")
-    sizes = [float(line[2].partition(" ")[0].replace(",", "")) for line in rows(tab)]
+    sizes = [float(line[1].partition(" ")[0].replace(",", "")) for line in rows(tab)]
     assert sizes == sorted(sizes, reverse=True)
     # All windows of one key, and back.
     tab.run("document.querySelector('#keys-table tbody button').click()")
     names = {line[0] for line in rows(tab)}
     assert len(names) == 1 and len(rows(tab)) >= 6
+    assert tab.run("document.querySelectorAll('#keys-table svg').length") == 1
     tab.run("document.getElementById('back').click()")
     assert len(rows(tab)) == 10
     write(tab, "")
@@ -147,7 +148,7 @@ def test_comparison(
     tab = opened(chromium, render_both(compare(build(a), build(b))), tmp_path, screen)
     write(tab, "plain 149")
     [line] = rows(tab)
-    assert len(line) == 2 + 9
+    assert len(line) == 2 + 9 + 1
     found = saved(chromium, tab, "comparison.csv")
     assert found.column_names[3:5] == ["records in A", "records in A_sd"] and found.num_rows == 1
     fits(tab)
@@ -163,7 +164,7 @@ def test_pages_without_a_table(
     assert "Nothing was published" in tab.run("document.body.innerText")
     fits(tab)
     tab = opened(chromium, demo_page(), tmp_path, screen)
-    assert "What was promised" in tab.run("document.body.innerText")
+    assert "What is promised" in tab.run("document.body.innerText")
     fits(tab)
 
 

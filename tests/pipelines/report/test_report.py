@@ -302,7 +302,7 @@ def test_final_values_of_every_window(make_job: MakeJob, tmp_path: Path) -> None
     assert len(trends) == 3 * 6 and all(" by window: " in words for words in trends)
     assert "windows with a key" in page.of("dt") and "12 of 12" in page.of("dd")
     assert figures["releases"]["keys"] == 9
-    assert len(data_of(page)["windows"]) == 12
+    assert len(data_of(page)["starts"]) == 12
     # What can be pointed at says its window and value.
     tips = [json.loads(a["data-tips"] or "") for a in page.every("div") if a.get("data-tips")]
     assert "2024-01-12 UTC to 2024-01-13 UTC: " in tips[0][-1][2] and "±" in tips[0][-1][2]

@@ -35,7 +35,7 @@ def test_rows_of_a_run(make_job: MakeJob) -> None:
     assert data["columns"][1] == {
         "title": "total", "values": [3703.7037, None, 15.0], "sds": [10.0, 10.0, 10.0],
     }  # fmt: skip
-    assert found.first[0] == (["a"], "2024-01-03 UTC to 2024-01-04 UTC", ["20 ± 9.8", "–"])
+    assert found.first[0] == (["a"], "2024-01-03 UTC", ["20 ± 9.8", "–"])
     assert [key for key, _, _ in found.first] == [["a"], ["b"]]
     assert found.said == "All 2 keys with all their 3 values."
 
