@@ -86,7 +86,7 @@ def over_time(
             their own (bars, while there are few).
     """
     figure, axes = axes_of(3.6, 2.2)
-    for index, line in enumerate(lines):
+    for index, line in reversed(list(enumerate(lines))):  # the first lies above the others
         _draw(axes, line, SERIES[index], joined or len(line.when) > MARKED)
     values = np.concatenate([line.values for line in lines])
     reach = WIDTH * np.concatenate([line.sds for line in lines])

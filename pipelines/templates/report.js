@@ -63,7 +63,8 @@
     if (state.key === -1) state.key = null;
     const found = data.starts.indexOf(state.window);
     if (!["newest", "all"].includes(state.window)) state.window = found < 0 ? "newest" : String(found);
-    const drawn = several.size > 0 && data.starts.length > 2;
+    const space = document.querySelector("svg")?.namespaceURI; // the page names no address
+    const drawn = space && several.size > 0 && data.starts.length > 2;
     let shown = STEP;
 
     view.tHead.querySelector("th.over").hidden = !drawn;
@@ -119,12 +120,12 @@
         path += `${data.window[row] === before + 1 ? "L" : "M"}${x} ${y}h.01`;
         before = data.window[row];
       }
-      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      const svg = document.createElementNS(space, "svg");
       svg.setAttribute("viewBox", "0 0 100 24");
       svg.setAttribute("preserveAspectRatio", "none");
       svg.setAttribute("class", "spark");
       svg.setAttribute("aria-hidden", "true");
-      const stroke = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      const stroke = document.createElementNS(space, "path");
       stroke.setAttribute("d", path);
       svg.append(stroke);
       return svg;

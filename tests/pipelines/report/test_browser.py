@@ -22,7 +22,7 @@ from tests.pipelines.test_demo_page import demo_page
 from tests.reports import put, row
 
 MakeJob = Callable[..., Job]
-SCREENS = [pytest.param(DESK, id="desk"), pytest.param(PHONE, id="phone")]
+SCREENS = (DESK, PHONE)
 KEYS = [*HOSTILE, *(f"plain {n:03}" for n in range(150))]
 
 
@@ -84,96 +84,88 @@ def test_what_is_wrong_with_a_page_is_noticed(chromium: Browser, tmp_path: Path)
             fits(opened(chromium, viewport + part, tmp_path, PHONE))
 
 
-@pytest.mark.parametrize("screen", SCREENS)
-def test_report(
-    chromium: Browser, make_job: MakeJob, tmp_path: Path, screen: tuple[int, int, bool]
-) -> None:
-    job = weeks(make_job(), KEYS, 8)
-    tab = opened(chromium, render(build(job)), tmp_path, screen)
-    fits(tab)
-    assert len(rows(tab)) == 100 and not tab.run("more.hidden")
-    tab.run("more.click()")
-    assert len(rows(tab)) == len(KEYS)
-    write(tab, "PLAIN 00")
-    assert {line[0] for line in rows(tab)} == {f"plain {n:03}" for n in range(10)}
-    tab.run("document.querySelector('th[data-sort=k0] button').click()")
-    assert [line[0] for line in rows(tab)] == [f"plain {n:03}" for n in range(10)]
-    tab.run("document.querySelector('th[data-sort=c0] button').click()")
-    sizes = [float(line[1].partition(" ")[0].replace(",", "")) for line in rows(tab)]
-    assert sizes == sorted(sizes, reverse=True)
-    # All windows of one key, and back.
-    tab.run("document.querySelector('#keys-table tbody button').click()")
-    names = {line[0] for line in rows(tab)}
-    assert len(names) == 1 and len(rows(tab)) >= 6
-    assert tab.run("document.querySelectorAll('#keys-table svg').length") == 1
-    tab.run("document.getElementById('back').click()")
-    assert len(rows(tab)) == 10
-    write(tab, "")
-    window = "document.getElementById('window')"
-    tab.run(f"{window}.value = 'all'; {window}.dispatchEvent(new Event('change'))")
-    found = saved(chromium, tab, "keys.csv")
-    assert found.num_rows == sum((w + k) % 5 > 0 for w in range(8) for k in range(len(KEYS)))
-    fits(tab)
+def test_report(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:
+    text = render(build(weeks(make_job(), KEYS, 8)))
+    for screen in SCREENS:
+        tab = opened(chromium, text, tmp_path, screen)
+        fits(tab)
+        assert len(rows(tab)) == 100 and not tab.run("more.hidden")
+        tab.run("more.click()")
+        assert len(rows(tab)) == len(KEYS)
+        write(tab, "PLAIN 00")
+        assert {line[0] for line in rows(tab)} == {f"plain {n:03}" for n in range(10)}
+        tab.run("document.querySelector('th[data-sort=k0] button').click()")
+        assert [line[0] for line in rows(tab)] == [f"plain {n:03}" for n in range(10)]
+        tab.run("document.querySelector('th[data-sort=c0] button').click()")
+        sizes = [float(line[1].partition(" ")[0].replace(",", "")) for line in rows(tab)]
+        assert sizes == sorted(sizes, reverse=True)
+        # All windows of one key, and back.
+        tab.run("document.querySelector('#keys-table tbody button').click()")
+        names = {line[0] for line in rows(tab)}
+        assert len(names) == 1 and len(rows(tab)) >= 6
+        assert tab.run("document.querySelectorAll('#keys-table svg').length") == 1
+        tab.run("document.getElementById('back').click()")
+        assert len(rows(tab)) == 10
+        write(tab, "")
+        window = "document.getElementById('window')"
+        tab.run(f"{window}.value = 'all'; {window}.dispatchEvent(new Event('change'))")
+        found = saved(chromium, tab, "keys.csv")
+        there = sum((w + k) % 5 > 0 for w in range(8) for k in range(len(KEYS)))
+        assert found.num_rows == there
+        fits(tab)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
 def test_hostile_keys_are_text_everywhere(
-    chromium: Browser, make_job: MakeJob, tmp_path: Path, screen: tuple[int, int, bool]
+    chromium: Browser, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    job = weeks(make_job(), HOSTILE, 3)
-    tab = opened(chromium, render(build(job)), tmp_path, screen)
-    shown = {line[0] for line in rows(tab)}
+    text = render(build(weeks(make_job(), HOSTILE, 3)))
     plain = {key for key in HOSTILE if len(key) < 120 and key.isprintable()}
-    assert plain <= shown and not any("\u202e" in key for key in shown)
-    # The first plot's last point says its value.
-    tab.run("document.querySelector('[data-tips]').focus()")
-    assert "±" in tab.run("document.querySelector('.tip').textContent")
-    found = saved(chromium, tab, "keys.csv")
-    written = set(found["key"].to_pylist())
-    assert not [key for key in written if key.lstrip("'") == key and key[:1] in "=+-@"]
-    assert plain <= set(unguarded(found)["key"].to_pylist())
-    assert "'=1+1" in written and "''-quoted\"" in written
-    fits(tab)
-    tab.run("window.scrollTo(0, document.body.scrollHeight)")
-    assert tab.run("document.querySelectorAll('img, b, iframe').length") == 0
+    for screen in SCREENS:
+        tab = opened(chromium, text, tmp_path, screen)
+        shown = {line[0] for line in rows(tab)}
+        assert plain <= shown and not any("\u202e" in key for key in shown)
+        # The first plot's last point says its value.
+        tab.run("document.querySelector('[data-tips]').focus()")
+        assert "±" in tab.run("document.querySelector('.tip').textContent")
+        found = saved(chromium, tab, "keys.csv")
+        written = set(found["key"].to_pylist())
+        assert not [key for key in written if key.lstrip("'") == key and key[:1] in "=+-@"]
+        assert plain <= set(unguarded(found)["key"].to_pylist())
+        assert "'=1+1" in written and "''-quoted\"" in written
+        fits(tab)
+        assert tab.run("document.querySelectorAll('img, b, iframe').length") == 0
 
 
-@pytest.mark.parametrize("screen", SCREENS)
-def test_comparison(
-    chromium: Browser, make_job: MakeJob, tmp_path: Path, screen: tuple[int, int, bool]
-) -> None:
+def test_comparison(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:
     plain = make_job()
     b = weeks(second(plain, tmp_path / "b"), KEYS, 5, seed=1)
-    a = weeks(plain, KEYS, 5, seed=2)
-    tab = opened(chromium, render_both(compare(build(a), build(b))), tmp_path, screen)
-    write(tab, "plain 149")
-    [line] = rows(tab)
-    assert len(line) == 2 + 9 + 1
-    found = saved(chromium, tab, "comparison.csv")
-    assert found.column_names[3:5] == ["records in A", "records in A_sd"] and found.num_rows == 1
-    fits(tab)
+    text = render_both(compare(build(weeks(plain, KEYS, 5, seed=2)), build(b)))
+    for screen in SCREENS:
+        tab = opened(chromium, text, tmp_path, screen)
+        write(tab, "plain 149")
+        [line] = rows(tab)
+        assert len(line) == 2 + 9 + 1
+        found = saved(chromium, tab, "comparison.csv")
+        assert found.column_names[3:5] == ["records in A", "records in A_sd"]
+        assert found.num_rows == 1
+        fits(tab)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
-def test_pages_without_a_table(
-    chromium: Browser, make_job: MakeJob, tmp_path: Path, screen: tuple[int, int, bool]
-) -> None:
+def test_pages_without_a_table(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
     put(job, 1, [])
-    tab = opened(chromium, render(build(job)), tmp_path, screen)
-    assert "Nothing was published" in tab.run("document.body.innerText")
-    fits(tab)
-    tab = opened(chromium, demo_page(), tmp_path, screen)
-    assert "What is promised" in tab.run("document.body.innerText")
-    fits(tab)
+    nothing = render(build(job))
+    for screen in SCREENS:
+        tab = opened(chromium, nothing, tmp_path, screen)
+        assert "Nothing was published" in tab.run("document.body.innerText")
+        fits(tab)
+        tab = opened(chromium, demo_page(), tmp_path, screen)
+        assert "What is promised" in tab.run("document.body.innerText")
+        fits(tab)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
 def test_a_served_page_shows_what_is_new(
-    chromium: Browser,
-    make_job: MakeJob,
-    screen: tuple[int, int, bool],
-    monkeypatch: pytest.MonkeyPatch,
+    chromium: Browser, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAUSE", 0.1)
     job = make_job()
@@ -181,7 +173,8 @@ def test_a_served_page_shows_what_is_new(
     with Server(job) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        tab = chromium.open(server.address, screen)
+        fits(chromium.open(server.address, DESK), {f"{server.address}state"})
+        tab = chromium.open(server.address, PHONE)
         write(tab, "key")
         assert len(rows(tab)) == 1
         put(job, 2, [row("key one", 51.0), row("key two", 60.0), row("other", 40.0)])
