@@ -28,6 +28,7 @@ from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
 from dpstream.pipelines.experiments.truth import first_of_each
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.report.releases import floats
 
 _COLUMNS = {
     "tailnum": pa.string(),
@@ -160,21 +161,32 @@ def joined(releases: pa.Table, flights: pa.Table, start: int, window_micros: int
     )
 
 
+def distances(table: pa.Table) -> tuple[float, float]:
+    """Median distances of final releases from the truth: flights a week, minutes of mean delay.
+
+    Args:
+        table: of `joined`.
+    """
+    flights, delay = (
+        np.abs(floats(table[name]) - floats(pc.fill_null(table[true], missing)))
+        for name, true, missing in (
+            ("flights", "true_flights", 0),
+            ("mean_delay", "true_delay", float("nan")),
+        )
+    )
+    return float(np.median(flights)), float(np.nanmedian(delay))
+
+
 def summary(table: pa.Table, true_table: pa.Table) -> str:
     """A few lines on what was released and how far it is from the truth."""
-    error = np.abs(
-        table["flights"].to_numpy(zero_copy_only=False)
-        - table["true_flights"].fill_null(0).to_numpy()
-    )
-    delay = table["mean_delay"].to_numpy(zero_copy_only=False)
-    delay_error = np.abs(delay - table["true_delay"].to_numpy(zero_copy_only=False))
+    flights, delay = distances(table)
     weight = table["true_flights"].fill_null(0).to_numpy()
     covered = weight.sum() / pc.sum(true_table["true_flights"]).as_py()
     return (
         f"{table.num_rows} of {true_table.num_rows} (week, airport, airline) rows were released;"
         f" they hold {covered:.1%} of all flights.\n"
-        f"Median distance from the truth: {np.median(error):.0f} flights a week"
-        f" and {np.nanmedian(delay_error):.1f} minutes of mean delay\n"
+        f"Median distance from the truth: {flights:.0f} flights a week"
+        f" and {delay:.1f} minutes of mean delay\n"
         "(noise, and flights beyond the 8 that count for one aircraft in one week)."
     )
 

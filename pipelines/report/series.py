@@ -90,7 +90,7 @@ def over_time(
         _draw(axes, line, SERIES[index], joined or len(line.when) > MARKED)
     values = np.concatenate([line.values for line in lines])
     reach = WIDTH * np.concatenate([line.sds for line in lines])
-    known = np.isfinite(values)
+    known = np.isfinite(values) & np.isfinite(reach)
     axes.set_ylim(*limits(values[known], reach[known], bounds))
     locator = dates.AutoDateLocator(minticks=2, maxticks=5)
     axes.xaxis.set_major_locator(locator)

@@ -21,6 +21,7 @@ import secrets
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 import msgspec
@@ -192,6 +193,11 @@ class Server(ThreadingHTTPServer):
             super().__init__((LOCAL, port), _Handler)
         except OSError:
             raise RunError("--port", "cannot be listened on", "choose another, or 0") from None
+
+    @override
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's would ask the network for this machine's name
+        self.server_name, self.server_port = LOCAL, int(self.server_address[1])
 
     @property
     def address(self) -> str:

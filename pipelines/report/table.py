@@ -15,7 +15,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.report.charts import WIDTH
 from dpstream.pipelines.report.keys import Keys, newest_rows
 from dpstream.pipelines.report.releases import floats
-from dpstream.pipelines.report.text import component, instant
+from dpstream.pipelines.report.text import EMPTY, instant, plain, stamp
 
 #: Rows that stand in the page itself; the script shows further ones.
 FIRST_ROWS = 20
@@ -61,19 +61,22 @@ def table(
     """The rows of a page, column by column.
 
     ``data``: ``names``, ``texts`` (which key columns are text) and ``keys`` (texts of each key);
-    ``starts`` and ``ends`` of windows; of each row ``key`` and ``window``
-    (places in those lists); ``columns``: title, ``values`` and ``sds`` of each; ``file``: of CSV.
+    ``starts`` and ``ends`` of windows, for people, and ``from`` and ``to``, for CSV; of each row
+    ``key`` and ``window`` (places in those lists); ``columns``: title, ``values`` and ``sds`` of
+    each; ``file``: of CSV.
     """
     names = [field.column for field in fields]
     numbers, place = np.unique(keys.rows["_window"].to_numpy(), return_inverse=True)
     bounds = [line.window_bounds(int(number)) for number in numbers]
-    texts = [[component(v, KEY_TEXT) for v in keys.ranked[name].to_pylist()] for name in names]
+    texts = [[plain(v, KEY_TEXT) for v in keys.ranked[name].to_pylist()] for name in names]
     data = {
         "names": names,
         "texts": [field.type == "string" for field in fields],
         "keys": list(zip(*texts, strict=True)),
         "starts": [instant(low) for low, _ in bounds],
         "ends": [instant(high) for _, high in bounds],
+        "from": [stamp(low) for low, _ in bounds],
+        "to": [stamp(high) for _, high in bounds],
         "key": keys.rows["_key"].to_pylist(),
         "window": place.tolist(),
         "columns": [
@@ -98,7 +101,7 @@ def _short(column: pa.ChunkedArray, digits: int) -> list[float | None]:
 def _first(data: dict[str, Any], newest: Any) -> list[tuple[list[str], str, list[str]]]:
     return [
         (
-            list(data["keys"][data["key"][row]]),
+            [text or EMPTY for text in data["keys"][data["key"][row]]],
             data["starts"][data["window"][row]],
             [with_error(c["values"][row], c["sds"][row]) for c in data["columns"]],
         )

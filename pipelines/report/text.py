@@ -12,6 +12,8 @@ from dpstream.pipelines.jobs.job import Job
 
 #: Characters of a key that are shown; the rest is counted.
 KEY_CHARACTERS = 60
+#: What stands for an empty text.
+EMPTY = "(empty text)"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -34,9 +36,12 @@ def key_label(row: dict[str, Any], names: list[str]) -> str:
 
 def component(value: Any, most: int = KEY_CHARACTERS) -> str:
     """One column of a key; bytes as hex digits, an empty text by its name."""
-    if isinstance(value, bytes):
-        return visible(f"0x{value.hex()}", most)
-    return visible(str(value), most) or "(empty text)"
+    return plain(value, most) or EMPTY
+
+
+def plain(value: Any, most: int = KEY_CHARACTERS) -> str:
+    """One column of a key; an empty text is empty."""
+    return visible(f"0x{value.hex()}" if isinstance(value, bytes) else str(value), most)
 
 
 def public_source(name: str) -> str:
@@ -68,6 +73,14 @@ def instant(micros: int) -> str:
     if moment.time() == datetime.min.time():
         return f"{moment:%Y-%m-%d} UTC"
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC".replace(":00 UTC", " UTC")
+
+
+def stamp(micros: int) -> str:
+    """A time as programs read it, ``2013-01-01T05:00:00Z``."""
+    try:
+        return moment_of(micros).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        return str(micros)
 
 
 def moment_of(micros: int) -> datetime:

@@ -3,6 +3,7 @@
   // Everything that is shown goes in as text, never as HTML: keys are anybody's words.
   const WIDTH = 1.96;
   const STEP = 100;
+  const EMPTY = "(empty text)";
   const FORMULA = /^'*[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]/;
   const root = document.documentElement;
   root.classList.add("js");
@@ -25,6 +26,8 @@
     const places = size >= 100 ? 0 : size >= 10 ? 1 : 2;
     return number.toLocaleString("en-US", { maximumFractionDigits: places });
   };
+
+  const label = (key) => key.map((text) => text || EMPTY).join(" · ");
 
   const withError = (column, row) => {
     const value = column.values[row], sd = column.sds[row];
@@ -51,7 +54,7 @@
     const count = document.getElementById("count");
     const more = document.getElementById("more");
     const back = document.getElementById("back");
-    const lower = data.keys.map((key) => key.join(" · ").toLowerCase());
+    const lower = data.keys.map((key) => label(key).toLowerCase());
     const newest = data.key.map((key, row) => key !== data.key[row + 1]);
     const every = data.key.map((_, row) => row);
     const several = new Set(every.filter((row) => !newest[row]).map((row) => data.key[row]));
@@ -137,7 +140,7 @@
       data.keys[key].forEach((text, place) => {
         const cell = make(place ? "td" : "th");
         if (!place) cell.scope = "row";
-        const bdi = make("bdi", text);
+        const bdi = make("bdi", text || EMPTY);
         if (!place && state.key === null && several.has(key)) {
           const button = make("button", undefined, "plain");
           button.type = "button";
@@ -177,7 +180,7 @@
       more.hidden = rows.length <= shown;
       back.hidden = state.key === null;
       if (state.key !== null) {
-        back.textContent = `× Every window of ${data.keys[state.key].join(" · ")}`;
+        back.textContent = `× Every window of ${label(data.keys[state.key])}`;
       }
       for (const head of view.tHead.querySelectorAll("th[data-sort]")) {
         const mine = head.dataset.sort === state.sort;
@@ -203,8 +206,8 @@
       data.columns.forEach((column) => heads.push(column.title, `${column.title}_sd`));
       const lines = chosen().map((row) => [
         ...data.keys[data.key[row]].map((word, i) => (data.texts[i] ? safe(word) : text(word))),
-        text(data.starts[data.window[row]]),
-        text(data.ends[data.window[row]]),
+        data.from[data.window[row]],
+        data.to[data.window[row]],
         ...data.columns.flatMap((c) => [number(c.values[row]), number(c.sds[row])]),
       ].join(","));
       const blob = new Blob([[heads.map(safe).join(","), ...lines, ""].join("\n")], { type: "text/csv" });

@@ -112,6 +112,8 @@ def test_report(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:
         found = saved(chromium, tab, "keys.csv")
         there = sum((w + k) % 5 > 0 for w in range(8) for k in range(len(KEYS)))
         assert found.num_rows == there
+        starts = {str(moment.date()) for moment in found["window_start"].to_pylist()}
+        assert starts == {f"2024-01-{day:02}" for day in range(1, 9)}
         fits(tab)
 
 

@@ -31,6 +31,7 @@ def test_rows_of_a_run(make_job: MakeJob) -> None:
     assert data["key"] == [0, 0, 1] and data["window"] == [0, 1, 0]
     assert data["starts"] == ["2024-01-01 UTC", "2024-01-03 UTC"]
     assert data["ends"] == ["2024-01-02 UTC", "2024-01-04 UTC"]
+    assert data["from"][1] == "2024-01-03T00:00:00Z" and data["to"][0] == "2024-01-02T00:00:00Z"
     assert data["columns"][0]["values"] == [1234.5679, 20.0, 5.0]
     assert data["columns"][1] == {
         "title": "total", "values": [3703.7037, None, 15.0], "sds": [10.0, 10.0, 10.0],
@@ -48,6 +49,14 @@ def test_texts_are_cut_and_rows_in_the_page_few(make_job: MakeJob) -> None:
     assert len(found.first) == FIRST_ROWS and len(found.data["keys"]) == 40
     assert all(len(text) < KEY_TEXT + 30 for [text] in found.data["keys"])
     assert found.data["keys"][0][0].endswith("(303 characters)")
+
+
+def test_an_empty_key_is_shown_by_name_and_saved_empty(make_job: MakeJob) -> None:
+    job = make_job()
+    put(job, 1, [row("", 50.0)])
+    keys = collect(job.plan, inventory(job)).all_keys
+    found = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
+    assert found.data["keys"] == [("",)] and found.first[0][0] == ["(empty text)"]
 
 
 def test_what_is_left_out_is_said(make_job: MakeJob) -> None:
