@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json, stop_signals
 
 _PAGE = Path("report.html")
 
@@ -109,11 +109,13 @@ def _compare(job: Path, other: Path, out: Path, as_json: bool) -> None:
 
 
 def _serve(job: Path, port: int) -> None:
-    import contextlib
+    import threading
 
     from dpstream.pipelines.report.server import Server
 
-    with Server(load_job(job), port) as server:
+    with Server(load_job(job), port) as server, stop_signals(True) as stop:
+        assert stop is not None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         click.echo(f"Report at {server.address}\nFor this machine only; Ctrl-C ends it.")
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        stop.wait()
+        server.shutdown()
