@@ -80,7 +80,7 @@ class DPStream(beam.PTransform):
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
-            (``pipelines.begin.LedgerAccount``); without it nobody counts what the data set spends.
+            (``pipelines.account.LedgerAccount``); without it nobody counts what is spent.
         clock: announces trigger times (`dp_transforms.beam.clock`).  Default: all of them for
             bounded input, a clock on the wall otherwise.
     """

@@ -10,7 +10,8 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.begin import LedgerAccount, begin
+from dpstream.pipelines.account import LedgerAccount
+from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
 from dpstream.state.retention_store import BEGIN, RESTORE
