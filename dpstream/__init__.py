@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
-    from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
+    from dpstream.dp_transforms.flow import Output, run_in_memory
     from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.begin import begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
+    from dpstream.pipelines.frames.memory import ReadTable
+    from dpstream.pipelines.frames.numbered import Rows
     from dpstream.pipelines.frames.one_shot import count, histogram, mean, sum
     from dpstream.pipelines.frames.private import PrivateTable
+    from dpstream.pipelines.frames.stream import DPStream
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 #: Name -> module that defines it, below this package.
 _HOMES = {
     "Aggregate": "accounting.plan.fields",
-    "DPStream": "dp_transforms.flow",
+    "DPStream": "pipelines.frames.stream",
     "DPStreamRows": "pipelines.beam_yaml",
     "DpstreamError": "accounting.errors",
     "Field": "accounting.plan.fields",
@@ -50,7 +53,9 @@ _HOMES = {
     "Privacy": "accounting.plan.privacy",
     "PrivateTable": "pipelines.frames.private",
     "ReadFiles": "pipelines.connectors.files.source",
+    "ReadTable": "pipelines.frames.memory",
     "Result": "pipelines.stream",
+    "Rows": "pipelines.frames.numbered",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
     "Session": "pipelines.session.session",
@@ -84,7 +89,9 @@ __all__ = [
     "Privacy",
     "PrivateTable",
     "ReadFiles",
+    "ReadTable",
     "Result",
+    "Rows",
     "Run",
     "RunError",
     "Session",

@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
@@ -36,7 +38,9 @@ from dpstream.state.ledger.open import file_of, open_ledger
 from dpstream.state.store import RunIdentity
 
 
-def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
+def begin(
+    job: Job, source: Sequence[bytes] | None = None, public: pa.Table | None = None
+) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
     The order is the guarantee.  The store commits the run id before the ledger charges it, so
@@ -47,6 +51,7 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
 
     Args:
         source: parts that tell the input from others, where it is not the job's own source.
+        public: canonical public keys of the plan, where they are not in the job's own list.
 
     Returns:
         (run, whether it goes on from an existing store).
@@ -54,7 +59,7 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed, caught_up = prepare(job, source)
+    run, resumed, caught_up = prepare(job, source, public)
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
@@ -63,7 +68,9 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     return run, resumed
 
 
-def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
+def prepare(
+    job: Job, source: Sequence[bytes] | None = None, public: pa.Table | None = None
+) -> tuple[Run, bool, bool]:
     """``begin`` up to the charge: the store exists and its run id is committed.
 
     Returns:
@@ -80,8 +87,7 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     if not stores.exists(url):
         refuse_lost_store(sink)
         check_charge(job)  # a refused charge leaves no store behind
-    public = None
-    if plan.public_keys is not None:
+    if plan.public_keys is not None and public is None:
         public = canonical_public_keys(plan, read_public_keys(job))
     run, resumed = begin_run(
         plan,

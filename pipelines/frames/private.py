@@ -116,7 +116,12 @@ def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
             f"its {of}{' in each' * bool(counts)} within {low} and {high} (bounds that half of the "
             "budget found)"
         )
-    words = [claim, *([f"Of one {question.unit!r}: {'; '.join(counts)}."] if counts else [])]
+    words = [claim]
+    if counts:
+        words.append(
+            f"Of one {question.unit!r}: {'; '.join(counts)}; sd, low and high are of the noise and "
+            "know nothing of what that cuts."
+        )
     if header.nulls:
         words.append("Too few units have a value for bounds to be found: the figures are missing.")
     if plan.selects:

@@ -243,6 +243,20 @@ def _public(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table | 
         return None
     if not key:
         raise UsageError("public_keys", "are keys, and no key is named", "give key= as well")
+    distinct = keys_table(given, key, kinds).group_by(list(key)).aggregate([])
+    return distinct.sort_by([(name, "ascending") for name in key])
+
+
+def keys_table(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table:
+    """Public keys as a table of canonical columns.
+
+    Args:
+        given: a list or Series of one key's values, or a table with the key's columns.
+        key: names; kinds: of the columns' ids.
+
+    Raises:
+        UsageError: they are none, or of other types.
+    """
     if hasattr(given, "columns"):
         columns = columns_of(given, {"public_keys": key})
     elif len(key) == 1:
@@ -258,22 +272,23 @@ def _public(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table | 
         found, fits = identity(columns[name], kind)
         if not fits.all():
             raise UsageError(
-                "public_keys", f"hold what is no {kind}, which the table's key is",
-                "give keys of the same type as the table's, without missing ones",
+                "public_keys", f"hold what is no {kind}, which the key is",
+                "give keys of the key's type, without missing ones",
             )  # fmt: skip
         arrays.append(found)
-    distinct = pa.Table.from_arrays(arrays, names=list(key)).group_by(list(key)).aggregate([])
-    if not distinct.num_rows:
+    table = pa.Table.from_arrays(arrays, names=list(key))
+    if not table.num_rows:
         raise UsageError("public_keys", "are none", "list the keys, or leave the argument out")
-    return distinct.sort_by([(name, "ascending") for name in key])
+    return table
 
 
 def _listed(given: Any) -> pa.ChunkedArray:
     try:
         if hasattr(given, "__arrow_c_stream__"):  # a Series, or Arrow's own
             return pa.chunked_array(given)
-        found = given if isinstance(given, pa.Array | str) else pa.array(list(given))
-        return pa.chunked_array([found])
+        if isinstance(given, str | bytes):
+            raise TypeError  # their characters are no keys
+        return pa.chunked_array([given if isinstance(given, pa.Array) else pa.array(list(given))])
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         raise UsageError(
             "public_keys", "is no list of values of one type", "write e.g. public_keys=['a', 'b']"

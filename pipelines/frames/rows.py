@@ -21,7 +21,7 @@ from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.parts import middle_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.dp_transforms.ingest.columns import identity, measure
+from dpstream.dp_transforms.ingest.columns import decoded, identity, measure
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
@@ -200,7 +200,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Texts in their plain layout; of a dictionary, the values."""
     kind, of = column.type, pa.types
     if of.is_dictionary(kind):
-        column = column.cast(kind.value_type)
+        column = pa.chunked_array([decoded(_whole(column))])
         kind = column.type
     if of.is_null(kind) or of.is_large_string(kind) or of.is_string_view(kind):
         return column.cast(pa.string())
