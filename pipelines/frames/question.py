@@ -194,11 +194,11 @@ def _column(asked: Asked) -> QueryColumn:
     """The column of the answer, but for its grid."""
     rows = _whole("max_rows", asked.max_rows, MAX_ROWS)
     if asked.kind == "units":
-        return QueryColumn("units", "units")
+        return QueryColumn("units", "units", per="group", rows=rows)
     if asked.kind == "count":
-        return QueryColumn("count", "count", 0.0, float(rows), per="group")
+        return QueryColumn("count", "count", 0.0, float(rows), per="group", rows=rows)
     if isinstance(asked.bounds, str) and asked.bounds == "auto":
-        return QueryColumn(asked.kind, asked.kind, per="group")
+        return QueryColumn(asked.kind, asked.kind, per="group", rows=rows)
     low, high = _pair(asked.bounds)
     return QueryColumn(asked.kind, asked.kind, low, high, per="row", rows=rows)
 

@@ -145,7 +145,8 @@ def _means(column: QueryColumn, rows: Rows, known: Partials) -> Partials:
     centred = _steps(rows, column.grid, *_limits(column)) - middle_of(column)
     unit, group, total, count = _by_pair(rows, centred)
     # r * |total| <= n r h, and r h <= 2^32 by the grid: 64 bits hold it for 2^30 rows.
-    scaled = np.where(count > most, total * most // np.maximum(count, 1), total)
+    scaled = np.sign(total) * (np.abs(total) * most // np.maximum(count, 1))
+    scaled = np.where(count > most, scaled, total)
     return known._replace(unit=unit, group=group, sums=(scaled, np.minimum(count, most)))
 
 

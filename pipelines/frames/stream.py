@@ -136,7 +136,9 @@ def _with_keys(plan: Plan, given: Any) -> tuple[Plan, pa.Table | None]:
             "are others than the job's",
             "leave them out, or `keys.public` of the job",
         )
-    return msgspec.structs.replace(plan, public_keys=digest).check(), public
+    # Weights are of selection, and a job has them unasked: as if its file had named the list.
+    privacy = msgspec.structs.replace(plan.privacy, weights=None)
+    return msgspec.structs.replace(plan, public_keys=digest, privacy=privacy).check(), public
 
 
 def _batches(pcoll: beam.PCollection, job: Job | Plan) -> beam.PCollection:

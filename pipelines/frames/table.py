@@ -35,7 +35,7 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
         data = pa.Table.from_batches([data])
     if not isinstance(data, pa.Table) and not hasattr(data, "__arrow_c_stream__"):
         _refuse(data)
-    whole = data if isinstance(data, pa.Table) or _by_name(data) else _stream(data, "data")
+    whole = data if isinstance(data, pa.Table) or _by_name(data) else _read(data)
     is_arrow = isinstance(whole, pa.Table)
     known = list(whole.column_names if is_arrow else whole.columns)
     for argument, names in named.items():
@@ -128,6 +128,14 @@ def _stream(data: Any, argument: str) -> pa.Table:
         "has values of several types, or of one that Arrow does not know",
         "give the column one type (pandas: .astype('string') or .astype('Int64'))",
     )
+
+
+def _read(data: Any) -> pa.Table:
+    """The table of a stream that names no columns before it is read."""
+    try:
+        return _stream(data, "data")
+    except UsageError:  # a Series has a stream, too
+        _refuse(data)
 
 
 def _check(argument: str, name: str, known: list[Any]) -> None:

@@ -69,7 +69,9 @@ def instants_of(values: Sequence[Any]) -> pa.Array:
 def _kind(value: Any) -> str:
     if isinstance(value, Timestamp):
         return "beam"
-    if isinstance(value, datetime | np.datetime64):  # pandas' are Python's
+    if isinstance(value, np.datetime64):
+        return "numpy"
+    if isinstance(value, datetime):  # pandas' are Python's
         return "time"
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return "int"
@@ -84,6 +86,11 @@ def _times(values: Sequence[Any]) -> tuple[Any, Any]:
     return instant(pa.array(values, INSTANT))
 
 
+def _numpys(values: Sequence[Any]) -> tuple[Any, Any]:
+    ticks = np.array(values, "datetime64[us]")
+    return ticks.astype(np.int64), ~np.isnat(ticks)
+
+
 def _ints(values: Sequence[Any]) -> tuple[Any, Any]:
     return instant(pa.array([int(value) for value in values], pa.int64()))
 
@@ -93,5 +100,5 @@ def _texts(values: Sequence[Any]) -> tuple[Any, Any]:
 
 
 _TIMES: dict[str, Callable[[Sequence[Any]], tuple[Any, Any]]] = {
-    "beam": _beams, "time": _times, "int": _ints, "text": _texts,
+    "beam": _beams, "time": _times, "numpy": _numpys, "int": _ints, "text": _texts,
 }  # fmt: skip
