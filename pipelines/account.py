@@ -4,19 +4,21 @@ It loads no Beam: a question about a table in memory (`frames`) has an account t
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.state.ledger.open import place_below
+
+if TYPE_CHECKING:
+    from dpstream.accounting.plan.plan import Plan
+    from dpstream.dp_transforms.run import Run
 
 
 class Charged(NamedTuple):
     """A plan and the ledger that its runs are charged in, of a job or without one."""
 
-    plan: Plan
+    plan: "Plan"
     ledger: LedgerConfig | None
 
 
@@ -41,7 +43,7 @@ class LedgerAccount:
         place = place_below(Path(), str(path))
         self.ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: "Plan") -> None:
         """Refuse now what ``charge`` would refuse; writes no entry.
 
         Raises:
@@ -51,7 +53,7 @@ class LedgerAccount:
 
         check_charge(Charged(plan, self.ledger))
 
-    def charge(self, run: Run) -> None:
+    def charge(self, run: "Run") -> None:
         """Charge a begun run, once per run id and epoch; before any draw.
 
         Raises:

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -22,7 +23,6 @@ from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
-from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question
@@ -32,12 +32,15 @@ from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
 
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.run import KeySource
+
 
 def ask(
     question: Question,
     columns: Mapping[str, pa.ChunkedArray],
     account: LedgerAccount | None,
-    noise_key: str | KeySource | None,
+    noise_key: "str | KeySource | None",
     fresh: bool,
 ) -> PrivateTable:
     """The private answer of a question.
@@ -92,7 +95,9 @@ def _thrown_away() -> Iterator[KeyRing]:
         yield ring
 
 
-def _key(noise_key: str | KeySource | None) -> KeySource:
+def _key(noise_key: "str | KeySource | None") -> "KeySource":
+    from dpstream.dp_transforms.run import KeySource  # with all that a run needs
+
     if isinstance(noise_key, KeySource):
         return noise_key
     if noise_key is None:
