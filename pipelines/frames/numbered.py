@@ -18,7 +18,8 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.transforms.window import GlobalWindows
+from apache_beam.transforms.window import GlobalWindows, TimestampedValue
+from apache_beam.utils.timestamp import MAX_TIMESTAMP
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
@@ -82,8 +83,9 @@ class Rows(beam.PTransform):
         self._gather = Gather(ToBatch(plan, partition, offset), batch_rows)
 
     def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
-        """One ParDo."""
-        return pcoll | beam.ParDo(self._gather).with_output_types(pa.RecordBatch)
+        """One ParDo, in the one window that the flow works in."""
+        whole = pcoll | beam.WindowInto(GlobalWindows())
+        return whole | beam.ParDo(self._gather).with_output_types(pa.RecordBatch)
 
 
 class Gather(beam.DoFn):
@@ -100,23 +102,27 @@ class Gather(beam.DoFn):
     def start_bundle(self) -> None:
         """Nothing is held yet."""
         self._held: list[Any] = []
-        self._sent = 0
+        self._sent, self._least = 0, MAX_TIMESTAMP
 
     @guarded("rows")
-    def process(self, element: Any) -> Iterator[pa.RecordBatch]:
-        """Gather; send when there is enough."""
+    def process(
+        self, element: Any, timestamp: Any = beam.DoFn.TimestampParam
+    ) -> Iterator[pa.RecordBatch]:
+        """Gather; send when there is enough, at the least time of what is sent."""
         if hasattr(element, "__arrow_c_stream__") or isinstance(element, pa.RecordBatch):
             yield self._batch(element)
             return
         self._held.append(element)
+        self._least = min(self._least, timestamp)
         if len(self._held) >= self._batch_rows:
-            yield self._rows()
+            yield TimestampedValue(self._rows(), self._least)
+            self._least = MAX_TIMESTAMP
 
     @guarded("rows")
     def finish_bundle(self) -> Iterator[Any]:
         """Send the rest."""
         if self._held:
-            yield GlobalWindows.windowed_value(self._rows())
+            yield GlobalWindows.windowed_value(self._rows(), self._least)
 
     def _rows(self) -> pa.RecordBatch:
         rows, self._held = self._held, []

@@ -172,7 +172,12 @@ def _coded(
     Args:
         empty: a text of no characters is a value.
     """
-    codes, spelled = encoded(_plain(column))
+    try:
+        codes, spelled = encoded(_plain(column))
+    except pa.ArrowException:
+        raise UsageError(
+            "data", "has a column of more than 2 GiB of text", "ask it by `dpstream sql`"
+        ) from None
     canonical, fits = identity(spelled, kind)
     if not empty and kind in ("string", "bytes"):
         fits = fits & (np.diff(_ends(canonical)) > 0)

@@ -112,7 +112,7 @@ class DPStream(flow.DPStream):
         if self._source:
             return [b"rows", self._source.encode()]
         origin = _origin(pcoll)
-        if isinstance(origin, ReadFiles):
+        if isinstance(origin, ReadFiles) and origin.reads(job):
             return None
         if isinstance(origin, ReadTable):
             return origin.identity

@@ -109,6 +109,11 @@ def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
         for name, argument in wanted.items():
             _stream(_narrowed(data, [name]), argument)
         raise
+    for name, argument in wanted.items():
+        # Polars gives the addresses of objects that it does not know.
+        unknown = str(getattr(data[name], "dtype", "")) == "Object"
+        if unknown and pa.types.is_fixed_size_binary(some.column(name).type):
+            raise _unknown(argument)
     return {name: some.column(name) for name in wanted}
 
 
@@ -123,7 +128,11 @@ def _stream(data: Any, argument: str) -> pa.Table:
         return pa.RecordBatchReader.from_stream(data).read_all()
     except _UNREADABLE:
         pass
-    raise UsageError(
+    raise _unknown(argument)
+
+
+def _unknown(argument: str) -> UsageError:
+    return UsageError(
         argument,
         "has values of several types, or of one that Arrow does not know",
         "give the column one type (pandas: .astype('string') or .astype('Int64'))",

@@ -9,6 +9,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from apache_beam.utils.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,22 @@ def test_the_refusal_names_every_way_to_number_rows(tmp_path: Path) -> None:
         assert way in error.value.fix
 
 
+def bundle(gather: Gather, elements: list[Any]) -> list[tuple[pa.RecordBatch, Any]]:
+    """The batches of one bundle with their times; elements come at times that fall."""
+    gather.start_bundle()
+    made = [sent for number, element in enumerate(elements)
+            for sent in gather.process(element, Timestamp(1_000 - number))]  # fmt: skip
+    made += list(gather.finish_bundle())
+    return [(getattr(sent, "value", sent), getattr(sent, "timestamp", None)) for sent in made]
+
+
+def test_a_batch_is_as_early_as_its_earliest_row(tmp_path: Path) -> None:
+    """So that no step that waits for one of its rows runs before it is there."""
+    gather = Gather(ToBatch(a_job(tmp_path).plan, None, "id"), 20)
+    sizes = [(batch.num_rows, int(at)) for batch, at in bundle(gather, dicts(50))]
+    assert sizes == [(20, 981), (20, 961), (10, 951)]
+
+
 ELEMENTS: dict[str, Any] = {
     "dicts": lambda rows: rows, "rows": lambda rows: [beam.Row(**row) for row in rows],
     "pandas": lambda rows: [pd.DataFrame(rows[:7]), pd.DataFrame(rows[7:])],
@@ -56,9 +73,7 @@ ELEMENTS: dict[str, Any] = {
 def test_every_kind_of_element_is_the_same_batch(kind: str, tmp_path: Path) -> None:
     rows, plan = dicts(60), a_job(tmp_path).plan
     gather = Gather(ToBatch(plan, "part", "line"), 25)
-    gather.start_bundle()
-    made = [batch for element in ELEMENTS[kind](rows) for batch in gather.process(element)]
-    made += [held.value for held in gather.finish_bundle()]
+    made = [batch for batch, _ in bundle(gather, ELEMENTS[kind](rows))]
     found = []
     for batch in made:
         assert batch.schema.names == list(kinds_of(plan))
@@ -85,17 +100,14 @@ def test_runs_say_where_every_row_stands(places: list[tuple[int, int]]) -> None:
 def test_with_a_record_id_a_bundle_cut_otherwise_is_the_same_records(tmp_path: Path) -> None:
     plan, rows = a_job(tmp_path, True).plan, dicts(40)
 
-    def bundle(some: list[Any], size: int) -> list[Any]:
-        gather = Gather(ToBatch(plan, None, None), size)
-        gather.start_bundle()
-        made = [batch for row in some for batch in gather.process(row)]
-        return made + [held.value for held in gather.finish_bundle()]
+    def batches(some: list[Any], size: int) -> list[Any]:
+        return [batch for batch, _ in bundle(Gather(ToBatch(plan, None, None), size), some)]
 
-    once = bundle(rows, 40)
-    again = bundle(rows[:13], 5) + bundle(rows[13:], 9)
+    once = batches(rows, 40)
+    again = batches(rows[:13], 5) + batches(rows[13:], 9)
     assert [row for b in again for row in b.to_pylist()] == once[0].to_pylist()
     assert {b.schema.metadata[PARTITION] for b in again} == {b"0"}
-    assert [int(b.schema.metadata[OFFSET]) for b in bundle(rows, 15)] == [0, 15, 30]
+    assert [int(b.schema.metadata[OFFSET]) for b in batches(rows, 15)] == [0, 15, 30]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,16 @@ def test_a_jobs_own_files_need_no_name(tmp_path: Path) -> None:
     assert len(read_ledger(tmp_path / "book.db")) == 1
 
 
+def test_the_files_of_another_job_are_not_the_jobs_own(tmp_path: Path) -> None:
+    """Its store would take their rows for its own files', and name the noise of both alike."""
+    job, other = a_job(tmp_path / "one"), a_job(tmp_path / "two")
+    for folder, rows in (("one", dicts()), ("two", dicts()[1:])):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / folder / "visits-1.parquet")
+    with pytest.raises(UsageError, match="source"):
+        released(job, lambda p: (p | dpstream.ReadFiles(other)).records)
+    assert not (tmp_path / "one" / "s.db").exists()
+
+
 @pytest.mark.parametrize("offsets", [[0, 0, 400], [0, 200, 100], [200, 0, 200]])
 def test_positions_that_are_there_twice_end_the_run(offsets: list[int], tmp_path: Path) -> None:
     """One batch forgot to go on where the one before ended: rows would be lost without a word."""

@@ -78,6 +78,12 @@ def test_values_of_several_types_are_refused_without_being_quoted() -> None:
     assert error.value.__context__ is None or SECRET not in str(error.value.__context__)
 
 
+def test_objects_of_polars_are_refused_not_their_addresses() -> None:
+    data = pl.DataFrame({"user": [1], "page": pl.Series([object()], dtype=pl.Object)})
+    with pytest.raises(UsageError, match="does not know"):
+        columns_of(data, {"key": ["page"]})
+
+
 def test_names_that_are_no_text_are_no_trouble() -> None:
     data = pd.DataFrame([[1, "a", 2]], columns=["user", "page", 7])
     with pytest.raises(UsageError, match="names no column 'x'"):
