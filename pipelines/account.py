@@ -37,8 +37,14 @@ class LedgerAccount:
         self, path: str | Path, data_set: str, *, epsilon: float, delta: float,
         unit: str | None = None,
     ) -> None:  # fmt: skip
-        if not (epsilon > 0 and 0 < delta < 1):
-            raise UsageError("account", "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
+        given = (epsilon, delta)
+        if not all(isinstance(n, float | int) for n in given) or not (
+            epsilon > 0 and 0 < delta < 1
+        ):
+            raise UsageError(
+                "account", "a limit is epsilon > 0 and 0 < delta < 1",
+                "write e.g. LedgerAccount('ledger.db', 'visits', epsilon=4.0, delta=1e-6)",
+            )  # fmt: skip
         limit = Limit(epsilon=epsilon, delta=delta)
         place = place_below(Path(), str(path))
         self.ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)

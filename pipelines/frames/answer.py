@@ -63,6 +63,12 @@ def ask(
         with _thrown_away() as ring:
             receipt = _drawn(question, rows_of(question, columns, ring), ring, _run_id())
         return private_table(question, decoded(receipt, "", False, False), None)
+    if not isinstance(account, LedgerAccount):
+        raise UsageError(
+            "account",
+            "is no account in a ledger",
+            "write account=dpstream.LedgerAccount('ledger.db', 'visits', epsilon=4, delta=1e-6)",
+        )
     source = _key(noise_key)
     with source.ring() as ring:
         rows = rows_of(question, columns, ring)
@@ -106,6 +112,10 @@ def _key(noise_key: "str | KeySource | None") -> "KeySource":
             "is required with an account: it is what the same answer is given again by",
             "make one with `dpstream key new noise.key`, once for the data set, and write "
             "noise_key='file:noise.key'",
+        )
+    if not isinstance(noise_key, str):
+        raise UsageError(
+            "noise_key", "is not a reference to a key", "write noise_key='file:noise.key'"
         )
     return KeySource(noise_key)
 
