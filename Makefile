@@ -35,6 +35,7 @@ figures: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.oneshot --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.frames --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.regions --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.session --runs 1 --picture runs/session.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.tabulation --cold --out runs/bench.jsonl

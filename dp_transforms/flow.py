@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import msgspec
 import pyarrow as pa
+from apache_beam.typehints import no_annotations
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import SPLIT_BUFFER_ROWS
@@ -37,6 +38,7 @@ from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
+from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.release import (
     Gather,
     Seal,
@@ -80,7 +82,11 @@ class DPStream(beam.PTransform):
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
-            (``pipelines.begin.LedgerAccount``); without it nobody counts what the data set spends.
+            (``pipelines.account.LedgerAccount``); without it nobody counts what is spent.
+        public: canonical public keys (``ingest.records.canonical_public_keys``), for a run that is
+            begun here and a plan that has some.
+        once: refuse bounded input in which a position is there twice (`dp_transforms.positions`):
+            for rows that somebody else has numbered.
         clock: announces trigger times (`dp_transforms.beam.clock`).  Default: all of them for
             bounded input, a clock on the wall otherwise.
     """
@@ -97,9 +103,11 @@ class DPStream(beam.PTransform):
         source: str | None = None,
         clock: beam.PTransform | None = None,
         account: Account | None = None,
+        public: pa.Table | None = None,
+        once: bool = False,
     ) -> None:
         super().__init__()
-        self._clock = clock
+        self._clock, self._once = clock, once
         if run is None:
             if not source:
                 raise UsageError(
@@ -111,7 +119,9 @@ class DPStream(beam.PTransform):
                 raise UsageError("key", "excludes key_file", "keep one of the two")
             keys = KeySource(key if key_file is None else f"file:{key_file}")
             parts = [source.encode()]
-            run, _ = begin_run(plan, keys, store, shards, source=parts, account=account)
+            run, _ = begin_run(
+                plan, keys, store, shards, source=parts, account=account, public=public
+            )
             if account is None and lineage.remembered(run.open()) is not None:
                 raise PolicyError(
                     "ledger",
@@ -124,6 +134,7 @@ class DPStream(beam.PTransform):
         if self._run.plan != plan:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
 
+    @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
         run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
@@ -144,7 +155,8 @@ class DPStream(beam.PTransform):
         records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
         clock_ticks = pcoll.pipeline | "Clock" >> clock
         catch_up_limit = None if bounded else CATCH_UP_LIMIT
-        admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads)
+        once = self._once and bounded and run.plan.record_id is None
+        admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads, once)
         releases = (admitted, clock_ticks) | Release(run, catch_up_limit, threads)
         return Output(releases, records[Records.DEAD], clock_ticks)
 
@@ -156,6 +168,7 @@ class Bound(beam.PTransform):
         run: the run.
         catch_up_limit: see ``BufferUntilTriggerTime``; ``None`` for bounded input.
         threads: that split, and that shards are bounded on.
+        once: a position is refused that is there twice.
     """
 
     def __init__(
@@ -163,9 +176,11 @@ class Bound(beam.PTransform):
         run: Run,
         catch_up_limit: int | None = None,
         threads: Threads = Threads(),  # noqa: B008
+        once: bool = False,
     ) -> None:
         super().__init__()
         self._run, self._catch_up_limit, self._threads = run, catch_up_limit, threads
+        self._once = once
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the trigger time, admit, shuffle by key shard."""
@@ -201,7 +216,7 @@ class Bound(beam.PTransform):
         run = self._run
         return BufferUntilTriggerTime(
             run.plan.timeline,
-            BoundCallback(run, self._gathers),
+            BoundCallback(run, self._gathers, self._once),
             catch_up_limit=self._catch_up_limit,
             anew=True,
             threads=self._threads,
@@ -266,10 +281,11 @@ class BoundCallback:
     Args:
         run: the run.
         gathers: emit batches that are still to be split by key shard.
+        once: refuse a position that is there twice.
     """
 
-    def __init__(self, run: Run, gathers: bool = False) -> None:
-        self._run, self._gathers = run, gathers
+    def __init__(self, run: Run, gathers: bool = False, once: bool = False) -> None:
+        self._run, self._gathers, self._once = run, gathers, once
 
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
@@ -281,6 +297,8 @@ class BoundCallback:
         ) -> Held:
             with timed("bound"):
                 records = concat(batches, schema)
+                if self._once:
+                    require_once(records)
                 decided = decide_records(run.plan, store, shard, records, upto, since)
             for name, amount in decided.counts.items():
                 count(name, amount)

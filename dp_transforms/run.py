@@ -152,7 +152,7 @@ def destroy_keys(run_id: str) -> None:
 
 
 class Account(Protocol):
-    """Where a run is charged, before it draws; see ``pipelines.begin.LedgerAccount``."""
+    """Where a run is charged, before it draws; see ``pipelines.account.LedgerAccount``."""
 
     def check(self, plan: Plan) -> None:
         """Refuse now what ``charge`` would refuse; writes no entry."""

@@ -35,6 +35,7 @@ from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.positions import ADAPTERS
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
@@ -69,8 +70,8 @@ class Canonicaliser:
                 of the first row, or of each run of rows (see ``batches.ROWS``).
         """
         plan = self.plan
-        reason = _Reasons(batch.num_rows)
         partition, offset = positions(batch)
+        reason = _Reasons(batch.num_rows)
         where = self._named(batch, reason) or (partition, offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
@@ -180,13 +181,18 @@ class _Reasons:
 
 def positions(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
     """Partition and offset of every row."""
+    if not isinstance(batch, pa.RecordBatch):
+        raise UsageError(
+            "records", "are not Arrow record batches",
+            "put `dpstream.Rows(job, ...)` before DPStream: it takes rows, dicts and DataFrames",
+        )  # fmt: skip
     metadata = batch.schema.metadata or {}
     if PARTITION not in metadata or OFFSET not in metadata:
         # A default would let records of different batches pass for one delivered twice.
         raise UsageError(
             "records",
             "a batch does not say where its first row stands",
-            f"set {PARTITION.decode()} and {OFFSET.decode()} in its schema's metadata",
+            ADAPTERS,
         )
     rows = np.array([batch.num_rows])
     if ROWS in metadata:

@@ -227,6 +227,10 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
         self._groups = groups(job)
         self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
 
+    def reads(self, job: Job) -> bool:
+        """Whether these are the files of a job, as they are now."""
+        return groups(job) == self._groups
+
     def expand(self, begin: Any) -> Any:
         """``Create(groups) | Reshuffle | read``: runners can spread the pieces.
 
