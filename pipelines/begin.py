@@ -16,6 +16,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, together
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
+from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
@@ -82,6 +83,8 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
+        if own is not None:
+            check_types(job)
         _check_charge(job)  # a refused charge leaves no store behind
     public = None
     if plan.public_keys is not None:

