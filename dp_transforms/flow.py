@@ -138,7 +138,8 @@ class DPStream(beam.PTransform):
         threads = Threads()
         if bounded and isinstance(clock, Announced):
             threads = Threads(run.performance.threads, run.run_id)
-        ingest = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
+        canonical = CanonicaliserFactory(run.plan, run.keys, run.public, run.joined)
+        ingest = Records(canonical, threads)
         typed = beam.ParDo(ingest).with_output_types(
             pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
         )

@@ -118,6 +118,8 @@ class Run(NamedTuple):
         mixing: how the noise of public keys is mixed, where the plan says that it is.
         upto: last trigger time of this pass, where bounded input grows and more passes follow
             (see `pipelines.passes`); ``None``: the plan's last.
+        joined: of partitions that joined the run in a later pass, (the first of them, last trigger
+            time that was released before they came), in order.
     """
 
     plan: Plan
@@ -129,6 +131,7 @@ class Run(NamedTuple):
     performance: Performance = Performance()
     mixing: Mixing | None = None
     upto: int | None = None
+    joined: tuple[tuple[int, int], ...] = ()
 
     def open(self) -> Store:
         """The store, shared by the workers of a process."""

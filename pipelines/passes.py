@@ -158,7 +158,7 @@ def commit(run: Run, pass_: Due) -> Run:
     swapped = before == after or store.swap_metadata(_NOTE, before, after)
     if not swapped and store.metadata(_NOTE) != after:
         raise RunError("state.store", "another run has begun a pass meanwhile", "run it again")
-    return run._replace(upto=pass_.through)
+    return run._replace(upto=pass_.through, joined=pass_.passes.joined)
 
 
 def end(run: Run, pass_: Due) -> None:
@@ -190,7 +190,7 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
     elif not arranged.new and (upto is None or upto == noted.done):
         return Due(JoinedFiles(job, files, (), arranged.first), noted, noted, 0)
     else:
-        passes = noted.joined(arranged.digests, _later(job, noted, upto, len(arranged.new)))
+        passes = noted.next(arranged.digests, _later(job, noted, upto, len(arranged.new)))
     source = JoinedFiles(job, files, passes.left, arranged.first)
     return Due(source, noted, passes, len(arranged.new))
 

@@ -6,11 +6,14 @@ is read (`pipelines.passes`).  Files of the first pass have their index by name 
 that join later have the next numbers, by name: a partition, once given, stays.
 
 Sensitivity: a record's place (pass, partition, offset) is a function of which file it is in and of
-public facts, never of another record; its trigger is then its own, or the first of its pass if its
-own was decided before (`dp_transforms.bounding`; mechanism.md rules 0 and 1).  C holds over all
-passes, because the counts of units stay in the store.
+public facts, never of another record.  Its trigger is its own, or the first of its pass if its own
+was decided before (`dp_transforms.bounding`); it is late, a dead letter, if its windows were closed
+when its file joined (`dp_transforms.ingest.records`).  Both are functions of the record's times and
+its pass (mechanism.md rules 0 and 1).  C holds over all passes, because the counts of units stay in
+the store.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -59,11 +62,20 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(digest for one in self.passes for digest in one.files)
 
     @property
+    def joined(self) -> tuple[tuple[int, int], ...]:
+        """Of every pass but the first: its first partition, and what was released before it."""
+        found, partition = list[tuple[int, int]](), 0
+        for before, _ in itertools.pairwise(self.passes):
+            partition += len(before.files)
+            found.append((partition, before.through))
+        return tuple(found)
+
+    @property
     def pending(self) -> bool:
         """Whether the last pass has something left to do."""
         return self.done < self.passes[-1].through
 
-    def joined(self, files: Sequence[str], through: int) -> "Passes":
+    def next(self, files: Sequence[str], through: int) -> "Passes":
         """The same and one more pass."""
         new = range(len(self.files), len(self.files) + len(files))
         passes = (*self.passes, Pass(tuple(files), through))

@@ -40,7 +40,9 @@ class _Role(NamedTuple):
 
 
 def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
-    """Refuse Parquet files whose schema cannot be what the job says.
+    """Refuse Parquet files whose schema cannot be what the job says, or that are all none.
+
+    One file that is none among others is a dead letter.
 
     Args:
         files: those that are looked at; default: all of the source.
@@ -50,9 +52,16 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
     """
     if job.source.kind != "parquet":
         return
-    roles = list(_roles(job))
-    for file in manifest(job) if files is None else files:
-        schema = _schema(file.path)
+    roles, files = list(_roles(job)), manifest(job) if files is None else files
+    schemas = [_schema(file.path) for file in files]
+    if files and not any(schemas):
+        empty = " (the first has no byte)" if not files[0].size else ""
+        raise UsageError(
+            "source.path",
+            f"names no file that is readable as Parquet{empty}",
+            "make the files again, or correct source.kind",
+        )
+    for file, schema in zip(files, schemas, strict=True):
         for role in roles:
             at = [] if schema is None else schema.get_all_field_indices(role.column)
             if schema is None or len(at) != 1:
