@@ -191,16 +191,18 @@ def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Recor
     if all_dead:
         cause = _of_dead(job, counts)
     elif released.rows == 0:
-        cause = _no_keys(job) if read or not counts else _NO_RECORDS
+        cause = _no_keys(job, known=bool(counts)) if read or not counts else _NO_RECORDS
     return Records(read, dead, dead / read if read else None, cause)
 
 
 _NO_RECORDS = Cause("the source holds no record", "look at the files that source.path names")
 
 
-def _no_keys(job: Job) -> Cause:
+def _no_keys(job: Job, known: bool) -> Cause:
+    """Args: known: records were read now; a run that has ended reads them no more."""
+    other = "" if known else ", or all records were dead letters, as the first run said"
     return Cause(
-        "no key has enough units in a window to be published",
+        f"no key has enough units in a window to be published{other}",
         f"`dpstream plan {job.path.name}` says how many a key needs; take longer windows, fewer"
         " triggers, a larger epsilon, or name the keys in [keys] public",
     )

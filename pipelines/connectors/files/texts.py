@@ -38,6 +38,8 @@ from dpstream.pipelines.connectors.records.rows import (
     runs,
 )
 
+#: What to do about a file whose fields are separated by other characters.
+ANEW = "write it anew, in DuckDB: COPY (FROM read_csv('FILE', all_varchar = true)) TO 'data.csv'"
 _FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
 _WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
 
@@ -66,7 +68,7 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
             raise UsageError(
                 "source.path",
                 "the header of a CSV file has no comma, and fields are separated by commas",
-                "write it anew, in DuckDB: COPY (FROM read_csv('FILE')) TO 'data.csv'",
+                ANEW,
             )
         if header.count(column) != 1:
             found = [c for c in columns if header.count(c) == 1]

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
 from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manifest
+from dpstream.pipelines.connectors.files.texts import ANEW, csv_header
+from dpstream.pipelines.connectors.records.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.jobs.job import Job
 
 _types = pa.types
@@ -50,6 +52,8 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
     Raises:
         UsageError: names the field of the job, the column and its type.
     """
+    if job.source.kind == "csv":
+        _check_headers(manifest(job) if files is None else files)
     if job.source.kind != "parquet":
         return
     roles, files = list(_roles(job)), manifest(job) if files is None else files
@@ -74,6 +78,25 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
                     f" source, and {role.need}",
                     role.fix(kind),
                 )
+
+
+def _check_headers(files: Sequence[SourceFile]) -> None:
+    """Refuse CSV files none of which has a first line with names; one among others is a dead
+    letter."""
+    for file in files:
+        with open(file.path, "rb") as raw:
+            try:
+                found = csv_header(plain_by_name(raw, file.path, "csv"))
+            except BrokenFileError:
+                found = None
+        if found is not None:
+            return
+    if files:
+        raise UsageError(
+            "source.path",
+            "names no CSV file whose first line has the names of its columns, separated by commas",
+            f"write that line; if other characters separate the fields, {ANEW}",
+        )
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -119,7 +142,8 @@ def _identity(where: str, form: str, field: Field, job: Job) -> _Role:
         if _types.is_struct(kind) and kind.num_fields:
             inner = kind.field(0).name
             new = f"{field.column}_{inner}"
-            return f"use one of its parts: {_rewrite(job, f'*, {field.column}.{inner} AS {new}')}"
+            part = f"{_quoted(field.column)}.{_quoted(inner)} AS {_quoted(new)}"
+            return f"use one of its parts: {_rewrite(job, f'*, {part}')}"
         return f"use a column of text or whole numbers, or {_cast(job, field.column, 'VARCHAR')}"
 
     return _Role(where, field.column, _FITS[field.type], f"is declared '{field.type}'", fix)
@@ -133,7 +157,8 @@ def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
 
     def fix(kind: pa.DataType) -> str:
         if _types.is_integer(kind) or _types.is_floating(kind):
-            seconds = _rewrite(job, f"* REPLACE (to_timestamp({column}) AS {column})")
+            name = _quoted(column)
+            seconds = _rewrite(job, f"* REPLACE (to_timestamp({name}) AS {name})")
             also = (
                 f'if it counts microseconds, write event_time = {{ column = "{column}", type ='
                 ' "micros" }; '
@@ -204,7 +229,14 @@ def _words(kind: pa.DataType) -> str:
 
 
 def _cast(job: Job, column: str, kind: str) -> str:
-    return _rewrite(job, f"* REPLACE (CAST({column} AS {kind}) AS {column})")
+    name = _quoted(column)
+    return _rewrite(job, f"* REPLACE (CAST({name} AS {kind}) AS {name})")
+
+
+def _quoted(name: str) -> str:
+    """A column's name in SQL: some are words of its own."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
 
 
 def _rewrite(job: Job, select: str) -> str:

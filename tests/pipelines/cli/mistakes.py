@@ -122,7 +122,7 @@ class Hour:
 
     def duckdb(self, file: str = "") -> None:
         """Run the statement of the fix where the job file is; ``file`` is put for ``FILE``."""
-        statement = self.shown(r"COPY \(.*?\) TO '[^']*'").replace("FILE", file)
+        statement = self.shown(r"COPY \(.*\) TO '[^']*'").replace("FILE", file)
         where = self.folder.as_posix()
         for name in re.findall(r"'([\w.*/-]+\.(?:parquet|csv))'", statement):
             statement = statement.replace(f"'{name}'", f"'{where}/{name}'")

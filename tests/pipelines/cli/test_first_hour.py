@@ -110,6 +110,12 @@ def semicolons(hour: Hour) -> None:
     path.write_text(path.read_text().replace(",", ";"))
 
 
+def tabs(hour: Hour) -> None:
+    semicolons(hour)
+    path = hour.folder / "visits.csv"
+    path.write_text(path.read_text().replace(";", "\t").replace('"', ""))
+
+
 def with_commas(hour: Hour) -> None:
     hour.duckdb("visits.csv")
     hour.edit('"visits.csv"', '"data.csv"')
@@ -221,7 +227,7 @@ MISTAKES = {
         lambda hour: hour.column("page", pa.array(np.arange(2_400) % 3 * 1.5)), 2,
         ("schema.key", "is double", "DuckDB"), through_duckdb),
     "struct key": Mistake(
-        page_ids, 2, ("schema.key", "a struct", "page.name AS page_name"), use_the_part),
+        page_ids, 2, ("schema.key", "a struct", '"page"."name" AS "page_name"'), use_the_part),
     "seconds since 1970": Mistake(
         seconds, 2, ("schema.event_time", "is int64", "if seconds"), through_duckdb),
     "milliseconds since 1970": Mistake(
@@ -231,7 +237,7 @@ MISTAKES = {
         lambda hour: hour.edit('event_time = "at"', hour.shown(r"event_time = \{[^}]*\}"))),
     "text in a sum": Mistake(
         lambda hour: hour.column("amount", visits()["amount"].cast(pa.string())), 2,
-        ("aggregate.column", "is string", "CAST(amount AS DOUBLE)"), through_duckdb),
+        ("aggregate.column", "is string", 'CAST("amount" AS DOUBLE)'), through_duckdb),
     "a pattern that matches nothing": Mistake(
         edit(PATH, 'path = "data/*.parquet"'), 2,
         ("source.path", "matches no file: /", "data/*.parquet", "correct the path"),
@@ -253,7 +259,9 @@ MISTAKES = {
         packed_parquet, 2, ("source.path", "compressed as a whole", "unpack it"),
         edit('"visits.parquet.gz"', '"visits.parquet"')),
     "semicolons": Mistake(
-        semicolons, 2, ("source.path", "separated by commas", "read_csv"), with_commas),
+        semicolons, 2, ("source.path", "separated by commas", "all_varchar"), with_commas),
+    "tabs": Mistake(
+        tabs, 2, ("source.path", "separated by commas", "all_varchar"), with_commas),
     "no header": Mistake(
         no_header, 2, ("column 'user'", "header of a CSV file", "the file's first line"),
         a_header),
@@ -378,12 +386,17 @@ def test_a_run_that_released_nothing_says_why(hour: Hour, name: str) -> None:
     no_rows(hour)
     for words in said:
         assert words in hour.message
-    assert hour.run("--fail-if-empty") == 4 and "released nothing" in hour.message
-    no_rows(hour)
     follow(hour)
+    assert hour.run() == 3, "what has begun goes on with its own job and data"
     hour.anew()
     assert hour.run("--fail-if-empty") == 0, hour.message
     assert RELEASED in hour.message and "WARNING" not in hour.message
+
+
+def test_a_pipeline_is_told_by_the_exit_code(hour: Hour) -> None:
+    few(hour)
+    for _ in range(2):  # also when it is run again, and nothing is read any more
+        assert hour.run("--fail-if-empty") == 4 and "released nothing" in hour.message
 
 
 FINE = {
