@@ -62,6 +62,10 @@ class Due(NamedTuple):
         """Last trigger time that it releases."""
         return self.passes.passes[-1].through
 
+    def instant(self, line: Timeline) -> str:
+        """The instant of ``through``."""
+        return _text(line, self.through)
+
     @property
     def idle(self) -> bool:
         """Whether all of it was released before."""
@@ -206,11 +210,12 @@ def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
             "comes too late: everything through time.end is released",
             "take the new files away, or begin a new run with a later time.end on a new store",
         )
-    after = shown(_EPOCH + timedelta(microseconds=line.instant_of(noted.done)))
+    after = _text(line, noted.done)
     if upto is None:
         raise UsageError(
             FLAG,
-            f"is required: {new} files are new, and nothing says through when they are complete"
+            f"is required: {new} {'file is' if new == 1 else 'files are'} new, and nothing says"
+            " through when the input is complete"
             f" (all through {after} is released)",
             "give an instant after that, or take the new files away",
         )
@@ -231,3 +236,8 @@ def _encoded(passes: Passes | None) -> str | None:
 
 def _decoded(text: str | None) -> Passes | None:
     return None if text is None else msgspec.json.decode(text, type=Passes)
+
+
+def _text(line: Timeline, trigger_time: int) -> str:
+    """The instant of a trigger time, as it may be written for the flag."""
+    return shown(_EPOCH + timedelta(microseconds=line.instant_of(trigger_time)))

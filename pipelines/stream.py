@@ -57,7 +57,8 @@ Progress = Callable[[int, int], None]
 
 class Result(NamedTuple):
     """What a finished run can tell about itself; ``operator_only``, here and in the summary, counts
-    records exactly and is private, all else is public."""
+    records exactly and is private, all else is public.  ``through``: of files that grow, the
+    instant through which all is released."""
 
     run_id: str
     plan_hash: str
@@ -67,6 +68,7 @@ class Result(NamedTuple):
     operator_only: dict[str, int]
     stopped: bool = False
     summary: Summary | None = None
+    through: str | None = None
 
 
 def run_job(
@@ -137,7 +139,8 @@ def _run(
         summary = _complete(job, run, source, before, sink, engine)
         if progress is not None:
             progress(steps, steps)
-        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {}, summary=summary)
+        told = {}, False, summary, None if pass_ is None else pass_.instant(job.plan.timeline)
+        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, *told)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.kind.ends
     clock = None if pass_ is None else Announced(pass_.through, pass_.first)
@@ -161,7 +164,8 @@ def _run(
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
-    told = dict(operator_totals), stop is not None and stop.is_set(), summary
+    through = None if pass_ is None else pass_.instant(job.plan.timeline)
+    told = dict(operator_totals), stop is not None and stop.is_set(), summary, through
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
 
 

@@ -150,6 +150,8 @@ def _print_result(checked: "Job", result: "Result") -> None:
     from dpstream.pipelines.connectors.write import dead_letter_folder
 
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
+    if result.through is not None:
+        how = f"released through {result.through}; files may join with a later --through"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     if result.summary is not None:
         click.echo(released_in_words(result.summary.released))
@@ -163,13 +165,17 @@ def released_in_words(released: "Released") -> str:
     """The public figures of a run as one line."""
     empty = f" ({released.empty_windows:,} of them empty)" if released.empty_windows else ""
     text = (
-        f"Released {released.rows:,} rows of {released.keys:,} keys in"
-        f" {released.windows:,} windows{empty}"
+        f"Released {_many(released.rows, 'row')} of {_many(released.keys, 'key')} in"
+        f" {_many(released.windows, 'window')}{empty}"
     )
     if released.relative_sd is None:
         return f"{text}."
     share = f"{100 * released.relative_sd:.3g}%" if released.relative_sd < 10 else "over 1,000%"
     return f"{text}; the largest sd of a final value is {share} of it."
+
+
+def _many(amount: int, noun: str) -> str:
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
 def _warn(summary: "Summary", fail_if_empty: bool) -> None:

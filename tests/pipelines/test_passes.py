@@ -15,6 +15,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import Result, run_job
 from dpstream.state import open as stores
 from tests.growing import COURSE, DAYS, arrive, day, place, released, write
+from tests.pipelines.cli.called import call
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +149,7 @@ def test_files_that_were_read_must_stay(tmp_path: Path, change: Callable[[Path],
 @pytest.mark.parametrize(
     ("through", "says"),
     [
-        (None, "1 files are new"),
+        (None, "1 file is new"),
         ("2024-01-03", "is not later than 2024-01-03T00:00:00Z"),
         ("2024-01-02", "is not later than"),
         ("2023-12-31", "before the first trigger time"),
@@ -255,3 +256,47 @@ def test_the_note_holds_no_name(tmp_path: Path) -> None:
     noted = passes.noted_of(load_job(folder / "job.toml"))
     assert isinstance(noted, Passes) and all(len(one) == 32 for one in noted.files)
     assert noted.done == 8 and not noted.pending
+
+
+@pytest.mark.parametrize("backed_up", [1, 2])
+def test_a_restored_store_goes_through_its_passes_again(
+    tmp_path: Path, whole: Path, backed_up: int
+) -> None:
+    """The same passes lead to what is published, whether the backup is of the last or before."""
+    kind = next((whole / "in").iterdir()).suffix[1:]
+    folder = place(tmp_path, kind)
+    for number, (through, files) in enumerate(COURSE[:2], start=1):
+        arrive(folder, files)
+        run(folder, through)
+        stores.close_all()
+        if number == backed_up:
+            assert (
+                call("state", "backup", folder / "job.toml", "--out", folder / "b").exit_code == 0
+            )
+    before = released(folder)
+    restored = call("state", "restore", folder / "job.toml", folder / "b", "--replace")
+    assert restored.exit_code == 0, restored.output
+    run(folder, COURSE[1][0] if backed_up == 1 else None)
+    assert released(folder) == before
+    for through, files in COURSE[2:]:
+        arrive(folder, files)
+        run(folder, through)
+    assert released(folder) == released(whole)
+
+
+def test_a_restored_store_whose_passes_were_others_is_refused(tmp_path: Path) -> None:
+    """Two files that had joined in two passes join in one: a late row would count elsewhere."""
+    folder = place(tmp_path, late="1d")
+    arrive(folder, 1)
+    run(folder, "2024-01-01T06:00:00Z")
+    stores.close_all()
+    assert call("state", "backup", folder / "job.toml", "--out", folder / "b").exit_code == 0
+    run(folder, "2024-01-02")
+    write(folder, "later.parquet", day(0, rows=3_000))
+    run(folder, "2024-01-02T06:00:00Z")
+    stores.close_all()
+    before = released(folder)
+    assert call("state", "restore", folder / "job.toml", folder / "b", "--replace").exit_code == 0
+    with pytest.raises(PolicyError, match="does not lead to what is published"):
+        run(folder, "2024-01-02T06:00:00Z")
+    assert released(folder) == before
