@@ -103,29 +103,31 @@ def run_job(
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
+    asked = _Asked(runner, beam_args, progress, speed, stop, detach, warn)
     result = None
     for pass_ in due(job, through):
-        result = _run(job, runner, beam_args, progress, speed, stop, detach, warn, pass_)
+        result = _run(job, asked, pass_)
     assert result is not None, "there is at least one pass"
     return result
 
 
-def _run(
-    job: Job,
-    runner: str,
-    beam_args: Sequence[str],
-    progress: Progress | None,
-    speed: float | None,
-    stop: threading.Event | None,
-    detach: bool,
-    warn: Warn,
-    pass_: Due | None,
-) -> Result:
+class _Asked(NamedTuple):
+    """How a run was asked for; see ``run_job``."""
+
+    runner: str
+    beam_args: Sequence[str]
+    progress: Progress | None
+    speed: float | None
+    stop: threading.Event | None
+    detach: bool
+    warn: Warn
+
+
+def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
     """``run_job``, of all of the input or of one pass over input that grows."""
-    engine, source = (
-        make_runner(runner, beam_args),
-        input_of(job) if pass_ is None else pass_.source,
-    )
+    progress, speed, stop, detach, warn = asked[2:]
+    engine = make_runner(asked.runner, asked.beam_args)
+    source = input_of(job) if pass_ is None else pass_.source
     _check_engine(engine, source, speed)
     if pass_ is not None and (engine.kind.streaming or detach):
         raise UsageError("--runner", "reads no files that grow", "use --runner=DirectRunner")
@@ -135,12 +137,14 @@ def _run(
     run, resumed = _begun(job, engine, warn, pass_)
     restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run)
     whole = finished(run) if pass_ is None else pass_.idle
+    upto = None if pass_ is None else pass_.instant(job.plan.timeline)
     if source.bounded and not detach and not restoring and whole:
         summary = _complete(job, run, source, before, sink, engine)
         if progress is not None:
             progress(steps, steps)
-        told = {}, False, summary, None if pass_ is None else pass_.instant(job.plan.timeline)
-        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, *told)
+        return Result(
+            run.run_id, job.plan.hash, steps, sink.place, resumed, {}, False, summary, upto
+        )
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.kind.ends
     clock = None if pass_ is None else Announced(pass_.through, pass_.first)
@@ -164,8 +168,7 @@ def _run(
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
-    through = None if pass_ is None else pass_.instant(job.plan.timeline)
-    told = dict(operator_totals), stop is not None and stop.is_set(), summary, through
+    told = dict(operator_totals), stop is not None and stop.is_set(), summary, upto
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
 
 
