@@ -73,10 +73,11 @@ def prepare(folder: Path) -> Job:
     Returns:
         The checked job; running the demo again goes on with the same run.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     data = folder / "flights.parquet"
-    if not data.exists():
-        pq.write_table(read_flights(), data)
+    flights = None if data.exists() else read_flights()
+    folder.mkdir(parents=True, exist_ok=True)
+    if flights is not None:
+        pq.write_table(flights, data)
     job = folder / "flights.toml"
     if not job.exists():
         text = (

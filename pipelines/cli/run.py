@@ -61,6 +61,7 @@ METRICS = options(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog=examples(
         "dpstream run job.toml",
+        "dpstream run job.toml --through 2024-02-01",
         "dpstream run job.toml --runner=PrismRunner",
         "dpstream run recorded.toml --runner=PrismRunner --speed=1440",
         "dpstream run job.toml --runner=FlinkRunner --job_name=flights",

@@ -1,6 +1,5 @@
 """The folder that the mistakes of a first hour are made in, and how a fix is followed."""
 
-import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +42,7 @@ key_file = "noise.key"
 kind = "parquet"
 path = "releases"
 """
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 START = 1_704_067_200_000_000
 
 
@@ -57,6 +57,13 @@ def visits(begin: int = START, days: int = 2) -> pa.Table:
             "at": pa.array(at).cast(pa.timestamp("us", "UTC")),
             "amount": rng.integers(0, 11, rows).astype(np.float64),
         }
+    )
+
+
+def lines_of(table: pa.Table) -> str:
+    """A table as JSON Lines."""
+    return str(
+        table.to_pandas().to_json(orient="records", lines=True, date_format="iso", date_unit="us")
     )
 
 
@@ -75,11 +82,14 @@ class Hour:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
             pq.write_table(table, path)
-        elif path.suffix == ".gz":
+        elif path.suffix in _PACKED:
             plain = path.with_suffix("")
             self.put(plain.name, table)
-            path.write_bytes(gzip.compress(plain.read_bytes()))
+            with pa.CompressedOutputStream(str(path), _PACKED[path.suffix]) as packed:
+                packed.write(plain.read_bytes())
             plain.unlink()
+        elif path.suffix == ".jsonl":
+            path.write_text(lines_of(table))
         else:
             pacsv.write_csv(table, path)
 

@@ -15,7 +15,7 @@ import pytest
 
 from dpstream.state import open as stores
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.mistakes import Hour, Step, visits
+from tests.pipelines.cli.mistakes import Hour, Step, lines_of, visits
 
 RELEASED = "Released "
 
@@ -87,9 +87,18 @@ def declared(hour: Hour) -> None:
     hour.edit('unit = "user"', hour.shown(r"unit = \{.*\}"))
 
 
-def gz(hour: Hour) -> None:
-    hour.put("visits.csv.gz", visits())
-    hour.edit('kind = "parquet"\npath = "visits.parquet"', 'kind = "csv"\npath = "visits.csv.gz"')
+def packed(kind: str, ending: str) -> Step:
+    """The data is a compressed text file."""
+
+    def make(hour: Hour) -> None:
+        hour.put(f"visits.{kind}.{ending}", visits())
+        old = 'kind = "parquet"\npath = "visits.parquet"'
+        hour.edit(old, f'kind = "{kind}"\npath = "visits.{kind}.{ending}"')
+
+    return make
+
+
+gz = packed("csv", "gz")
 
 
 def cut_gz(hour: Hour) -> None:
@@ -363,9 +372,7 @@ def array_of_json(hour: Hour) -> None:
 
 
 def lines_of_json(hour: Hour) -> None:
-    frame = visits().to_pandas()
-    text = frame.to_json(orient="records", lines=True, date_format="iso", date_unit="us")
-    (hour.folder / "visits.json").write_text(text)
+    (hour.folder / "visits.json").write_text(lines_of(visits()))
 
 
 EMPTY = {
@@ -401,6 +408,8 @@ def test_a_pipeline_is_told_by_the_exit_code(hour: Hour) -> None:
 
 FINE = {
     "gzip": gz,
+    "bzip2": packed("csv", "bz2"),
+    "zstd": packed("jsonl", "zst"),
     "stamps without a zone": lambda hour: hour.column("at", visits()["at"].cast("timestamp[us]")),
     "stamps of New York": lambda hour: hour.column(
         "at", visits()["at"].cast(pa.timestamp("ns", "America/New_York"))),
