@@ -89,8 +89,11 @@ def summarised(job: Job, run: Run, sink: Sink, counts: Mapping[str, int]) -> Sum
     Raises:
         DpstreamError: a release cannot be read.
     """
-    parts = _published(run.plan, sink) if isinstance(sink, FileSink) else _committed(run)
-    released = tally(run.plan, parts)
+    # A store in a file is read three times as fast as the sink's files; a database is asked over
+    # a network, and a store may have dropped what its sink has.
+    near = run.store.startswith("sqlite:") and not run.open().retained_windows.dropped
+    from_files = isinstance(sink, FileSink) and not near
+    released = tally(run.plan, _published(run.plan, sink) if from_files else _committed(run))
     return Summary(released, records_of(job, released, counts))
 
 
@@ -153,8 +156,9 @@ class _Distinct:
         return self._each_once().num_rows if self._held else 0
 
 
-def _published(plan: Plan, sink: FileSink) -> Iterator[Part]:
+def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
     """The releases of a folder."""
+    assert isinstance(sink, FileSink)
     whole, names = release_schema(plan), _names(plan)
     schema = pa.schema([whole.field(name) for name in names])
     for file in release_files(sink.folder):
@@ -165,7 +169,7 @@ def _published(plan: Plan, sink: FileSink) -> Iterator[Part]:
 
 
 def _committed(run: Run) -> Iterator[Part]:
-    """The releases that the store holds, where the sink is no folder."""
+    """The releases that the store holds."""
     store = run.open()
     dropped = store.retained_windows.dropped
     for window, trigger in committed_names(run, store):

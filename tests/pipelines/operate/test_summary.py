@@ -89,6 +89,7 @@ def test_a_runs_own_summary(tmp_path: Path, kind: str) -> None:
     assert (records.read, records.dead, records.dead_share, records.cause) == (3_000, 0, 0.0, None)
     assert again.operator_only.read == 0 and again.operator_only.dead_share is None
     run, _ = begin(job)
+    assert tally(job.plan, summary._published(job.plan, sink_of(job))) == released
     assert tally(job.plan, summary._committed(run)) == released
 
 
