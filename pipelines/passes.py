@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.waiting import waiting_partitions
@@ -62,9 +62,9 @@ class Due(NamedTuple):
         """Last trigger time that it releases."""
         return self.passes.passes[-1].through
 
-    def instant(self, line: Timeline) -> str:
-        """The instant of ``through``."""
-        return _text(line, self.through)
+    def instant(self, line: Timeline) -> str | None:
+        """The instant of ``through``; ``None`` where it is the end, behind which nothing joins."""
+        return None if self.through == line.last_trigger_time else _text(line, self.through)
 
     @property
     def idle(self) -> bool:
@@ -131,7 +131,10 @@ def noted_of(job: Job) -> Passes | None:
     url = job.state.store or ""
     if not stores.exists(url):
         return None
-    store = stores.backend(url).open(job.plan)
+    try:
+        store = stores.backend(url).open(job.plan)
+    except DpstreamError:
+        return None  # no store, or one that another process is making: `begin` waits, or says so
     try:
         if store.identity.plan_hash != job.plan.hash:
             return None  # `begin` refuses it
@@ -163,6 +166,16 @@ def commit(run: Run, pass_: Due) -> Run:
     if not swapped and store.metadata(_NOTE) != after:
         raise RunError("state.store", "another run has begun a pass meanwhile", "run it again")
     return run._replace(upto=pass_.through, joined=pass_.passes.joined)
+
+
+def check_whole(run: Run) -> None:
+    """Refuse to read as a whole what a run reads in passes.
+
+    Raises:
+        RunError: another process has begun the first pass meanwhile.
+    """
+    if run.open().metadata(_NOTE) is not None:
+        raise RunError("state.store", "its run reads its input in passes", "run it again")
 
 
 def end(run: Run, pass_: Due) -> None:

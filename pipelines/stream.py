@@ -58,7 +58,7 @@ Progress = Callable[[int, int], None]
 class Result(NamedTuple):
     """What a finished run can tell about itself; ``operator_only``, here and in the summary, counts
     records exactly and is private, all else is public.  ``through``: of files that grow, the
-    instant through which all is released."""
+    instant through which all is released while more may come."""
 
     run_id: str
     plan_hash: str
@@ -222,7 +222,10 @@ def _summary(job: Job, run: Run, sink: Sink, counts: dict[str, int]) -> Summary 
 
 def _begun(job: Job, engine: Engine, warn: Warn, pass_: Due | None) -> tuple[Run, bool]:
     run, resumed = begin(job, None if pass_ is None else pass_.source.identity())
-    run = run if pass_ is None else passes.commit(run, pass_)
+    if pass_ is not None:
+        run = passes.commit(run, pass_)
+    elif not job.source.unbounded:
+        passes.check_whole(run)
     for words in warnings_of(run.plan, run.budget()) if resumed else ():
         warn(words)
     return _on_threads(run, job, engine), resumed

@@ -229,6 +229,30 @@ def test_two_passes_of_one_moment(tmp_path: Path) -> None:
         passes.commit(begun, mine)
 
 
+def test_what_is_read_in_passes_is_never_read_as_a_whole(tmp_path: Path) -> None:
+    """Even where the note could not be read before the run was begun."""
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    run(folder, "2024-01-02")
+    before = released(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(passes, "noted_of", lambda _: None)
+        with pytest.raises(DpstreamError, match="reads its input in passes"):
+            run(folder)
+    assert released(folder) == before
+
+
+def test_a_store_that_is_being_made_says_nothing(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    (folder / "s.db").write_bytes(b"")
+    job = load_job(folder / "job.toml")
+    assert passes.noted_of(job) is None
+    (folder / "s.db").write_bytes(b"no store")
+    with pytest.raises(PolicyError, match="no store"):
+        run(folder, "2024-01-02")
+
+
 def test_records_with_ids_read_all_again(tmp_path: Path, read: list[str]) -> None:
     """Their positions are not the files'; a file that may be needed is read."""
     folder = place(tmp_path)

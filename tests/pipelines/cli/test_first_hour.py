@@ -427,9 +427,11 @@ def test_what_is_no_mistake(hour: Hour, name: str) -> None:
     assert RELEASED in hour.message and "WARNING" not in hour.message
 
 
-def test_two_runs_at_once(hour: Hour) -> None:
+@pytest.mark.parametrize("flags", [(), ("--through", "2024-01-02")])
+def test_two_runs_at_once(hour: Hour, flags: tuple[str, ...]) -> None:
     """Both end well, and what is released is released once."""
     command = [sys.executable, "-m", "dpstream", "run", str(hour.folder / "job.toml"), "--quiet"]
+    command += flags
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
