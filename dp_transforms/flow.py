@@ -351,7 +351,7 @@ class ReleaseCallback:
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
-            if self._bounded:
+            if self._bounded and upto in (line.last_trigger_time, run.upto):
                 # Nothing of a window can go before its last shard is done.
                 self._done.add(shard)
                 if len(self._done) < run.shards:
