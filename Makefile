@@ -78,8 +78,8 @@ locks:
 # they listen on this machine only.
 prism: .tools/bin/prism-loopback
 
-.tools/bin/prism-loopback: deploy/prism/build.py
-	$(or $(shell command -v $(PYTHON)),python3) deploy/prism/build.py .tools/bin/prism
+.tools/bin/prism-loopback: pipelines/runners/prism_build.py
+	$(or $(shell command -v $(PYTHON)),python3) pipelines/runners/prism_build.py .tools/bin/prism
 	touch $@
 
 flink: .tools/flink/job-server.jar

@@ -51,6 +51,7 @@ from dpstream.dp_transforms.release import (
 from dpstream.dp_transforms.run import Account, KeySource, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
+from dpstream.dp_transforms.waiting import note_waiting
 from dpstream.state.idtable import shard_of
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
@@ -148,7 +149,8 @@ class DPStream(beam.PTransform):
         threads = Threads()
         if bounded and isinstance(clock, Announced):
             threads = Threads(run.performance.threads, run.run_id)
-        ingest = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
+        canonical = CanonicaliserFactory(run.plan, run.keys, run.public, run.joined)
+        ingest = Records(canonical, threads)
         typed = beam.ParDo(ingest).with_output_types(
             pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
         )
@@ -302,8 +304,12 @@ class BoundCallback:
                 decided = decide_records(run.plan, store, shard, records, upto, since)
             for name, amount in decided.counts.items():
                 count(name, amount)
+            waiting = decided.waiting
+            if upto == run.upto:
+                note_waiting(run.plan, store, shard, upto, waiting)
+                waiting = waiting.slice(0, 0)
             pieces = laid_out(decided)
-            return Held(pieces if ids is None else by_key(pieces, ids), decided.waiting)
+            return Held(pieces if ids is None else by_key(pieces, ids), waiting)
 
         def laid_out(decided: Decided) -> Iterator[pa.RecordBatch]:
             pieces = decided.pieces(SPLIT_BUFFER_ROWS)
@@ -363,7 +369,7 @@ class ReleaseCallback:
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
-            if self._bounded and upto == line.last_trigger_time:
+            if self._bounded and upto in (line.last_trigger_time, run.upto):
                 # Nothing of a window can go before its last shard is done.
                 self._done.add(shard)
                 if len(self._done) < run.shards:

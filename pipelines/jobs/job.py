@@ -15,6 +15,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.extras import installing
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -213,9 +214,7 @@ def _with_query(
     try:
         from dpstream.pipelines.sql.row_query import compiled
     except ModuleNotFoundError:
-        raise UsageError(
-            "source.query", "needs SQL's libraries", "pip install 'dpstream[sql]'"
-        ) from None
+        raise UsageError("source.query", "needs SQL's libraries", installing("sql")) from None
     found = compiled(source, plan, folder)
     columns = {own: found.types[name] for name, own in found.reads.items()}
     replace = msgspec.structs.replace
