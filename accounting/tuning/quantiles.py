@@ -5,7 +5,6 @@ back the exact prefixes, and each figure is the exact one of its definition.
 """
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
@@ -21,6 +20,8 @@ def prefixes(of: Histogram, noisy: Int64) -> Float64:
     Args:
         noisy: (nodes,) A x + noise.
     """
+    from scipy.optimize import isotonic_regression  # slow to load, and a plan needs none of it
+
     matrix = encoder_matrix(of.cells).astype(np.float64)
     counts = np.linalg.lstsq(matrix, noisy.astype(np.float64), rcond=None)[0]
     return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
