@@ -1,0 +1,281 @@
+"""What a job's user asks first: will anything appear, how exact is it, what would help.
+
+All of it is public: a function of the plan, of two numbers that a person states (units in a window
+and keys there are), and of the reference population (``reference``).
+"""
+
+import math
+import textwrap
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import duration, human, up
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.answer import Tuned
+from dpstream.accounting.tuning.changes import Change, changes
+from dpstream.accounting.tuning.reference import SHAPE, expected_keys
+from dpstream.accounting.tuning.starred import ways
+
+#: Records of a key that an error is told for.
+SIZES = (100, 1_000)
+#: Keys there are, unless somebody says.
+KEYS = 1_000
+#: Changes that are listed without ``--details``.
+_LISTED = 6
+#: A change that gains less is not worth a line there.
+_WORTH_A_LINE = 1.05
+
+WHY_MORE_THAN_ONE = (
+    "more than 1 together because no unit can cost both the most: values cost most with all of a "
+    "unit's records in one key, key selection with each in a key of its own. The costliest unit "
+    "of all uses 1"
+)
+
+
+def outlook(
+    plan: Plan,
+    budget: Budget,
+    units: int | None = None,
+    keys: int | None = None,
+    job: Plan | None = None,
+) -> dict[str, Any]:
+    """Answers to the three questions, JSON-able.
+
+    Args:
+        plan, budget: what is in force, of a run that was begun what was committed then.
+        units: that have records in a window; ``None``: nobody says.
+        keys: that there are, with ``units``.
+        job: the job's own plan, for what would be better in a new run; default: ``plan``.
+
+    Returns:
+        ``appears``, ``exact`` (by column and size), ``shares``, ``changes`` (``Change`` each, the
+        first one starred), ``helps_most`` (one of them, or ``None``), ``reference`` in words.
+    """
+    figures = describe(plan, budget)
+    rows = _changes(job or plan)
+    helping = [row for row in rows if row.helps]
+    best = max(helping, key=lambda row: row.gain, default=None)
+    return {
+        "appears": _appears(plan, budget, figures, units, keys),
+        "exact": _exact(plan, figures),
+        "shares": _shares(figures),
+        "changes": [_told(row) for row in rows],
+        "helps_most": None if best is None else _told(best),
+        "reference": SHAPE,
+    }
+
+
+def _changes(plan: Plan) -> list[Change]:
+    """Empty for plans that only a run from before can have: nothing to compare with."""
+    try:
+        return changes(plan, ways(plan))
+    except PolicyError:
+        return []
+
+
+def _told(row: Change) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(row)
+    return told | {"gain": row.gain, "helps": row.helps}
+
+
+def _appears(
+    plan: Plan, budget: Budget, figures: dict[str, Any], units: int | None, keys: int | None
+) -> dict[str, Any]:
+    """Units for an even chance at the first and last test; with ``units``, keys to expect."""
+    chosen = figures["selection"]
+    found: dict[str, Any] = {
+        "selects": chosen is not None,
+        "units_for_half_chance_first": chosen and chosen["units_for_half_chance_first"],
+        "units_for_half_chance_last": chosen and chosen["units_for_half_chance_last"],
+        "units_if_last_records": None,
+        "units": units,
+        "keys": None,
+        "expected_keys": None,
+        "share_of_units": None,
+    }
+    if chosen is not None:
+        last = chosen["units_for_half_chance_last"]
+        found["units_if_last_records"] = math.ceil(last / chosen["last_pair_counts"])
+        if units is not None:
+            found["keys"] = keys or KEYS
+            found["expected_keys"] = expected_keys(plan, budget, units, keys or KEYS)
+            found["share_of_units"] = last / units
+    return found
+
+
+def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """sd at a window's last release for keys of so many records, by column."""
+    rows = []
+    for aggregate, column in zip(plan.aggregates, figures["columns"], strict=True):
+        sizes = [_of_size(aggregate, column["sd_final"], size) for size in SIZES]
+        rows.append({"name": aggregate.name, "kind": aggregate.kind, "of": _whole(aggregate)[1],
+                     "sizes": sizes})  # fmt: skip
+    return rows
+
+
+def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:
+    divided = sd / size if kind_of(aggregate).divides else sd
+    whole = _whole(aggregate)[0] * (1 if kind_of(aggregate).divides else size)
+    return {"records": size, "sd": divided, "relative": divided / whole}
+
+
+def _whole(aggregate: Aggregate) -> tuple[float, str]:
+    """What an error is a part of, for one record: the count, the bound, the clamp's width."""
+    if aggregate.clamp is None:
+        return 1.0, ""
+    low, high = aggregate.clamp
+    if kind_of(aggregate).divides:
+        return high - low or 1.0, "of the clamp's width"
+    return max(abs(low), abs(high)), "of records at the bound"
+
+
+def _shares(figures: dict[str, Any]) -> dict[str, Any]:
+    shares = figures["split"]["shares_of_mu_squared"]
+    whole = sum(shares.values())
+    return {"of": shares, "sum": whole, "why": WHY_MORE_THAN_ONE if whole > 1.005 else ""}
+
+
+def text(
+    plan: Plan,
+    budget: Budget,
+    tuned: Tuned | None = None,
+    units: int | None = None,
+    keys: int | None = None,
+    job: Plan | None = None,
+) -> str:
+    """The answers for a person, about 25 lines."""
+    figures, found = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
+    lines = [
+        f"Promise     {figures['guarantee']['words']}",
+        f"Counted     at most {plan.privacy.contributions} records of a unit"
+        + ("" if plan.timeline.period is None else " and period")
+        + f" (C), {_windows(plan)}",
+        *_person_lines(figures),
+        "",
+        *_appears_lines(plan, found["appears"]),
+        *_exact_lines(found["exact"]),
+        *_shares_lines(found["shares"]),
+        "",
+        *_change_lines(found),
+    ]
+    if figures["choice"] and figures["choice"]["how"] == "private":
+        lines.append(f"Tuning      {figures['choice']['words']}")
+    lines += [f"Warning     {w}" for w in figures["warnings"]]
+    lines.append("More        --details: thresholds, noise at every trigger, what is assumed")
+    return "\n".join(lines) + "\n"
+
+
+def _windows(plan: Plan) -> str:
+    line = plan.timeline
+    slide = "" if line.slide == line.window else f" every {duration(line.slide)}"
+    times = -(-line.triggers // plan.design.refresh_every)
+    often = f"published every {duration(line.trigger_every * plan.design.refresh_every)}"
+    often = "published once each" if times == 1 else f"{often}, {times:,} times each"
+    if plan.design.restarts:
+        often = f"a key is tested, and published, up to {line.triggers:,} times each"
+    return f"in windows of {duration(line.window)}{slide}, {often}"
+
+
+def _person_lines(figures: dict[str, Any]) -> list[str]:
+    """What a person of many periods has; the last row, for all of them or for very many."""
+    rows = figures["periods"]
+    if len(rows) < 2:
+        return []
+    last = rows[-1]
+    return [
+        f"Person      of {last['periods']:,} periods: epsilon {up(last['epsilon'], 4)} at delta "
+        f"{up(last['delta'], 3)}"
+    ]
+
+
+def _appears_lines(plan: Plan, found: dict[str, Any]) -> list[str]:
+    if not found["selects"]:
+        return ["Appears     every key of the public list, whatever the data"]
+    first, last = found["units_for_half_chance_first"], found["units_for_half_chance_last"]
+    when = f"{last:,} units in a window"
+    if plan.design.tests > 1:
+        when = f"{first:,} units at a window's first test, {last:,} at its last"
+    words = f"Appears     a key is as likely as not to be published with {when}"
+    lines = [words]
+    if found["units_if_last_records"] > last:
+        lines.append(
+            f"            (up to {found['units_if_last_records']:,}, where it is each one's last "
+            "record and not the first)"
+        )
+    if found["units"] is None:
+        lines.append("            --units N: what to expect of N units in a window")
+    else:
+        share = found["share_of_units"]
+        part = f"{100 * share:.2g}% of them" if share <= 1 else "more than there are"
+        lines.append(
+            f"            of {found['units']:,} units that is {part}; of {found['keys']:,} keys "
+            f"about {human(found['expected_keys'])} appear, if the r-th most"
+        )
+        lines.append(
+            "            popular is met 1/r as often and a unit has at least i records with "
+            "chance 1/i"
+        )
+    return lines
+
+
+def _exact_lines(rows: list[dict[str, Any]]) -> list[str]:
+    head = "Exact       noise (sd) at a window's end, for a key of"
+    sizes = "".join(f"{size:>14,} records" for size in SIZES)
+    wide = max(len(row["name"]) for row in rows)
+    lines = [head, " " * (12 + wide) + sizes]
+    for row in rows:
+        cells = "".join(f"{_cell(of):>22}" for of in row["sizes"])
+        lines.append(f"            {row['name']:<{wide}}{cells} {row['of']}".rstrip())
+    return lines
+
+
+def _cell(of: dict[str, float]) -> str:
+    return f"±{human(of['sd'])} ({human(100 * of['relative'])}%)"
+
+
+def _shares_lines(found: dict[str, Any]) -> list[str]:
+    parts = ", ".join(f"{name} {share:.2g}" for name, share in found["of"].items())
+    if len(found["of"]) < 2:
+        return []
+    why = f"; {found['why']}" if found["why"] else ""
+    words = f"shares of mu^2: {parts}{why}"
+    return textwrap.wrap(words, 100, initial_indent="Budget      ", subsequent_indent=" " * 12)
+
+
+def _change_lines(found: dict[str, Any]) -> list[str]:
+    rows, best = found["changes"], found["helps_most"]
+    if not rows:
+        return []
+    lines = []
+    if best is not None:
+        lines.append(
+            f"Helps most  {best['words']}: {best['effect']}; {_against(best['keys'], 'keys')}, "
+            f"{_against(best['noise'], 'noise')}"
+        )
+    others = [row for row in rows if not row["same"] and row["gain"] >= _WORTH_A_LINE]
+    lines.append(
+        "Changes     against the job as it is, on a public reference shape; each by itself"
+    )
+    lines.append("  keys   noise  the same figures, noised otherwise")
+    lines += [_line(row) for row in rows if row["same"]]
+    if others:
+        lines.append("  keys   noise  other figures, times or records")
+    return lines + [_line(row) for row in others[:_LISTED]]
+
+
+def _line(row: dict[str, Any]) -> str:
+    mark = "*" if row["starred"] else " "
+    keys = "all" if row["keys"] is None else f"x{row['keys']:.3g}"
+    noise = f"x{row['noise']:.3g}"
+    words = f"{row['words']}: {row['effect']}" if row["words"] else row["effect"]
+    return f"{mark} {keys:<6} {noise:<6} {words}"
+
+
+def _against(ratio: float | None, name: str) -> str:
+    return f"all {name}" if ratio is None else f"{name} x{ratio:.3g}"
