@@ -19,7 +19,12 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.tuning.reference import Standing, kept, stand
 from dpstream.accounting.tuning.starred import Way, Ways, with_privacy
-from dpstream.accounting.tuning.wording import duration_text, in_words, per_key_in_words
+from dpstream.accounting.tuning.wording import (
+    duration_text,
+    in_words,
+    per_key_in_words,
+    written,
+)
 from dpstream.accounting.weights import STEEP, SelectionWeights, usual_weights
 
 #: Bounds per key that are looked at.
@@ -81,7 +86,7 @@ def changes(plan: Plan, found: Ways) -> list[Change]:
 
 
 def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Change:
-    settings = {f"privacy.{field}": value for field, value in way.settings.items()}
+    settings = written({f"privacy.{field}": value for field, value in way.settings.items()})
     if starred:
         effect = "nearly the most keys, with the least noise for that"
         if not plan.design.selects:
@@ -108,7 +113,7 @@ def _row(
     noise = standing.noise_against(own)
     if keys is not None and max(abs(keys - 1), abs(noise - 1)) < _NOTHING:
         return None
-    settings = settings | _said(plan, other)
+    settings = written(settings | _said(plan, other))
     cut = 1 - kept(other.privacy.contributions) / kept(plan.privacy.contributions)
     return Change(settings, in_words(settings), effect, keys, noise, max(cut, 0.0))
 

@@ -54,7 +54,7 @@ class Standing(msgspec.Struct, frozen=True):
     noise: dict[str, float]
 
     def noise_against(self, other: "Standing") -> float:
-        """Root mean square over the running sums that both have of this one's sd over the other's."""
+        """This one's sd over the other's: root mean square over the running sums of both."""
         names = self.noise.keys() & other.noise.keys()
         squares = [(self.noise[name] / other.noise[name]) ** 2 for name in names]
         return math.sqrt(sum(squares) / len(squares)) if squares else math.nan

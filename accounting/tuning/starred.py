@@ -148,8 +148,9 @@ def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
 
 
 def _shares(plan: Plan) -> tuple[float, ...]:
-    # The joint condition is looked at for every n up to C: fewer steps where C is large.
-    return _SHARES if plan.privacy.contributions <= 1000 else _SHARES[::3]
+    # A candidate takes time that grows with C and T: where both are large, fewer are looked at.
+    large = plan.privacy.contributions > 1_000 or plan.design.triggers > 10_000
+    return _SHARES[::4] if large else _SHARES
 
 
 def _standing(plan: Plan, settings: dict[str, Any]) -> Standing | None:

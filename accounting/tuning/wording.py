@@ -11,8 +11,8 @@ def per_key_in_words(bound: int | None) -> str:
     """What a bound per key makes of the figures."""
     if bound is None:
         return "every record counts"
-    records = "one record" if bound == 1 else f"{bound} records"
-    return f"{records} of a unit counts per key" if bound == 1 else f"{records} of a unit per key"
+    what = "one record of a unit counts" if bound == 1 else f"{bound} records of a unit count"
+    return f"{what} per key"
 
 
 def duration_text(micros: int) -> str:
@@ -25,6 +25,12 @@ def duration_text(micros: int) -> str:
     return f"{micros}us"
 
 
+def written(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a plan as a job file has them: equal weights have a name there."""
+    equal = {"privacy.weights": "uniform"}
+    return {k: equal.get(k) if v is None else v for k, v in settings.items()}
+
+
 def in_words(settings: dict[str, Any]) -> str:
     """Settings as they stand in a job file."""
     return ", ".join(_word(field, value) for field, value in settings.items())
@@ -35,8 +41,6 @@ def _word(field: str, value: Any) -> str:
     if table == "aggregate":
         return f"without column '{name}'"
     short = name if table == "privacy" else field
-    if short == "weights" and value is None:
-        return 'weights = "uniform"'
     if value is None:
         return f"no {short}"
     return f"{short} = {toml(value)}"
