@@ -19,7 +19,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.tuning import wording
-from dpstream.accounting.tuning.reference import DENSITY, SIZES, chances_of_sizes
+from dpstream.accounting.tuning.reference import DENSITY, SIZES, chances_of_sizes, final_sd
 from dpstream.accounting.weights import EVEN, MILD, STEEP
 
 
@@ -106,7 +106,7 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
 
 def _evaluate(plan: Plan, budget: Budget) -> dict[str, float]:
     """Expected keys, error, even-chance units and final sd on the reference population."""
-    chance, sd = chances_of_sizes(plan, budget), _final_sd(plan, budget)
+    chance, sd = chances_of_sizes(plan, budget), final_sd(plan, budget)
     wrong = chance * sd * math.sqrt(2 / math.pi) + (1 - chance) * SIZES
     density = SIZES**DENSITY
     return {
@@ -115,14 +115,6 @@ def _evaluate(plan: Plan, budget: Budget) -> dict[str, float]:
         "units": float(np.interp(0.5, chance, SIZES)),
         "sd": sd,
     }
-
-
-def _final_sd(plan: Plan, budget: Budget) -> float:
-    """sd at close of the first published column, in records at the bound."""
-    if budget.values:
-        return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
-    assert budget.units is not None
-    return float(budget.units.sd[-1])
 
 
 def in_words(settings: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ class Change(msgspec.Struct, frozen=True):
         keys: expected keys over the job's; ``None``: all keys of a list, whatever the data.
         noise: root mean square of the remaining columns' sds at close over the job's.
         cut: share of the reference's records that no longer count.
+        another: another figure is counted, of fewer records of a unit in a key or more.
         same: the same figures are published of the same records; only their noise differs.
         starred: the way to noise the job as it stands that is recommended; of one line only.
     """
@@ -56,6 +57,7 @@ class Change(msgspec.Struct, frozen=True):
     keys: float | None
     noise: float
     cut: float = 0.0
+    another: bool = False
     same: bool = False
     starred: bool = False
 
@@ -67,9 +69,10 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def helps(self) -> bool:
-        """Better for any data: in neither figure worse, and no record less counts."""
-        keys = 1.0 if self.keys is None else self.keys
-        return not self.cut and keys >= 0.995 and self.noise <= 1.005 and self.gain >= _HELPS
+        """Better for any data: in neither figure worse, the same records, and no list needed."""
+        if self.cut or self.another or self.keys is None:
+            return False
+        return self.keys >= 0.995 and self.noise <= 1.005 and self.gain >= _HELPS
 
 
 def changes(plan: Plan, found: Ways) -> list[Change]:
@@ -115,7 +118,8 @@ def _row(
         return None
     settings = written(settings | _said(plan, other))
     cut = 1 - kept(other.privacy.contributions) / kept(plan.privacy.contributions)
-    return Change(settings, in_words(settings), effect, keys, noise, max(cut, 0.0))
+    another = other.privacy.per_key_bound != plan.privacy.per_key_bound
+    return Change(settings, in_words(settings), effect, keys, noise, max(cut, 0.0), another)
 
 
 def _said(plan: Plan, other: Plan) -> dict[str, Any]:

@@ -55,11 +55,14 @@ def outlook(
 
     Returns:
         ``appears``, ``exact`` (by column and size), ``shares``, ``changes`` (``Change`` each, the
-        first one starred), ``helps_most`` (one of them, or ``None``), ``reference`` in words.
+        first one starred), ``helps_most`` (one of them that is better in both figures for the same
+        records, else by gain; or ``None``), ``reference`` in words.
     """
     figures = describe(plan, budget)
     rows = _changes(job or plan)
-    helping = [row for row in rows if row.helps]
+    helping = [row for row in rows if row.helps] or [
+        row for row in rows if not row.same and row.gain >= _WORTH_A_LINE
+    ]
     best = max(helping, key=lambda row: row.gain, default=None)
     return {
         "appears": _appears(plan, budget, figures, units, keys),

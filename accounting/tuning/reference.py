@@ -107,6 +107,14 @@ def chances(budget: Budget, statistic: Float64) -> Float64:
     return np.asarray(ndtr((reached / budget.statistic.sd[at]).max(axis=1)), np.float64)
 
 
+def final_sd(plan: Plan, budget: Budget) -> float:
+    """sd at close of the first published column, in records at the bound."""
+    if budget.values:
+        return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
+    assert budget.units is not None
+    return float(budget.units.sd[-1])
+
+
 def kept(contributions: int) -> float:
     """Mean records of a reference unit that a bound C keeps."""
     return float((1 / np.arange(1, contributions + 1)).sum())

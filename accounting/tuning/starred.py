@@ -21,6 +21,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.tuning.reference import Standing, stand
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 
@@ -31,6 +32,8 @@ _NEARLY = 0.975
 _WORTH = 3.0
 #: The job stays starred where another way has not so much less noise.
 _SAME_NOISE = 1.05
+#: Another strategy is not worth a word where it saves less.
+_ANOTHER = 0.99
 _WEIGHTS = (None, MILD, EVEN, SelectionWeights(1, 0.75), SelectionWeights(1, 1),
             SelectionWeights(3, 1), STEEP)  # fmt: skip
 _SHARES = tuple(percent / 100 for percent in (*range(30, 85, 5), *range(85, 99)))
@@ -103,11 +106,9 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     least = stand(plan, allocate(plan))
     for strategy in _strategies(plan):
         found = _standing(plan, {"strategy": strategy})
-        if found is None:
-            continue
-        yield {"strategy": strategy}
-        if found.noise_against(least) < 1:
+        if found is not None and found.noise_against(least) < _ANOTHER:
             least, best = found, strategy
+            yield {"strategy": strategy}
     if not plan.design.selects:
         return
     # A strategy scales all sds alike, so that the rest is looked for with two of them.
@@ -123,12 +124,12 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
                     yield chosen | heavy | {"selection_share": share}
 
 
-def _strategies(plan: Plan) -> list[str]:
+def _strategies(plan: Plan) -> list[StrategyName]:
     most = {"dense": _DENSE, "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS}
+    names: tuple[StrategyName, ...] = ("blt", "dense", "toeplitz", "tree")
     if plan.cells is not None:
-        return [name for name in ("blt", "dense") if plan.privacy.strategy != name]
+        names = ("blt", "dense")
     triggers = plan.design.triggers
-    names = ("blt", "dense", "toeplitz", "tree")
     return [
         name
         for name in names

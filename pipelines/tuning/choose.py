@@ -9,17 +9,24 @@ drawn or charged, and the job is labelled so.
 
 import contextlib
 import glob
+import math
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import exact
-from dpstream.accounting.tuning.answer import Figures, Receipt, read_off, rule_in_words
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.answer import Clamps, Figures, Receipt, read_off, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
+from dpstream.accounting.tuning.reference import final_sd
+from dpstream.accounting.tuning.starred import with_privacy
+from dpstream.accounting.tuning.weighing import NoiseOf, PerKey
+from dpstream.accounting.weights import usual_weights
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
@@ -50,6 +57,9 @@ class Outcome(NamedTuple):
     Attributes:
         out: the new job file; how: ``private`` or ``proxy``.
         contributions: C; clamps: [low, high] by aggregate, in the column's units.
+        cut: part of all pairs that C cuts, at least; sd: of the first column's noise at a window's
+            end, in records at the bound; ``None``: not known.
+        per_key: other bounds per key, what C they would take and what they cut.
         notes: remarks; run_id: of the charge; resumed: whether it was charged before.
         insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
     """
@@ -58,6 +68,9 @@ class Outcome(NamedTuple):
     how: str
     contributions: int
     clamps: dict[str, tuple[float, float]]
+    cut: float | None
+    sd: float | None
+    per_key: tuple[PerKey, ...]
     notes: tuple[str, ...]
     run_id: str | None
     resumed: bool
@@ -132,9 +145,17 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
     name = (bytes.fromhex(run_id), asked.digest.encode())
     counts = tally(asked, asked.job, ring, name)
     pairs = zip(asked.design.histograms, counts, strict=True)
-    return _runnable(
-        asked, read_off(asked.question, asked.design, [noisy(ring, name, of, x) for of, x in pairs])
-    )
+    return _read(asked, [noisy(ring, name, of, x) for of, x in pairs])
+
+
+def _read(asked: Asked, nodes: list[Int64]) -> Figures:
+    bound = asked.job.plan.privacy.per_key_bound
+
+    def noise_with(clamps: Clamps) -> NoiseOf:
+        plan = _with_clamps(asked, clamps)
+        return lambda contributions, per_key: _noise(plan, contributions, per_key)
+
+    return _runnable(asked, read_off(asked.question, asked.design, nodes, noise_with, bound))
 
 
 def _runnable(asked: Asked, figures: Figures) -> Figures:
@@ -146,30 +167,48 @@ def _runnable(asked: Asked, figures: Figures) -> Figures:
         middle = (low + high) // 2
         low, high = (middle, high) if _allowed(asked, figures, middle) else (low, middle)
     note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
-    return msgspec.structs.replace(figures, contributions=low, notes=(*figures.notes, note))
+    notes = (*figures.notes, note)
+    return msgspec.structs.replace(figures, contributions=low, notes=notes, cut=None, sd=None)
+
+
+def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
+    """sd of the first column at a window's end, in records at the bound, with that C and bound per
+    key; infinite where the job cannot be run so.  Public."""
+    weights = plan.privacy.weights or usual_weights(
+        contributions,
+        combine=plan.privacy.combine,
+        sticky=plan.design.selects and not plan.design.restarts,
+        fused=plan.design.units_column is not None,
+    )
+    settings = {"contributions": contributions, "per_key_bound": per_key, "weights": weights}
+    try:
+        other = with_privacy(plan, **settings)
+        return final_sd(other, allocate(other))
+    except (UsageError, PolicyError):
+        return math.inf
 
 
 def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
-    plan = asked.job.plan
-    clamps = _clamps(asked, figures)
-    aggregates = tuple(
-        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
-    )
-    privacy = msgspec.structs.replace(plan.privacy, contributions=contributions)
     try:
-        allocate(msgspec.structs.replace(plan, aggregates=aggregates, privacy=privacy))
+        allocate(with_privacy(_with_clamps(asked, figures.clamps), contributions=contributions))
     except UsageError:
         return False
     return True
 
 
-def _clamps(asked: Asked, figures: Figures | Receipt) -> dict[str, tuple[float, float]]:
+def _with_clamps(asked: Asked, chosen: Clamps) -> Plan:
+    """The job's plan with these clamps."""
+    clamps, plan = _clamps(asked, chosen), asked.job.plan
+    aggregates = tuple(
+        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
+    )
+    return msgspec.structs.replace(plan, aggregates=aggregates)
+
+
+def _clamps(asked: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
     """Tuned clamps in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in asked.job.plan.aggregates}
-    return {
-        name: tuning_file.in_column_units(low, high, grids[name])
-        for name, low, high in figures.clamps
-    }
+    return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}
 
 
 def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
@@ -187,6 +226,9 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
         figures.unanswered,
         figures.notes,
         spend.identity,
+        figures.cut,
+        figures.sd,
+        figures.per_key,
     )
     return msgspec.json.encode(receipt, order="sorted")
 
@@ -233,7 +275,7 @@ def _proxy(asked: Asked) -> Outcome:
         counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
-    figures = _runnable(asked, read_off(asked.question, asked.design, nodes))
+    figures = _read(asked, nodes)
     if figures.unanswered is not None:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
@@ -255,7 +297,7 @@ def _write(
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
-    out, clamps = asked.request.out, _clamps(asked, figures)
+    out, clamps = asked.request.out, _clamps(asked, figures.clamps)
     text = tuning_file.render(asked.request.job, figures.contributions, figures.clamps, table)
     tuning_file.write(out, text)
     return Outcome(
@@ -263,6 +305,9 @@ def _write(
         how=table.how,
         contributions=figures.contributions,
         clamps=clamps,
+        cut=figures.cut,
+        sd=figures.sd,
+        per_key=figures.per_key,
         notes=figures.notes,
         run_id=run_id,
         resumed=resumed,

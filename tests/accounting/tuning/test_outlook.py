@@ -77,6 +77,14 @@ def test_what_helps_most_is_better_in_both(plan: Plan) -> None:
     assert f"Helps most  {best['words']}: " in text(plan, allocate(plan))
 
 
+def test_where_nothing_helps_for_nothing(make_plan: Make) -> None:
+    """One trigger, one column: what is left counts other records, and says so."""
+    plan = make_plan(1, contributions=10, weights=MILD, strategy="blt", windows=2)
+    best = outlook(plan, allocate(plan))["helps_most"]
+    assert not best["helps"] and best["gain"] > 1.05 and best["another"]
+    assert "another figure: one record" in best["effect"]
+
+
 def test_for_a_person(plan: Plan) -> None:
     """Short, the answers first, one starred line, nothing refused."""
     budget = allocate(plan)

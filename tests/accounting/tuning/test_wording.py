@@ -28,7 +28,7 @@ def test_values_read_back(value: object) -> None:
 
 def test_settings_in_words() -> None:
     settings = {"privacy.selection_share": 0.9, "time.trigger_every": "7d", "aggregate.m": None}
-    words = 'selection_share = 0.9, time.trigger_every = "7d", without column \'m\''
+    words = "selection_share = 0.9, time.trigger_every = \"7d\", without column 'm'"
     assert in_words(settings) == words
     uniform = written({"privacy.weights": None, "privacy.select_every": None})
     assert in_words(uniform) == 'weights = "uniform", no select_every'
