@@ -44,7 +44,7 @@ class Change(msgspec.Struct, frozen=True):
         settings: dotted fields of the job file and their values; ``None``: left out.
         words: the same as a person writes it; effect: what else is different then.
         keys: expected keys over the job's; ``None``: all keys of a list, whatever the data.
-        noise: root mean square of the remaining columns' sds at close over the job's.
+        noise: root mean square of the remaining columns' sds (``typical_sd``) over the job's.
         cut: share of the reference's records that no longer count.
         another: another figure is counted, of fewer records of a unit in a key or more.
         same: the same figures are published of the same records; only their noise differs.

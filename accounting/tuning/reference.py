@@ -46,7 +46,7 @@ class Standing(msgspec.Struct, frozen=True):
         keys: expected published keys at close, up to a factor that all plans share; infinite
             where keys are public.
         units: units of a key, of the reference's mix of records, for an even chance at close.
-        noise: sd at close by running sum, each in its own units (of counts and of the grid).
+        noise: ``typical_sd`` by running sum, each in its own units (of counts and of the grid).
     """
 
     keys: float
@@ -73,7 +73,7 @@ def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
         of: C of the job that it is compared with: a smaller C keeps fewer of a unit's records, so
             that the same keys have fewer units.
     """
-    noise = {n.name: float(n.sd[-1]) for n in (*budget.values, budget.units) if n is not None}
+    noise = {n.name: typical_sd(n.sd) for n in (*budget.values, budget.units) if n is not None}
     if budget.units is not None:
         noise["units"] = noise.pop(budget.units.name)
     if budget.tau is None:
@@ -105,6 +105,15 @@ def chances(budget: Budget, statistic: Float64) -> Float64:
     at = np.arange(tests - 1, -1, -step)[::-1]
     reached = np.multiply.outer(statistic, (at + 1) / tests) - budget.tau[at] / 2.0**DECODE_BITS
     return np.asarray(ndtr((reached / budget.statistic.sd[at]).max(axis=1)), np.float64)
+
+
+def typical_sd(sd: Float64) -> float:
+    """Root mean square of the sd at a window's last trigger and of that over all triggers.
+
+    The last is looked at most.  By itself it would favour the tree where T is a power of two, whose
+    noise is least there and half as large again as that of others on the way.
+    """
+    return math.sqrt((float(sd[-1]) ** 2 + float(np.mean(np.square(sd)))) / 2)
 
 
 def final_sd(plan: Plan, budget: Budget) -> float:

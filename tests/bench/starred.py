@@ -8,7 +8,7 @@ with 1,000 and 100,000 units.  Of those a unit has a Pareto number of records (e
 law of exponent 1.1.  For every C the job is the one that a job file gives; the plan stars one way
 to noise it by its public reference population alone, and here that way and a grid of shares,
 weights and strategies are held against the data itself: expected published keys at the windows'
-close (a key's chance is that of its easiest test), and sd of the count there.
+close (a key's chance is that of its easiest test), and sd of the count (`typical_sd`).
 """
 
 import argparse
@@ -29,6 +29,7 @@ from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.reference import typical_sd
 from dpstream.accounting.tuning.starred import ways, with_privacy
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
 from dpstream.pipelines.demo import read_flights
@@ -104,12 +105,12 @@ def _grid(job: Plan) -> Iterator[Plan]:
 
 
 def _on(of: Shape, plan: Plan) -> tuple[float, float]:
-    """(expected published keys, sd of the count at close); nothing where the plan is refused."""
+    """(expected published keys, sd of the count); nothing where the plan is refused."""
     try:
         budget = allocate(plan)
     except DpstreamError:
         return 0.0, np.inf
-    return _keys(of, plan, budget), float(budget.values[0].sd[-1])
+    return _keys(of, plan, budget), typical_sd(budget.values[0].sd)
 
 
 def _keys(of: Shape, plan: Plan, budget: Budget) -> float:

@@ -17,8 +17,8 @@ def test_a_plan_against_itself_and_half_the_budget(make_plan: Make) -> None:
     own, other = stand(plan, allocate(plan)), stand(poor, allocate(poor))
     assert own.keys_against(own) == own.noise_against(own) == 1
     assert other.keys_against(own) < 0.7 and other.noise_against(own) > 1.5
-    sds = [of.sd[-1] for of in allocate(plan).values]
-    assert list(own.noise.values()) == sds and set(own.noise) == {"count", "level"}
+    sds = [math.sqrt((of.sd[-1] ** 2 + (of.sd**2).mean()) / 2) for of in allocate(plan).values]
+    assert list(own.noise.values()) == pytest.approx(sds) and set(own.noise) == {"count", "level"}
     half = {name: sd / 2 for name, sd in own.noise.items()}
     half["count"] *= 8
     mixed = type(own)(own.keys, own.units, half)
