@@ -31,6 +31,9 @@ _LISTED = 6
 #: A change that gains less is not worth a line there.
 _WORTH_A_LINE = 1.05
 
+#: Periods that a person's figure is told for where the stream has no end.
+_SOME_PERIODS = 4
+
 WHY_MORE_THAN_ONE = (
     "more than 1 together because no unit can cost both the most: values cost most with all of a "
     "unit's records in one key, key selection with each in a key of its own. The costliest unit "
@@ -159,7 +162,7 @@ def text(
         f"Counted     at most {plan.privacy.contributions} records of a unit"
         + ("" if plan.timeline.period is None else " and period")
         + f" (C), {_windows(plan)}",
-        *_person_lines(figures),
+        *_person_lines(plan, figures),
         "",
         *_appears_lines(plan, found["appears"]),
         *_exact_lines(found["exact"]),
@@ -185,15 +188,18 @@ def _windows(plan: Plan) -> str:
     return f"in windows of {duration(line.window)}{slide}, {often}"
 
 
-def _person_lines(figures: dict[str, Any]) -> list[str]:
-    """What a person of many periods has; the last row, for all of them or for very many."""
+def _person_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
+    """What a person of all periods has; of some, where they have no end."""
     rows = figures["periods"]
     if len(rows) < 2:
         return []
-    last = rows[-1]
+    endless = plan.timeline.end is None
+    row = max((r for r in rows if r["periods"] <= _SOME_PERIODS), key=lambda r: r["periods"])
+    row = row if endless else rows[-1]
+    which = f"of {row['periods']:,} periods" if endless else f"in all {row['periods']:,} periods"
+    rest = "; none holds for all of them, as they have no end" if endless else ""
     return [
-        f"Person      of {last['periods']:,} periods: epsilon {up(last['epsilon'], 4)} at delta "
-        f"{up(last['delta'], 3)}"
+        f"Person      {which}: epsilon {up(row['epsilon'], 4)} at delta {up(row['delta'], 3)}{rest}"
     ]
 
 
@@ -218,13 +224,18 @@ def _appears_lines(plan: Plan, found: dict[str, Any]) -> list[str]:
         part = f"{100 * share:.2g}% of them" if share <= 1 else "more than there are"
         lines.append(
             f"            of {found['units']:,} units that is {part}; of {found['keys']:,} keys "
-            f"about {human(found['expected_keys'])} appear, if the r-th most"
+            f"{_about(found['expected_keys'])} appear, if the r-th most"
         )
         lines.append(
             "            popular is met 1/r as often and a unit has at least i records with "
             "chance 1/i"
         )
     return lines
+
+
+def _about(keys: float) -> str:
+    """A number of keys to expect; less than one in twenty is none."""
+    return f"about {human(keys)}" if keys >= 0.05 else "none"
 
 
 def _exact_lines(rows: list[dict[str, Any]]) -> list[str]:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.budget import allocate
+from dpstream.accounting.figures import up
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
@@ -107,7 +108,7 @@ def test_for_a_person(plan: Plan) -> None:
         ({"mode": "rounds"}, "a key is tested, and published, up to 12 times each"),
         ({"refresh_every": 5}, "published every 5 seconds, 3 times each"),
         ({"select_every": 12}, " units in a window\n"),
-        ({"period": 12_000_000, "windows": 4}, "Person      of 4 periods: epsilon"),
+        ({"period": 12_000_000, "windows": 4}, "Person      in all 4 periods: epsilon"),
         ({"epsilon": 25.0}, "Warning     an epsilon above 20"),
         ({"aggregates": (UNITS,)}, "people"),
         ({"weights": STEEP, "per_key_bound": 1, "combine": True}, "Budget      shares of mu^2"),
@@ -119,6 +120,21 @@ def test_other_jobs(make_plan: Make, kind: dict[str, object], words: str) -> Non
     said = text(plan, allocate(plan))
     assert words in said
     assert sum(line.startswith("*") for line in said.splitlines()) == 1
+
+
+def test_periods_without_end(make_plan: Make) -> None:
+    plan = make_plan(12, period=12_000_000)
+    line = msgspec.structs.replace(plan.timeline, end=None, trigger_every=1_000_000)
+    endless = msgspec.structs.replace(plan, timeline=line)
+    said = text(endless, allocate(endless))
+    row = next(r for r in describe(endless, allocate(endless))["periods"] if r["periods"] == 4)
+    assert f"Person      of 4 periods: epsilon {up(row['epsilon'], 4)} at" in said
+    assert "none holds for all of them" in said
+
+
+def test_hardly_any_key_is_none(make_plan: Make) -> None:
+    plan = make_plan(12)
+    assert "of 1,000 keys none appear" in text(plan, allocate(plan), units=50)
 
 
 def test_windows_in_words(make_plan: Make) -> None:
