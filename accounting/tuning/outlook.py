@@ -158,7 +158,7 @@ def text(
     """The answers for a person, about 25 lines."""
     figures, found = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
     lines = [
-        f"Promise     {figures['guarantee']['words']}",
+        f"Guarantee   {figures['guarantee']['words']}",
         f"Counted     at most {plan.privacy.contributions} records of a unit"
         + ("" if plan.timeline.period is None else " and period")
         + f" (C), {_windows(plan)}",
@@ -197,7 +197,7 @@ def _person_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
     row = max((r for r in rows if r["periods"] <= _SOME_PERIODS), key=lambda r: r["periods"])
     row = row if endless else rows[-1]
     which = f"of {row['periods']:,} periods" if endless else f"in all {row['periods']:,} periods"
-    rest = "; none holds for all of them, as they have no end" if endless else ""
+    rest = "; the stream has no end, so none holds for all of them" if endless else ""
     return [
         f"Person      {which}: epsilon {up(row['epsilon'], 4)} at delta {up(row['delta'], 3)}{rest}"
     ]

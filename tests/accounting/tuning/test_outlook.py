@@ -93,7 +93,7 @@ def test_for_a_person(plan: Plan) -> None:
     lines = said.splitlines()
     assert len(lines) < 35 and all(len(line) < 260 for line in lines)
     heads = [line[:11].strip() for line in lines if line[:1].isupper()]
-    assert heads == ["Promise", "Counted", "Appears", "Exact", "Budget", "Helps most", "Changes",
+    assert heads == ["Guarantee", "Counted", "Appears", "Exact", "Budget", "Helps most", "Changes",
                      "More"]  # fmt: skip
     assert sum(line.startswith("*") for line in lines) == 1
     assert "refused" not in said and "of 5,000 units that is" in said and "of 50 keys about" in said
