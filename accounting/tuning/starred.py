@@ -111,17 +111,16 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
             yield {"strategy": strategy}
     if not plan.design.selects:
         return
-    # A strategy scales all sds alike, so that the rest is looked for with two of them.
-    for strategy in dict.fromkeys((privacy.strategy, best)):
-        chosen = {} if strategy == privacy.strategy else {"strategy": strategy}
-        for weights in _weights(plan):
-            heavy = {} if weights == privacy.weights else {"weights": weights}
-            if chosen or heavy or privacy.selection_share is not None:
-                given = {} if privacy.selection_share is None else {"selection_share": None}
-                yield chosen | heavy | given
-            if _shared(plan, weights):
-                for share in _shares(plan):
-                    yield chosen | heavy | {"selection_share": share}
+    # A strategy scales all sds alike, so that the rest is looked for with the best one alone.
+    chosen = {} if best == privacy.strategy else {"strategy": best}
+    unshared = {} if privacy.selection_share is None else {"selection_share": None}
+    for weights in _weights(plan):
+        heavy = chosen if weights == privacy.weights else chosen | {"weights": weights}
+        if heavy or unshared:
+            yield heavy | unshared
+        if _shared(plan, weights):
+            for share in _shares(plan):
+                yield heavy | {"selection_share": share}
 
 
 def _strategies(plan: Plan) -> list[StrategyName]:
