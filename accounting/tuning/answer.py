@@ -25,7 +25,15 @@ from dpstream.accounting.tuning.quantiles import (
     quantile_cell,
 )
 from dpstream.accounting.tuning.question import Histogram, Question, TuningDesign, contributions_of
-from dpstream.accounting.tuning.weighing import KEY_RECORDS, NoiseOf, PerKey, best, kept, per_key
+from dpstream.accounting.tuning.weighing import (
+    KEY_RECORDS,
+    NoiseOf,
+    PerKey,
+    best,
+    errors,
+    kept,
+    per_key,
+)
 
 #: Where no bound can be run no rule weighs any: the middle is as good, and is refused with its C.
 _NO_RULE = 0.5
@@ -135,9 +143,9 @@ def read_off(
             "the largest bound that was looked at: what units have beyond it is not known; "
             "--max-contributions looks further"
         )
-    others = per_key(
-        bounds, part.part[1:], noise, question.key_records or KEY_RECORDS, per_key_bound
-    )
+    records = question.key_records or KEY_RECORDS
+    error = float(errors(part.part[1:], sd, records)[cell])
+    others = per_key(bounds, part.part[1:], noise, records, per_key_bound, error)
     tuned, cut = int(bounds[cell]), float(1 - part.part[1 + cell])
     told = float(sd[cell]) if np.isfinite(sd[cell]) else None
     return Figures(tuned, clamps, None, tuple(notes), cut, told, others)

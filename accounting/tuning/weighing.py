@@ -28,6 +28,7 @@ NoiseOf = Callable[[int, int | None], float]
 KEY_RECORDS = 1_000
 #: Bounds per key that are proposed beside the job's own.
 PER_KEY_BOUNDS = (1, 2, 4, 8, 16)
+_GAIN = 0.95
 _FLOAT_ERROR = 1e-7
 
 
@@ -75,6 +76,11 @@ def kept(of: Histogram, estimate: Float64) -> Kept:
     return Kept(edges, sums / sums[-1])
 
 
+def errors(part: Float64, sd: Float64, records: int) -> Float64:
+    """(n,) root of both squares, in records, for a key of so many."""
+    return np.asarray(np.hypot((1 - part) * records, sd), np.float64)
+
+
 def best(part: Float64, sd: Float64, records: int) -> int:
     """Index of the bound with the least error of a key of so many records.
 
@@ -84,25 +90,28 @@ def best(part: Float64, sd: Float64, records: int) -> int:
     Raises:
         ValueError: none of them can be run.
     """
-    error = np.hypot((1 - part) * records, sd)
+    error = errors(part, sd, records)
     if not np.isfinite(error).any():
         raise ValueError("no bound can be run")
     return int(np.argmin(error))
 
 
 def per_key(
-    bounds: Float64, part: Float64, noise: NoiseOf, records: int, own: int | None
+    bounds: Float64, part: Float64, noise: NoiseOf, records: int, own: int | None, most: float
 ) -> tuple[PerKey, ...]:
-    """What each bound per key but the job's own would come to, where it can be run.
+    """What each bound per key but the job's own would come to, where it can be run and helps.
 
     Args:
         bounds: (n,) C of each candidate; part: (n,) of all pairs that it keeps.
         own: the job's bound per key.
+        most: error of what was chosen; bounds that gain less than ``_GAIN`` are not worth a word.
     """
     found = []
     for bound in PER_KEY_BOUNDS:
         sd = np.array([noise(int(c), bound) for c in bounds])
         if bound != own and np.isfinite(sd).any():
             at = best(part, sd, records)
+            if errors(part, sd, records)[at] > _GAIN * most:
+                continue
             found.append(PerKey(bound, int(bounds[at]), float(1 - part[at]), float(sd[at])))
     return tuple(found)

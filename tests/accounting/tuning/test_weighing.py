@@ -69,14 +69,17 @@ def test_what_cannot_be_run_is_not_taken() -> None:
 
 def test_a_bound_per_key_lets_more_of_a_unit_count() -> None:
     of, found = read()
+    own = math.hypot(1_000 * found.cut, found.sd)  # type: ignore[operator, arg-type]
     assert [other.bound for other in found.per_key] == [1, 2, 4, 8, 16]
+    assert all(math.hypot(1_000 * other.cut, other.sd) <= 0.95 * own for other in found.per_key)
     for other in found.per_key:
         assert other.contributions > found.contributions and other.cut < found.cut
         assert other.sd == noise(other.contributions, other.bound)
     few = [other.contributions for other in found.per_key]
     assert few == sorted(few, reverse=True)
     bounds, part = np.array(of.candidates, np.float64), np.linspace(0.5, 1, len(of.candidates))
-    assert 4 not in [o.bound for o in per_key(bounds, part, noise, 1_000, own=4)]
+    assert 4 not in [o.bound for o in per_key(bounds, part, noise, 1_000, own=4, most=math.inf)]
+    assert per_key(bounds, part, noise, 1_000, own=4, most=1.0) == ()
 
 
 def test_what_lies_beyond_is_said() -> None:
