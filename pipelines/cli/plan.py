@@ -73,10 +73,10 @@ def plan(
     import msgspec
 
     from dpstream.accounting.budget import allocate
-    from dpstream.accounting.guarantee import describe
-    from dpstream.accounting.guarantee import text as details_text
+    from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning import alternatives
-    from dpstream.accounting.tuning.outlook import outlook, text
+    from dpstream.accounting.tuning.outlook import outlook
+    from dpstream.accounting.tuning.outlook_text import outlook_text
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.scale import shards
 
@@ -97,9 +97,9 @@ def plan(
         others = alternatives.compare(checked)
         print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        whole = text(planned, budget, tuned, *stated, checked)
+        whole = outlook_text(planned, budget, tuned, *stated, checked)
         if details:
-            whole += "\n" + details_text(planned, budget, tuned)
+            whole += "\n" + text(planned, budget, tuned)
             whole += alternatives.text(alternatives.compare(checked)) + "\n"
         if begun:
             whole += f"Figures     of run {begun.run_id}, committed when it began\n"
