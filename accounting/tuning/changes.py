@@ -18,14 +18,14 @@ from dpstream.accounting.limits import MAX_CONTRIBUTIONS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.tuning.reference import Standing, kept, stand
-from dpstream.accounting.tuning.starred import Way, Ways, with_privacy
+from dpstream.accounting.tuning.starred import Way, Ways, usual, with_privacy
 from dpstream.accounting.tuning.wording import (
     duration_text,
     in_words,
     per_key_in_words,
     written,
 )
-from dpstream.accounting.weights import STEEP, SelectionWeights, usual_weights
+from dpstream.accounting.weights import STEEP
 
 #: Bounds per key that are looked at.
 PER_KEY_BOUNDS = (None, 1, 2, 4)
@@ -125,17 +125,10 @@ def _row(
 def _said(plan: Plan, other: Plan) -> dict[str, Any]:
     """Weights that the job may not name, where it would get others by the change unless it does."""
     weights = other.privacy.weights
-    unnamed = plan.privacy.weights == _usual(plan)
-    if weights == (_usual(other) if unnamed else plan.privacy.weights):
+    unnamed = plan.privacy.weights == usual(plan)
+    if weights == (usual(other) if unnamed else plan.privacy.weights):
         return {}
     return {"privacy.weights": weights}
-
-
-def _usual(plan: Plan) -> SelectionWeights | None:
-    sticky = plan.design.selects and not plan.design.restarts
-    fused = plan.design.units_column is not None
-    privacy = plan.privacy
-    return usual_weights(privacy.contributions, combine=privacy.combine, sticky=sticky, fused=fused)
 
 
 Other = tuple[dict[str, Any], str, Callable[[], Plan]]

@@ -23,7 +23,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.tuning.reference import Standing, stand
-from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
+from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
 
 #: Keys within this factor of the most count as the most: the last percents cost the most noise.
 _NEARLY = 0.975
@@ -166,3 +166,14 @@ def with_privacy(plan: Plan, **settings: Any) -> Plan:
     """The plan with other fields of ``Privacy``."""
     privacy = msgspec.structs.replace(plan.privacy, **settings)
     return msgspec.structs.replace(plan, privacy=privacy)
+
+
+def usual(plan: Plan) -> SelectionWeights | None:
+    """The weights that the plan's job would have if it named none."""
+    privacy = plan.privacy
+    return usual_weights(
+        privacy.contributions,
+        combine=privacy.combine,
+        sticky=plan.design.selects and not plan.design.restarts,
+        fused=plan.design.units_column is not None,
+    )

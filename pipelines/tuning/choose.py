@@ -9,24 +9,18 @@ drawn or charged, and the job is labelled so.
 
 import contextlib
 import glob
-import math
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import exact
-from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.tuning.answer import Clamps, Figures, Receipt, read_off, rule_in_words
+from dpstream.accounting.tuning.answer import Figures, Receipt, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
-from dpstream.accounting.tuning.reference import final_sd
-from dpstream.accounting.tuning.starred import with_privacy
-from dpstream.accounting.tuning.weighing import NoiseOf, PerKey
-from dpstream.accounting.weights import usual_weights
+from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
@@ -41,6 +35,7 @@ from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
+from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -145,70 +140,7 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
     name = (bytes.fromhex(run_id), asked.digest.encode())
     counts = tally(asked, asked.job, ring, name)
     pairs = zip(asked.design.histograms, counts, strict=True)
-    return _read(asked, [noisy(ring, name, of, x) for of, x in pairs])
-
-
-def _read(asked: Asked, nodes: list[Int64]) -> Figures:
-    bound = asked.job.plan.privacy.per_key_bound
-
-    def noise_with(clamps: Clamps) -> NoiseOf:
-        plan = _with_clamps(asked, clamps)
-        return lambda contributions, per_key: _noise(plan, contributions, per_key)
-
-    return _runnable(asked, read_off(asked.question, asked.design, nodes, noise_with, bound))
-
-
-def _runnable(asked: Asked, figures: Figures) -> Figures:
-    """The same with the largest C, at most the tuned one, whose noise can be drawn."""
-    if figures.unanswered is not None or _allowed(asked, figures, figures.contributions):
-        return figures
-    low, high = 1, figures.contributions  # low can be run: see ``ask``
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _allowed(asked, figures, middle) else (low, middle)
-    note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
-    notes = (*figures.notes, note)
-    return msgspec.structs.replace(figures, contributions=low, notes=notes, cut=None, sd=None)
-
-
-def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
-    """sd of the first column at a window's end, in records at the bound, with that C and bound per
-    key; infinite where the job cannot be run so.  Public."""
-    weights = plan.privacy.weights or usual_weights(
-        contributions,
-        combine=plan.privacy.combine,
-        sticky=plan.design.selects and not plan.design.restarts,
-        fused=plan.design.units_column is not None,
-    )
-    settings = {"contributions": contributions, "per_key_bound": per_key, "weights": weights}
-    try:
-        other = with_privacy(plan, **settings)
-        return final_sd(other, allocate(other))
-    except (UsageError, PolicyError):
-        return math.inf
-
-
-def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
-    try:
-        allocate(with_privacy(_with_clamps(asked, figures.clamps), contributions=contributions))
-    except UsageError:
-        return False
-    return True
-
-
-def _with_clamps(asked: Asked, chosen: Clamps) -> Plan:
-    """The job's plan with these clamps."""
-    clamps, plan = _clamps(asked, chosen), asked.job.plan
-    aggregates = tuple(
-        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
-    )
-    return msgspec.structs.replace(plan, aggregates=aggregates)
-
-
-def _clamps(asked: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
-    """Tuned clamps in the columns' units, by aggregate."""
-    grids = {a.name: a.grid for a in asked.job.plan.aggregates}
-    return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}
+    return read_off_runnable(asked, [noisy(ring, name, of, x) for of, x in pairs])
 
 
 def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
@@ -275,7 +207,7 @@ def _proxy(asked: Asked) -> Outcome:
         counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
-    figures = _read(asked, nodes)
+    figures = read_off_runnable(asked, nodes)
     if figures.unanswered is not None:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
@@ -297,7 +229,7 @@ def _write(
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
-    out, clamps = asked.request.out, _clamps(asked, figures.clamps)
+    out, clamps = asked.request.out, clamps_of(asked, figures.clamps)
     text = tuning_file.render(asked.request.job, figures.contributions, figures.clamps, table)
     tuning_file.write(out, text)
     return Outcome(
