@@ -22,6 +22,7 @@ import flint
 import msgspec
 import numpy as np
 
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.errors import UsageError
@@ -98,6 +99,26 @@ MILD = SelectionWeights(3.0, 0.35)
 EVEN = SelectionWeights(3.0, 0.5)
 #: For the combined statistic, where values do not depend on the selection's weights.
 STEEP = SelectionWeights(3.0, 1.5)
+
+
+def usual_weights(
+    contributions: int, *, combine: bool, sticky: bool, fused: bool
+) -> SelectionWeights | None:
+    """The weights of a job that names none.
+
+    Steep where the statistic is combined, mild where every record counts and selection has noise of
+    its own; equal where the published count of units IS the selection, where units have few
+    pairs, or so many that the last weights vanish, and where nothing is selected.
+
+    Args:
+        contributions: C; combine: the statistic is combined.
+        sticky: keys are selected, once a window; fused: a count of units is published.
+    """
+    if combine:
+        return next((w for w in (STEEP, MILD) if w.integers(contributions)[-1]), STEEP)
+    if not sticky or fused or not 8 <= contributions <= limits.MAX_WEIGHTED:
+        return None
+    return MILD if MILD.integers(contributions)[-1] else None
 
 
 class Statistic(msgspec.Struct, frozen=True, eq=False):
