@@ -235,20 +235,25 @@ def allot(
 ) -> None:  # fmt: skip
     """Charge a whole budget now, for questions that come later (`ask --from NAME`).
 
-    It fails if ANY point has less left.
+    It fails if ANY point has less left.  The same command again finds the same allotment; another
+    one has another NAME.
     """
     from dpstream.pipelines.session import names
 
     names.check(name)
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst) as session:
-        made = subspace(session, table, where, inside).as_pinq(amount, kind, cover)  # type: ignore[arg-type]
+        points = subspace(session, table, where, inside)
+        made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
         names.write(table, name, run_id=made.run_id)
         if as_json:
-            told = {"name": name, "run_id": made.run_id, "kind": kind}
+            told = {"name": name, "run_id": made.run_id, "kind": kind, "charged": made.charged}
             print_json({**told, "amount": made.amount / 1_000_000})
             return
         click.echo(f"{name}: {made.run_id}")
+        if not made.charged:
+            click.echo(f"Paid before; {_left(made.left)} left: draw on it by --from", err=True)
+            return
         click.echo(f"Charged {kind} {amount} to every point asked; draw on it by --from", err=True)
 
 

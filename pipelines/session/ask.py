@@ -97,6 +97,16 @@ def request_of(desk: Desk, wish: Wish) -> str:
     return desk.ring.source_fingerprint(parts)
 
 
+def allotment_request(desk: Desk, name: str, order: Order, selection: Selection) -> str:
+    """Keyed fingerprint of an allotment that has a name: of all that it is, and of no record."""
+    parts = [
+        b"allotment", desk.table.digest.encode(), name.encode(), desk.analyst.encode(),
+        f"{order.kind} {order.amount}".encode(), selection.identity,
+        "\0".join(order.cover).encode(),
+    ]  # fmt: skip
+    return desk.ring.source_fingerprint(parts)
+
+
 def pay(desk: Desk, wish: Wish) -> Paid:
     """Decide and charge, or find what was charged before."""
     request = request_of(desk, wish)

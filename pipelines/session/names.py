@@ -7,6 +7,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.durable import replacing
+from dpstream.state.locks import held
 
 MAX_BYTES = 16 << 20
 
@@ -64,17 +65,21 @@ def allotment(table: Path, text: str) -> str:
 def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None:
     """Give a predicate or an allotment a name, which may have stood for another.
 
+    Who writes at the same time waits: no name is lost.
+
     Raises:
         RunError: the file cannot be written.
     """
-    found = read(table)
-    if run_id:
-        found = Names(found.subspaces, found.allotments | {name: run_id})
-    else:
-        found = Names(found.subspaces | {name: predicate}, found.allotments)
+    file = file_of(table)
     try:
-        with replacing(file_of(table)) as draft:
-            draft.write_bytes(msgspec.json.encode(found, order="sorted"))
+        with held(file.with_name(f".{file.name}.lock")):
+            found = read(table)
+            if run_id:
+                found = Names(found.subspaces, found.allotments | {name: run_id})
+            else:
+                found = Names(found.subspaces | {name: predicate}, found.allotments)
+            with replacing(file) as draft:
+                draft.write_bytes(msgspec.json.encode(found, order="sorted"))
     except OSError:
         raise RunError("names", "cannot be written", "check the folder") from None
 

@@ -142,6 +142,9 @@ class Scan:
                 )
         items = ["count(*) AS n"]
         for place in columns.values():
+            if self._always(place):
+                items.append(f"sum(x{place}) AS s{place}")
+                continue
             there = f"FILTER (x{place} < {self._space.values[place]})"
             items += [f"count(*) {there} AS n{place}", f"sum(x{place}) {there} AS s{place}"]
         found = nothing(cells.count, needs)
@@ -149,7 +152,8 @@ class Scan:
         first = rows.taken(0)
         np.add.at(found.records, first.cell, first.items["n"])
         for name, place in columns.items():
-            np.add.at(found.columns[name].records, first.cell, first.items[f"n{place}"])
+            there = "n" if self._always(place) else f"n{place}"
+            np.add.at(found.columns[name].records, first.cell, first.items[there])
             np.add.at(found.columns[name].total, first.cell, first.items[f"s{place}"])
         for tree, of in enumerate(needs.leaves):
             mine = rows.taken(tree)
@@ -176,10 +180,13 @@ class Scan:
             return _Rows(np.zeros(0, np.int64), dict.fromkeys(none, np.zeros(0, np.int64)))
         named = [f"{key} AS k{i}" for i, (key, _) in enumerate(keys)]
         named += [f"{self._leaf(of)} AS l{i}" for i, of in enumerate(trees)]
-        named += [f"GROUPING(l{i}) AS g{i}" for i in range(len(trees))]
+        if len(trees) > 1:
+            named += [f"GROUPING(l{i}) AS g{i}" for i in range(len(trees))]
         by = [f"k{i}" for i in range(len(keys))]
         sets = [", ".join([*by, f"l{i}"]) for i in range(len(trees))] or [", ".join(by)]
-        group = f" GROUP BY GROUPING SETS (({'), ('.join(sets)}))" if any(sets) else ""
+        group = f" GROUP BY {sets[0]}" if sets[0] else ""
+        if len(sets) > 1:
+            group = f" GROUP BY GROUPING SETS (({'), ('.join(sets)}))"
         found = self._select(f"SELECT {', '.join([*named, *items])} FROM t{asked.join} "
                              f"WHERE {asked.text}{group}", asked)  # fmt: skip
         number = np.zeros(len(found["n"]), np.int64)
@@ -187,11 +194,15 @@ class Scan:
             number = number * size + found[f"k{i}"]
         return _Rows(number, found)
 
+    def _always(self, place: int) -> bool:
+        """Whether every usable record has a value there: no coordinate stands for a missing one."""
+        return bool(self._space.values[place] == self._space.sizes[place])
+
     def _leaf(self, of: Leaves) -> str:
         """Which leaf of a tree a row has, -1 without a value."""
         place = self._space.place(of.column)
         leaf = f"(x{place}::BIGINT - {of.low}) * {of.size} // {of.width}"
-        if self._space.values[place] == self._space.sizes[place]:
+        if self._always(place):
             return leaf
         return f"CASE WHEN x{place} < {self._space.values[place]} THEN {leaf} ELSE -1 END"
 

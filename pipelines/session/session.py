@@ -308,18 +308,29 @@ class Subspace(Asker):
         return self.session.desk.account.plan(asking.order_of(self.session.desk, wish))
 
     def as_pinq(
-        self, budget: Number, kind: Kind = "epsilon", cover: Sequence[str] = ()
+        self,
+        budget: Number,
+        kind: Kind = "epsilon",
+        cover: Sequence[str] = (),
+        name: str | None = None,
     ) -> "Allotment":
         """Charge a whole budget now, and ask until it is used up.
+
+        Args:
+            name: the same allotment of the same name is charged once, also by a program that was
+                killed before it could say which run id it had.
 
         Raises:
             SessionRefusedError: ANY point has less left.
         """
         desk, amount = self.session.desk, charge_of(budget)
         order = Order(kind, amount, desk.analyst, self.selection.boxes, False, tuple(cover), True)
-        paid = desk.account.pay(asking.nonce(), order)
+        request = asking.nonce()
+        if name is not None:
+            request = asking.allotment_request(desk, name, order, self.selection)
+        paid = desk.account.pay(request, order)
         selection = Selection(desk.space).cut_to(paid.region.read)
-        return Allotment(self.session, selection, paid.run_id, kind, amount)
+        return Allotment(self.session, selection, paid.run_id, kind, amount, paid.charged)
 
     def union(self, figure: Aggregate = COUNT) -> Union:
         """A count or sum from answers of disjoint parts that were given before; free.
@@ -335,13 +346,14 @@ class Allotment(Asker):
 
     Attributes:
         run_id: names it, in other programs too (`Session.allotment`).
-        kind, amount: of what was paid, in millionths.
+        kind, amount: of what was paid, in millionths; charged: by the call that gave it.
     """
 
     def __init__(
-        self, session: Session, selection: Selection, run_id: str, kind: Kind, amount: int
-    ) -> None:
-        self.session, self.selection = session, selection
+        self, session: Session, selection: Selection, run_id: str, kind: Kind, amount: int,
+        charged: bool = False,
+    ) -> None:  # fmt: skip
+        self.session, self.selection, self.charged = session, selection, charged
         self.run_id, self.kind, self.amount = run_id, kind, amount
 
     @property

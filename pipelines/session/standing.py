@@ -28,6 +28,9 @@ from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.selection import Selection
 from dpstream.state.ledger.orders import Views
 
+#: Characters of a tick's name.
+MAX_TICK = 200
+
 
 class Standing(NamedTuple):
     """A standing query.
@@ -80,6 +83,8 @@ def tick(desk: Desk, standing: Standing, until: int, name: str) -> Answer:
         PolicyError: no window has enough; later arrivals may.
         DpstreamError: see `ask.ask`.
     """
+    if not name or not name.isprintable() or len(name) > MAX_TICK:
+        raise UsageError("--tick", "must be a short printable name", "name when it is due")
     question = standing.question
 
     def window(views: Views) -> Int64:

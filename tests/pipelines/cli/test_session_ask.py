@@ -62,6 +62,8 @@ def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
     assert "allotment" in refused(2, "ask", table, "--from", run_id, "--rho", "0.1")
     for nobody in ("0" * 32, "two"):
         refused(3, "ask", table, "--from", nobody, "--epsilon", "0.1")
+    again = called("allot", table, "one", *RICH, "--epsilon", "1")  # as one that was killed
+    assert run_id in again.output and "Paid before; 0.25 left" in again.stderr
     refused(2, "allot", table, "a b", *RICH, "--epsilon", "0.1")
     assert "0 left" in refused(3, "allot", table, "two", *RICH, "--epsilon", "0.5")
 

@@ -1,5 +1,7 @@
 """Names of subspaces: kept beside the table's file, replaced whole."""
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,18 @@ def test_names_are_kept(tmp_path: Path) -> None:
     names.check("night")
     with pytest.raises(UsageError, match="letters"):
         names.check("a b")
+
+
+def _write_some(table: Path, who: int) -> None:
+    for i in range(20):
+        names.write(table, f"n{who}_{i}", "hour >= 22")
+
+
+def test_no_name_is_lost_that_another_process_writes(tmp_path: Path) -> None:
+    table = tmp_path / "rides.toml"
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        list(pool.map(_write_some, [table] * 3, range(3)))
+    assert len(names.read(table).subspaces) == 60
 
 
 @pytest.mark.parametrize("text", ["[", "[1]", '{"subspaces": {"a": 1}}', '{"a": {}}'])

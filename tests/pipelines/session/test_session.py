@@ -122,6 +122,23 @@ def test_an_allotment_lives_on(session: Session) -> None:
                 later.allotment(run_id)
 
 
+def test_a_named_allotment_is_paid_once(session: Session) -> None:
+    points = session.where("epsilon >= 1 AND a < 2")
+    made = points.as_pinq(0.25, name="half")
+    again = session.where("a < 2 AND epsilon >= 1").as_pinq(0.25, name="half")
+    assert made.charged and not again.charged and again.run_id == made.run_id
+    others = [
+        points.as_pinq(0.25, name="other"),
+        points.as_pinq(0.125, name="half"),
+        points.as_pinq(0.125, name="half", cover=("a",)),
+        points.where("a = 0").as_pinq(0.25, name="half"),
+    ]
+    assert all(other.charged for other in others)
+    with Session(session.desk.config, "eve") as eve:
+        assert eve.where("epsilon >= 1 AND a = 1").as_pinq(0.25, name="other").charged
+    assert len({made.run_id, *(other.run_id for other in others)}) == 5
+
+
 def test_names_and_quantiles(session: Session) -> None:
     with pytest.raises(UsageError, match="no such name"):
         _ = session["nobody"]

@@ -97,3 +97,9 @@ def test_what_is_no_arrival(session: Session) -> None:
         close_before(session.desk, "b", 0)
     with pytest.raises(UsageError, match="--width"):
         cells_wide(session.desk.space, "b", 0)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\udc80", "t" * 201])
+def test_a_tick_has_a_printable_name(name: str, session: Session) -> None:
+    with pytest.raises(UsageError, match="--tick: must be a short printable name"):
+        tick(session.desk, standing(session), 6, name)
