@@ -340,7 +340,7 @@ def _extras(plan: Plan) -> str:
     privacy, words = plan.privacy, ""
     if privacy.per_key_bound is not None:
         many = privacy.per_key_bound
-        words += f"; {'one record' if many == 1 else f'{many} records'} per unit, window and key "
+        words += f"; {'one record' if many == 1 else f'at most {many} records'} per unit, window and key "
         words += "counts" if many == 1 else "count"
         words += ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
     if privacy.weights is not None:
