@@ -327,8 +327,7 @@ def test_it_says_what_a_bound_per_key_and_a_derived_sum_are(make_plan: Make) -> 
     column = describe(plan, budget)["columns"][1]
     count, own = (float(noise.sd[-1]) for noise in budget.values)
     assert column["sd_final"] == pytest.approx(5.0 * math.hypot(own, 12 * count))
-    assert "one record per unit, window and key counts" in text(
-        once := make_plan(8, per_key_bound=1), allocate(once)
-    )
+    once = make_plan(8, per_key_bound=1)
+    assert "one record per unit, window and key counts" in text(once, allocate(once))
     before = msgspec.structs.replace(once, rules=2)
     assert "counts, and repeats use up C" in text(before, allocate(before))
