@@ -35,6 +35,7 @@ figures: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.oneshot --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.frames --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.regions --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.session --runs 1 --picture runs/session.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.tabulation --cold --out runs/bench.jsonl
@@ -77,8 +78,8 @@ locks:
 # they listen on this machine only.
 prism: .tools/bin/prism-loopback
 
-.tools/bin/prism-loopback: deploy/prism/build.py
-	$(or $(shell command -v $(PYTHON)),python3) deploy/prism/build.py .tools/bin/prism
+.tools/bin/prism-loopback: pipelines/runners/prism_build.py
+	$(or $(shell command -v $(PYTHON)),python3) pipelines/runners/prism_build.py .tools/bin/prism
 	touch $@
 
 flink: .tools/flink/job-server.jar

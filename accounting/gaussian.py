@@ -15,8 +15,9 @@ reads its delta off them, and the experiments the budget that the paper publishe
 import math
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
+
+from dpstream.accounting.roots import brentq
 
 #: Relative float error allowed for erfcx, exp and their arguments (a few ulps each).
 _SLACK = 16 * 2.0**-53
@@ -74,9 +75,7 @@ def _sigma_of(epsilon: float, delta: float) -> float:
         low, high = low / 10, low
     while _log_delta(high, epsilon) > wanted:
         low, high = high, high * 10
-    return float(
-        brentq(lambda sigma: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
-    )
+    return brentq(lambda sigma: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
 
 
 def _epsilon_near(sigma: float, delta: float) -> float:
@@ -87,9 +86,7 @@ def _epsilon_near(sigma: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while _log_delta(sigma, high) > wanted:
         low, high = high, high * 10
-    return float(
-        brentq(lambda epsilon: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
-    )
+    return brentq(lambda epsilon: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
 
 
 def mu_of(epsilon: float, delta: float) -> float:

@@ -343,9 +343,11 @@ def _extras(plan: Plan) -> str:
     privacy, words = plan.privacy, ""
     if privacy.per_key_bound is not None:
         many = privacy.per_key_bound
-        words += f"; {'one record' if many == 1 else f'{many} records'} per unit, window and key "
-        words += "counts" if many == 1 else "count"
-        words += ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
+        of_key = "one record per unit, window and key counts"
+        if many > 1:
+            of_key = f"at most {many} records per unit, window and key count"
+        repeats = ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
+        words += f"; {of_key}{repeats}"
     if privacy.weights is not None:
         words += (
             f"; the i-th pair of a unit weighs (i + {exact(privacy.weights.offset)})"

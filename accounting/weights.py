@@ -22,6 +22,7 @@ import flint
 import msgspec
 import numpy as np
 
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.errors import UsageError
@@ -100,6 +101,30 @@ EVEN = SelectionWeights(3.0, 0.5)
 STEEP = SelectionWeights(3.0, 1.5)
 #: The same where pairs on published keys take none of them: the first ones last longer.
 SPARED = SelectionWeights(1.0, 2.0)
+
+
+def usual_weights(
+    contributions: int, *, combine: bool, sticky: bool, fused: bool, skip: bool = False
+) -> SelectionWeights | None:
+    """The weights of a job that names none.
+
+    Steep where the statistic is combined (steeper where published keys are skipped), mild where
+    every record counts and selection has noise of its own; equal where the published count of
+    units IS the selection, where units have few pairs, or so many that the last weights vanish,
+    and where nothing is selected.
+
+    Args:
+        contributions: C; combine: the statistic is combined.
+        sticky: keys are selected, once a window; fused: a count of units is published.
+        skip: pairs on published keys take no weight, so that the first ones last longer.
+    """
+    if combine and skip:
+        return SPARED
+    if combine:
+        return next((w for w in (STEEP, MILD) if w.integers(contributions)[-1]), STEEP)
+    if not sticky or fused or not 8 <= contributions <= limits.MAX_WEIGHTED:
+        return None
+    return MILD if MILD.integers(contributions)[-1] else None
 
 
 class Statistic(msgspec.Struct, frozen=True, eq=False):

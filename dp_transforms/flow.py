@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import msgspec
 import pyarrow as pa
+from apache_beam.typehints import no_annotations
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import SPLIT_BUFFER_ROWS
@@ -38,8 +39,9 @@ from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
-from dpstream.dp_transforms.loop import Stages, Tools, alternate
+from dpstream.dp_transforms.loop import Stages, alternate, stops
 from dpstream.dp_transforms.pacing import Pace
+from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (
     Gather,
@@ -47,12 +49,14 @@ from dpstream.dp_transforms.release import (
     ShardRelease,
     commit_groups,
     due_by,
+    in_order,
     seal,
     steps_through,
 )
 from dpstream.dp_transforms.run import Account, KeySource, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
+from dpstream.dp_transforms.waiting import note_waiting
 from dpstream.state.idtable import shard_of
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
@@ -84,7 +88,11 @@ class DPStream(beam.PTransform):
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
-            (``pipelines.begin.LedgerAccount``); without it nobody counts what the data set spends.
+            (``pipelines.account.LedgerAccount``); without it nobody counts what is spent.
+        public: canonical public keys (``ingest.records.canonical_public_keys``), for a run that is
+            begun here and a plan that has some.
+        once: refuse bounded input in which a position is there twice (`dp_transforms.positions`):
+            for rows that somebody else has numbered.
         clock: announces trigger times (`dp_transforms.beam.clock`).  Default: all of them for
             bounded input, a clock on the wall otherwise.
     """
@@ -101,9 +109,11 @@ class DPStream(beam.PTransform):
         source: str | None = None,
         clock: beam.PTransform | None = None,
         account: Account | None = None,
+        public: pa.Table | None = None,
+        once: bool = False,
     ) -> None:
         super().__init__()
-        self._clock = clock
+        self._clock, self._once = clock, once
         if run is None:
             if not source:
                 raise UsageError(
@@ -115,7 +125,9 @@ class DPStream(beam.PTransform):
                 raise UsageError("key", "excludes key_file", "keep one of the two")
             keys = KeySource(key if key_file is None else f"file:{key_file}")
             parts = [source.encode()]
-            run, _ = begin_run(plan, keys, store, shards, source=parts, account=account)
+            run, _ = begin_run(
+                plan, keys, store, shards, source=parts, account=account, public=public
+            )
             if account is None and lineage.remembered(run.open()) is not None:
                 raise PolicyError(
                     "ledger",
@@ -128,6 +140,7 @@ class DPStream(beam.PTransform):
         if self._run.plan.hash != plan.hash:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
 
+    @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
         run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
@@ -144,17 +157,19 @@ class DPStream(beam.PTransform):
         )
         if paced:
             clock, threads = paced_clock(clock, line, Pace(run)), Threads()
-        ingest = Records(CanonicaliserFactory(run.plan, run.keys, run.public), threads)
+        canonical = CanonicaliserFactory(run.plan, run.keys, run.public, run.joined)
+        ingest = Records(canonical, threads)
         typed = beam.ParDo(ingest).with_output_types(
             pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
         )
         records = pcoll | "Records" >> typed.with_outputs(Records.DEAD, main="records")
         clock_ticks = pcoll.pipeline | "Clock" >> clock
+        once = self._once and bounded and run.plan.record_id is None
         if run.plan.design.skips and not paced:
-            releases = (records.records, clock_ticks) | Alternate(run, threads)
+            releases = (records.records, clock_ticks) | Alternate(run, threads, once)
             return Output(releases, records[Records.DEAD], clock_ticks)
         catch_up_limit = None if bounded and not paced else CATCH_UP_LIMIT
-        admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads)
+        admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads, once)
         releases = (admitted, clock_ticks) | Release(run, catch_up_limit, threads)
         return Output(releases, records[Records.DEAD], clock_ticks)
 
@@ -166,6 +181,7 @@ class Bound(beam.PTransform):
         run: the run.
         catch_up_limit: see ``BufferUntilTriggerTime``; ``None`` for bounded input.
         threads: that split, and that shards are bounded on.
+        once: a position is refused that is there twice.
     """
 
     def __init__(
@@ -173,9 +189,11 @@ class Bound(beam.PTransform):
         run: Run,
         catch_up_limit: int | None = None,
         threads: Threads = Threads(),  # noqa: B008
+        once: bool = False,
     ) -> None:
         super().__init__()
         self._run, self._catch_up_limit, self._threads = run, catch_up_limit, threads
+        self._once = once
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, hold until the trigger time, admit, shuffle by key shard."""
@@ -211,7 +229,7 @@ class Bound(beam.PTransform):
         run = self._run
         return BufferUntilTriggerTime(
             run.plan.timeline,
-            BoundCallback(run, self._gathers),
+            BoundCallback(run, self._gathers, self._once),
             catch_up_limit=self._catch_up_limit,
             anew=True,
             threads=self._threads,
@@ -224,18 +242,19 @@ class Alternate(beam.PTransform):
     Args:
         run: a run that skips what is published.
         threads: that shards are worked on.
+        once: a position is refused that is there twice.
     """
 
-    def __init__(self, run: Run, threads: Threads = Threads()) -> None:  # noqa: B008
+    def __init__(self, run: Run, threads: Threads, once: bool) -> None:
         super().__init__()
-        self._run, self._threads = run, threads
+        self._run, self._threads, self._once = run, threads, once
 
     def expand(self, pcolls: Any) -> beam.PCollection:
         """Shuffle by unit shard, take all steps, gather all shards of a (window, trigger)."""
         run, (records, clock_ticks) = self._run, pcolls
         schema, typed = record_schema(run.plan), tuple[tuple[int, int], pa.RecordBatch]
         by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
-        conductor = Conductor(run, stages_of(run), self._threads)
+        conductor = Conductor(run, stages_of(run), self._threads, self._once)
         return (
             (
                 records | "ByUnit" >> by_unit.with_output_types(tuple[int, pa.RecordBatch]),
@@ -250,18 +269,7 @@ class Alternate(beam.PTransform):
 
 def stages_of(run: Run) -> Stages:
     """The workers' side of both stages, for `dp_transforms.loop`."""
-    return Stages(ToolsFactory(run), ReleaseCallback(run, True))
-
-
-class ToolsFactory:
-    """Builds what a thread needs that bounds."""
-
-    def __init__(self, run: Run) -> None:
-        self._bound, self._ids = BoundCallback(run, True), KeyIds(run)
-
-    def __call__(self) -> Tools:
-        """Open store and key on the worker."""
-        return Tools(self._bound(), self._ids())
+    return Stages(BoundCallback(run, True), KeyIds(run), ReleaseCallback(run, True))
 
 
 class Release(beam.PTransform):
@@ -322,10 +330,11 @@ class BoundCallback:
     Args:
         run: the run.
         gathers: emit batches that are still to be split by key shard.
+        once: refuse a position that is there twice.
     """
 
-    def __init__(self, run: Run, gathers: bool = False) -> None:
-        self._run, self._gathers = run, gathers
+    def __init__(self, run: Run, gathers: bool = False, once: bool = False) -> None:
+        self._run, self._gathers, self._once = run, gathers, once
 
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
@@ -341,12 +350,18 @@ class BoundCallback:
         ) -> Held:
             with timed("bound"):
                 records = concat(batches, schema)
+                if self._once:
+                    require_once(records)
                 given = key_ids, published
                 decided = decide_records(run.plan, store, shard, records, upto, since, *given)
             for name, amount in decided.counts.items():
                 count(name, amount)
+            waiting = decided.waiting
+            if upto == run.upto:
+                note_waiting(run.plan, store, shard, upto, waiting)
+                waiting = waiting.slice(0, 0)
             pieces = laid_out(decided)
-            return Held(pieces if ids is None else by_key(pieces, ids), decided.waiting)
+            return Held(pieces if ids is None else by_key(pieces, ids), waiting)
 
         def laid_out(decided: Decided) -> Iterator[pa.RecordBatch]:
             pieces = decided.pieces(SPLIT_BUFFER_ROWS)
@@ -408,7 +423,7 @@ class ReleaseCallback:
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
             if self._bounded:
                 # Nothing of a window can go before its last shard is done.
-                if upto == line.last_trigger_time:
+                if upto in (line.last_trigger_time, run.upto):
                     self._done.add(shard)
                 if len(self._done) < run.shards:
                     return
@@ -463,9 +478,11 @@ def run_in_memory(
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     if run.plan.design.skips:
         shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
-        for name, part in alternate(run, stages_of(run), shards):
+        for name, part in alternate(run, stages_of(run), shards, stops(run.plan)):
             gathered.setdefault(name, []).append(part)
-        return _in_order(run, gathered, sealed), [dead for _, dead in parts if dead.num_rows]
+        return in_order(run.plan.timeline, gathered, sealed), [
+            dead for _, dead in parts if dead.num_rows
+        ]
     by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
     for shard in range(run.shards):
         held = [by_unit[shard]] if shard in by_unit else []
@@ -474,20 +491,6 @@ def run_in_memory(
     for shard, batches in by_key.items():
         for name, part in release(shard, batches, upto, 0).outputs:
             gathered.setdefault(name, []).append(part)
-    return _in_order(run, gathered, sealed), [dead for _, dead in parts if dead.num_rows]
-
-
-def _in_order(
-    run: Run,
-    gathered: dict[tuple[int, int], list[pa.RecordBatch]],
-    sealed: Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch],
-) -> list[pa.RecordBatch]:
-    """Sealed releases in order of (trigger time, window)."""
-    stride = run.plan.timeline.base(1)
-    order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
-    return [sealed(*name, gathered[name]) for name in order]
-
-
-def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
-    """All releases as one table."""
-    return pa.Table.from_batches([b.replace_schema_metadata(None) for b in releases])
+    return in_order(run.plan.timeline, gathered, sealed), [
+        dead for _, dead in parts if dead.num_rows
+    ]

@@ -25,6 +25,7 @@ from dpstream.dp_transforms.beam.buffer import ShardCallback
 from dpstream.dp_transforms.beam.split import IdsOf
 from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.pacing import next_test
+from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.release import ShardRelease
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import timed
@@ -42,21 +43,26 @@ class Stages(NamedTuple):
     """Builds the workers' side.
 
     Attributes:
-        tools: for each thread.
+        bound, ids: for each thread.
         release: for each key shard: noise paths stay with the shard's states from test to test,
             and with them the ciphers that they were begun with, which no two calls may share.
     """
 
-    tools: Callable[[], Tools]
+    bound: Callable[[], ShardCallback]
+    ids: Callable[[], IdsOf]
     release: Callable[[], ShardCallback]
 
 
-def stops(plan: Plan) -> list[int]:
-    """Trigger times at which BOUND waits for RELEASE, and the last one, of a job with an end."""
-    found, last = [0], plan.timeline.last_trigger_time
+def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
+    """Trigger times from ``first`` on at which BOUND waits for RELEASE, and the last one.
+
+    Args:
+        through: the last one; ``None``: of the job, which has an end.
+    """
+    found, last = [first - 1], through or plan.timeline.last_trigger_time
     while found[-1] < last:
         test = next_test(plan, found[-1])
-        found.append(last if test is None else test)
+        found.append(last if test is None else min(test, last))
     return found[1:]
 
 
@@ -64,7 +70,11 @@ def alternate(
     run: Run,
     stages: Stages,
     records: Sequence[list[pa.RecordBatch]],
+    ends: Sequence[int],
+    *,
+    first: int = 1,
     threads: Threads = Threads(),  # noqa: B008 - immutable
+    once: bool = False,
 ) -> Iterator[ShardRelease]:
     """Committed steps of all shards, test after test.
 
@@ -72,19 +82,22 @@ def alternate(
         run: a run whose input ends.
         stages: what works on the shards.
         records: all canonical records of each unit shard; emptied.
+        ends: ``stops``; first: trigger time whose steps, and those after it, are asked for.
+        threads: that shards are worked on.
+        once: refuse a position that is there twice.
     """
-    ends = stops(run.plan)
-    workers = Workers(stages.tools, threads)
+    workers = Workers(lambda: Tools(stages.bound(), stages.ids()), threads)
     release = [stages.release() for _ in range(run.shards)]
     for shard in range(run.shards):
-        workers.ask(functools.partial(_by_stop, run.plan, ends, shard, records[shard]))
+        workers.ask(functools.partial(_by_stop, run.plan, ends, shard, records[shard], once))
     intervals: list[list[pa.RecordBatch | None]] = [[None] * run.shards for _ in ends]
     for shard, number, part in workers.answers():
         intervals[number][shard] = part
     nothing = record_schema(run.plan).empty_table().to_batches()
     late: dict[int, list[pa.RecordBatch]] = {shard: nothing for shard in range(run.shards)}
     ahead: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
-    since = 0
+    # BOUND gives again what was decided before: it may be of steps that are asked for.
+    since, taken = 0, first - 1
     for upto, parts in zip(ends, intervals, strict=True):
         for shard in range(run.shards):
             mine = [*late[shard], *([] if parts[shard] is None else [parts[shard]])]
@@ -100,22 +113,29 @@ def alternate(
             ahead[shard].append(batch)
         for shard in range(run.shards):
             mine, ahead[shard] = ahead[shard], []
-            workers.ask(functools.partial(_released, release[shard], shard, mine, upto, since))
+            workers.ask(functools.partial(_released, release[shard], shard, mine, upto, taken))
         for shard, released, batch in workers.answers():
             if released is None:
                 ahead[shard].append(batch)
             else:
                 yield released, batch
-        since = upto
+        since = taken = upto
 
 
 def _by_stop(
-    plan: Plan, ends: Sequence[int], shard: int, batches: list[pa.RecordBatch], _: Tools
+    plan: Plan,
+    ends: Sequence[int],
+    shard: int,
+    batches: list[pa.RecordBatch],
+    once: bool,
+    _: Tools,
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """(shard, number of the stop, its records), by the records' stamps; the batches go."""
     with timed("split"):
         records = concat(batches, record_schema(plan))
         batches.clear()
+        if once:
+            require_once(records)
         times = np.maximum(1, plan.timeline.trigger_time_of(numbers(records.column("stamp"))))
         number = np.minimum(np.searchsorted(np.array(ends), times), len(ends) - 1)
         parts = list(split_by_shard(records, number, len(ends)))

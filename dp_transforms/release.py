@@ -155,6 +155,22 @@ def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
     return ("" if sound else "UNSOUND-") + stamp + identity.run_id
 
 
+def in_order(
+    line: Timeline,
+    gathered: dict[tuple[int, int], list[pa.RecordBatch]],
+    sealed: Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch],
+) -> list[pa.RecordBatch]:
+    """Sealed releases in order of (trigger time, window)."""
+    stride = line.base(1)
+    order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
+    return [sealed(*name, gathered[name]) for name in order]
+
+
+def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
+    """All releases as one table."""
+    return pa.Table.from_batches([b.replace_schema_metadata(None) for b in releases])
+
+
 class Gather(beam.DoFn):
     """Steps of the shards of a (window, trigger) -> all of them together, once.
 

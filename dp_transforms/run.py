@@ -116,6 +116,10 @@ class Run(NamedTuple):
         public: canonical public key list with the plan's key columns, or ``None``.
         performance: settings without effect on results.
         mixing: how the noise of public keys is mixed, where the plan says that it is.
+        upto: last trigger time of this pass, where bounded input grows and more passes follow
+            (see `pipelines.passes`); ``None``: the plan's last.
+        joined: of partitions that joined the run in a later pass, (the first of them, last trigger
+            time that was released before they came), in order.
     """
 
     plan: Plan
@@ -126,6 +130,8 @@ class Run(NamedTuple):
     public: pa.Table | None = None
     performance: Performance = Performance()
     mixing: Mixing | None = None
+    upto: int | None = None
+    joined: tuple[tuple[int, int], ...] = ()
 
     def open(self) -> Store:
         """The store, shared by the workers of a process."""
@@ -152,7 +158,7 @@ def destroy_keys(run_id: str) -> None:
 
 
 class Account(Protocol):
-    """Where a run is charged, before it draws; see ``pipelines.begin.LedgerAccount``."""
+    """Where a run is charged, before it draws; see ``pipelines.account.LedgerAccount``."""
 
     def check(self, plan: Plan) -> None:
         """Refuse now what ``charge`` would refuse; writes no entry."""

@@ -20,11 +20,17 @@ if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
-    from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
+    from dpstream.dp_transforms.flow import Output, run_in_memory
     from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+    from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.beam_yaml import DPStreamRows
-    from dpstream.pipelines.begin import LedgerAccount, begin
+    from dpstream.pipelines.begin import begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
+    from dpstream.pipelines.frames.memory import ReadTable
+    from dpstream.pipelines.frames.numbered import Rows
+    from dpstream.pipelines.frames.one_shot import count, histogram, mean, sum
+    from dpstream.pipelines.frames.private import PrivateTable
+    from dpstream.pipelines.frames.stream import DPStream
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
@@ -33,20 +39,23 @@ if TYPE_CHECKING:
 #: Name -> module that defines it, below this package.
 _HOMES = {
     "Aggregate": "accounting.plan.fields",
-    "DPStream": "dp_transforms.flow",
+    "DPStream": "pipelines.frames.stream",
     "DPStreamRows": "pipelines.beam_yaml",
     "DpstreamError": "accounting.errors",
     "Field": "accounting.plan.fields",
     "Job": "pipelines.jobs.job",
     "KeySource": "dp_transforms.run",
-    "LedgerAccount": "pipelines.begin",
+    "LedgerAccount": "pipelines.account",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",
     "Plan": "accounting.plan.plan",
     "PolicyError": "accounting.errors",
     "Privacy": "accounting.plan.privacy",
+    "PrivateTable": "pipelines.frames.private",
     "ReadFiles": "pipelines.connectors.files.source",
+    "ReadTable": "pipelines.frames.memory",
     "Result": "pipelines.stream",
+    "Rows": "pipelines.frames.numbered",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
     "Session": "pipelines.session.session",
@@ -55,9 +64,13 @@ _HOMES = {
     "begin": "pipelines.begin",
     "begin_run": "dp_transforms.run",
     "connect": "pipelines.sql.dbapi",
+    "count": "pipelines.frames.one_shot",
+    "histogram": "pipelines.frames.one_shot",
     "load_job": "pipelines.jobs.job",
+    "mean": "pipelines.frames.one_shot",
     "run_in_memory": "dp_transforms.flow",
     "run_job": "pipelines.stream",
+    "sum": "pipelines.frames.one_shot",
 }
 
 __all__ = [
@@ -74,8 +87,11 @@ __all__ = [
     "Plan",
     "PolicyError",
     "Privacy",
+    "PrivateTable",
     "ReadFiles",
+    "ReadTable",
     "Result",
+    "Rows",
     "Run",
     "RunError",
     "Session",
@@ -84,9 +100,13 @@ __all__ = [
     "begin",
     "begin_run",
     "connect",
+    "count",
+    "histogram",
     "load_job",
+    "mean",
     "run_in_memory",
     "run_job",
+    "sum",
 ]
 
 

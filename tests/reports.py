@@ -1,5 +1,7 @@
 """Releases as a run would write them, reports on them and what every page must be."""
 
+import base64
+import hashlib
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,7 @@ from dpstream.pipelines.connectors.inputs import positioned
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.report import MARK
+from dpstream.pipelines.report.script import script
 from dpstream.state import open as stores
 from tests.written import write_release
 
@@ -36,6 +39,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.parts: list[tuple[str, str]] = []
+        self.scripts: list[str] = []
         self.feed(text)
         self.close()
 
@@ -51,7 +55,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, tag
 
     def handle_data(self, data: str) -> None:
-        if data.strip() and self.open[-1:] != ["style"]:
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif data.strip() and self.open[-1:] != ["style"]:
             self.parts.append((self.open[-1] if self.open else "", " ".join(data.split())))
 
     def every(self, tag: str) -> list[dict[str, str | None]]:
@@ -127,12 +133,30 @@ def execute(job: Job) -> None:
         write_release(Path(job.sink.path), job.sink.kind, release)
 
 
+def check_scripts(page: Page) -> None:
+    """Only the product's script may run, and its data holds no mark of HTML."""
+    *data, code = page.every("script")
+    assert code == {} and page.scripts[-1] == script() and len(page.scripts) == len(data) + 1
+    assert data in ([], [{"type": "application/json", "id": "data"}])
+    assert not [text for text in page.scripts[:-1] if set("<>&") & set(text)]
+    [rules] = [m["content"] or "" for m in page.every("meta") if m.get("http-equiv")]
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in rules and "default-src 'none'" in rules
+    assert "connect-src" not in rules and "require-trusted-types-for 'script'" in rules
+
+
+def data_of(page: Page) -> dict[str, Any]:
+    """What the page's table is made of."""
+    return dict(json.loads(page.scripts[0]))
+
+
 def check_page(page: Page, text: str) -> None:
     """What holds for every page: one file, valid, readable without eyes or scripts."""
     assert text.startswith(MARK) and page.open == []
     ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
-    assert not page.every("script") and not page.every("img") and not page.every("iframe")
+    check_scripts(page)
+    assert not page.every("img") and not page.every("iframe")
     assert "http://" not in text and "https://" not in text and "@import" not in text
     assert not [k for _, attrs in page.elements for k in attrs if k.startswith("on")]
     targets = [v for _, attrs in page.elements for k, v in attrs.items() if k.endswith("href")]

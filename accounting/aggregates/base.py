@@ -121,6 +121,12 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
         )
     if not all(math.isfinite(x) for x in (*aggregate.clamp, aggregate.grid)) or aggregate.grid <= 0:
         raise UsageError(where, "clamp and grid must be finite and grid positive", "correct them")
+    if aggregate.clamp[0] > aggregate.clamp[1]:
+        low, high = aggregate.clamp[1], aggregate.clamp[0]
+        raise UsageError(
+            f"{where}.clamp", "is reversed, the lower bound comes first",
+            f"write clamp = [{low:g}, {high:g}]",
+        )  # fmt: skip
     lo, hi = aggregate.grid_bounds()
     if lo > hi or lo == hi == 0:
         raise UsageError(

@@ -199,10 +199,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         # "count" also names the running count behind a mean; two streams must never share a name.
         if any(stream.name == COUNT for stream in self.design.streams if stream.column):
             raise UsageError("aggregate.name", "'count' is reserved for kind 'count'", "rename it")
-        if len(set(names)) != len(names) or reserved & set(names):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
             raise UsageError(
                 "aggregate.name",
-                "release columns must be distinct and not " + ", ".join(sorted(reserved)),
+                f"'{twice}' would name two columns of the release: keys, aggregates and their sds"
+                " (NAME_sd) each need a name of their own",
+                "give the aggregate another name",
+            )
+        if reserved & set(names):
+            raise UsageError(
+                "aggregate.name",
+                "release columns must not be " + ", ".join(sorted(reserved)),
                 "rename the aggregate or key column",
             )
 

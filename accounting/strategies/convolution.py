@@ -23,7 +23,6 @@ from typing import Any
 import flint
 import numpy as np
 import numpy.typing as npt
-from scipy.fft import irfft, next_fast_len, rfft
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
@@ -91,6 +90,8 @@ class ConvolutionStrategy(Strategy):
     def _gram(self) -> Float64:
         """(T,) Gram entry of the first column with the column ``lag`` later: the largest of
         that lag, because later columns are shorter and the coefficients non-negative."""
+        from scipy.fft import irfft, next_fast_len, rfft  # mode 'rounds' alone needs it
+
         column = self.coefficients()
         size = self.triggers
         length = next_fast_len(2 * size - 1, real=True)

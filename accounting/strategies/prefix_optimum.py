@@ -22,7 +22,6 @@ that keep the diagonal, so that what few poles miss enters it squared.
 """
 
 import numpy as np
-from scipy.linalg import eigvalsh_tridiagonal
 from scipy.special import ellipj, ellipkm1
 
 from dpstream.accounting.arrays import Float64
@@ -80,6 +79,8 @@ def _inverses(weights: Float64, poles: int) -> tuple[Float64, Float64]:
 
 def _poles(weights: Float64, count: int) -> tuple[Float64, Float64]:
     """(s_k, w_k) for x^-1/2 over the eigenvalues of H."""
+    from scipy.linalg import eigvalsh_tridiagonal  # only when a run with this strategy begins
+
     size = len(weights)
     diagonal = np.full(size, 2.0)
     diagonal[0] = 1

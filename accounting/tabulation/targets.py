@@ -13,9 +13,9 @@ import functools
 import math
 from fractions import Fraction
 
-from scipy.optimize import brentq
 from scipy.special import ndtri
 
+from dpstream.accounting.roots import brentq
 from dpstream.accounting.tabulation.margins import margin, tail
 from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
 
@@ -37,12 +37,12 @@ def published_rho(most: float) -> float:
 def least_budget(law: LawName, most: int) -> float:
     """Least rho or epsilon of one count whose noise is within ``most`` with 95%."""
     if law == "discrete laplace":
-        return float(brentq(lambda e: _geometric_tail(e, most) - MISSED, 1e-9, 50.0, xtol=1e-15))
+        return brentq(lambda e: _geometric_tail(e, most) - MISSED, 1e-9, 50.0, xtol=1e-15)
     if law == "rounded gauss":
         return 1 / (2 * ((most + 0.5) / -float(ndtri(MISSED / 2))) ** 2)
     near = (most + 0.5) / -float(ndtri(MISSED / 2))
-    sigma = brentq(lambda x: tail(Noise(law, x), most) - MISSED, near / 2, 2 * near)
-    return 1 / (2 * float(sigma) ** 2)
+    sigma = brentq(lambda x: tail(Noise(law, x), most) - MISSED, near / 2, 2 * near, xtol=2e-12)
+    return 1 / (2 * sigma**2)
 
 
 def level_budget(count: float, groups: int, gamma: float) -> Fraction:

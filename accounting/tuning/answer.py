@@ -5,10 +5,12 @@ what a job's figures are held against later; ``Tuned`` is what a plan tells abou
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import Budget
@@ -23,7 +25,21 @@ from dpstream.accounting.tuning.quantiles import (
     quantile_cell,
 )
 from dpstream.accounting.tuning.question import Histogram, Question, TuningDesign, contributions_of
+from dpstream.accounting.tuning.weighing import (
+    KEY_RECORDS,
+    NoiseOf,
+    PerKey,
+    best,
+    errors,
+    kept,
+    per_key,
+)
 
+#: Where no bound can be run no rule weighs any: the middle is as good, and is refused with its C.
+_NO_RULE = 0.5
+
+#: (low, high) in grid units of each aggregate whose clamp is chosen.
+Clamps = tuple[tuple[str, int, int], ...]
 How = Literal["private", "proxy", "public", "data"]
 
 FROM_PROXY = (
@@ -50,6 +66,9 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clamps: (low, high) in grid units of each aggregate, in the order of the question.
         unanswered: name of the first histogram with too small a noisy total.
         notes: remarks, post-processing like the rest.
+        cut: part of all pairs in the first hours that C cuts, at least; ``None``: not known.
+        sd: of the first column's noise at a window's end with that C, in records at the bound.
+        per_key: what other bounds per key would come to; a job may take any of them.
     """
 
     run_id: str
@@ -60,45 +79,76 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mu: float
     first: int
     contributions: int
-    clamps: tuple[tuple[str, int, int], ...]
+    clamps: Clamps
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
     identity: str = ""
+    cut: float | None = None
+    sd: float | None = None
+    per_key: tuple[PerKey, ...] = ()
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Tuned figures; ``unanswered`` names the histogram that gave none."""
+    """Tuned figures; ``unanswered`` names the histogram that gave none.  The rest as in
+    ``Receipt``."""
 
     contributions: int
-    clamps: tuple[tuple[str, int, int], ...]
+    clamps: Clamps
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
+    cut: float | None = None
+    sd: float | None = None
+    per_key: tuple[PerKey, ...] = ()
 
 
-def read_off(question: Question, design: TuningDesign, noisy: list[Int64]) -> Figures:
-    """C and clamps from the noisy nodes of each histogram: post-processing."""
+def read_off(
+    question: Question,
+    design: TuningDesign,
+    noisy: list[Int64],
+    noise_with: Callable[[Clamps], NoiseOf],
+    per_key_bound: int | None = None,
+) -> Figures:
+    """C and clamps from the noisy nodes of each histogram: post-processing.
+
+    Args:
+        noise_with: what the job's noise would be with these clamps, by C and bound per key; public.
+        per_key_bound: the job's own.
+    """
     pairs, *columns = design.histograms
     estimates = [prefixes(of, y) for of, y in zip(design.histograms, noisy, strict=True)]
     for of, estimate in zip(design.histograms, estimates, strict=True):
         if not answers(of, estimate):
             return Figures(0, (), of.name)
-    if question.cover is not None:
-        cell = cover_cell(pairs, estimates[0], question.cover)
-    else:
-        assert question.quantile is not None
-        cell = quantile_cell(estimates[0], question.quantile)
-    scale, most = Fraction(question.scale), question.max_contributions
-    notes = []
-    if cell == len(pairs.candidates):
-        tuned = most
-        notes.append("the quantile lies beyond --max-contributions, which is taken instead")
-    else:
-        tuned = contributions_of(pairs.candidates[cell], scale, most)
     clamps = tuple(
         (of.name, *clamp_of(of, estimate, question.tail))
         for of, estimate in zip(columns, estimates[1:], strict=True)
     )
-    return Figures(tuned, clamps, None, tuple(notes))
+    noise = noise_with(clamps)
+    scale, most = Fraction(question.scale), question.max_contributions
+    bounds = np.array([contributions_of(pair, scale, most) for pair in pairs.candidates])
+    part = kept(pairs, estimates[0])
+    sd = np.array([noise(int(count), per_key_bound) for count in bounds])
+    notes: list[str] = []
+    if question.key_records is not None and np.isfinite(sd).any():
+        cell = best(part.part[1:], sd, question.key_records)
+    elif question.cover is not None:
+        cell = cover_cell(pairs, estimates[0], question.cover)
+    else:
+        cell = quantile_cell(estimates[0], question.quantile or _NO_RULE)
+    if cell == len(bounds):
+        cell -= 1
+        notes.append("the quantile lies beyond --max-contributions, which is taken instead")
+    if question.key_records is not None and cell == len(bounds) - 1 and cell:
+        notes.append(
+            "the largest bound that was looked at: what units have beyond it is not known; "
+            "--max-contributions looks further"
+        )
+    records = question.key_records or KEY_RECORDS
+    error = float(errors(part.part[1:], sd, records)[cell])
+    others = per_key(bounds, part.part[1:], noise, records, per_key_bound, error)
+    tuned, cut = int(bounds[cell]), float(1 - part.part[1 + cell])
+    told = float(sd[cell]) if np.isfinite(sd[cell]) else None
+    return Figures(tuned, clamps, None, tuple(notes), cut, told, others)
 
 
 def expectation(question: Question, design: TuningDesign) -> list[dict[str, Any]]:
@@ -178,6 +228,11 @@ class Tuned(msgspec.Struct, frozen=True):
 
 def rule_in_words(question: Question) -> str:
     """How C follows from the first hours."""
+    if question.key_records is not None:
+        return (
+            f"the bound with the least error of a key of {question.key_records:,} records, noise "
+            f"against what is cut, of pairs per unit times {float(Fraction(question.scale)):.6g}"
+        )
     what = (
         f"the bound that keeps {question.cover:g} of all pairs"
         if question.cover is not None

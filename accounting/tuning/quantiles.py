@@ -5,10 +5,10 @@ back the exact prefixes, and each figure is the exact one of its definition.
 """
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
+from dpstream.accounting.tuning.weighing import kept
 
 #: Prefixes are whole numbers without noise; the decoder's float error is far below this.
 _FLOAT_ERROR = 1e-7
@@ -21,6 +21,8 @@ def prefixes(of: Histogram, noisy: Int64) -> Float64:
     Args:
         noisy: (nodes,) A x + noise.
     """
+    from scipy.optimize import isotonic_regression  # slow to load, and a plan needs none of it
+
     matrix = encoder_matrix(of.cells).astype(np.float64)
     counts = np.linalg.lstsq(matrix, noisy.astype(np.float64), rcond=None)[0]
     return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
@@ -37,19 +39,8 @@ def quantile_cell(estimate: Float64, target: float) -> int:
 
 
 def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
-    """First cell whose candidate, as a bound, keeps ``cover`` of all pairs.
-
-    Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
-    cell.  Survivors below the rank error are noise and count as none (a few units with very
-    many pairs stay unseen); beyond the largest candidate a unit counts with that candidate.
-    """
-    edges = np.array([0, *of.candidates], np.float64)
-    above = estimate[-1] - np.concatenate([[0.0], estimate[:-1]])  # units with > edges[t] pairs
-    above[above < max(of.rank_error, _FLOAT_ERROR)] = 0.0
-    width = np.diff(edges)
-    mass = width * above[:-1] + (width - 1) / 2 * (above[1:] - above[:-1])
-    kept = np.cumsum(mass)
-    return int(np.argmax(kept >= cover * kept[-1] * (1 - _SLACK)))
+    """First cell whose candidate, as a bound, keeps ``cover`` of all pairs."""
+    return int(np.argmax(kept(of, estimate).part[1:] >= cover * (1 - _SLACK)))
 
 
 def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:

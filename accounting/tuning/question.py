@@ -190,6 +190,8 @@ class Question(msgspec.Struct, frozen=True):
         tail: share of values that may lie beyond each clamp.
         values_per_unit: m.
         columns: clamps to choose.
+        key_records: of a key for which noise is weighed against what C cuts (``weighing``), where
+            neither a quantile nor a cover is asked.
     """
 
     first: int
@@ -202,6 +204,7 @@ class Question(msgspec.Struct, frozen=True):
     tail: float
     values_per_unit: int
     columns: tuple[TunedColumn, ...] = ()
+    key_records: int | None = None
 
 
 class TuningDesign(msgspec.Struct, frozen=True):
@@ -242,6 +245,7 @@ def _check(question: Question, private: bool) -> None:
         *(budget if private else ()),
         ("--quantile", 0.5 if question.quantile is None else question.quantile, 0, 1),
         ("--cover", 0.5 if question.cover is None else question.cover, 0, 1),
+        ("--key-records", question.key_records or 1, 0, limits.MAX_PAIRS + 1),
         ("--tail", question.tail, 0, 0.5),
         ("--max-contributions", question.max_contributions, 0, limits.MAX_CONTRIBUTIONS + 1),
         ("--values-per-unit", question.values_per_unit, 0, limits.MAX_VALUES_PER_UNIT + 1),

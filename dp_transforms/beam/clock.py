@@ -75,6 +75,7 @@ class WallClock(beam.PTransform):
         now: the clock, in seconds since the epoch.
         pace: the last trigger time that may be announced, for the next one to announce: of a run
             whose records wait for what was released before them.
+        last: the last trigger time, if it is not the plan's.
     """
 
     def __init__(
@@ -83,14 +84,15 @@ class WallClock(beam.PTransform):
         first: int = 1,
         now: Callable[[], float] = time.time,
         pace: Callable[[int], int] | None = None,
+        last: int | None = None,
     ) -> None:
         super().__init__()
-        self._given = line, first, now
-        self._clock = _PublicClock(line, first, now, pace)
+        self._given, self._last = (line, first, now), last
+        self._clock = _PublicClock(line, first, now, pace, last)
 
     def paced(self, pace: Callable[[int], int]) -> "WallClock":
         """The same clock, which waits."""
-        return WallClock(*self._given, pace)
+        return WallClock(*self._given, pace, self._last)
 
     def expand(self, begin: Any) -> beam.PCollection:
         """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
@@ -107,7 +109,7 @@ def paced_clock(
         UsageError: it is none of this module's.
     """
     if isinstance(clock, Announced):
-        clock = WallClock(line, clock.first, Ended(line))
+        clock = WallClock(line, clock.first, Ended(line), last=clock.through)
     if not isinstance(clock, WallClock):
         raise UsageError(
             "clock",
@@ -161,8 +163,10 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
         first: int,
         now: Callable[[], float],
         pace: Callable[[int], int] | None = None,
+        last: int | None = None,
     ) -> None:
         self._line, self._first, self._now, self._pace = line, first, now, pace
+        self._last = last
 
     @beam.DoFn.unbounded_per_element()
     @guarded("clock")
@@ -192,7 +196,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
 
     def initial_restriction(self, element: int) -> OffsetRange:
         """From the first trigger time on."""
-        last = _FOREVER if self._line.end is None else self._line.last_trigger_time
+        last = _FOREVER if self._line.end is None else self._last or self._line.last_trigger_time
         return OffsetRange(self._first, max(self._first, last + 1))
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:

@@ -10,7 +10,7 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.coders import VarIntCoder
+from apache_beam.coders import ListCoder, VarIntCoder
 from apache_beam.runners import DirectRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.timeutil import TimeDomain
@@ -26,7 +26,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
 from dpstream.dp_transforms.beam.workers import Threads
-from dpstream.dp_transforms.loop import Stages, alternate
+from dpstream.dp_transforms.loop import Stages, alternate, stops
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 
@@ -43,14 +43,16 @@ class Conductor(beam.DoFn):
         run: a run whose input ends.
         stages: builds what works on the shards.
         threads: that shards are worked on.
+        once: a position is refused that is there twice.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
-    ARMED = ReadModifyWriteStateSpec("armed", VarIntCoder())
+    #: First and last trigger time of the clock tick that armed the timer.
+    ARMED = ReadModifyWriteStateSpec("armed", ListCoder(VarIntCoder()))
     END = TimerSpec("end", TimeDomain.WATERMARK)
 
-    def __init__(self, run: Run, stages: Stages, threads: Threads) -> None:
-        self._run, self._stages, self._threads = run, stages, threads
+    def __init__(self, run: Run, stages: Stages, threads: Threads, once: bool = False) -> None:
+        self._run, self._stages, self._threads, self._once = run, stages, threads, once
 
     def start_bundle(self) -> None:
         """Begin with nothing gathered."""
@@ -68,10 +70,11 @@ class Conductor(beam.DoFn):
         _, batch = element
         if batch.num_rows:
             rows.add(batch)
-        if clock_tick_of(batch) is not None and not armed.read():
-            armed.write(1)
-            line = self._run.plan.timeline
-            timer.set(instant(line, line.last_trigger_time))
+        clock_tick = clock_tick_of(batch)
+        if clock_tick is not None and not armed.read():
+            first, _, through = clock_tick
+            armed.write([first, through])
+            timer.set(instant(self._run.plan.timeline, through))
 
     @on_timer(END)
     @guarded("trigger_time")
@@ -79,8 +82,10 @@ class Conductor(beam.DoFn):
         self,
         shard: int = beam.DoFn.KeyParam,
         rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
+        armed: Any = beam.DoFn.StateParam(ARMED),  # noqa: B008
     ) -> None:
         """A shard's records are complete."""
+        self._announced = armed.read()
         self._held[shard] = list(rows.read())
         rows.clear()
 
@@ -101,6 +106,8 @@ class Conductor(beam.DoFn):
                 "name the engine with --runner, or give DPStream a clock",
             )
         records = [held.pop(shard) for shard in range(run.shards)]
-        end = instant(run.plan.timeline, run.plan.timeline.last_trigger_time)
-        for step in alternate(run, self._stages, records, self._threads):
+        first, through = self._announced
+        ends, end = stops(run.plan, first, through), instant(run.plan.timeline, through)
+        settings: dict[str, Any] = {"threads": self._threads, "once": self._once}
+        for step in alternate(run, self._stages, records, ends, first=first, **settings):
             yield GlobalWindows.windowed_value(step, end)

@@ -40,7 +40,7 @@ _PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 def plain(column: pa.Array) -> pa.Array:
     """Dictionary, view and large layouts as their plain types; decimals as float64."""
-    column = _decoded(column)
+    column = decoded(column)
     kind = column.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
         return column.cast(pa.string())
@@ -53,13 +53,18 @@ def plain(column: pa.Array) -> pa.Array:
     return column
 
 
-def _decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """One array of values, not of codes."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # more text than one array holds: an error
             column = pa.concat_arrays(column.chunks)
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    if values.type in (pa.string_view(), pa.binary_view()):  # of which Arrow takes none by number
+        values = plain(values)
+    return values.take(column.indices)
 
 
 def identity(
@@ -76,7 +81,7 @@ def identity(
         (column of the Arrow type of ``declared``, mask): masked rows hold a filler and must not
         be used; without ``nulls`` there are no nulls.
     """
-    column = _decoded(column)
+    column = decoded(column)
     found, ok = _identity(column, declared)
     if nulls and column.null_count:
         absent = ~valid_of(column)

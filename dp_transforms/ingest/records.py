@@ -10,7 +10,7 @@ anything is summed, so one record moves a value stream by at most L grid units.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -35,6 +35,7 @@ from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.positions import ADAPTERS
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
@@ -54,10 +55,22 @@ class Canonicaliser:
         plan: the public plan.
         keys: key ring for the ids.
         public_ids: (m, 2) ids of a public key list, or ``None``.
+        joined: see ``dp_transforms.run.Run``: records of partitions that came later are late as if
+            they were stamped then, whatever their own stamps.
     """
 
-    def __init__(self, plan: Plan, keys: KeyRing, public_ids: Ids | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        keys: KeyRing,
+        public_ids: Ids | None = None,
+        joined: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.plan, self.keys = plan, keys
+        line = plan.timeline
+        self._joined = np.array([first for first, _ in joined], np.int64)
+        came = [np.iinfo(np.int64).min, *(line.instant_of(done) for _, done in joined)]
+        self._came = np.array(came, np.int64)
         self.schema = record_schema(plan)
         self._public = None if public_ids is None else id_array(public_ids)
 
@@ -69,8 +82,8 @@ class Canonicaliser:
                 of the first row, or of each run of rows (see ``batches.ROWS``).
         """
         plan = self.plan
-        reason = _Reasons(batch.num_rows)
         partition, offset = positions(batch)
+        reason = _Reasons(batch.num_rows)
         where = self._named(batch, reason) or (partition, offset)
         unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
         if plan.unit.type in ("string", "bytes"):
@@ -81,7 +94,7 @@ class Canonicaliser:
             column, ok = columns.identity(batch.column(field.column), field.type)
             reason.unless("key", ok)
             key_columns.append(column)
-        event, stamp = self._times(batch, reason)
+        event, stamp = self._times(batch, reason, partition)
         values = [
             self._value(batch, stream, reason)
             for stream in plan.design.streams
@@ -118,7 +131,9 @@ class Canonicaliser:
         ids = typed_ids(self.keys.record, [(field.type, column)])
         return (ids[:, 0] >> np.uint64(33)).astype(np.int64), ids[:, 1].view(np.int64) & _POSITIVE
 
-    def _times(self, batch: pa.RecordBatch, reason: "_Reasons") -> tuple[Int64, Int64]:
+    def _times(
+        self, batch: pa.RecordBatch, reason: "_Reasons", partition: Int64
+    ) -> tuple[Int64, Int64]:
         plan, line = self.plan, self.plan.timeline
         event, ok = columns.instant(batch.column(plan.event_time))
         reason.unless("time", ok)
@@ -134,7 +149,11 @@ class Canonicaliser:
         # Late for the last window it belongs to is late for all; a closed period likewise.
         last = (event - line.start) // line.slide
         final_trigger_time = last * (line.slide // line.trigger_every) + line.triggers
-        late = (line.trigger_time_of(stamp) > final_trigger_time) | line.period_closed(event, stamp)
+        came = stamp
+        if len(self._joined):
+            after = np.searchsorted(self._joined, partition, side="right")
+            came = np.maximum(stamp, self._came[after])
+        late = (line.trigger_time_of(came) > final_trigger_time) | line.period_closed(event, came)
         reason.unless("late", ~late)
         return event, stamp
 
@@ -180,13 +199,18 @@ class _Reasons:
 
 def positions(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
     """Partition and offset of every row."""
+    if not isinstance(batch, pa.RecordBatch):
+        raise UsageError(
+            "records", "are not Arrow record batches",
+            "put `dpstream.Rows(job, ...)` before DPStream: it takes rows, dicts and DataFrames",
+        )  # fmt: skip
     metadata = batch.schema.metadata or {}
     if PARTITION not in metadata or OFFSET not in metadata:
         # A default would let records of different batches pass for one delivered twice.
         raise UsageError(
             "records",
             "a batch does not say where its first row stands",
-            f"set {PARTITION.decode()} and {OFFSET.decode()} in its schema's metadata",
+            ADAPTERS,
         )
     rows = np.array([batch.num_rows])
     if ROWS in metadata:
@@ -289,11 +313,17 @@ def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
 class CanonicaliserFactory:
     """Builds the canonicaliser on a worker from public parts and a reference to the key."""
 
-    def __init__(self, plan: Plan, keys: KeySource, public: pa.Table | None = None) -> None:
-        self._plan, self._keys, self._public = plan, keys, public
+    def __init__(
+        self,
+        plan: Plan,
+        keys: KeySource,
+        public: pa.Table | None = None,
+        joined: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._plan, self._keys, self._public, self._joined = plan, keys, public, joined
 
     def __call__(self) -> Canonicaliser:
         """Read the key on the worker."""
         ring = self._keys.ring()
         ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
-        return Canonicaliser(self._plan, ring, ids)
+        return Canonicaliser(self._plan, ring, ids, self._joined)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.extras import installing
 
 FIELD = "privacy.key"
 EMULATOR = "SECRET_MANAGER_EMULATOR_HOST"
@@ -53,7 +54,7 @@ def access(name: str) -> bytes:
         problem = UsageError(
             FIELD,
             "needs the client of Google Secret Manager",
-            "install it with pip install 'dpstream[gcp-secrets]', on every worker",
+            f"install it with {installing('gcp-secrets')}, on every worker",
         )
     except Exception as error:
         problem = _coded(error)

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.flow import released_table, run_in_memory
+from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
+from dpstream.dp_transforms.release import released_table
 from dpstream.dp_transforms.run import begin_run
 from dpstream.pipelines.audit.rows import key_columns
 from dpstream.pipelines.connectors.inputs import positioned

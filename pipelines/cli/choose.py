@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.figures import up
+from dpstream.accounting.figures import human, up
 from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
 
 if TYPE_CHECKING:
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
 @click.option("--epsilon", type=float, help="Budget of the tuning, charged in the ledger.")
 @click.option("--delta", type=float, help="Default: the job's.")
-@click.option("--quantile", type=float, help="Of pairs per unit (default 0.9).")
+@click.option(
+    "--key-records",
+    type=click.IntRange(min=1),
+    help="C has the least error of a key of so many records: noise against what C cuts of"
+    " it (default 1000).",
+)
+@click.option("--quantile", type=float, help="Instead: C is this quantile of pairs per unit.")
 @click.option("--cover", type=float, help="Instead: share of all pairs that C must keep.")
 @click.option("--max-contributions", default=1000, show_default=True, help="Largest C.")
 @click.option("--scale", type=float, help="Public factor first hours -> horizon (default: time).")
@@ -45,7 +51,10 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     anything is drawn.  The same question of the same files is answered with the same figures, at
     no further charge; every other question costs again.
     """
+    import msgspec
+
     from dpstream.accounting.errors import UsageError
+    from dpstream.accounting.tuning.weighing import KEY_RECORDS
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.tuning.ask import Request, ask
     from dpstream.pipelines.tuning.choose import choose as run
@@ -65,9 +74,10 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(asked)
     if as_json:
-        print_json({**outcome._asdict(), "asked": public})
+        per_key = [msgspec.to_builtins(other) for other in outcome.per_key]
+        print_json({**outcome._asdict(), "per_key": per_key, "asked": public})
     else:
-        click.echo(_told(outcome), nl=False)
+        click.echo(_told(outcome, asked.question.key_records or KEY_RECORDS), nl=False)
 
 
 def _words(public: dict[str, Any]) -> str:
@@ -89,9 +99,10 @@ def _words(public: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told(outcome: "Outcome") -> str:
+def _told(outcome: "Outcome", records: int) -> str:
     lines = [f"Chosen      contributions = {outcome.contributions}"]
     lines += [f"            {name}: clamp = {list(c)}" for name, c in outcome.clamps.items()]
+    lines += _weighed(outcome, records)
     lines += [f"Note        {note}" for note in outcome.notes]
     if outcome.run_id:
         again = ", charged before" if outcome.resumed else ", charged"
@@ -101,3 +112,28 @@ def _told(outcome: "Outcome") -> str:
     if outcome.insecure:
         lines.append("INSECURE: a fixed test key was used; do not publish.")
     return "\n".join([*lines, f"Job         {Path(outcome.out).name}"]) + "\n"
+
+
+def _weighed(outcome: "Outcome", records: int) -> list[str]:
+    """What C cuts, how large the noise is, and what a bound per key would do."""
+    if outcome.cut is None:
+        return []
+    cut = f"{100 * outcome.cut:.2g}% of all pairs: what units have beyond C"
+    if outcome.run_id is None:
+        lines = [f"Cut         about {cut}"]
+    else:
+        lines = [f"Cut         at least about {cut}; units with very many pairs, too few for the "
+                 "answer's noise, are not seen"]  # fmt: skip
+    if outcome.sd is not None:
+        lines.append(
+            f"Noise       ±{human(outcome.sd)} (sd) at a window's end: a key of {records:,} "
+            f"records is about {human(records * outcome.cut)} short, ±{human(outcome.sd)}"
+        )
+    for other in outcome.per_key:
+        what = "1 record" if other.bound == 1 else f"{other.bound} records"
+        lines.append(
+            f"Per key     or per_key_bound = {other.bound}, contributions = {other.contributions}: "
+            f"cuts about {100 * other.cut:.2g}%, and what a unit has beyond {what} of a key; "
+            f"±{human(other.sd)}"
+        )
+    return lines

@@ -28,8 +28,8 @@ def demo(folder: Path) -> None:
 
     job = prepare(folder)
     begun = committed(job)
-    promised = text(*begun[1:]) if begun else text(job.plan, allocate(job.plan))
-    click.echo(promised)
+    plan, budget = begun[1:] if begun else (job.plan, allocate(job.plan))
+    click.echo(text(plan, budget))
     with Bar(hidden=False) as bar:
         run_job(job, progress=bar.update)
-    show(job, promised, Console(file=sys.stdout))
+    show(job, plan, budget, Console(file=sys.stdout))

@@ -9,12 +9,18 @@ from dpstream.accounting.errors import RunError
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
 
 
-@click.command(epilog=examples("dpstream doctor", "dpstream doctor --json"))
+@click.command(
+    epilog=examples("dpstream doctor", "dpstream doctor --fix", "dpstream doctor --json")
+)
+@click.option("--fix", is_flag=True, help="Build Prism, Beam's streaming engine, by Go (a minute).")
 @AS_JSON
-def doctor(as_json: bool) -> None:
+def doctor(fix: bool, as_json: bool) -> None:
     """Say what this machine can run."""
-    from dpstream.pipelines.operate.doctor import examine
+    from dpstream.pipelines.operate.doctor import examine, fix_prism
 
+    if fix:
+        made = fix_prism()
+        click.echo("Prism is there." if made is None else f"Prism is built: {made}", err=True)
     report = examine()
     if as_json:
         print_json(report)

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
 _COUNT = click.IntRange(min=1)
+STATED = options(
+    click.option("--units", type=_COUNT, help="Units with records in a window: what appears of so"
+                 " many.  [default with --scale: any number]"),
+    click.option("--keys", type=_COUNT, help="Keys there are in a window.  [default: 1000; --scale"
+                 " needs it]"),
+)  # fmt: skip
 SCALE = options(
     click.option("--scale", is_flag=True, help="Estimate what a stated load needs, and its cost."),
-    click.option("--keys", type=_COUNT, help="--scale: distinct keys of a window."),
     click.option("--records-per-day", type=_COUNT, help="--scale: records of an average day."),
-    click.option("--units", type=_COUNT, help="--scale: distinct units.  [default: any number]"),
     click.option(
         "--peak", type=float, default=2.0, show_default=True,
         help="--scale: records of the busiest trigger over an average one's.",
@@ -42,6 +46,8 @@ SCALE = options(
 @click.command(
     epilog=examples(
         "dpstream plan job.toml",
+        "dpstream plan job.toml --units 5000",
+        "dpstream plan job.toml --details",
         "dpstream plan job.toml --json",
         "dpstream plan job.toml --scale --keys 1000000 --records-per-day 100000000",
     )
@@ -52,11 +58,16 @@ SCALE = options(
     type=click.IntRange(1),
     help="Keys that get data at one trigger, for the number of shards on Spanner.",
 )
+@STATED
+@click.option("--details", is_flag=True, help="Also all figures of the mechanism, in tables.")
 @SCALE
 @AS_JSON
-def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load: Any) -> None:
-    """Print what a job promises, what it costs and what would serve it better; reads no data.
+def plan(
+    job: Path, changed_keys: int | None, scale: bool, details: bool, as_json: bool, **load: Any
+) -> None:
+    """Say whether anything will appear, how exact it is, and what would help; reads no data.
 
+    The starred line is the best way to noise the job as it stands, on a public reference shape.
     Of a run that was begun on the job's store file the figures are those committed then.
     """
     import msgspec
@@ -64,6 +75,8 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning import alternatives
+    from dpstream.accounting.tuning.outlook import outlook
+    from dpstream.accounting.tuning.outlook_text import outlook_text
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.scale import shards
 
@@ -75,18 +88,23 @@ def plan(job: Path, changed_keys: int | None, scale: bool, as_json: bool, **load
     state_figures = shards.describe(loaded, changed_keys)
     begun = committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
-    others = alternatives.compare(checked)
+    stated = load["units"], load["keys"]
     if as_json:
         figures = describe(planned, budget, tuned) | {"plan_hash": checked.hash}
         figures["run_id"] = begun.run_id if begun else None
         more = {"state": state_figures} if state_figures else {}
+        more |= {"outlook": outlook(planned, budget, *stated, checked)}
+        others = alternatives.compare(checked)
         print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        whole = text(planned, budget, tuned)
+        whole = outlook_text(planned, budget, tuned, *stated, checked)
+        if details:
+            whole += "\n" + text(planned, budget, tuned)
+            whole += alternatives.text(alternatives.compare(checked)) + "\n"
         if begun:
             whole += f"Figures     of run {begun.run_id}, committed when it began\n"
         whole += shards.text(state_figures)
-        click.echo(whole + alternatives.text(others), nl=False)
+        click.echo(whole, nl=False)
 
 
 def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:

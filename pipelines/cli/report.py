@@ -4,32 +4,72 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json, stop_signals
+
+_PAGE = Path("report.html")
 
 
 @click.command(
     epilog=examples(
         "dpstream report job.toml",
         "dpstream report job.toml --out week.html",
+        "dpstream report job.toml --compare other.toml --out both.html",
+        "dpstream report job.toml --serve",
         "dpstream report job.toml --truth 'public/*.parquet'",
     )
 )
 @JOB
 @click.option(
     "--out",
-    default="report.html",
-    show_default=True,
     type=click.Path(path_type=Path),
-    help="The page.",
+    help="The page.  [default: report.html]",
 )
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path),
+    help="Another job file: the page holds both runs against each other.",
+)
+@click.option(
+    "--serve",
+    is_flag=True,
+    help="Show the page in a browser of this machine, and again after each release.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="Of --serve.  [default: a free one]")
 @click.option(
     "--truth",
     type=click.Path(path_type=Path),
     help="Raw records of the job's schema (file or glob): adds true errors. Public data only.",
 )
 @AS_JSON
-def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
+def report(
+    job: Path,
+    out: Path | None,
+    compare: Path | None,
+    serve: bool,
+    port: int | None,
+    truth: Path | None,
+    as_json: bool,
+) -> None:
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
+    from dpstream.accounting.errors import UsageError
+
+    given = {"--out": out, "--compare": compare, "--truth": truth, "--json": as_json or None}
+    others = [name for name, value in given.items() if value is not None]
+    if serve and others:
+        raise UsageError(others[0], "does not go with --serve", "leave one of them out")
+    if port is not None and not serve:
+        raise UsageError("--port", "is of --serve", "add --serve, or leave it out")
+    if compare is not None and truth is not None:
+        raise UsageError("--truth", "does not go with --compare", "leave one of them out")
+    if serve:
+        _serve(job, port or 0)
+    elif compare is not None:
+        _compare(job, compare, out or _PAGE, as_json)
+    else:
+        _write(job, out or _PAGE, truth, as_json)
+
+
+def _write(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     from dpstream.pipelines.report.report import TRUTH_LABEL, as_dict, build, write
     from dpstream.pipelines.report.view import render
 
@@ -40,7 +80,42 @@ def report(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
         return
     whole = "" if found.expected is None else f" of {found.expected:,}"
     click.echo(f"Report in {out}: {len(found.found.releases):,}{whole} releases.")
+    if not found.findings.all_keys.distinct:
+        click.echo("No key was released: the page says why that may be.")
     for stamp in found.stamps:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:
         click.echo(f"True errors are {TRUTH_LABEL}.")
+
+
+def _compare(job: Path, other: Path, out: Path, as_json: bool) -> None:
+    from dpstream.pipelines.report import comparison
+    from dpstream.pipelines.report.comparison_view import render
+    from dpstream.pipelines.report.report import as_dict, build, write
+
+    a, b = build(load_job(job)), build(load_job(other))
+    found = comparison.compare(a, b)
+    write(a, render(found), out)
+    if as_json:
+        both = comparison.as_dict(found)
+        print_json({"page": str(out), "a": as_dict(a), "b": as_dict(b), "comparison": both})
+        return
+    values = max(agreement.values for agreement in found.agreements.values())
+    click.echo(
+        f"Comparison in {out}: {len(found.windows):,} windows and {values:,} values in both runs."
+    )
+    for stamp in dict.fromkeys([*a.stamps, *b.stamps]):
+        click.echo(f"{stamp}: do not publish.")
+
+
+def _serve(job: Path, port: int) -> None:
+    import threading
+
+    from dpstream.pipelines.report.server import Server
+
+    with Server(load_job(job), port) as server, stop_signals(True) as stop:
+        assert stop is not None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        click.echo(f"Report at {server.address}\nFor this machine only; Ctrl-C ends it.")
+        stop.wait()
+        server.shutdown()

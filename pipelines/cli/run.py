@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpstream.accounting.errors import RunError
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
@@ -19,8 +20,16 @@ from dpstream.pipelines.cli.parts import (
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.operate.summary import Released, Summary
+    from dpstream.pipelines.stream import Result
 
 _PORT = click.IntRange(0, 65535)
+#: Counts whose names do not say what is counted.
+_COUNTED = {
+    "operator_dead_time": "dead time (none, or outside [time.start, time.end))",
+    "operator_dead_value": "dead value (no number)",
+    "operator_dead_source": "dead source (no readable row)",
+}
 #: Their names are those of `pipelines.operate.metrics.Ports`.
 METRICS = options(
     click.option(
@@ -52,6 +61,7 @@ METRICS = options(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog=examples(
         "dpstream run job.toml",
+        "dpstream run job.toml --through 2024-02-01",
         "dpstream run job.toml --runner=PrismRunner",
         "dpstream run recorded.toml --runner=PrismRunner --speed=1440",
         "dpstream run job.toml --runner=FlinkRunner --job_name=flights",
@@ -60,6 +70,13 @@ METRICS = options(
 @JOB
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @click.option("--speed", help="Of files on a streaming runner: seconds of stream a second, or max.")
+@click.option(
+    "--through",
+    metavar="INSTANT",
+    help="Of files that grow: release what is due by then (a date, an RFC 3339 time, now, end);"
+    " files that come later join when it is run again.",
+)
+@click.option("--fail-if-empty", is_flag=True, help="Exit with 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @METRICS
 @AS_JSON
@@ -70,6 +87,8 @@ def run(
     job: Path,
     runner: str,
     speed: str | None,
+    through: str | None,
+    fail_if_empty: bool,
     quiet: bool,
     as_json: bool,
     **metrics: Any,
@@ -79,7 +98,8 @@ def run(
     A job whose source has no end runs until it is interrupted, and goes on when it is run again.
     On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
-    run_checked(load_job(job), runner, ctx.args, speed, quiet, as_json, **metrics)
+    checked = load_job(job)
+    run_checked(checked, runner, ctx.args, speed, quiet, as_json, through, fail_if_empty, **metrics)
 
 
 def run_checked(
@@ -89,12 +109,18 @@ def run_checked(
     speed: str | None = None,
     quiet: bool = False,
     as_json: bool = False,
+    through: str | None = None,
+    fail_if_empty: bool = False,
     **metrics: Any,
 ) -> None:
-    """`run` of a job that is loaded, and what it says when it has ended."""
-    from dpstream.pipelines.connectors.registry import sink_of
+    """`run` of a job that is loaded, and what it says when it has ended.
+
+    Raises:
+        RunError: with ``fail_if_empty``, nothing was released.
+    """
+    from msgspec import to_builtins
+
     from dpstream.pipelines.connectors.replay.source import parse_speed
-    from dpstream.pipelines.connectors.write import dead_letter_folder
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
@@ -108,22 +134,74 @@ def run_checked(
         Bar(hidden=quiet or as_json) as bar,
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
-        result = run_job(checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop)
+        result = run_job(
+            checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop, through=through
+        )
     if as_json:
-        print_json({**result._asdict(), "insecure": checked.insecure})
-        return
+        print_json(to_builtins({**result._asdict(), "insecure": checked.insecure}))
+    else:
+        _print_result(checked, result)
+    if result.summary is not None:
+        _warn(result.summary, fail_if_empty)
+
+
+def _print_result(checked: "Job", result: "Result") -> None:
+    """What a run says in words."""
+    from dpstream.pipelines.connectors.registry import sink_of
+    from dpstream.pipelines.connectors.write import dead_letter_folder
+
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
+    if result.through is not None:
+        how = f"released through {result.through}; files may join with a later --through"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
-    _print_operator(result.operator_only, dead_letter_folder(checked))
+    if result.summary is not None:
+        click.echo(released_in_words(result.summary.released))
+    _print_operator(result.operator_only, dead_letter_folder(checked), result.summary)
     click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
 
 
-def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:
+def released_in_words(released: "Released") -> str:
+    """The public figures of a run as one line."""
+    empty = f" ({released.empty_windows:,} of them empty)" if released.empty_windows else ""
+    text = (
+        f"Released {_many(released.rows, 'row')} of {_many(released.keys, 'key')} in"
+        f" {_many(released.windows, 'window')}{empty}"
+    )
+    if released.relative_sd is None:
+        return f"{text}."
+    share = f"{100 * released.relative_sd:.3g}%" if released.relative_sd < 10 else "over 1,000%"
+    return f"{text}; the largest sd of a final value is {share} of it."
+
+
+def _many(amount: int, noun: str) -> str:
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def _warn(summary: "Summary", fail_if_empty: bool) -> None:
+    """Say loudly that nothing was released, or that every record is a dead letter.
+
+    Raises:
+        RunError: with ``fail_if_empty``, nothing was released.
+    """
+    released, records = summary.released, summary.operator_only
+    empty, cause = released.rows == 0, records.cause
+    if cause is None:
+        return
+    what = "NOTHING WAS RELEASED" if empty else "EVERY RECORD WENT TO THE DEAD LETTER"
+    if empty and fail_if_empty:
+        raise RunError("run", f"released nothing; likely cause: {cause.problem}", cause.fix)
+    also = ", and every record went to the dead letter" if empty and records.dead else ""
+    click.echo(f"WARNING: {what}{also}. Likely cause: {cause.problem}. Fix: {cause.fix}.", err=True)
+
+
+def _print_operator(
+    counts: dict[str, int], dead_letters: Path, summary: "Summary | None" = None
+) -> None:
     """Exact counts, for the operator: on stderr, apart from what may be shown."""
     shown = ", ".join(
-        f"{name.removeprefix('operator_').replace('_', ' ')} {amount:,}"
+        f"{_COUNTED.get(name) or name.removeprefix('operator_').replace('_', ' ')} {amount:,}"
         for name, amount in sorted(counts.items())
         if name.startswith("operator_")
     )
@@ -131,4 +209,8 @@ def _print_operator(counts: dict[str, int], dead_letters: Path) -> None:
         f"Operator only, exact and private, do not publish: {shown or 'nothing new'}.", err=True
     )
     if counts.get("operator_dead_letters"):
-        click.echo(f"Operator only: dead letters (position and reason) in {dead_letters}", err=True)
+        share = None if summary is None else summary.operator_only.dead_share
+        of_all = "" if share is None else f", {100 * share:.3g}% of the records"
+        click.echo(
+            f"Operator only: dead letters (position and reason{of_all}) in {dead_letters}", err=True
+        )

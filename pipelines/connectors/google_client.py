@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.extras import installing
 from dpstream.state.google_errors import may_pass
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
@@ -27,9 +28,7 @@ def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
         importlib.import_module(_ERRORS)
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError(
-            field, f"'{kind}' needs its client", f"pip install 'dpstream[{kind}]'"
-        ) from None
+        raise UsageError(field, f"'{kind}' needs its client", installing(kind)) from None
 
 
 def retry(seconds: float) -> Any:

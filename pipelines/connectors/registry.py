@@ -4,6 +4,7 @@ A connector, with its client's library, is loaded when a job asks for it.
 """
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.extras import installing
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.inputs import Input
@@ -23,7 +24,7 @@ def input_of(job: Job) -> Input:
             from dpstream.pipelines.connectors.kafka.source import KafkaInput
         except ModuleNotFoundError:
             raise UsageError(
-                "source.kind", "'kafka' needs Kafka's client", "pip install 'dpstream[kafka]'"
+                "source.kind", "'kafka' needs Kafka's client", installing("kafka")
             ) from None
         return KafkaInput(job)
     if kind == "folder":

@@ -170,4 +170,4 @@ def column_of(name: str, kind: pa.DataType) -> Column:
         time = "instant"
     elif text or whole:
         time = "text" if text else "micros"
-    return Column(name, identity, time, whole or real or text)
+    return Column(name, identity, time, whole or real)

@@ -107,7 +107,7 @@ stamp = "event_time"  # files that are all there: nothing can come late
 [schema]
 unit = {_column(said.unit)}  # whose record it is: the unit that is protected
 key = [{", ".join(map(_column, said.key))}]  # what is grouped by; keys need not be known
-event_time = {_quoted(said.time)}  # times without a zone are taken as UTC
+event_time = {_time(said)}  # times without a zone are taken as UTC
 
 {_aggregates(said)}
 [time]
@@ -173,6 +173,13 @@ def bounded(column: str, low: float, high: float) -> Value:
             "--clamp", "needs two numbers, the lower one first", "write it like --clamp 0 100"
         )
     return Value(column, low, high)
+
+
+def _time(said: Answers) -> str:
+    """The column of times; of whole numbers, that they are known to be microseconds."""
+    whole = any(c.name == said.time and c.time == "micros" for c in said.file.columns or ())
+    name = _quoted(said.time)
+    return f'{{ column = {name}, type = "micros" }}' if whole else name
 
 
 def _aggregates(said: Answers) -> str:

@@ -130,7 +130,7 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
     bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
     first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
     return [
-        ("privacy.contributions", plan.privacy.contributions != receipt.contributions),
+        ("privacy.contributions", not _chosen_bounds(plan, receipt)),
         *(
             (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
             for name, low, high in receipt.clamps
@@ -144,6 +144,13 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
         ("schema.unit", unit_in_words(plan) != receipt.unit),
         *_unit_differences(unit_of(job), receipt),
     ]
+
+
+def _chosen_bounds(plan: Plan, receipt: Receipt) -> bool:
+    """Whether C, or C and a bound per key, is what was released: either may be used."""
+    count, bound = plan.privacy.contributions, plan.privacy.per_key_bound
+    offered = {(other.bound, other.contributions) for other in receipt.per_key}
+    return count == receipt.contributions or (bound, count) in offered
 
 
 def _unit_differences(unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:

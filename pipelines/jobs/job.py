@@ -15,11 +15,12 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.extras import installing
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.accounting.weights import MILD, SPARED, STEEP, SelectionWeights
+from dpstream.accounting.weights import SelectionWeights, usual_weights
 from dpstream.dp_transforms.noise.references import parse_reference
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.keys import public_key_digest
@@ -213,9 +214,7 @@ def _with_query(
     try:
         from dpstream.pipelines.sql.row_query import compiled
     except ModuleNotFoundError:
-        raise UsageError(
-            "source.query", "needs SQL's libraries", "pip install 'dpstream[sql]'"
-        ) from None
+        raise UsageError("source.query", "needs SQL's libraries", installing("sql")) from None
     found = compiled(source, plan, folder)
     columns = {own: found.types[name] for name, own in found.reads.items()}
     replace = msgspec.structs.replace
@@ -287,24 +286,19 @@ def _privacy(file: JobFile) -> Privacy:
 
 
 def _weights(file: JobFile) -> SelectionWeights | None:
-    """``auto``: steep where the statistic is combined (steeper where published keys are skipped,
-    so that weights last longer), mild where every record counts and selection has noise of its
-    own; equal where the published count of units IS the selection, where units have few pairs, or
-    so many that the last weights vanish, and where nothing is selected."""
+    """``auto``: what is usual for the job's kind."""
     privacy = file.privacy
     if isinstance(privacy.weights, SelectionWeights):
         return privacy.weights
     if privacy.weights == "uniform":
         return None
-    if privacy.combine and privacy.skip:
-        return SPARED
-    if privacy.combine:
-        return next((w for w in (STEEP, MILD) if w.integers(privacy.contributions)[-1]), STEEP)
-    fused = any(a.kind == "units" for a in file.aggregate) and not privacy.skip
-    selecting = privacy.mode == "sticky" and file.keys.public is None
-    if not selecting or fused or not 8 <= privacy.contributions <= limits.MAX_WEIGHTED:
-        return None
-    return MILD if MILD.integers(privacy.contributions)[-1] else None
+    return usual_weights(
+        privacy.contributions,
+        combine=privacy.combine,
+        sticky=privacy.mode == "sticky" and file.keys.public is None,
+        fused=any(a.kind == "units" for a in file.aggregate) and not privacy.skip,
+        skip=privacy.skip,
+    )
 
 
 def _check_tables(file: JobFile) -> None:

@@ -55,6 +55,12 @@ def public_key_digest(path: Path, fields: Sequence[Field]) -> str:
     return _digest(_rows(path, fields), fields)
 
 
+def public_keys_digest(table: pa.Table, fields: Sequence[Field]) -> str:
+    """The same digest of a canonical list in memory (``ingest.records.canonical_public_keys``)."""
+    columns = [table.column(field.column).to_pylist() for field in fields]
+    return _digest(sorted(set(zip(*columns, strict=True))), fields)
+
+
 def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
     digest = hashlib.blake2b(digest_size=16, person=b"dpstream-pubkeys")
     for field in fields:

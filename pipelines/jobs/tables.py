@@ -118,9 +118,11 @@ class SourceConfig(_Table, frozen=True):
 
 
 class TimeColumn(_Table, frozen=True):
-    """``schema.event_time``."""
+    """``schema.event_time``; ``type`` says of whole numbers in Parquet that they count
+    microseconds since 1970 (as which they are read)."""
 
     column: str
+    type: Literal["micros"] | None = None
 
 
 class SchemaConfig(_Table, frozen=True):

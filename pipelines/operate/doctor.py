@@ -7,13 +7,15 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines.runners import parts
+from dpstream.accounting.errors import RunError
+from dpstream.pipelines.runners import parts, prism_build
 from dpstream.state.durable import put_once
 
 PACKAGES = (
@@ -28,7 +30,7 @@ OPTIONAL = (
 
 #: How to get what is missing.
 HOW = {
-    "Prism": "make prism",
+    "Prism": "dpstream doctor --fix",
     "Flink's job server": "make flink",
     "Java": "install Java 17",
     "Dataflow's client": "pip install 'apache-beam[gcp]'",
@@ -70,6 +72,45 @@ def examine() -> dict[str, Any]:
             *([f"Prism is refused, it lets other machines in: {HOW['Prism']}."] if opened else []),
         ],
     }
+
+
+def fix_prism() -> Path | None:
+    """Build the Prism that this program needs into the user's data folder.
+
+    Returns:
+        Where it is; ``None``: there is a fit one.
+
+    Raises:
+        RunError: there is no Go, the module is not the pinned one, or it could not be built.
+    """
+    program = parts.prism()
+    if program is not None and _fits(program):
+        return None
+    if shutil.which("go") is None:
+        raise RunError(
+            "Prism",
+            "is built by Go, which is not on the path",
+            "install Go (https://go.dev/dl) and run `dpstream doctor --fix` again",
+        )
+    out = parts.data_folder() / "bin" / "prism"
+    try:
+        prism_build.build(out)
+    except SystemExit as refused:  # the script's own words; they name the module, no path
+        raise RunError("Prism", str(refused), "get the pinned module of Beam") from None
+    except (OSError, subprocess.SubprocessError):
+        raise RunError(
+            "Prism", "could not be built", "look at what Go said; it needs the network and a disk"
+        ) from None
+    if not _fits(out):
+        out.unlink()
+        raise RunError("Prism", "was built and does not fit, so it was removed", "report it")
+    return out
+
+
+def _fits(program: Path) -> bool:
+    """Whether a Prism is of this program's Beam and listens on this machine only."""
+    own = parts.prism_version(program) == parts.beam_version()
+    return own and not parts.prism_is_open(program)
 
 
 def installed(name: str) -> str | None:

@@ -6,14 +6,12 @@ are variables of the page's style sheet, so that one picture serves light and da
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from html import escape
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib import dates
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
@@ -24,6 +22,8 @@ from dpstream.accounting.figures import human
 COLOURS = 6
 #: Two-sided 95 % of a normal error.
 WIDTH = 1.96
+#: Points up to which each has a mark.
+MARKED = 60
 #: Points of one line; further ones are replaced by the least and largest of their neighbours.
 LINE_POINTS = 1200
 _INK, _FAINT = "#010203", "#040506"
@@ -33,6 +33,9 @@ _VARIABLES = {
     _FAINT: "var(--faint)",
     **{c: f"var(--s{i})" for i, c in enumerate(SERIES)},
 }
+#: Attributes that say where something is, and the digits of them that nobody can see.
+_PLACES = re.compile(r'\b(?:d|x|y|transform)="[^"]*"')
+_DIGITS = re.compile(r"(\.\d\d)\d+")
 STYLE = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -52,10 +55,16 @@ STYLE = {
 
 
 class Picture(NamedTuple):
-    """An SVG element, and what it shows in words (which the SVG bears too)."""
+    """An SVG element, and what it shows in words (which the SVG bears too).
+
+    Attributes:
+        places: (n, 2) of the points that can be pointed at: shares of the width from the left,
+            of the height from above.
+    """
 
     svg: str
     words: str
+    places: Float64 | None = None
 
 
 class ChartLine(NamedTuple):
@@ -92,30 +101,13 @@ def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Pict
     """Numbers of keys: a stair without its risers, or points when they are few."""
     figure, axes = axes_of(5.2, 2.5)
     kept = _kept(values.astype(np.float64))
-    few = len(kept) <= 60
+    few = len(kept) <= MARKED
     axes.plot(at[kept], values[kept], "-", marker="o" if few else "", ms=3, color=SERIES[0])
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     _numbers(axes, across, "keys")
-    return Picture(svg(figure, name, words), words)
-
-
-def band(name: str, when: Sequence[datetime], values: Float64, sds: Float64, words: str) -> Picture:
-    """One key's released values over a window, +-1.96 sd."""
-    figure, axes = axes_of(3.6, 2.2)
-    low, high = values - WIDTH * sds, values + WIDTH * sds
-    axes.fill_between(when, low, high, color=SERIES[0], alpha=0.22, lw=0)
-    few = len(when) <= 60
-    axes.plot(when, values, "-", marker="o" if few else "", ms=2.5, lw=1.2, color=SERIES[0])
-    if len(when) <= 2:  # a band between so few points cannot be seen
-        axes.errorbar(when, values, WIDTH * sds, fmt="none", color=SERIES[0], lw=1.2, capsize=3)
-    locator = dates.AutoDateLocator(minticks=2, maxticks=5)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
-    return Picture(svg(figure, name, words), words)
+    return Picture(svg(figure, name, words), words, places(figure, axes, at[kept], values[kept]))
 
 
 def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Picture:
@@ -204,6 +196,13 @@ def _kept(values: Float64) -> Int64:
     return np.unique(np.concatenate([order[edges], order[last], [0, len(values) - 1]]))
 
 
+def places(figure: Figure, axes: Any, across: Any, up: Any) -> Float64:
+    """(n, 2) where points of a figure that was drawn lie; see `Picture`."""
+    data = np.column_stack([np.asarray(axes.convert_xunits(across), float), np.asarray(up, float)])
+    shares = figure.transFigure.inverted().transform(axes.transData.transform(data))
+    return np.round(np.column_stack([shares[:, 0], 1 - shares[:, 1]]), 4)
+
+
 def svg(figure: Figure, name: str, words: str) -> str:
     """The figure as an SVG element: ids of its own, no metadata, no size but its shape."""
     buffer = BytesIO()
@@ -215,6 +214,8 @@ def svg(figure: Figure, name: str, words: str) -> str:
     assert view is not None
     text = text[text.index(">", text.index("<svg")) + 1 :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
+    text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), text)
+    text = re.sub(r"font-family: [^;]*; ", "", text)  # the page's style has one for all
     # Several pictures share one page: their ids must not meet.
     text = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
     for colour, variable in _VARIABLES.items():

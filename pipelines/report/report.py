@@ -21,7 +21,9 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import known_manifests
 from dpstream.pipelines.jobs.committed import committed
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.data import Findings, Inventory, collect, inventory
+from dpstream.pipelines.report.data import Findings, collect
+from dpstream.pipelines.report.keys import newest_rows
+from dpstream.pipelines.report.releases import Inventory, inventory
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.pipelines.report.truth import Decade, by_size
 from dpstream.state.durable import replacing
@@ -128,8 +130,9 @@ def as_dict(report: Report) -> dict[str, Any]:
                 }
                 for window, trigger, keys in windows
             ],
-            "latest_window": [
-                {"trigger": release.trigger, "keys": release.keys} for release in findings.latest
+            "keys": findings.all_keys.distinct,
+            "fullest_window": [
+                {"trigger": release.trigger, "keys": release.keys} for release in findings.fullest
             ],
         },
         "busiest": _busiest(report),
@@ -143,16 +146,18 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 
 def _busiest(report: Report) -> list[dict[str, Any]]:
-    plan = report.job.plan
+    """The busiest keys' newest values."""
+    plan, keys = report.job.plan, report.findings.all_keys
     names = [f.name for f in key_fields(plan)]
+    rows = keys.rows.take(newest_rows(keys)[: report.findings.busiest.num_rows]).to_pylist()
     return [
         {
-            "key": key_label(row, names),
+            "key": key_label(key, names),
             "columns": {
                 a.name: {"value": row[a.name], "sd": row[f"{a.name}_sd"]} for a in plan.aggregates
             },
         }
-        for row in report.findings.busiest.to_pylist()
+        for key, row in zip(report.findings.busiest.to_pylist(), rows, strict=True)
     ]
 
 

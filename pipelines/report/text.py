@@ -12,6 +12,8 @@ from dpstream.pipelines.jobs.job import Job
 
 #: Characters of a key that are shown; the rest is counted.
 KEY_CHARACTERS = 60
+#: What stands for an empty text.
+EMPTY = "(empty text)"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -29,13 +31,37 @@ def visible(text: str, most: int = KEY_CHARACTERS) -> str:
 
 def key_label(row: dict[str, Any], names: list[str]) -> str:
     """The key of a row in one line; bytes as hex digits, an empty text by its name."""
-    return " · ".join(_component(row[name]) for name in names)
+    return " · ".join(component(row[name]) for name in names)
 
 
-def _component(value: Any) -> str:
-    if isinstance(value, bytes):
-        return visible(f"0x{value.hex()}")
-    return visible(str(value)) or "(empty text)"
+def component(value: Any, most: int = KEY_CHARACTERS) -> str:
+    """One column of a key; bytes as hex digits, an empty text by its name."""
+    return plain(value, most) or EMPTY
+
+
+def plain(value: Any, most: int = KEY_CHARACTERS) -> str:
+    """One column of a key; an empty text is empty."""
+    return visible(f"0x{value.hex()}" if isinstance(value, bytes) else str(value), most)
+
+
+def public_source(name: str) -> str:
+    """A source's name for a page that is published: of a path only its last part.
+
+    Args:
+        name: as the plan has it, ``KIND:PATH`` or ``KIND:TOPIC``.
+    """
+    kind, _, place = name.partition(":")
+    if kind in ("kafka", "pubsub"):  # names, no paths
+        return name
+    return f"{kind}:{place.replace(chr(92), '/').rstrip('/').rpartition('/')[2]}"
+
+
+def title_of(job: Job) -> str:
+    """What a page is about: the data set, else the source."""
+    if job.ledger is not None:
+        return job.ledger.data_set
+    kind, _, place = public_source(job.plan.source).partition(":")
+    return f"{kind} files" if set("*?[") & set(place) else place
 
 
 def instant(micros: int) -> str:
@@ -47,6 +73,14 @@ def instant(micros: int) -> str:
     if moment.time() == datetime.min.time():
         return f"{moment:%Y-%m-%d} UTC"
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC".replace(":00 UTC", " UTC")
+
+
+def stamp(micros: int) -> str:
+    """A time as programs read it, ``2013-01-01T05:00:00Z``."""
+    try:
+        return moment_of(micros).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        return str(micros)
 
 
 def moment_of(micros: int) -> datetime:
@@ -72,7 +106,7 @@ def settings(job: Job) -> list[tuple[str, str]]:
     """
     plan = msgspec.to_builtins(job.plan)
     rows = [
-        ("source", plan["source"]),
+        ("source", public_source(job.plan.source)),
         ("stamp", plan["stamp"]),
         ("unit", _field(plan["unit"])),
         ("key", ", ".join(_field(f) for f in plan["key"])),

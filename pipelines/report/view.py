@@ -1,59 +1,120 @@
 """From a report to its page: texts and pictures for the template, which escapes them."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
-from dpstream.pipelines.report import charts
-from dpstream.pipelines.report.data import ReleaseFile, floats, ranked_by
+from dpstream.pipelines.report import charts, series
+from dpstream.pipelines.report.data import evenly
+from dpstream.pipelines.report.noise_view import noise, trigger_table
 from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.report.releases import ReleaseFile, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
+from dpstream.pipelines.report.script import embedded, parts
+from dpstream.pipelines.report.shown import shown
+from dpstream.pipelines.report.table import Column, table, with_error
 from dpstream.pipelines.report.text import (
+    instant,
     key_label,
     moment_of,
     settings,
+    title_of,
     window_name,
 )
 
+#: Columns with pictures; more would make a page heavy, and the table has them.
+DRAWN_COLUMNS = 4
+#: Keys whose growth within one window is drawn.
+GROWN = 3
+#: Windows of one small picture; further ones are skipped evenly.
+DRAWN_WINDOWS = 400
 
-def render(report: Report) -> str:
-    """The page: one self-contained HTML document."""
-    return pages().get_template("report.html.j2").render(context(report))
+
+def render(report: Report, live: str = "") -> str:
+    """The page: one self-contained HTML document.
+
+    Args:
+        live: of a served page, the state of the releases that it shows; it asks for a newer one.
+    """
+    return pages().get_template("report.html.j2").render(context(report, live))
 
 
-def context(report: Report) -> dict[str, Any]:
+def context(report: Report, live: str = "") -> dict[str, Any]:
     """What the template is given; only `Markup` is not escaped."""
     plan, line = report.job.plan, report.job.plan.timeline
     findings = report.findings
-    latest = findings.latest
+    fullest = findings.fullest
+    drawn = plan.aggregates[:DRAWN_COLUMNS] if fullest else ()
     return {
         "mark": Markup(MARK),
-        "figures": report.figures,
-        "plan": plan,
+        "live": live,
+        **parts(bool(live)),
+        "title": title_of(report.job),
+        **promise(plan, report.figures),
         "run_ids": report.run_ids,
         "stamps": report.stamps,
-        "warnings": [w for w in report.figures["warnings"] if w != NOT_SOUND],  # it has a banner
         "present": len(report.found.releases),
         "expected": report.expected,
-        "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
-        "trigger_in_words": duration(line.trigger_every),
-        "periods": _some(report.figures["periods"]),
-        "latest": window_name(line, latest[0].window) if latest else None,
-        "latest_trigger": latest[-1].trigger if latest else None,
-        "busiest": _busiest(report),
-        "columns": [_column(report, a) for a in plan.aggregates] if latest else [],
-        "keys_by": _keys_by(report) if latest else [],
+        "rows": sum(release.keys for release in report.found.releases),
+        "windows": len(findings.windows),
+        "windows_with_keys": int((findings.keys > 0).sum()),
+        "keys_in_words": keys_in_words(report),
+        "fullest": window_name(line, fullest[0].window) if fullest else None,
+        "fullest_trigger": fullest[-1].trigger if fullest else None,
+        "columns": [_column(report, a) for a in drawn],
+        "trends": _windows_shown(report) > 1,
+        "undrawn": len(plan.aggregates) > len(drawn),
+        "keys_by": _keys_by(report) if fullest else [],
+        **(_table(report) if fullest else {}),
         "truth": report.truth,
         "truth_label": TRUTH_LABEL,
-        "noise": _noise(report),
-        "trigger_table": _trigger_table(report),
+        "noise": noise(report.figures),
+        "trigger_table": trigger_table(report.figures, line.triggers),
         "settings": settings(report.job),
     }
+
+
+def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
+    """What the section on the guarantee is given.
+
+    Args:
+        figures: `accounting.guarantee.describe` of the plan.
+    """
+    line = plan.timeline
+    return {
+        "figures": figures,
+        "plan": plan,
+        "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
+        "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
+        "trigger_in_words": duration(line.trigger_every),
+        "periods": _some(figures["periods"]),
+    }
+
+
+def keys_in_words(report: Report) -> str:
+    """How many keys were released."""
+    keys = report.findings.all_keys
+    return f"{'' if keys.exact else 'at least '}{keys.distinct:,}"
+
+
+def _windows_shown(report: Report) -> int:
+    return int((report.findings.keys > 0).sum())
+
+
+def _table(report: Report) -> dict[str, Any]:
+    plan = report.job.plan
+    columns = [Column(a.name, a.name, f"{a.name}_sd") for a in plan.aggregates]
+    made = table(plan.key, report.findings.all_keys, plan.timeline, columns, "keys.csv")
+    return {"table": made, "data": embedded(made.data)}
 
 
 def _some(rows: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -63,7 +124,8 @@ def _some(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     return rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
 
 
-def _meaning(aggregate: Aggregate) -> str:
+def meaning(aggregate: Aggregate) -> str:
+    """What a published column is, in words."""
     if aggregate.column is None or aggregate.clamp is None:
         return {"count": "count of records", "units": "count of units"}[aggregate.kind]
     low, high = (human(bound) for bound in aggregate.clamp)
@@ -75,64 +137,96 @@ def _labels(report: Report) -> list[str]:
     return [key_label(row, names) for row in report.findings.busiest.to_pylist()]
 
 
-def _busiest(report: Report) -> dict[str, Any]:
-    """The busiest keys' newest values as a table."""
-    rows = report.findings.busiest.to_pylist()
-    names = [a.name for a in report.job.plan.aggregates]
-    return {
-        "by": ranked_by(report.job.plan),
-        "rows": [
-            (label, [_with_error(row[name], row[f"{name}_sd"]) for name in names])
-            for label, row in zip(_labels(report), rows, strict=True)
-        ],
-    }
-
-
-def _with_error(value: float | None, sd: float | None) -> str:
-    if value is None or sd is None:
-        return "–"
-    return f"{human(value)} ± {human(charts.WIDTH * sd)}"
-
-
 def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
-    """Pictures of one published column: small multiples and relative noise."""
+    """Pictures of one published column: windows, one window's growth, relative noise."""
     index = report.job.plan.aggregates.index(aggregate)
-    pictures = [
-        (label, _band(report, aggregate.name, row, f"c{index}k{row}"))
-        for row, label in enumerate(_labels(report))
+    labels = _labels(report)
+    trends = [
+        (label, _trend(report, aggregate, key, label, f"c{index}w{key}"))
+        for key, label in enumerate(labels if _windows_shown(report) > 1 else [])
+    ]
+    growth = [
+        (label, _growth(report, aggregate, key, label, f"c{index}k{key}"))
+        for key, label in enumerate(labels[: GROWN if trends else None])
     ]
     values, sds = report.findings.scatter[aggregate.name]
     drawn = (values != 0) & (sds > 0)
     return {
         "name": aggregate.name,
-        "meaning": _meaning(aggregate),
-        "multiples": [(label, picture) for label, picture in pictures if picture is not None],
+        "meaning": meaning(aggregate),
+        "trends": [pair for pair in trends if pair[1] is not None],
+        "growth": [pair for pair in growth if pair[1] is not None],
+        "sd_in_words": human(float(np.median(sds))) if len(sds) else "–",
         "scatter": _scatter(f"c{index}r", values[drawn], sds[drawn]),
         "points": int(drawn.sum()),
     }
 
 
-def _band(report: Report, name: str, row: int, chart: str) -> dict[str, Any] | None:
-    table = report.findings.series[row]
-    values, sds = floats(table[name]), floats(table[f"{name}_sd"])
-    known = np.isfinite(values) & np.isfinite(sds)
+def _trend(
+    report: Report, aggregate: Aggregate, key: int, label: str, chart: str
+) -> dict[str, Any] | None:
+    """The newest value of every window, NaN where the key was not released."""
+    rows, windows = report.findings.all_keys.rows, report.findings.windows
+    begin, end = np.searchsorted(rows["_key"].to_numpy(), (key, key + 1))
+    mine = rows.slice(begin, end - begin)
+    at = np.searchsorted(windows, mine["_window"].to_numpy())
+    values, sds = np.full((2, len(windows)), np.nan)
+    values[at] = floats(mine[aggregate.name])
+    sds[at] = floats(mine[f"{aggregate.name}_sd"])
+    kept = evenly(len(windows), DRAWN_WINDOWS)
+    bounds = [report.job.plan.timeline.window_bounds(int(w)) for w in windows[kept]]
+    when = [moment_of(low) for low, _ in bounds]
+    names = [f"{instant(low)} to {instant(high)}" for low, high in bounds]
+    words = f"Final {aggregate.name} of key {label} by window"
+    line = series.Series(when, values[kept], sds[kept])
+    return over_time(chart, line, names, aggregate, words, joined=False)
+
+
+def _growth(
+    report: Report, aggregate: Aggregate, key: int, label: str, chart: str
+) -> dict[str, Any] | None:
+    """One key's values over the triggers of the fullest window."""
+    line, found = report.job.plan.timeline, report.findings.series[key]
+    base = line.base(report.findings.fullest[0].window)
+    instants = [line.instant_of(base + int(t)) for t in found["trigger"].to_pylist()]
+    values, sds = floats(found[aggregate.name]), floats(found[f"{aggregate.name}_sd"])
+    words = f"Released {aggregate.name} of key {label} by trigger"
+    drawn = series.Series([moment_of(at) for at in instants], values, sds)
+    return over_time(chart, drawn, [instant(at) for at in instants], aggregate, words)
+
+
+def over_time(
+    chart: str,
+    line: series.Series,
+    names: Sequence[str],
+    aggregate: Aggregate,
+    words: str,
+    joined: bool = True,
+) -> dict[str, Any] | None:
+    """A picture whose points say their moment and value; ``None`` without any.
+
+    Args:
+        names: what each point is of.
+    """
+    known: Bool = np.isfinite(line.values) & np.isfinite(line.sds)
     if not known.any():
         return None
-    line = report.job.plan.timeline
-    base = line.base(report.findings.latest[0].window)
-    triggers = table["trigger"].to_numpy()[known]
-    when = [moment_of(line.instant_of(base + int(trigger))) for trigger in triggers]
-    values, sds = values[known], sds[known]
-    words = (
-        f"Released {name} of key {_labels(report)[row]}: {len(when)} releases, the last "
-        f"{_with_error(values[-1], sds[-1])}"
-    )
-    return _shown(charts.band(chart, when, values, sds, words))
+    values, sds = np.where(known, [line.values, line.sds], np.nan)
+    said = [
+        f"{name}: {with_error(value, sd)}"
+        for name, value, sd, there in zip(names, values, sds, known, strict=True)
+        if there
+    ]
+    words = f"{words}: {len(said)} values, the last {with_error(*_last(values, sds, known))}"
+    when: list[datetime] = list(line.when)
+    bounds = series.bounds_of(aggregate)
+    picture = series.over_time(chart, [series.Series(when, values, sds)], bounds, words, joined)
+    return shown(picture, said)
 
 
-def _shown(picture: charts.Picture) -> dict[str, Any]:
-    # The picture's text is matplotlib's numbers and an escaped label; see report_charts.
-    return {"svg": Markup(picture.svg), "words": picture.words}
+def _last(values: Float64, sds: Float64, known: Bool) -> tuple[float, float]:
+    at = int(np.flatnonzero(known)[-1])
+    return float(values[at]), float(sds[at])
 
 
 def _scatter(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
@@ -144,26 +238,27 @@ def _scatter(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
         f"{human(float(relative.min()))} to {human(float(relative.max()))} times the value, for "
         f"half of them less than {human(float(np.median(relative)))} times"
     )
-    return _shown(charts.relative_noise(chart, values, sds, words))
+    return shown(charts.relative_noise(chart, values, sds, words))
 
 
 def _keys_by(report: Report) -> list[tuple[str, dict[str, Any]]]:
-    """Numbers of released keys by trigger of the latest window, and by window."""
+    """Numbers of released keys by window, and by trigger of the fullest one."""
     findings = report.findings
+    by_window = [("Keys released in each window so far", _by_window(report))]
     return [
-        ("Keys published at each trigger of the latest window", _by_trigger(findings.latest)),
-        ("Distinct keys released in each window so far", _by_window(report)),
+        *(by_window if len(findings.windows) > 1 else []),
+        ("Keys published at each trigger of this window", _by_trigger(findings.fullest)),
     ]
 
 
-def _by_trigger(latest: tuple[ReleaseFile, ...]) -> dict[str, Any]:
-    at = np.array([release.trigger for release in latest], np.int64)
-    keys = np.array([release.keys for release in latest], np.int64)
+def _by_trigger(releases: tuple[ReleaseFile, ...]) -> dict[str, Any]:
+    at = np.array([release.trigger for release in releases], np.int64)
+    keys = np.array([release.keys for release in releases], np.int64)
     words = (
-        f"Keys published by trigger of the latest window: {keys[0]:,} at trigger {at[0]:,}, "
+        f"Keys published by trigger of one window: {keys[0]:,} at trigger {at[0]:,}, "
         f"{keys[-1]:,} at trigger {at[-1]:,}, at most {keys.max():,}"
     )
-    return _shown(charts.counts("kt", at, keys, words, "trigger of the window"))
+    return shown(charts.counts("kt", at, keys, words, "trigger of the window"))
 
 
 def _by_window(report: Report) -> dict[str, Any]:
@@ -172,44 +267,4 @@ def _by_window(report: Report) -> dict[str, Any]:
         f"Distinct keys released by window: {len(at):,} windows, from {keys.min():,} to "
         f"{keys.max():,} keys"
     )
-    return _shown(charts.counts("kw", at + 1, keys, words, "window"))
-
-
-def _noise(report: Report) -> list[dict[str, Any]]:
-    """sd of the running sums by trigger, and with key selection the threshold."""
-    streams, tau = report.figures["streams"], report.figures["tau"]
-    of_units = [s for s in streams if s["name"] in ("selection", "units")][: bool(tau)]
-    others = [s for s in streams if s not in of_units]
-    out = []
-    if tau:
-        lines = [("threshold tau", tau), ("sd of the selection's noise", of_units[0]["sd"])]
-        out.append(_noise_chart("nt", "Key selection, in units", "units", lines))
-    if others:
-        lines = [(f"sd of {s['name']}", s["sd"]) for s in others]
-        out.append(_noise_chart("nv", "Running sums, in grid units", "sd, grid units", lines))
-    return out
-
-
-def _noise_chart(
-    chart: str, title: str, up: str, lines: list[tuple[str, list[float]]]
-) -> dict[str, Any]:
-    said = (f"{n} from {human(v[0])} at the first to {human(v[-1])} at the last" for n, v in lines)
-    words = f"{title}, by trigger: {'; '.join(said)}"
-    drawn = [charts.ChartLine(name, np.asarray(values)) for name, values in lines]
-    picture = charts.lines(chart, drawn, words, "trigger of the window", up)
-    legend = list(zip(charts.swatches(len(lines)), (name for name, _ in lines), strict=True))
-    return {"title": title, "legend": legend, **_shown(picture)}
-
-
-def _trigger_table(report: Report) -> dict[str, Any]:
-    """sd and tau at a handful of triggers."""
-    streams, tau = report.figures["streams"], report.figures["tau"]
-    last = report.job.plan.timeline.triggers
-    steps = {1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last}
-    rows = [
-        (t, [s["sd"][t - 1] for s in streams] + ([tau[t - 1]] if tau else []))
-        for t in sorted(steps)
-        if t <= last
-    ]
-    heads = [f"sd {s['name']}" for s in streams] + (["tau (units)"] if tau else [])
-    return {"heads": heads, "rows": rows}
+    return shown(charts.counts("kw", at + 1, keys, words, "window"))

@@ -197,7 +197,10 @@ class LoopbackPrism(GuardedJobServer, PrismJobServer):  # type: ignore[misc]
     """Prism, for one run."""
 
     flag = "--prism_location"
-    fix = "run `make prism`, which builds one that listens on this machine only, and name that"
+    fix = (
+        "run `dpstream doctor --fix`, which builds one that listens on this machine only, and leave"
+        " the flag out"
+    )
 
 
 class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]

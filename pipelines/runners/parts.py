@@ -1,10 +1,12 @@
 """The programs that engines need on this machine: Prism, Flink's job server, Java.
 
 Each is looked for where a flag says, then in ``.tools`` of the folder the command runs in and of
-the project's own folder, where ``make prism flink`` puts them; Prism then on the path.
+the project's own folder, where ``make prism flink`` puts them, and in the user's data folder, where
+``dpstream doctor --fix`` does; Prism then on the path.
 """
 
 import mmap
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +15,7 @@ import apache_beam
 
 #: Where a Go program names the module it was built from.
 _MODULE = b"mod\tgithub.com/apache/beam/sdks/v2\t"
-#: What ``deploy/prism/build.py`` writes into a Prism that listens on this machine only.
+#: What ``pipelines.runners.prism_build`` writes into a Prism that listens on this machine only.
 _LOOPBACK = b"build\t-tags=loopback,beam"
 
 
@@ -80,7 +82,14 @@ def java_version(launcher: str = "java") -> int | None:
 
 def tools() -> list[Path]:
     """Folders that ``make`` may have put programs into."""
-    return [Path(".tools").resolve(), Path(__file__).resolve().parents[2] / ".tools"]
+    own = Path(__file__).resolve().parents[2] / ".tools"
+    return [Path(".tools").resolve(), own, data_folder()]
+
+
+def data_folder() -> Path:
+    """Where programs of this user are, whatever folder a command runs in (XDG)."""
+    named = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(named) if named else Path.home() / ".local" / "share") / "dpstream"
 
 
 def _tool(path: str) -> Path | None:

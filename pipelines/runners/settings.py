@@ -85,13 +85,13 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         raise UsageError(
             "--prism_location",
             "names no file" if named else "is needed: Prism was not found",
-            "run `make prism`, or give Prism's program",
+            "run `dpstream doctor --fix`, which builds it, or give Prism's program",
         )
     if program is not None and parts.prism_version(program) not in (None, parts.beam_version()):
         raise UsageError(
             "--prism_location",
             f"is a Prism of another Beam than {parts.beam_version()}",
-            "run `make prism`",
+            "run `dpstream doctor --fix`",
         )
     if program is not None and parts.prism_is_open(program):
         raise PolicyError(LoopbackPrism.flag, OPEN, LoopbackPrism.fix)

@@ -19,6 +19,7 @@ import secrets
 from datetime import UTC, datetime
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
@@ -28,7 +29,7 @@ from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.handed import sweep
 from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
-from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
+from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
 from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released

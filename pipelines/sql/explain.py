@@ -15,8 +15,9 @@ from sqlglot import exp
 from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.calibration import QueryBudget, expected
+from dpstream.accounting.query.grids import ASSUMED, grids_of
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.query_plan import ASSUMED, Question, grids_of, question_of
+from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import ledger_exists, read_ledger

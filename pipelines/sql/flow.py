@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
 from dpstream.dp_transforms.one_shot import aggregated
+from dpstream.dp_transforms.one_shot.groups import keyed
 from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.files import Piece
-from dpstream.pipelines.sql.groups import KINDS, keyed
 from dpstream.pipelines.sql.handed import place_of, write_counts, write_sums
-from dpstream.pipelines.sql.work import Work
+from dpstream.pipelines.sql.work import KINDS, Work
 from dpstream.state.idtable import shard_of
 from dpstream.state.numbers import numbers, values_of
 

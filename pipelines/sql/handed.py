@@ -23,7 +23,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.pipelines.sql.groups import Groups
+from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.state.durable import replacing
 from dpstream.state.locks import free, held
 from dpstream.state.numbers import numbers, values_of

@@ -1,16 +1,6 @@
 """From a checked statement to the plan of a query with its grids, and what the query costs.
 
-**Grid.**  A value is counted in whole steps, a power of two, fixed by public parts only.  With
-bounds (low, high) and most = max(|low|, |high|, high - low) it is the largest step with most /
-step > 2^(bits - 1): bits = 24, less where r rows of a unit would leave 2^32 (and 16 with var,
-stddev and quantiles, which square values, or read 256 cells).  Rounding then moves a row by at
-most 2^-24 of its bounds, and the sum of a million rows by less than 1 / 16 of what one unit may
-add, which noise that hides a unit dominates.  SUM of whole numbers within whole bounds has steps
-of at least 1, counts have 1.  Where the budget is so small that noise would leave the sampler's
-range, all bits are four less, and so on.
-
-Bounds that the query chooses are looked for in steps of 1 for whole numbers and counts, else of
-2^-8 (2^-5 where values are squared); once chosen they have the grid that they would have had.
+Grids are those of ``accounting.query.grids``.
 
 **Columns.**  A column of the plan is named as its function.  Quantile functions of one argument,
 bounds and norm share a column, so that one noisy tree answers all of them.
@@ -23,24 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.errors import UsageError
-from dpstream.accounting.query.bounds import BoundsDesign, design_bounds
-from dpstream.accounting.query.calibration import QueryBudget, allocate_query, mu_of_query
+from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.accounting.query.calibration import QueryBudget, mu_of_query
+from dpstream.accounting.query.grids import Gridded, finest, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.functions import Function
 from dpstream.pipelines.sql.ownership import type_of
 from dpstream.pipelines.sql.statement import Statement, statement_of
 from dpstream.state.ledger.charges import Charge
-
-#: log2 of the steps that bounds are cut into.
-BITS, FEW_BITS, LEAST_BITS = 24, 16, 8
-_VALUE_BITS = 32
-#: Bounds for estimates of columns whose bounds are the query's to choose.
-ASSUMED = (0.0, 1.0)
-_AUTOMATIC, _AUTOMATIC_SQUARED = 2.0**-8, 2.0**-5
-_FEW = ("var", "stddev", "quantiles")
-_SQUARED = ("var", "stddev")
 
 
 class Output(NamedTuple):
@@ -80,11 +61,11 @@ class Question(NamedTuple):
 
     def budget(self, plan: QueryPlan) -> QueryBudget:
         """Noise and thresholds of the plan with its bounds."""
-        return allocate_query(plan, {} if self.design is None else self.design.reserved)
+        return Gridded(self.plan, self.design, self.bits).budget(plan)
 
     def sketched(self) -> QueryPlan:
         """The plan with bounds (0, 1) where they are the query's to choose: for estimates."""
-        return regridded(self.plan, _placed(self.plan), self.bits)
+        return Gridded(self.plan, self.design, self.bits).sketched()
 
 
 def question_of(text: str, catalog: Catalog) -> Question:
@@ -95,17 +76,8 @@ def question_of(text: str, catalog: Catalog) -> Question:
     """
     statement = statement_of(text, catalog)
     asked, outputs = _shared(statement)
-    for bits in range(BITS, LEAST_BITS - 1, -4):
-        plan = _plan(asked, bits)
-        design = design_bounds(plan)
-        found = Question(statement, asked, plan, design, outputs, bits, "")
-        try:
-            found.budget(found.sketched())
-        except UsageError:
-            if bits == LEAST_BITS or bits - 4 < LEAST_BITS:
-                raise
-            continue
-        break
+    plan, design, bits = finest(lambda bits: _plan(asked, bits))
+    found = Question(statement, asked, plan, design, outputs, bits, "")
     parts = [canonical(statement), catalog.digest, plan.digest, str(bits)]
     named = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"dpstream-sql-ask")
     return found._replace(digest=named.hexdigest())
@@ -129,35 +101,6 @@ def canonical(statement: Statement) -> str:
     return msgspec.json.encode(parts).decode()
 
 
-def grids_of(plan: QueryPlan) -> dict[str, tuple[float, int, int]]:
-    """(step, low, high) of every column but units, for stage 1."""
-    out = {}
-    for column in plan.columns:
-        if column.kind != "units":
-            out[column.name] = (column.grid, *column.grid_bounds())
-    return out
-
-
-def regridded(plan: QueryPlan, bounds: dict[str, tuple[float, float]], bits: int) -> QueryPlan:
-    """The plan with bounds for its automatic columns, each on its own grid."""
-    columns = tuple(
-        _bounded(column, *bounds[column.name], bits) if column.name in bounds else column
-        for column in plan.columns
-    )
-    return msgspec.structs.replace(plan, columns=columns)
-
-
-def _bounded(column: QueryColumn, low: float, high: float, bits: int) -> QueryColumn:
-    step, whole = column.grid, column.kind == "sum" and column.grid >= 1
-    if column.kind != "count":
-        step = _step(column.kind, low, high, column.most_rows, bits, whole)
-    return msgspec.structs.replace(column, low=low, high=high, grid=step)
-
-
-def _placed(plan: QueryPlan) -> dict[str, tuple[float, float]]:
-    return {column.name: ASSUMED for column in plan.columns if column.automatic}
-
-
 def _plan(statement: Statement, bits: int) -> QueryPlan:
     asked = statement.options
     return QueryPlan(
@@ -173,41 +116,18 @@ def _plan(statement: Statement, bits: int) -> QueryPlan:
 
 
 def _column(function: Function, rows: int, bits: int) -> QueryColumn:
-    whole = function.argument is not None and type_of(function.argument) == exp.DType.BIGINT
-    step = 1.0
-    if function.kind not in ("count", "units"):
-        most_rows = rows if function.per == "row" else 1
-        if function.low is not None and function.high is not None:
-            whole = whole and function.kind == "sum"
-            step = _step(function.kind, function.low, function.high, most_rows, bits, whole)
-        elif not whole:
-            step = _AUTOMATIC_SQUARED if function.kind in _SQUARED else _AUTOMATIC
-    return QueryColumn(
+    column = QueryColumn(
         function.name,
         function.kind,
         function.low,
         function.high,
         per=function.per,
         rows=rows,
-        grid=step,
         at=function.at,
         norm=function.norm,
     )
-
-
-def _step(kind: str, low: float, high: float, rows: int, bits: int, whole: bool) -> float:
-    """The step of bounds; see the module."""
-    most = high - low if kind in _FEW else max(abs(low), abs(high), high - low)
-    bits = min(bits, FEW_BITS if kind in _FEW else BITS, _VALUE_BITS - (rows - 1).bit_length())
-    step = 1.0
-    while most / step > 2.0**bits:
-        step *= 2
-    while most / step <= 2.0 ** (bits - 1):
-        step /= 2
-    if kind in _FEW:  # far from 0 values themselves must stay in range
-        while max(abs(low), abs(high)) * rows / step > 2.0**_VALUE_BITS:
-            step *= 2
-    return max(1.0, step) if whole and low == int(low) and high == int(high) else step
+    whole = function.argument is not None and type_of(function.argument) == exp.DType.BIGINT
+    return msgspec.structs.replace(column, grid=grid_of(column, whole, bits))
 
 
 def _shared(statement: Statement) -> tuple[Statement, dict[str, Output]]:

@@ -5,10 +5,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.sql.released import MARK, PARTS
+from dpstream.dp_transforms.one_shot.estimates import Estimate
+from dpstream.state.numbers import numbers
+
+#: Parts of a column's interval, and what stands between its name and theirs.
+PARTS, MARK = ("sd", "low", "high"), "\x1f"
 
 #: Of the rows that the statement asks for, and of released rows that its outer query is still to
 #: be asked about.
@@ -59,6 +65,32 @@ class SqlAnswer(NamedTuple):
     charged: bool
     insecure: bool
     uncompared: tuple[str, ...] = ()
+
+
+def estimated(
+    name: str, estimate: Estimate, places: tuple[int, ...] = (), many: bool = False,
+    absent: bool = False,
+) -> dict[str, pa.Array]:  # fmt: skip
+    """A column of an answer and its interval, by name; NaN is NULL.
+
+    Args:
+        places: of a quantiles column, which of its numbers are asked for; many: as lists of them.
+        absent: all of it is NULL.
+    """
+    named = {name: estimate.value} | {f"{name}{MARK}{p}": getattr(estimate, p) for p in PARTS}
+    return {name: _array(values, places, many, absent) for name, values in named.items()}
+
+
+def _array(values: Float64, places: tuple[int, ...], many: bool, absent: bool) -> pa.Array:
+    """Numbers, or lists of them; NaN is NULL."""
+    if places:
+        values = values[:, list(places)] if many else values[:, places[0]]
+    null = np.isnan(values) | absent
+    flat = numbers(values.reshape(-1), null.reshape(-1))
+    if not many:
+        return flat
+    ends = numbers(np.arange(len(values) + 1) * len(places)).cast(pa.int32())
+    return pa.ListArray.from_arrays(ends, flat)
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:

@@ -8,22 +8,18 @@ keeps its interval: three more columns (sd, low, high), whose names no statement
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from sqlglot import exp
 
-from dpstream.dp_transforms.one_shot import Estimate
 from dpstream.pipelines.sql.allowed import AGGREGATES
 from dpstream.pipelines.sql.catalog import RELEASED, Catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.exact import safe_query
 from dpstream.pipelines.sql.query_plan import Question, named_tables
+from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.stage import Found
-from dpstream.pipelines.sql.statement import REPORTED
 from dpstream.state.numbers import numbers
 
-#: Parts of a column's interval, and what stands between its name and theirs.
-PARTS, MARK = REPORTED, "\x1f"
 _AGGREGATES = tuple(AGGREGATES)
 
 
@@ -38,8 +34,7 @@ def released(question: Question, found: Found) -> pa.Table:
         output = question.outputs[function.name]
         estimate = found.answer.columns[output.column]
         absent = output.column in found.nulls
-        for name, part in _parts(function.name, estimate):
-            columns[name] = _array(part, output.places, function.many, absent)
+        columns |= estimated(function.name, estimate, output.places, function.many, absent)
     table = pa.table(columns)
     by = [] if groups is None else groups.column_names
     return table.sort_by([(name, "ascending") for name in by]) if by else table
@@ -71,26 +66,6 @@ def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = Fa
     with Engine(catalog, tables, empty=check, ordered=True) as engine:
         engine.register(RELEASED, rows)
         return engine.run(safe_query(tree))  # type: ignore[arg-type]
-
-
-def _parts(name: str, estimate: Estimate) -> Iterable[tuple[str, npt.NDArray[np.float64]]]:
-    yield name, estimate.value
-    for part in PARTS:
-        yield f"{name}{MARK}{part}", getattr(estimate, part)
-
-
-def _array(
-    values: npt.NDArray[np.float64], places: tuple[int, ...], many: bool, absent: bool
-) -> pa.Array:
-    """Numbers, or lists of them; NaN is NULL."""
-    if places:
-        values = values[:, list(places)] if many else values[:, places[0]]
-    mask = np.isnan(values) | absent
-    flat = numbers(values.reshape(-1), mask.reshape(-1))
-    if not many:
-        return flat
-    ends = numbers(np.arange(len(values) + 1) * len(places)).cast(pa.int32())
-    return pa.ListArray.from_arrays(ends, flat)
 
 
 def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.accounting.query.grids import regridded
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import (
@@ -24,10 +25,10 @@ from dpstream.dp_transforms.one_shot import (
     answer,
     choose_bounds,
 )
+from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.groups import Groups
-from dpstream.pipelines.sql.query_plan import Question, regridded
+from dpstream.pipelines.sql.query_plan import Question
 from dpstream.pipelines.sql.work import Work
 
 #: Rows of files that are worked on together (each turn reads all files again), and the most turns.

@@ -14,21 +14,27 @@ from sqlglot import exp
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.parts import centre_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, bounded, counted
 from dpstream.dp_transforms.one_shot.aggregation import per_group
 from dpstream.dp_transforms.one_shot.bounding import smallest
+from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.exact import safe_query
-from dpstream.pipelines.sql.groups import Groups, encoded, keyed
-from dpstream.pipelines.sql.query_plan import grids_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.statement import Statement
 from dpstream.state.numbers import valid_of, values_of
 
+#: What ids are made of, by the type of a group.
+KINDS = {
+    exp.DType.BIGINT: "int", exp.DType.DECIMAL: "decimal", exp.DType.BOOLEAN: "bool",
+    exp.DType.TEXT: "string", exp.DType.VARBINARY: "bytes", exp.DType.DATE: "date",
+    exp.DType.TIMESTAMP: "timestamp", exp.DType.TIMESTAMPTZ: "timestamp",
+}  # fmt: skip
 #: Bounds of what automatic bounds are looked for in, in grid steps.
 _WIDE = 1 << 40
 
@@ -82,8 +88,8 @@ class Work(NamedTuple):
     def known_groups(self, engine: Engine, ring: KeyRing) -> Groups:
         """The groups before a row is read: none, or the public ones."""
         public = None if self.public is None else engine.run(self.public)
-        names, types = [name for name, _ in self.groups], [kind for _, kind in self.groups]
-        return Groups(names, types, ring.key, public)
+        names, kinds = [name for name, _ in self.groups], [KINDS[kind] for _, kind in self.groups]
+        return Groups(names, kinds, ring.key, public)
 
     def partials(self, found: pa.Table, groups: Groups, ring: KeyRing) -> Partials:
         """Stage 1's rows of some units."""

@@ -16,6 +16,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
 from dpstream.accounting.tuning.question import Question, TunedColumn, TuningDesign, design
+from dpstream.accounting.tuning.weighing import KEY_RECORDS
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import duration_micros
@@ -32,6 +33,7 @@ class Request(NamedTuple):
     delta: float | None = None
     quantile: float | None = None
     cover: float | None = None
+    key_records: int | None = None
     max_contributions: int = 1000
     scale: float | None = None
     tail: float = 0.05
@@ -59,7 +61,10 @@ class Asked(NamedTuple):
     @property
     def digest(self) -> str:
         """128-bit hex digest of everything public about the tuning."""
-        parts = msgspec.json.encode((self.question, self.design, self.job.plan.hash))
+        question = msgspec.to_builtins(self.question)
+        if self.question.key_records is None:  # as before there was this rule
+            del question["key_records"]
+        parts = msgspec.json.encode((question, self.design, self.job.plan.hash))
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -103,14 +108,17 @@ def ask(request: Request) -> Asked:
     first, horizon = _horizon(request, job.plan)
     if not 0 < first <= horizon:
         raise UsageError("--first", "must not exceed the stream or privacy.period", "shorten it")
-    quantile = request.quantile
-    if quantile is None and request.cover is None:
-        quantile = 0.9
+    rules = (request.quantile, request.cover, request.key_records)
+    if sum(rule is not None for rule in rules) > 1:
+        raise UsageError(
+            "--cover", "excludes --quantile and --key-records", "give one of the three"
+        )
+    weighed = KEY_RECORDS if all(rule is None for rule in rules) else request.key_records
     question = Question(
         first=first,
         epsilon=request.epsilon or 0.0,
         delta=job.plan.privacy.delta if request.delta is None else request.delta,
-        quantile=quantile,
+        quantile=request.quantile,
         cover=request.cover,
         max_contributions=request.max_contributions,
         scale=_scale(request.scale, Fraction(horizon, first)),
@@ -119,9 +127,8 @@ def ask(request: Request) -> Asked:
         columns=tuple(
             TunedColumn(a.name, *a.grid_bounds()) for a in job.plan.aggregates if a.name in names
         ),
+        key_records=weighed,
     )
-    if quantile is not None and request.cover is not None:
-        raise UsageError("--cover", "excludes --quantile", "give one of the two")
     allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
     tuning_file.render(request.job, 1, widest, TuningConfig())  # or refused before it is paid for

@@ -18,8 +18,9 @@ import msgspec
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import exact
-from dpstream.accounting.tuning.answer import Figures, Receipt, read_off, rule_in_words
+from dpstream.accounting.tuning.answer import Figures, Receipt, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
+from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
@@ -34,6 +35,7 @@ from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
+from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -50,6 +52,9 @@ class Outcome(NamedTuple):
     Attributes:
         out: the new job file; how: ``private`` or ``proxy``.
         contributions: C; clamps: [low, high] by aggregate, in the column's units.
+        cut: part of all pairs that C cuts, at least; sd: of the first column's noise at a window's
+            end, in records at the bound; ``None``: not known.
+        per_key: other bounds per key, what C they would take and what they cut.
         notes: remarks; run_id: of the charge; resumed: whether it was charged before.
         insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
     """
@@ -58,6 +63,9 @@ class Outcome(NamedTuple):
     how: str
     contributions: int
     clamps: dict[str, tuple[float, float]]
+    cut: float | None
+    sd: float | None
+    per_key: tuple[PerKey, ...]
     notes: tuple[str, ...]
     run_id: str | None
     resumed: bool
@@ -132,44 +140,7 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
     name = (bytes.fromhex(run_id), asked.digest.encode())
     counts = tally(asked, asked.job, ring, name)
     pairs = zip(asked.design.histograms, counts, strict=True)
-    return _runnable(
-        asked, read_off(asked.question, asked.design, [noisy(ring, name, of, x) for of, x in pairs])
-    )
-
-
-def _runnable(asked: Asked, figures: Figures) -> Figures:
-    """The same with the largest C, at most the tuned one, whose noise can be drawn."""
-    if figures.unanswered is not None or _allowed(asked, figures, figures.contributions):
-        return figures
-    low, high = 1, figures.contributions  # low can be run: see ``ask``
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _allowed(asked, figures, middle) else (low, middle)
-    note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
-    return msgspec.structs.replace(figures, contributions=low, notes=(*figures.notes, note))
-
-
-def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
-    plan = asked.job.plan
-    clamps = _clamps(asked, figures)
-    aggregates = tuple(
-        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
-    )
-    privacy = msgspec.structs.replace(plan.privacy, contributions=contributions)
-    try:
-        allocate(msgspec.structs.replace(plan, aggregates=aggregates, privacy=privacy))
-    except UsageError:
-        return False
-    return True
-
-
-def _clamps(asked: Asked, figures: Figures | Receipt) -> dict[str, tuple[float, float]]:
-    """Tuned clamps in the columns' units, by aggregate."""
-    grids = {a.name: a.grid for a in asked.job.plan.aggregates}
-    return {
-        name: tuning_file.in_column_units(low, high, grids[name])
-        for name, low, high in figures.clamps
-    }
+    return read_off_runnable(asked, [noisy(ring, name, of, x) for of, x in pairs])
 
 
 def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
@@ -187,6 +158,9 @@ def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
         figures.unanswered,
         figures.notes,
         spend.identity,
+        figures.cut,
+        figures.sd,
+        figures.per_key,
     )
     return msgspec.json.encode(receipt, order="sorted")
 
@@ -233,7 +207,7 @@ def _proxy(asked: Asked) -> Outcome:
         counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = asked.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
-    figures = _runnable(asked, read_off(asked.question, asked.design, nodes))
+    figures = read_off_runnable(asked, nodes)
     if figures.unanswered is not None:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
@@ -255,7 +229,7 @@ def _write(
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
-    out, clamps = asked.request.out, _clamps(asked, figures)
+    out, clamps = asked.request.out, clamps_of(asked, figures.clamps)
     text = tuning_file.render(asked.request.job, figures.contributions, figures.clamps, table)
     tuning_file.write(out, text)
     return Outcome(
@@ -263,6 +237,9 @@ def _write(
         how=table.how,
         contributions=figures.contributions,
         clamps=clamps,
+        cut=figures.cut,
+        sd=figures.sd,
+        per_key=figures.per_key,
         notes=figures.notes,
         run_id=run_id,
         resumed=resumed,

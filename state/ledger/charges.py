@@ -21,7 +21,7 @@ from dpstream.accounting.plan.account import Account
 from dpstream.state.ledger.region_charge import RegionCharge
 
 #: What was run; ``run``: charged before kinds were recorded.
-ChargeKind = Literal["run", "stream", "choice", "sql", "session", "table", "workload"]
+ChargeKind = Literal["run", "stream", "choice", "sql", "session", "table", "workload", "frame"]
 
 
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import importlib.util
 from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.extras import installing
 from dpstream.state.ledger.charges import Entry
 from dpstream.state.ledger.contract import Ledger
 
@@ -36,7 +37,7 @@ def place_below(folder: Path, path: str) -> str:
             "name a file, or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
     if importlib.util.find_spec("google.cloud.spanner_v1") is None:
-        raise UsageError("ledger.path", "needs Spanner's client", "pip install 'dpstream[spanner]'")
+        raise UsageError("ledger.path", "needs Spanner's client", installing("spanner"))
     from dpstream.state.ledger.tables import of_ledger
     from dpstream.state.spanner.client import parse
 

@@ -9,7 +9,7 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.accounting.shares import _direction, costs_of, divide, knee, per_key_squares
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import Make
 
 MEAN = Aggregate("m", "mean", "x", (-60.0, 180.0))
@@ -150,3 +150,29 @@ def test_columns_and_units_are_both_in_full_up_to_c_times_the_weight(
     shares = divide(make_plan(24, contributions=6, aggregates=columns, public_keys="list"))
     assert (shares.units == pytest.approx(shares.values)) == equal
     assert equal or shares.values > shares.units
+
+
+@pytest.mark.parametrize("weights", [None, MILD, EVEN, STEEP], ids=str)
+@pytest.mark.parametrize("triggers", [1, 13, 100])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_defaults_are_at_the_knee(
+    make_plan: Make, weights: SelectionWeights | None, triggers: int, columns: int
+) -> None:
+    """Over C, T and columns: no share is worth more than the default, where there is a bend."""
+    aggregates = (MEAN, MEAN_2)[: columns - 1] or (Aggregate("n", "count"),)
+    for count in (2, 3, 5, 8, 10, 15, 20, 30, 64, 200):
+        plan = make_plan(triggers, contributions=count, weights=weights, aggregates=aggregates)
+        costs, shares = costs_of(plan), divide(plan)
+        worth = max(share**2 * costs.largest(share, 0.0, 1.0) for share in STEPS[::10].tolist())
+        assert shares.selection**2 * shares.values >= 0.999 * worth
+
+
+@pytest.mark.parametrize("triggers", [1, 13, 100])
+@pytest.mark.parametrize("count", [1, 2, 8, 30])
+def test_defaults_away_from_it_are_near(make_plan: Make, triggers: int, count: int) -> None:
+    """Rounds, one pair a unit, a bound per key: flat near the best, 9% of an sd at the most."""
+    for kind in ({"mode": "rounds"}, {"per_key_bound": 1}, {"contributions": 1}):
+        plan = make_plan(triggers, **{"contributions": count, **kind})
+        costs, shares = costs_of(plan), divide(plan)
+        worth = max(share**2 * costs.largest(share, 0.0, 1.0) for share in STEPS[::10].tolist())
+        assert shares.selection**2 * shares.values >= 0.84 * worth

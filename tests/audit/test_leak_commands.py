@@ -17,7 +17,7 @@ from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
 from dpstream.pipelines.jobs import noise_key
 from dpstream.pipelines.operate import doctor, ledger_view, state_view
-from dpstream.pipelines.report import data as report_data
+from dpstream.pipelines.report import releases as report_releases
 from dpstream.pipelines.report import report
 from dpstream.pipelines.report import view as report_view
 from dpstream.pipelines.stream import run_job
@@ -43,7 +43,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (("plan", JOB), guarantee, "describe"),
     (REPORT, report, "inventory"),
     (REPORT, report, "collect"),
-    (REPORT, report_data, "read_parts"),
+    (REPORT, report_releases, "read_parts"),
     (REPORT, report_view, "render"),
     (REPORT, report, "write"),
     (TRUTH, report, "by_size"),

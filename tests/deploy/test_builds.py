@@ -1,4 +1,4 @@
-"""Prism and Flink's job server are built to listen on this machine only, or not at all."""
+"""Flink's job server is built to listen on this machine only, or not at all; versions agree."""
 
 import re
 import sys
@@ -8,44 +8,13 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.runners import parts
+from dpstream.pipelines.runners import prism_build as PRISM
 from tests.deploy.scripts import load
 from tests.deploy.test_containers import ROOT, beam_version
 from tests.runners import prism
 from tests.runners.engines import need_flink
 
-PRISM, FLINK = load("prism/build.py"), load("flink/loopback.py")
-
-
-def sources(folder: Path) -> Path:
-    """Files that say what the edits of Prism replace."""
-    for name, old, _ in PRISM.EDITS:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((path.read_text() if path.exists() else "package x\n") + f"a({old})\n")
-    return folder
-
-
-def test_prisms_edits(tmp_path: Path) -> None:
-    PRISM.edited(sources(tmp_path))
-    whole = "".join(path.read_text() for path in tmp_path.rglob("*.go"))
-    assert whole.count("127.0.0.1") == len(PRISM.EDITS)
-    assert '":%d"' not in whole and "localhost" not in whole
-
-
-@pytest.mark.parametrize("times", [0, 2])
-@pytest.mark.parametrize("edit", range(len(PRISM.EDITS)))
-def test_another_source_is_not_built(edit: int, times: int, tmp_path: Path) -> None:
-    name, old, _ = PRISM.EDITS[edit]
-    path = sources(tmp_path) / name
-    path.write_text(path.read_text().replace(old, " ".join([old] * times)))
-    with pytest.raises(SystemExit, match=f"{times} times"):
-        PRISM.edited(tmp_path)
-
-
-def test_another_module_is_not_built(tmp_path: Path) -> None:
-    assert PRISM.checked({"Sum": PRISM.SUM, "Dir": str(tmp_path)}) == tmp_path
-    with pytest.raises(SystemExit, match="digest"):
-        PRISM.checked({"Sum": "h1:other", "Dir": str(tmp_path)})
+FLINK = load("flink/loopback.py")
 
 
 def test_another_java_source_is_not_built(tmp_path: Path) -> None:
@@ -90,7 +59,9 @@ def test_what_make_has_built() -> None:
 
 def test_scripts_run_alone() -> None:
     """``make`` runs them before anything is installed: the standard library is enough."""
-    for path in ("prism/build.py", "flink/assemble.py", "flink/loopback.py"):
-        text = (ROOT / "deploy" / path).read_text()
+    scripts = ("pipelines/runners/prism_build.py", "deploy/flink/assemble.py",
+               "deploy/flink/loopback.py")  # fmt: skip
+    for path in scripts:
+        text = (ROOT / path).read_text()
         for name in re.findall(r"^(?:import|from) (\w+)", text, flags=re.M):
             assert name in sys.stdlib_module_names or name == "loopback", name

@@ -42,13 +42,15 @@ def shown(words: list[str]) -> str:
     return result.output
 
 
-def run(path: Path, language: str, text: str, ran: list[list[str]]) -> None:
-    """Run a block in the current folder, but for commands that were run there already."""
+def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
+    """Run a block in the current folder, but for commands that were run there already; gives what
+    they said."""
+    said = ""
     if language == "sh":
         for words in lines(text):
             assert words[0] == "dpstream", f"{named(path)}: only dpstream is run"
             if words not in ran:
-                shown(words[1:])
+                said += shown(words[1:])
                 ran.append(words)
     elif language == "sql":
         assert duckdb.sql(text).fetchall(), named(path)
@@ -56,12 +58,16 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> None:
         assert language == "python", f"{named(path)}: nothing runs {language}"
         Path("shown.py").write_text(text)
         runpy.run_path("shown.py")
+    return said
 
 
 def run_page(path: Path, ran: list[list[str]]) -> None:
+    said = ""
     for mark, language, text in blocks(path.read_text()):
         if mark == "run":
-            run(path, language, text, ran)
+            said = run(path, language, text, ran)
+        elif mark == "said":
+            assert set(text.splitlines()) <= set(said.splitlines()), said
         elif mark.startswith("file: "):
             file = Path(mark[6:])
             assert not file.exists() or file.read_text() == text, f"{named(path)}: another {file}"

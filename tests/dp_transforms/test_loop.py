@@ -36,7 +36,8 @@ def by_shard(run: Run, source: list[pa.RecordBatch]) -> list[list[pa.RecordBatch
 def steps(run: Run, source: list[pa.RecordBatch], threads: int = 1) -> list[object]:
     """(name, bytes) of every step, in order of name and shard."""
     given = by_shard(run, source)
-    found = alternate(run, flow.stages_of(run), given, Threads(threads, run.run_id))
+    own = Threads(threads, run.run_id)
+    found = alternate(run, flow.stages_of(run), given, stops(run.plan), threads=own)
     out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
                  for name, part in found)  # fmt: skip
     assert not any(given)  # what a shard held has gone
@@ -98,7 +99,7 @@ def test_no_cipher_is_used_by_two_threads(
 
         def stages_of(run: Run) -> Stages:
             one = real(run).release()
-            return Stages(real(run).tools, lambda: one)
+            return real(run)._replace(release=lambda: one)
 
         monkeypatch.setattr(flow, "stages_of", stages_of)
     plan = PLANS["skip combined"]

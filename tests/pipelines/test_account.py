@@ -10,7 +10,8 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.begin import LedgerAccount, begin
+from dpstream.pipelines.account import LedgerAccount
+from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
 from dpstream.state.retention_store import BEGIN, RESTORE
@@ -110,7 +111,7 @@ def test_a_begun_run_is_charged_by_who_began_it(place: Place) -> None:
         dpstream.DPStream(run.plan, run, account=account(place))
 
 
-@pytest.mark.parametrize("limit", [(0.0, 0.1), (1.0, 0.0), (1.0, 1.0)])
-def test_a_limit_is_one(limit: tuple[float, float]) -> None:
+@pytest.mark.parametrize("limit", [(0.0, 0.1), (1.0, 0.0), (1.0, 1.0), ("1", 0.1)])
+def test_a_limit_is_one(limit: tuple[Any, float]) -> None:
     with pytest.raises(UsageError, match="epsilon > 0"):
         dpstream.LedgerAccount("l.db", "visits", epsilon=limit[0], delta=limit[1])

@@ -5,7 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.demo import prepare, truth
+from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.demo import distances, joined, prepare, read_flights, truth
+from dpstream.pipelines.stream import run_job
 
 
 def flights(count: int, delays: list[float | None]) -> pa.Table:
@@ -32,3 +34,14 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert prepare(tmp_path).plan.hash == job.plan.hash
     assert (tmp_path / "noise.key").read_bytes() == key
     assert (tmp_path / "flights.parquet").read_bytes() == data
+
+
+def test_released_values_are_near_the_truth(tmp_path: Path) -> None:
+    """The figures of the demo; a fresh key moves them by less than one flight."""
+    job = prepare(tmp_path)
+    run_job(job)
+    line = job.plan.timeline
+    table = joined(read_releases(job.sink.path), read_flights(), line.start, line.window)
+    flights, minutes = distances(table)
+    assert flights <= 22 and minutes <= 6
+    assert table.num_rows > 1150

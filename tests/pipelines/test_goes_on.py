@@ -115,7 +115,12 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
         other = shown("plan", write(tmp_path, "b"))
         text = call("plan", job).stdout
     assert late.selection is not None and late.selection.share == 0.5
-    assert planned == new | {"run_id": run_id, "alternatives": planned["alternatives"]}
+    # What would be better is said of a new run; the answers are of this one.
+    changed = {"run_id": run_id, "alternatives": planned["alternatives"]}
+    assert planned == new | changed | {"outlook": planned["outlook"]}
+    for answer in ("appears", "exact", "shares"):
+        assert planned["outlook"][answer] == new["outlook"][answer]
+        assert other["outlook"][answer] != new["outlook"][answer]
     assert page == {name: new[name] for name in page}
     assert other["split"]["shares_of_mu_squared"]["selection"] == 0.5
     assert f"Figures     of run {run_id}, committed when it began" in text

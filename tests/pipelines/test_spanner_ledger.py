@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.begin import LedgerAccount
+from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.runners.bounded import Runner

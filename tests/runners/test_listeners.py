@@ -154,7 +154,7 @@ def test_an_open_prism_is_refused_before_it_gets_a_job(
     job: Job, stranger: Path, tmp_path: Path
 ) -> None:
     before = set(descendants(os.getpid()))
-    with pytest.raises(PolicyError, match="make prism") as caught:
+    with pytest.raises(PolicyError, match="doctor --fix") as caught:
         run_job(job, "PrismRunner", [f"--prism_location={stranger}"])
     assert caught.value.field == "--prism_location"
     assert not (tmp_path / "told").exists(), "it was told of the job"
@@ -175,7 +175,7 @@ def test_beams_own_prism_is_not_even_started(
     program = tmp_path / "prism"
     program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(PolicyError, match="make prism"):
+    with pytest.raises(PolicyError, match="doctor --fix"):
         run_job(job, "PrismRunner", [f"--prism_location={program}"])
     assert parts.prism_is_open(program) and not parts.prism_is_open(Path(prism.binary()))
 

@@ -292,7 +292,7 @@ SABOTAGED: dict[str, Sabotage] = {
         _wrapped(Database, "write", _last_part_fenced), "limited", seeds=(51,)
     ),
     "steps taken back by a late part": Sabotage(
-        _wrapped(Database, "write", _taken_back), "limited", seeds=(433,)
+        _wrapped(Database, "write", _taken_back), "limited", seeds=(451,)
     ),
     "parts of a decision not seen": Sabotage(
         _wrapped(LimitedStore, "_ahead", _never_ahead), "limited"

@@ -113,20 +113,36 @@ def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
     Raises:
         RunError: a file cannot be read.
     """
-    parts = []
-    for file in manifest(job):
-        try:
-            with open(file.path, "rb") as stream:
-                digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
-                parts.append((file.name, stream.tell(), digest.hexdigest()))
-        except OSError:
-            raise unreadable(file.partition) from None
-    return parts
+    return [fingerprint_of(file) for file in manifest(job)]
+
+
+def fingerprint_of(file: SourceFile) -> tuple[str, int, str]:
+    """``fingerprint_parts`` of one file.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        with open(file.path, "rb") as stream:
+            digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
+            return file.name, stream.tell(), digest.hexdigest()
+    except OSError:
+        raise unreadable(file.partition) from None
+
+
+def identity_part(name: str, size: int, digest: str) -> bytes:
+    """A fingerprint as a part of the input's identity."""
+    return f"{name}\0{size}\0{digest}".encode()
 
 
 def stamps(job: Job) -> list[tuple[str, int, int]]:
     """(name, bytes, time of change) of every file: cheap, to notice a change during a run."""
-    return [(file.name, file.size, file.changed) for file in manifest(job)]
+    return stamps_of(manifest(job))
+
+
+def stamps_of(files: Iterable[SourceFile]) -> list[tuple[str, int, int]]:
+    """``stamps`` of some files."""
+    return [(file.name, file.size, file.changed) for file in files]
 
 
 def named(file: SourceFile) -> str:

@@ -7,7 +7,7 @@ files are small, of runs of such rows with a list of each (``batches.ROWS``).  A
 depends on the files alone, never on ``batch_rows``, on the runner or on what is read together.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import apache_beam as beam
@@ -21,9 +21,11 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.input_manifest import (
     SourceFile,
     fingerprint_parts,
+    identity_part,
     manifest,
     named,
     stamps,
+    stamps_of,
     unreadable,
 )
 from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
@@ -74,9 +76,10 @@ def pieces(job: Job) -> list[Piece]:
     return [piece for group in groups(job) for piece in group]
 
 
-def groups(job: Job) -> list[Group]:
-    """The pieces of the source, those of small files together; see `pieces`."""
-    files = manifest(job)
+def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
+    """The pieces of the source (or of some of its files), those of small files together; see
+    `pieces`."""
+    files = manifest(job) if files is None else files
     try:
         found = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
     except OSError:
@@ -217,15 +220,20 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
     Args:
         job: source, schema and ``performance.batch_rows`` are used.
+        files: those that are read (default: all), with their partitions.
 
     Raises:
         UsageError: see `pieces`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, files: Sequence[SourceFile] | None = None) -> None:
         super().__init__()
-        self._groups = groups(job)
+        self._groups = groups(job, files)
         self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
+
+    def reads(self, job: Job) -> bool:
+        """Whether these are the files of a job, as they are now."""
+        return groups(job) == self._groups
 
     def expand(self, begin: Any) -> Any:
         """``Create(groups) | Reshuffle | read``: runners can spread the pieces.
@@ -247,9 +255,7 @@ class FilesInput(Input):
 
     @override
     def identity(self) -> list[bytes]:
-        return [
-            f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(self.job)
-        ]
+        return [identity_part(*part) for part in fingerprint_parts(self.job)]
 
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
@@ -258,3 +264,34 @@ class FilesInput(Input):
     @override
     def state(self) -> Any:
         return stamps(self.job)
+
+
+class JoinedFiles(Input):
+    """The files of one pass of a run whose input grows (`pipelines.passes`).
+
+    Args:
+        files: all that the run knows by now, by partition: they must not change.
+        read: partitions that the pass reads.
+        first: identity of the files that the run was begun with.
+    """
+
+    bounded = True
+
+    def __init__(
+        self, job: Job, files: Sequence[SourceFile], read: Iterable[int], first: list[bytes]
+    ) -> None:
+        super().__init__(job)
+        self.files, self.partitions, self._first = tuple(files), tuple(read), first
+
+    @override
+    def identity(self) -> list[bytes]:
+        return self._first
+
+    @override
+    def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
+        return ReadFiles(self.job, [self.files[partition] for partition in self.partitions])
+
+    @override
+    def state(self) -> Any:
+        known = {file.name for file in self.files}
+        return stamps_of(file for file in manifest(self.job) if file.name in known)

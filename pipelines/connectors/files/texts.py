@@ -7,6 +7,7 @@ header's; anywhere else it is text like any other, whichever line of whatever bl
 """
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -37,6 +38,8 @@ from dpstream.pipelines.connectors.records.rows import (
     runs,
 )
 
+#: What to do about a file whose fields are separated by other characters.
+ANEW = "write it anew, in DuckDB: COPY (FROM read_csv('FILE', all_varchar = true)) TO 'data.csv'"
 _FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
 _WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
 
@@ -61,6 +64,12 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
             not shown: in a file without a header they would be data.
     """
     for column in columns:
+        if len(header) == 1 and header[0] != column and re.search(r"[;\t|]", header[0]):
+            raise UsageError(
+                "source.path",
+                "the header of a CSV file has no comma, and fields are separated by commas",
+                ANEW,
+            )
         if header.count(column) != 1:
             found = [c for c in columns if header.count(c) == 1]
             raise UsageError(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.extras import installing
 from dpstream.accounting.limits import SINK_SECONDS
 
 _ENV = "env:"
@@ -130,7 +131,7 @@ def library(field: str = "sink.kind") -> Any:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError:
-        raise UsageError(field, "needs Kafka's client", "pip install 'dpstream[kafka]'") from None
+        raise UsageError(field, "needs Kafka's client", installing("kafka")) from None
     return confluent_kafka
 
 

@@ -11,15 +11,14 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.extras import installing
 from dpstream.pipelines.connectors.google_client import retry
 
 try:
     from google.api_core import exceptions
     from google.cloud.pubsub_v1 import SubscriberClient
 except ImportError:
-    raise UsageError(
-        "source.kind", "'pubsub' needs its client", "pip install 'dpstream[pubsub]'"
-    ) from None
+    raise UsageError("source.kind", "'pubsub' needs its client", installing("pubsub")) from None
 
 #: Messages of one acknowledgement.
 ACK_MESSAGES = 1_000

@@ -15,18 +15,19 @@ from dpstream.accounting.tuning.question import (
     TunedColumn,
     design,
 )
-from tests.accounting.tuning.asked import ASKED, but, exact
+from dpstream.accounting.tuning.weighing import kept
+from tests.accounting.tuning.asked import ASKED, but, exact, free
 
 
 def test_too_few_units_give_no_answer() -> None:
     made = design(but(columns=()))
     of = made.histograms[0]
     counts = np.zeros(of.cells, np.int64)
-    assert read_off(ASKED, made, [exact(of, counts)]) == Figures(0, (), CONTRIBUTIONS)
+    assert read_off(ASKED, made, [exact(of, counts)], free) == Figures(0, (), CONTRIBUTIONS)
     counts[2] = of.answered_from - 1
-    assert read_off(ASKED, made, [exact(of, counts)]).unanswered == CONTRIBUTIONS
+    assert read_off(ASKED, made, [exact(of, counts)], free).unanswered == CONTRIBUTIONS
     counts[2] = of.answered_from
-    found = read_off(but(columns=()), made, [exact(of, counts)])
+    found = read_off(but(columns=()), made, [exact(of, counts)], free)
     assert found.unanswered is None and found.contributions == 36
 
 
@@ -39,13 +40,17 @@ def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) 
     pairs, m, k = made.histograms
     rng = np.random.default_rng(11)
     counts = [rng.integers(0, 200, of.cells) for of in made.histograms]
-    figures = read_off(asked, made, [*map(exact, made.histograms, counts)])
+    figures = read_off(asked, made, [*map(exact, made.histograms, counts)], free)
     sums = [np.cumsum(c).astype(float) for c in counts]
     cell = quantile_cell(sums[0], 0.5) if cover is None else cover_cell(pairs, sums[0], cover)
-    assert figures == Figures(
-        min(1000, 12 * pairs.candidates[cell]),
-        (("m", *clamp_of(m, sums[1], 0.2)), ("k", *clamp_of(k, sums[2], 0.2))),
+    assert figures.contributions == min(1000, 12 * pairs.candidates[cell])
+    assert figures.clamps == (
+        ("m", *clamp_of(m, sums[1], 0.2)),
+        ("k", *clamp_of(k, sums[2], 0.2)),
     )
+    assert figures.cut == pytest.approx(1 - kept(pairs, sums[0]).part[cell + 1])
+    assert figures.sd == 1.0
+    assert figures.per_key == () == figures.notes
 
 
 def test_all_units_beyond_the_largest_candidate() -> None:
@@ -53,7 +58,7 @@ def test_all_units_beyond_the_largest_candidate() -> None:
     of = made.histograms[0]
     counts = np.zeros(of.cells, np.int64)
     counts[-1] = 10 * of.good_from
-    found = read_off(but(columns=()), made, [exact(of, counts)])
+    found = read_off(but(columns=()), made, [exact(of, counts)], free)
     assert found.contributions == 1000 and "beyond --max-contributions" in found.notes[0]
 
 

@@ -32,7 +32,7 @@ def conducted(run: Any, shards: int) -> list[Any]:
     stage.start_bundle()
     for shard, own in enumerate(cells):
         own.rows.append(concat([], record_schema(PLAN)))
-        stage.fire(shard=shard, rows=_Bag(own))
+        stage.fire(shard=shard, rows=_Bag(own), armed=_Value(own))
         assert not own.rows
     return list(stage.finish_bundle())
 

@@ -290,3 +290,31 @@ def test_other_keys_than_the_public_ones_go_to_the_dead_letter() -> None:
     good, dead = ingest(batch)
     assert good.column("page").to_pylist() == ["\u00e9", "k1"]
     assert dead.column("reason").to_pylist() == ["not_public", "key"]
+
+
+@pytest.mark.parametrize("period", [None, 6])
+def test_what_joins_later_is_late_by_its_pass(period: int | None) -> None:
+    """Row by row, whatever stands in the batch: the plan's lateness, counted from when a file came.
+
+    The reference: the same row with a stamp of its own at the instant that was released by then.
+    """
+    plan = make_plan(triggers=8, windows=3, lateness=2, period=period)
+    stamped = msgspec.structs.replace(plan, stamp="stamp")
+    line = plan.timeline
+    joined = ((2, 7), (5, 12), (6, 29))  # of partitions 2-4, 5, and 6 on
+    came = {0: 0, 1: 0, 2: 7, 4: 7, 5: 12, 6: 29, 9: 29}
+    rng = np.random.default_rng(5)
+    for partition, done in came.items():
+        at = line.start + rng.integers(0, line.end - line.start, 300)  # type: ignore[operator]
+        rows = {"user": ["u"] * 300, "page": ["k"] * 300, "time": at, "value": [1.0] * 300}
+        there = Canonicaliser(plan, RING, joined=joined)
+        good, dead = there(positioned(rows, partition=partition))
+        stamps = np.maximum(at, line.instant_of(done) if done else at)
+        expected = Canonicaliser(stamped, RING)(positioned(rows | {"stamp": stamps}, partition))[1]
+        assert dead.equals(expected) and set(dead["reason"].to_pylist()) <= {"late"}
+        assert dead.num_rows or done < 12, "some windows are closed by then"
+        assert good.column("stamp").to_pylist() == [
+            t for n, t in enumerate(at.tolist()) if n not in set(dead["offset"].to_pylist())
+        ], "stamps stay their own"
+        alone = there(positioned({name: value[:1] for name, value in rows.items()}, partition))
+        assert alone[1].num_rows == int(0 in dead["offset"].to_pylist())

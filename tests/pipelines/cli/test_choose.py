@@ -1,9 +1,11 @@
-"""``dpstream choose``: its examples; nothing is asked without a place for the answer."""
+"""``dpstream choose``: its examples, a place for the answer, what it says of cut and noise."""
 
 from collections.abc import Callable
 
-from dpstream.pipelines.cli.choose import _words
+from dpstream.accounting.tuning.weighing import PerKey
+from dpstream.pipelines.cli.choose import _told, _words
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.tuning.choose import Outcome
 from tests.pipelines.cli.called import examples_of, refused
 
 
@@ -26,3 +28,19 @@ def test_words_say_what_it_costs() -> None:
     said = _words(public)
     assert said.startswith("Cost        (0.5") and "good from 1,000 units" in said
     assert "without noise" in _words({**public, "how": "proxy"})
+
+
+def test_words_say_what_is_cut() -> None:
+    outcome = Outcome(
+        out="a/new.toml", how="proxy", contributions=80, clamps={}, cut=0.31, sd=232.0,
+        per_key=(PerKey(1, 448, 0.07, 128.0), PerKey(4, 200, 0.2, 250.0)), notes=(), run_id=None,
+        resumed=False, insecure=False,
+    )  # fmt: skip
+    said = _told(outcome, 1_000)
+    assert "Cut         about 31% of all pairs" in said and "is about 310 short, ±232" in said
+    assert "or per_key_bound = 1, contributions = 448: cuts about 7%" in said
+    assert "beyond 4 records of a key" in said and "Job         new.toml" in said
+    private = _told(outcome._replace(run_id="ab"), 1_000)
+    assert "at least about 31%" in private and "not seen" in private
+    old = _told(outcome._replace(cut=None, sd=None, per_key=()), 1_000)
+    assert "Cut" not in old and "Noise" not in old

@@ -1,6 +1,7 @@
 """``dpstream doctor``: what it shows is what it found; not ready is an exit code."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,17 @@ def report(ready: bool) -> dict[str, object]:
 
 
 def test_examples() -> None:
-    assert examples_of("doctor") == ["dpstream doctor", "dpstream doctor --json"]
+    assert examples_of("doctor") == ["dpstream doctor", *(f"dpstream doctor --{flag}"
+                                                          for flag in ("fix", "json"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [None, Path("/data/prism")])
+def test_what_is_mended_is_said(made: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "examine", lambda: report(True))
+    monkeypatch.setattr(module, "fix_prism", lambda: made)
+    said = call("doctor", "--fix", "--json")
+    assert ("is there" if made is None else "/data/prism") in said.stderr
+    assert json.loads(said.stdout) == report(True)
 
 
 @pytest.mark.parametrize("ready", [True, False])

@@ -206,7 +206,9 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = json.loads(call("doctor", "--json").stdout)
     program.unlink()
     assert opened["runners"]["Prism"] == "2.77.0" and opened["ready"]
-    assert "Prism is refused, it lets other machines in: make prism." in opened["verdict"]
+    assert (
+        "Prism is refused, it lets other machines in: dpstream doctor --fix." in opened["verdict"]
+    )
     assert str(tmp_path) not in result.stdout and list(tmp_path.iterdir()) == []
     assert "Ready for local runs." in call("doctor").stdout
 

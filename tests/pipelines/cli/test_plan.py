@@ -1,18 +1,23 @@
-"""``dpstream plan``: its examples; a load must be stated, and prices be numbers."""
+"""``dpstream plan``: its answers, changes that work as they are written, the stated load."""
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import tomlkit
 
+from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.tuning.reference import stand
 from dpstream.pipelines.cli.plan import _prices
-from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.job import Job, load_job
 from tests.pipelines.cli.called import call, examples_of, refused
 
 
 def test_examples() -> None:
-    assert len(examples_of("plan")) == 3
+    assert len(examples_of("plan")) == 5
 
 
 def test_prices_are_names_with_numbers() -> None:
@@ -34,3 +39,70 @@ def test_a_plan_reads_no_data(make_job: Callable[..., Job]) -> None:
     job = make_job()  # its folder of files is empty
     said = json.loads(call("plan", job.path, "--json").output)
     assert said["plan_hash"] == job.plan.hash and said["run_id"] is None
+
+
+def test_answers_first_and_tables_with_details(make_job: Callable[..., Job]) -> None:
+    path = make_job().path
+    short, whole = call("plan", path).output, call("plan", path, "--details").output
+    assert whole.startswith(short.rstrip("\n")) and len(short.splitlines()) < 30
+    for table in ("Stream            share of mu^2", "Trigger   sd", "Neighbours  ", "Assumed  "):
+        assert table in whole and table not in short
+    for said in (short, whole):
+        assert sum(line.startswith("*") for line in said.splitlines()) == 1
+        assert "refused" not in said
+    of_some = call("plan", path, "--units", "2000", "--keys", "30").output
+    assert "of 2,000 units that is" in of_some and "of 30 keys about" in of_some
+
+
+def test_json_is_complete(make_job: Callable[..., Job]) -> None:
+    said = json.loads(call("plan", make_job().path, "--json", "--units", "2000").output)
+    assert {"guarantee", "streams", "tau", "periods", "outlook", "alternatives"} <= set(said)
+    assert said["outlook"]["appears"]["units"] == 2000
+    assert said["outlook"]["appears"]["expected_keys"] > 0
+
+
+def changed(path: Path, settings: dict[str, Any], to: Path) -> Job:
+    """The job file with these settings, as somebody would write them who reads the plan."""
+    document: Any = tomlkit.parse(path.read_text())
+    for field, value in settings.items():
+        table, _, name = field.partition(".")
+        if table == "aggregate":
+            kept = [a for a in document["aggregate"].unwrap() if a["name"] != name]
+            document["aggregate"] = kept
+        elif value is None:
+            document[table].pop(name, None)
+        else:
+            document.setdefault(table, tomlkit.table())[name] = value
+    to.write_text(tomlkit.dumps(document))
+    return load_job(to)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {},
+        {"contributions": 12},
+        {"contributions": 12, "selection_share": 0.6, "weights": {"offset": 2, "power": 0.4}},
+        {"mode": "rounds"},
+        {"contributions": 12, "per_key_bound": 1, "combine": True},
+    ],
+    ids=str,
+)
+def test_each_change_does_what_is_said(
+    make_job: Callable[..., Job], tmp_path: Path, privacy: dict[str, Any]
+) -> None:
+    """Written into the job file, nothing else touched."""
+    job = changed(make_job().path, {f"privacy.{k}": v for k, v in privacy.items()},
+                  tmp_path / "own.toml")  # fmt: skip
+    (tmp_path / "keys.csv").write_text("key\na\nb\n")
+    own = stand(job.plan, allocate(job.plan))
+    rows = json.loads(call("plan", job.path, "--json").output)["outlook"]["changes"]
+    assert len(rows) > 5
+    for row in rows:
+        other = changed(job.path, row["settings"], tmp_path / "other.toml").plan
+        found = stand(other, allocate(other), job.plan.privacy.contributions)
+        assert found.noise_against(own) == pytest.approx(row["noise"]), row["words"]
+        if row["keys"] is None:
+            assert other.public_keys is not None
+        else:
+            assert found.keys_against(own) == pytest.approx(row["keys"]), row["words"]

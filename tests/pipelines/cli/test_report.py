@@ -1,15 +1,22 @@
 """``dpstream report``: its examples; a run without releases gets a page too."""
 
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.jobs.job import Job
 from tests.pipelines.cli.called import call, examples_of, refused
+from tests.reports import put, row
 
 
 def test_examples() -> None:
-    assert len(examples_of("report")) == 3
+    assert len(examples_of("report")) == 5
 
 
 def test_a_page_before_the_first_release(make_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -26,3 +33,39 @@ def test_a_page_that_cannot_be_written(make_job: Callable[..., Job], tmp_path: P
     (tmp_path / "releases").mkdir()
     out = tmp_path / "none" / "page.html"
     assert "--out" in refused("report", make_job().path, "--out", out, code=RunError.exit_code)
+
+
+def test_two_runs_on_one_page(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    job, out = make_job(), tmp_path / "both.html"
+    put(job, 1, [row("a", 50.0)])
+    said = call("report", job.path, "--compare", job.path, "--out", out)
+    assert said.exit_code == 0 and "1 windows and 1 values in both runs" in said.output
+    assert "Two runs compared" in out.read_text() and "do not publish" in said.output
+    told = json.loads(
+        call("report", job.path, "--compare", job.path, "--out", out, "--json").stdout
+    )
+    assert told["comparison"]["same_run"] and told["a"] == told["b"]
+
+
+def test_flags_that_do_not_go_together(make_job: Callable[..., Job]) -> None:
+    job = make_job().path
+    assert "--truth" in refused("report", job, "--compare", job, "--truth", job)
+    assert "--port" in refused("report", job, "--port", "1")
+    for flags in (["--out", "x.html"], ["--compare", job], ["--truth", job], ["--json"]):
+        assert str(flags[0]) in refused("report", job, "--serve", *flags)
+
+
+def test_a_served_page(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    put(job, 1, [row("a", 50.0)])
+    command = [sys.executable, "-m", "dpstream", "report", str(job.path), "--serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.fullmatch(
+            r"Report at (http://127\.0\.0\.1:\d+/\S+/)\n", process.stdout.readline()
+        )
+        assert found is not None
+        with urllib.request.urlopen(found[1], timeout=60) as answer:
+            assert b"What was released" in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0

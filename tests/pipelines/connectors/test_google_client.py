@@ -51,7 +51,7 @@ def test_a_missing_client_says_what_to_install() -> None:
     assert imported("pubsub", "json").dumps([]) == "[]"
     with pytest.raises(UsageError) as error:
         imported("pubsub", "no_such_module_at_all", "source.kind")
-    assert error.value.field == "source.kind" and "dpstream[pubsub]" in error.value.fix
+    assert error.value.field == "source.kind" and "[pubsub]" in error.value.fix
 
 
 def test_only_sinks_have_their_releases_in_the_store() -> None:

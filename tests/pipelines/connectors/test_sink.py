@@ -15,7 +15,7 @@ from dpstream.pipelines.connectors.sink import (
     known_unsealed,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.report.data import inventory
+from dpstream.pipelines.report.releases import inventory
 from tests.published import Published
 
 KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'

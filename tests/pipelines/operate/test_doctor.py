@@ -1,9 +1,18 @@
 """What a machine can run: versions by name, faults in words, no path."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from dpstream.accounting.errors import RunError
 from dpstream.pipelines.operate import doctor
 from dpstream.pipelines.operate.doctor import examine, installed
+from dpstream.pipelines.runners import parts, prism_build
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from tests.audit.replays import new_place
+from tests.kafka_broker import missing
 
 
 def test_versions_and_what_is_missing() -> None:
@@ -23,3 +32,71 @@ def test_what_is_missing_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) ->
 def test_each_fix_is_of_something_that_is_looked_for() -> None:
     found = examine()
     assert set(doctor.HOW) <= {*found["runners"], *found["emulators"]}
+
+
+def fake_go(folder: Path, script: str) -> None:
+    """A ``go`` that does what the script says."""
+    path = folder / "go"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without Prism or Go, of which nothing but a folder of programs is on the path."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(parts, "tools", lambda: [parts.data_folder()])
+    return programs
+
+
+def test_prism_is_not_built_without_go(bare: Path) -> None:
+    with pytest.raises(RunError, match="install Go"):
+        doctor.fix_prism()
+    fake_go(bare, """echo '{"Sum": "h1:other", "Dir": "/"}'""")
+    with pytest.raises(RunError, match="not built"):
+        doctor.fix_prism()
+    fake_go(bare, "exit 1")
+    with pytest.raises(RunError, match="could not be built"):
+        doctor.fix_prism()
+    assert not (parts.data_folder() / "bin" / "prism").exists()
+
+
+def test_an_open_prism_is_no_fit_one(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was built is looked at; one that lets other machines in does not stay."""
+    fake_go(bare, "")
+    out = parts.data_folder() / "bin" / "prism"
+    module = b"mod\tgithub.com/apache/beam/sdks/v2\t"
+
+    def build(tags: bytes) -> None:
+        def made(path: Path) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(module + b"v2.77.0\th1:x\n" + tags)
+
+        monkeypatch.setattr(prism_build, "build", made)
+
+    build(b"")
+    with pytest.raises(RunError, match="does not fit"):
+        doctor.fix_prism()
+    assert not out.exists()
+    (bare / "prism").write_bytes(module + b"v2.77.0\th1:x\n")  # Beam's own, on the path
+    (bare / "prism").chmod(0o755)
+    build(b"build\t-tags=loopback,beam2.77.0\n")
+    assert doctor.fix_prism() == out == parts.prism()
+    assert doctor.fix_prism() is None, "it is there"
+
+
+@pytest.mark.slow
+def test_prism_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Go itself; a run on it is checked for what it listens on before it gets anything."""
+    if shutil.which("go") is None:
+        missing("Go is missing")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(parts, "tools", lambda: [parts.data_folder()])
+    assert doctor.fix_prism() == tmp_path / "data" / "dpstream" / "bin" / "prism"
+    place = new_place(tmp_path)
+    run_job(place.job(), "PrismRunner")
+    stores.close_all()
+    assert len(place.files()) > 2

@@ -16,6 +16,7 @@ from dpstream.pipelines.connectors.records import formats as sink_formats
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import data as report_data
 from dpstream.pipelines.report.charts import LINE_POINTS, ChartLine, _kept, lines
+from dpstream.pipelines.report.releases import inventory
 from dpstream.pipelines.report.report import TRUTH_LABEL
 from tests.reports import RUN, check_page, edit, execute, put, report, row
 
@@ -28,39 +29,6 @@ def keep_logging() -> Iterator[None]:
     """The command line silences the process's logs; other tests need theirs."""
     yield
     logging.disable(logging.NOTSET)
-
-
-def values_of(job: Job) -> dict[str, float]:
-    found = report_data.inventory(job)
-    table = pa.concat_tables(report_data.newest(job.plan, found.releases))
-    return dict(zip(table["key"].to_pylist(), table["records"].to_pylist(), strict=True))
-
-
-def test_newest_values_between_refreshes(make_job: MakeJob) -> None:
-    job = edit(make_job(), ("contributions = 4", "contributions = 4\nrefresh_every = 2"))
-    put(job, 1, [row("early", 1.0)])
-    put(job, 2, [row("early", 2.0), row("mid", 2.0)])
-    put(job, 3, [row("late", 3.0)])
-    assert values_of(job) == {"early": 2.0, "mid": 2.0, "late": 3.0}
-    findings = report_data.collect(job.plan, report_data.inventory(job))
-    assert findings.keys.tolist() == [3] and findings.last_trigger.tolist() == [3]
-    assert [t["trigger"].to_pylist() for t in findings.series] == [[3], [1, 2], [2]]
-
-
-@pytest.mark.parametrize("held", [1, 1_000_000])
-def test_newest_values_of_rounds(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
-    monkeypatch.setattr(report_data, "_HELD_ROWS", held)
-    job = edit(make_job(), ("contributions = 4", 'contributions = 4\nmode = "rounds"'))
-    put(job, 1, [row("a", 1.0), row("b", 1.0)])
-    put(job, 2, [row("a", 2.0)])
-    put(job, 3, [{**row("b", 3.0), "total": None}])
-    assert values_of(job) == {"a": 2.0, "b": 3.0}
-    newest = pa.concat_tables(
-        report_data.newest(job.plan, report_data.inventory(job).releases)
-    ).sort_by("key")
-    assert newest["total"].to_pylist() == [6.0, None]  # not the older 3.0 of b
 
 
 def test_large_releases_are_read_in_parts(
@@ -78,7 +46,7 @@ def test_large_releases_are_read_in_parts(
     again = report(job, tmp_path)[2]
     assert again["busiest"] == whole["busiest"] and whole["busiest"][0]["key"] == "0999"
     assert again["releases"] == whole["releases"]
-    values, _ = report_data.collect(job.plan, report_data.inventory(job)).scatter["records"]
+    values, _ = report_data.collect(job.plan, inventory(job)).scatter["records"]
     assert len(values) == report_data.POINTS and values.max() == 1009.0
 
 

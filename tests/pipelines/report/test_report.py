@@ -19,10 +19,23 @@ from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.charts import WIDTH
+from dpstream.pipelines.report.keys import PAGE_NUMBERS
 from dpstream.pipelines.report.report import STAMPS
+from dpstream.pipelines.report.table import KEY_TEXT
 from dpstream.pipelines.report.text import visible
 from dpstream.state.store import RunIdentity
-from tests.reports import RUN, call, check_page, edit, put, report, row, three_triggers
+from tests.pipelines.report.runs import weeks
+from tests.reports import (
+    RUN,
+    call,
+    check_page,
+    data_of,
+    edit,
+    put,
+    report,
+    row,
+    three_triggers,
+)
 
 MakeJob = Callable[..., Job]
 UNITS = '[[aggregate]]\nname = "people"\nkind = "units"\n[time]'
@@ -53,16 +66,19 @@ def test_page_of_a_part_finished_run(make_job: MakeJob, tmp_path: Path) -> None:
     page, text, figures = report(job, tmp_path)
     check_page(page, text)
     assert "The run is not finished: 3 of 4 releases are written." in page.text
-    assert len(page.every("section")) == 6
-    # six small multiples and one scatter for each of two columns, keys by trigger and by
-    # window, noise of selection and of values
-    assert len(page.every("svg")) == 2 * (6 + 1) + 2 + 2
+    assert [s["aria-labelledby"] for s in page.every("section")] == [
+        "released", "keys", "releases", "error", "guarantee", "budget", "noise", "settings",
+    ]  # fmt: skip
+    # six small multiples and one scatter for each of two columns, keys by trigger, noise of
+    # selection and of values; of one window there is no trend
+    assert len(page.every("svg")) == 2 * (6 + 1) + 1 + 2
     busiest = [f"key {i}" for i in range(7, 1, -1)]
     assert [entry["key"] for entry in figures["busiest"]] == busiest
     assert page.of("bdi")[-6:] == busiest
+    assert [line[0] for line in data_of(page)["keys"]] == [*busiest, "key 1", "key 0"]
     assert figures["busiest"][0]["columns"]["records"] == {"value": 803.0, "sd": 5.0}
     assert f"803 ± {human(WIDTH * 5.0)}" in page.of("td")
-    assert figures["releases"]["latest_window"] == [{"trigger": t, "keys": 8} for t in (1, 2, 3)]
+    assert figures["releases"]["fullest_window"] == [{"trigger": t, "keys": 8} for t in (1, 2, 3)]
     assert figures["releases"]["windows"][0]["keys"] == 8
     assert RUN in page.of("code") and figures["run_ids"] == [RUN]
     assert job.plan.hash in page.of("code")
@@ -77,7 +93,7 @@ def test_figures_are_those_of_the_plan(make_job: MakeJob, tmp_path: Path) -> Non
     assert figures["plan_hash"] == promised["plan_hash"] == job.plan.hash
     assert promised["guarantee"]["words"] + "." in page.of("p")
     shown = {name: after for (tag, name), (_, after) in pairwise(page.parts) if tag == "dt"}
-    assert shown["epsilon"] == "6" and shown["delta"] == "1e-9"
+    assert "epsilon 6 and delta 1e-9" in page.of("a")
     assert shown["mu (Gaussian DP)"] == human_up(promised["split"]["mu"])
     assert shown["theta, part of delta for thresholds"] == "0.4"
     assert shown["b, chance per key and round"] == human_up(promised["split"]["b"])
@@ -101,11 +117,11 @@ def test_keys_can_be_any_text(make_job: MakeJob, tmp_path: Path) -> None:
     labels = {entry["key"] for entry in figures["busiest"]}
     assert labels == {visible(key) or "(empty text)" for key in EVIL}
     assert labels <= {" ".join(label.split()) for label in page.of("bdi")}
-    assert EVIL[0] in page.of("bdi") and "<script" not in text
+    assert EVIL[0] in page.of("bdi") and "<script>alert" not in text
     assert EVIL[2] in page.of("bdi")
     spoken = " ".join(attrs["aria-label"] or "" for attrs in page.every("svg"))
     assert EVIL[0] in spoken and EVIL[2] in spoken
-    assert "\x00" not in text and "\u202e" not in text and "k" * 61 not in text
+    assert "\x00" not in text and "\u202e" not in text and "k" * (KEY_TEXT + 1) not in text
     assert "nul\\u0000 turned \\u202e round\\u000aline" in labels
 
 
@@ -165,13 +181,17 @@ def test_runs_without_releases_or_keys_say_so(make_job: MakeJob, tmp_path: Path)
     Path(job.sink.path).mkdir()
     page, text, figures = report(job, tmp_path)
     check_page(page, text)
-    assert "Nothing was released yet: there are no releases to show." in page.text
+    assert "Nothing was published: there are no releases yet." in page.of("strong")
     assert figures["releases"]["present"] == 0 and figures["run_ids"] == []
     put(job, 1, [])
     put(job, 2, [])
     page, text, figures = report(job, tmp_path)
     check_page(page, text)
-    assert "No key was selected in the 2 releases there are." in page.text
+    words = "Nothing was published: no key was selected in the 2 releases there are."
+    assert words in page.of("strong") and "About 0" not in page.text
+    chosen = figures["plan"]["selection"]["units_for_half_chance_easiest"]
+    assert f"about {chosen} are needed for an even chance" in page.text
+    assert "No key was released" in call(job.path, "--out", tmp_path / "b.html").stdout
     assert figures["releases"]["windows"][0]["keys"] == 0 and figures["busiest"] == []
     assert len(page.every("svg")) == 2  # the noise, which needs no release
 
@@ -258,9 +278,49 @@ def test_page_holds_no_path_and_no_key(make_job: MakeJob, tmp_path: Path) -> Non
         assert private not in text and private not in json.dumps(figures)
     settings = figures["settings"]
     assert settings["privacy.contributions"] == "4" and settings["time.window"] == "1 day"
-    assert settings["source"] == "csv:in/*.csv" and settings["privacy key"].startswith("INSECURE")
+    assert settings["source"] == "csv:*.csv" and settings["privacy key"].startswith("INSECURE")
     cells = [*page.of("th"), *page.of("td")]
     assert set(settings) <= set(cells) and set(settings.values()) <= set(cells)
+
+
+def test_no_local_path_on_the_page(make_job: MakeJob, tmp_path: Path) -> None:
+    job = edit(make_job(), ('path = "in/*.csv"', f'path = "{tmp_path}/in/private.csv"'))
+    three_triggers(job, ["a"])
+    page, text, figures = report(job, tmp_path)
+    figures.pop("page")
+    assert page.of("bdi")[0] == "private.csv" and figures["settings"]["source"] == "csv:private.csv"
+    assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(figures)
+
+
+def test_final_values_of_every_window(make_job: MakeJob, tmp_path: Path) -> None:
+    job = weeks(make_job(), [f"key {n}" for n in range(9)], 12)
+    put(job, 1, [], window=11)  # the last window stands open, almost empty
+    page, text, figures = report(job, tmp_path)
+    check_page(page, text)
+    spoken = [attrs["aria-label"] or "" for attrs in page.every("svg")]
+    trends = [words for words in spoken if words.startswith("Final ")]
+    assert len(trends) == 3 * 6 and all(" by window: " in words for words in trends)
+    assert "windows with a key" in page.of("dt") and "12 of 12" in page.of("dd")
+    assert figures["releases"]["keys"] == 9
+    assert len(data_of(page)["starts"]) == 12
+    # What can be pointed at says its window and value.
+    tips = [json.loads(a["data-tips"] or "") for a in page.every("div") if a.get("data-tips")]
+    assert "2024-01-12 UTC to 2024-01-13 UTC: " in tips[0][-1][2] and "±" in tips[0][-1][2]
+    assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y, _ in tips[0])
+
+
+def test_large_runs_stay_small(make_job: MakeJob, tmp_path: Path) -> None:
+    job = edit(make_job(), ('end = "2024-01-02T', 'end = "2024-01-13T'))
+    rows = [row(f"key {n:05}", 20_000.0 - n) for n in range(10_000)]
+    for window in range(12):
+        put(job, 4, rows, window)
+    page, text, figures = report(job, tmp_path)
+    check_page(page, text)
+    data = data_of(page)
+    numbers = sum(len(c["values"]) + len(c["sds"]) for c in data["columns"])
+    assert numbers <= PAGE_NUMBERS and len(data["keys"]) == 10_000 == figures["releases"]["keys"]
+    assert "The 10,000 busiest of 10,000 keys, each with its newest value" in page.text
+    assert len(text) < 2_500_000
 
 
 def test_same_releases_same_bytes_in_every_format(make_job: MakeJob, tmp_path: Path) -> None:

@@ -5,8 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.text import instant, key_label, settings, visible, window_name
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.report.text import (
+    instant,
+    key_label,
+    plain,
+    public_source,
+    settings,
+    stamp,
+    title_of,
+    visible,
+    window_name,
+)
 from tests.pipelines.sql.visited import with_text
 
 
@@ -51,3 +61,38 @@ def test_a_query_is_shown_by_its_digest_alone(tmp_path: Path) -> None:
     job = with_text(tmp_path, "SELECT page, n AS x FROM visits WHERE page <> 'Quitte'")
     rows = dict(settings(job))
     assert rows["query of rows, digest"] == job.plan.query and "Quitte" not in str(rows)
+
+
+def test_times_for_programs() -> None:
+    assert stamp(0) == "1970-01-01T00:00:00Z" and stamp(1_500_000) == "1970-01-01T00:00:01.500000Z"
+    assert stamp(1 << 62) == str(1 << 62)
+
+
+def test_a_column_as_it_is() -> None:
+    assert plain("") == "" and plain(b"\x00") == "0x00" and plain("a\n") == "a\\u000a"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("csv:/home/somebody/private/week.csv", "csv:week.csv"),
+        ("parquet:../in/*.parquet", "parquet:*.parquet"),
+        ("folder:gs://bucket/of/somebody/", "folder:somebody"),
+        ("csv:C:\\Users\\somebody\\week.csv", "csv:week.csv"),
+        ("kafka:visits", "kafka:visits"),
+        ("pubsub:projects/p/subscriptions/s", "pubsub:projects/p/subscriptions/s"),
+    ],
+)
+def test_sources_without_their_paths(name: str, shown: str) -> None:
+    assert public_source(name) == shown
+
+
+def test_titles(make_job: Callable[..., Job]) -> None:
+    assert title_of(make_job()) == "csv files"
+    assert title_of(make_job(pattern="in/week.csv")) == "week.csv"
+    ledger = (
+        "[ledger]\npath = 'l.db'\ndata_set = 'visits'\nlimit = { epsilon = 9.0, delta = 1e-6 }\n"
+    )
+    job = make_job()
+    job.path.write_text(job.path.read_text() + ledger)
+    assert title_of(load_job(job.path)) == "visits"

@@ -1,22 +1,19 @@
-"""Texts of the page: values with their errors, what columns mean (pages are in test_report)."""
+"""Texts of the page: what columns mean, what pictures say (pages are in test_report)."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import numpy as np
 
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.view import _meaning, _noise_chart, _scatter, _some, _with_error
-
-
-def test_values_with_their_errors() -> None:
-    assert _with_error(None, 1.0) == _with_error(1.0, None) == "–"
-    assert _with_error(100.0, 10.0) == "100 ± 19.6"
+from dpstream.pipelines.report.series import Series
+from dpstream.pipelines.report.view import _scatter, _some, meaning, over_time
 
 
 def test_what_columns_mean(make_job: Callable[..., Job]) -> None:
     count, total = make_job().plan.aggregates
-    assert _meaning(count) == "count of records"
-    assert _meaning(total) == "sum of value, clamped to 0 … 10"
+    assert meaning(count) == "count of records"
+    assert meaning(total) == "sum of value, clamped to 0 … 10"
 
 
 def test_guarantees_of_many_periods_are_the_first_and_the_last() -> None:
@@ -25,10 +22,19 @@ def test_guarantees_of_many_periods_are_the_first_and_the_last() -> None:
     assert _some(rows) == [*rows[:4], rows[8]]
 
 
-def test_pictures_say_their_numbers() -> None:
-    chart = _noise_chart("n", "Title", "up", [("sd", [2.0, 3.0])])
-    assert chart["legend"] == [("s0", "sd")]
-    assert "sd from 2 at the first to 3 at the last" in chart["words"]
+def test_a_scatter_says_its_numbers() -> None:
     assert _scatter("n", np.zeros(0), np.zeros(0)) is None
     shown = _scatter("n", np.array([10.0]), np.array([5.0]))
     assert shown is not None and "1 released values" in shown["words"] and "0.5" in shown["words"]
+
+
+def test_a_line_says_its_points(make_job: Callable[..., Job]) -> None:
+    count = make_job().plan.aggregates[0]
+    when = [datetime(2024, 1, n, tzinfo=UTC) for n in (1, 2, 3)]
+    values, sds = np.array([10.0, np.nan, 30.0]), np.array([1.0, 1.0, 2.0])
+    shown = over_time("x", Series(when, values, sds), ["one", "two", "three"], count, "Words")
+    assert shown is not None and shown["words"] == "Words: 2 values, the last 30 ± 3.92"
+    assert "one: 10 ± 1.96" in shown["tips"] and "three: 30" in shown["tips"]
+    assert "two" not in shown["tips"]
+    nothing = Series(when, np.full(3, np.nan), sds)
+    assert over_time("x", nothing, ["one", "two", "three"], count, "Words") is None

@@ -189,7 +189,7 @@ def test_missing_parts_say_how_to_get_them(tools: Path, monkeypatch: pytest.Monk
         with pytest.raises(UsageError, match="another Beam"):
             make_runner("PrismRunner", [])
     (tools / "bin" / "prism").unlink()
-    with pytest.raises(UsageError, match="make prism"):
+    with pytest.raises(UsageError, match="doctor --fix"):
         make_runner("PrismRunner", [])
 
 
@@ -213,7 +213,7 @@ def test_a_prism_that_lets_others_in(tools: Path, monkeypatch: pytest.MonkeyPatc
     program.unlink()
     assert parts.prism() == other
     for flags in ([], [f"--prism_location={other}"]):
-        with pytest.raises(PolicyError, match="make prism"):
+        with pytest.raises(PolicyError, match="doctor --fix"):
             make_runner("PrismRunner", flags)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.query.calibration import expected
+from dpstream.accounting.query.grids import regridded
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain
-from dpstream.pipelines.sql.query_plan import question_of, regridded
+from dpstream.pipelines.sql.query_plan import question_of
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
 
 _TEXT = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u, AVG(seconds) AS a")

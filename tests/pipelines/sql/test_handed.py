@@ -12,12 +12,11 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from sqlglot import exp
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.pipelines.sql.groups import Groups
+from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.pipelines.sql.handed import (
     hand_over,
     place_of,
@@ -39,7 +38,7 @@ def ring() -> KeyRing:
 
 
 def groups(ring: KeyRing, *names: str | None) -> Groups:
-    found = Groups(["page"], [exp.DType.TEXT], ring.key)
+    found = Groups(["page"], ["string"], ring.key)
     if names:
         found.codes([pa.chunked_array([pa.array(names, pa.string())])])
     return found

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.query.grids import grids_of
 from dpstream.pipelines.sql import engine as engines
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.query_plan import grids_of, question_of
+from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from tests.pipelines.sql.asking import KEY
 from tests.pipelines.sql.nested import Nested, nasty

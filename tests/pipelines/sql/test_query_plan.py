@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
-from dpstream.pipelines.sql.query_plan import Question, grids_of, named_tables, question_of
+from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 
 

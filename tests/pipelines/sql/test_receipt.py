@@ -4,8 +4,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.sql.receipt import Header, decoded, encoded, python_values
-from dpstream.pipelines.sql.released import MARK
+from dpstream.pipelines.sql.receipt import MARK, Header, decoded, encoded, python_values
 
 HEADER = Header(
     "ab" * 16, "q", "2026-01-02T03:04:05Z", 2.0, 1e-9, 0.5, 1e-10, ("n",), {"s": (0.0, 1.0)}, ("m",)

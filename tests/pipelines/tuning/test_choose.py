@@ -17,6 +17,7 @@ from dpstream.pipelines.tuning import choose as module
 from dpstream.state.ledger.answers import Register
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
+    CANARY,
     JOB,
     USERS,
     call,
@@ -203,7 +204,8 @@ def test_too_few_units_say_nothing_of_how_few(job: Path) -> None:
 
 def test_units_beyond_the_largest_candidate_take_it(job: Path) -> None:
     """Half of the units send 3 or more pairs; at most 2 are candidates."""
-    result = json.loads(done(choose(job, "new.toml", "--json", "--max-contributions", "8")).stdout)
+    flags = ("--json", "--max-contributions", "8", "--quantile", "0.9")
+    result = json.loads(done(choose(job, "new.toml", *flags)).stdout)
     assert result["contributions"] == 8 and "beyond --max-contributions" in result["notes"][0]
 
 
@@ -283,3 +285,53 @@ def test_a_test_key_is_stamped(job: Path) -> None:
     job.write_text(JOB.replace('key_file = "keys/noise.key"', f'insecure_test_key = "{"0f" * 32}"'))
     assert "INSECURE" in done(choose(job)).stdout
     assert "insecure_test_key" in job.with_name("new.toml").read_text()
+
+
+# --- noise against what is cut -------------------------------------------------------------------
+
+
+def heavy(users: int) -> str:
+    """Most users have 2 records, one in eight has 40: a quantile of .9 would be 40."""
+    counts = [40 if u % 8 == 0 else 2 for u in range(users)]
+    rows = [
+        f"{CANARY}p{u},k{i % 7},2024-01-01T{(u + i) % 12:02d}:30:00Z,{value_of(u)}"
+        for u in range(users)
+        for i in range(counts[u])
+    ]
+    return "user,key,time,value\n" + "\n".join(rows) + "\n"
+
+
+def test_noise_is_weighed_against_what_is_cut(job: Path, tmp_path: Path) -> None:
+    """Small keys cannot bear the noise of a large C; what is cut is said."""
+    (tmp_path / "other.csv").write_text(heavy(800))
+    ask = ("--proxy", str(tmp_path / "other.csv"), "--json")
+    found = {
+        flags: json.loads(done(choose(job, f"n{i}.toml", *flags, ask=ask)).stdout)
+        for i, flags in enumerate(
+            [("--key-records", "20"), ("--key-records", "20000"), ("--quantile", "0.9")]
+        )
+    }
+    small, large, blind = found.values()
+    assert small["contributions"] < 10 < large["contributions"] == blind["contributions"] == 40
+    kept = (7 * min(2, small["contributions"]) + min(40, small["contributions"])) / (7 * 2 + 40)
+    assert small["cut"] == pytest.approx(1 - kept, abs=0.02) and large["cut"] == 0
+    assert 0 < small["sd"] < large["sd"] / 3
+    assert large["per_key"] and all(other["sd"] < large["sd"] for other in large["per_key"])
+    for i, said in enumerate((small, large)):
+        planned = json.loads(done(call("plan", job.with_name(f"n{i}.toml"), "--json")).stdout)
+        assert said["sd"] == pytest.approx(planned["columns"][0]["sd_final"])
+
+
+def test_a_proposed_bound_per_key_may_be_taken(job: Path) -> None:
+    """It was released with the receipt; any other C is one that somebody chose by looking."""
+    found = json.loads(done(choose(job, "new.toml", "--json")).stdout)
+    other, new = found["per_key"][0], job.with_name("new.toml")
+    text = new.read_text()
+    bounds = f"contributions = {other['contributions']}\nper_key_bound = {other['bound']}\n"
+    new.write_text(text.replace(f"contributions = {found['contributions']}\n", bounds))
+    assert load(new) == ""
+    most = max(found["contributions"], *(o["contributions"] for o in found["per_key"]))
+    for wrong in (f"contributions = {most + 1}\nper_key_bound = 1\n",
+                  f"contributions = {most + 1}\n"):  # fmt: skip
+        new.write_text(text.replace(f"contributions = {found['contributions']}\n", wrong))
+        assert load(new) == "privacy.contributions"

@@ -168,7 +168,7 @@ def test_proxy_is_exact_uncharged_and_labelled(job: Path, monkeypatch: pytest.Mo
     (job.parent / "old.csv").write_text(records(50).replace("2024", "2020"))
     monkeypatch.chdir(job.parent)
     job.write_text(JOB[: JOB.index("[ledger]")] + JOB[JOB.index("[sink]") :])
-    flags = ("--proxy", "old.csv", "--proxy-start", "2020-01-01T00:00:00Z")
+    flags = ("--proxy", "old.csv", "--proxy-start", "2020-01-01T00:00:00Z", "--quantile", "0.9")
     made = json.loads(done(choose(job, "a.toml", "--json", ask=(*flags, "--first", "12h"))).stdout)
     pairs = [pairs_of(u) for u in range(50)]
     assert made["contributions"] == 4 * np.quantile(pairs, 0.9, method="inverted_cdf")

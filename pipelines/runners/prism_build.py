@@ -1,4 +1,5 @@
-"""Build a Prism that listens on this machine only: ``python deploy/prism/build.py OUT``.
+"""Build a Prism that listens on this machine only: ``dpstream doctor --fix``, or, before anything
+is installed, ``python pipelines/runners/prism_build.py OUT``.
 
 Prism 2.77 binds all interfaces, asks for no password and has no flag for either.  Whoever reaches
 its port can submit code and read exact counts.  So it is built from Beam's own Go module with the

@@ -8,19 +8,12 @@ is.  Texts are taken byte by byte: two spellings of one word are two groups, and
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlglot import exp
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.state.numbers import numbers, valid_of, values_of
-
-KINDS = {
-    exp.DType.BIGINT: "int", exp.DType.DECIMAL: "decimal", exp.DType.BOOLEAN: "bool",
-    exp.DType.TEXT: "string", exp.DType.VARBINARY: "bytes", exp.DType.DATE: "date",
-    exp.DType.TIMESTAMP: "timestamp", exp.DType.TIMESTAMPTZ: "timestamp",
-}  # fmt: skip
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
@@ -47,14 +40,14 @@ class Groups:
     """All groups met so far.
 
     Args:
-        names, types: of the group columns; prf: AES under the key of key ids.
+        names, kinds: of the group columns (``ids.KINDS``); prf: AES under the key of key ids.
         public: the groups, if they are public: no others are added.
     """
 
     def __init__(
-        self, names: list[str], types: list[exp.DType], prf: Prf, public: pa.Table | None = None
+        self, names: list[str], kinds: list[str], prf: Prf, public: pa.Table | None = None
     ) -> None:
-        self._names, self._kinds, self._prf = names, [KINDS[t] for t in types], prf
+        self._names, self._kinds, self._prf = names, kinds, prf
         self._parts: list[pa.Table] = []
         self._known = pa.nulls(0, pa.binary(16))
         self._ids = np.zeros((0, 2), np.uint64)

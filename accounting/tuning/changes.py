@@ -1,0 +1,239 @@
+"""What one change of the job would give: fewer triggers, another C, fewer columns, public keys.
+
+Unlike ``starred`` these change what is published, when, or of which records; each is one change of
+the job file that works as it is written, all else as it is.  What the job cannot be run with is
+left out.  Ratios are those of the public reference population (``reference``).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.limits import MAX_CONTRIBUTIONS
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.tuning.reference import Standing, kept, stand
+from dpstream.accounting.tuning.starred import Way, Ways, usual, with_privacy
+from dpstream.accounting.tuning.wording import (
+    duration_text,
+    in_words,
+    per_key_in_words,
+    written,
+)
+from dpstream.accounting.weights import STEEP
+
+#: Bounds per key that are looked at.
+PER_KEY_BOUNDS = (None, 1, 2, 4)
+#: A change helps if it is worse in neither figure, and better by this factor in both together.
+_HELPS = 1.03
+#: A change of less than this in both figures is none.
+_NOTHING = 0.005
+#: A digest for what has none yet: the list of keys that somebody would write.
+_SOME_LIST = "0" * 32
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One change of a job.
+
+    Attributes:
+        settings: dotted fields of the job file and their values; ``None``: left out.
+        words: the same as a person writes it; effect: what else is different then.
+        keys: expected keys over the job's; ``None``: all keys of a list, whatever the data.
+        noise: root mean square of the remaining columns' sds (``typical_sd``) over the job's.
+        cut: share of the reference's records that no longer count.
+        another: another figure is counted, of fewer records of a unit in a key or more.
+        same: the same figures are published of the same records; only their noise differs.
+        starred: the way to noise the job as it stands that is recommended; of one line only.
+    """
+
+    settings: dict[str, Any]
+    words: str
+    effect: str
+    keys: float | None
+    noise: float
+    cut: float = 0.0
+    another: bool = False
+    same: bool = False
+    starred: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Keys over noise; 0 where nothing is known."""
+        gain = (self.keys or 1.0) / self.noise
+        return gain if math.isfinite(gain) else 0.0
+
+    @property
+    def helps(self) -> bool:
+        """Better for any data: in neither figure worse, the same records, and no list needed."""
+        if self.cut or self.another or self.keys is None:
+            return False
+        return self.keys >= 0.995 and self.noise <= 1.005 and self.gain >= _HELPS
+
+
+def changes(plan: Plan, found: Ways) -> list[Change]:
+    """Ways to noise the job as it stands, the starred one first, then other changes by gain."""
+    rows = [_of_way(plan, found.starred, starred=True)]
+    for way, effect in ((found.fuller, "more keys, no more noise"),
+                        (found.quieter, "less noise, no fewer keys")):  # fmt: skip
+        row = None if way is None else _of_way(plan, way, effect)
+        if row is not None and all(row.settings != other.settings for other in rows):
+            rows.append(row)
+    own = stand(plan, allocate(plan))
+    others = [row for other in _others(plan) if (row := _row(plan, own, *other)) is not None]
+    return [*rows, *sorted(others, key=lambda row: -row.gain)]
+
+
+def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Change:
+    settings = written({f"privacy.{field}": value for field, value in way.settings.items()})
+    if starred:
+        effect = "nearly the most keys, with the least noise for that"
+        if not plan.design.selects:
+            effect = "the least noise"
+        if not settings:
+            effect = "the job as it is"
+    return Change(
+        settings, in_words(settings), effect, way.keys, way.noise, same=True, starred=starred
+    )
+
+
+def _row(
+    plan: Plan, own: Standing, settings: dict[str, Any], effect: str, change: Callable[[], Plan]
+) -> Change | None:
+    """One change, or ``None`` where the job cannot be run so, or gets the same."""
+    try:
+        other = change()
+        standing = stand(other, allocate(other), plan.privacy.contributions)
+    except DpstreamError:
+        return None
+    keys: float | None = standing.keys_against(own) if plan.design.selects else 1.0
+    if keys is not None and not math.isfinite(keys):
+        keys = None
+    noise = standing.noise_against(own)
+    if keys is not None and max(abs(keys - 1), abs(noise - 1)) < _NOTHING:
+        return None
+    settings = written(settings | _said(plan, other))
+    cut = 1 - kept(other.privacy.contributions) / kept(plan.privacy.contributions)
+    another = other.privacy.per_key_bound != plan.privacy.per_key_bound
+    return Change(settings, in_words(settings), effect, keys, noise, max(cut, 0.0), another)
+
+
+def _said(plan: Plan, other: Plan) -> dict[str, Any]:
+    """Weights that the job may not name, where it would get others by the change unless it does."""
+    weights = other.privacy.weights
+    unnamed = plan.privacy.weights == usual(plan)
+    if weights == (usual(other) if unnamed else plan.privacy.weights):
+        return {}
+    return {"privacy.weights": weights}
+
+
+Other = tuple[dict[str, Any], str, Callable[[], Plan]]
+
+
+def _others(plan: Plan) -> Iterator[Other]:
+    yield from _triggers(plan)
+    yield from _tests(plan)
+    yield from _bounds(plan)
+    yield from _columns(plan)
+    yield from _keys(plan)
+
+
+def _triggers(plan: Plan) -> Iterator[Other]:
+    """Fewer triggers: at the window's end alone, and about a quarter."""
+    line = plan.timeline
+    longest = math.gcd(line.window, line.slide, line.allowed_lateness, line.period or 0)
+    times = longest // line.trigger_every
+    if times < 2:
+        return
+    some = [m for m in range(2, times) if times % m == 0 and m <= 4]
+    for factor in (times, *some[-1:]):
+        every = line.trigger_every * factor
+        once = (line.window + line.allowed_lateness) // every == 1
+        effect = "published once, at the window's end" if once else "published less often"
+
+        def change(every: int = every) -> Plan:
+            return msgspec.structs.replace(plan, timeline=_every(line, every))
+
+        yield {"time.trigger_every": duration_text(every)}, effect, change
+
+
+def _every(line: Timeline, every: int) -> Timeline:
+    return msgspec.structs.replace(line, trigger_every=every)
+
+
+def _tests(plan: Plan) -> Iterator[Other]:
+    """Fewer tests of keys, with the values' triggers as they are."""
+    design = plan.design
+    if not design.selects or design.restarts:
+        return
+    for every in sorted({design.triggers, -(-design.triggers // 4)} - {design.select_every}):
+        if every < design.select_every:
+            continue
+        settings: dict[str, Any] = {"select_every": every}
+        if design.units_column is not None:
+            settings["refresh_every"] = every  # a count of units is published when it is tested
+        last = every == design.triggers
+        effect = "a key appears at the window's end" if last else "a key appears later"
+        yield _privacy(plan, settings, effect)
+
+
+def _bounds(plan: Plan) -> Iterator[Other]:
+    """Another C, another bound per key, the combined statistic."""
+    privacy, total = plan.privacy, plan.privacy.contributions
+    if total > 1:
+        less = 100 * (1 - kept(total // 2) / kept(total))
+        effect = f"counts {less:.0f}% fewer records where units have at least i with chance 1/i"
+        yield _privacy(plan, {"contributions": total // 2}, effect)
+    if 2 * total <= MAX_CONTRIBUTIONS:
+        yield _privacy(plan, {"contributions": 2 * total}, "counts more records of heavy units")
+    for bound in PER_KEY_BOUNDS:
+        if bound != privacy.per_key_bound and not (bound is None and privacy.combine):
+            effect = "another figure: " + per_key_in_words(bound)
+            yield _privacy(plan, {"per_key_bound": bound}, effect)
+    counts = any(kind_of(a).uses_count or kind_of(a).counts_units for a in plan.aggregates)
+    if plan.design.selects and counts and not privacy.combine:
+        settings = {"per_key_bound": 1, "weights": STEEP, "combine": True, "selection_share": None}
+        effect = "another figure: " + per_key_in_words(1)
+        yield _privacy(plan, _differ(plan, settings), effect)
+
+
+def _columns(plan: Plan) -> Iterator[Other]:
+    """Without one of the columns."""
+    if len(plan.aggregates) < 2:
+        return
+    for gone in plan.aggregates:
+        kept = tuple(a for a in plan.aggregates if a is not gone)
+
+        def change(kept: tuple[Any, ...] = kept) -> Plan:
+            return msgspec.structs.replace(plan, aggregates=kept)
+
+        yield {f"aggregate.{gone.name}": None}, "one column less", change
+
+
+def _keys(plan: Plan) -> Iterator[Other]:
+    """A public list of keys."""
+    if not plan.design.selects:
+        return
+    settings: dict[str, Any] = {"weights": None, "combine": False, "selection_share": None}
+    settings |= {"select_every": None, "mode": "sticky", "final_flush": False, "pre_threshold": 0}
+
+    def change() -> Plan:
+        return msgspec.structs.replace(with_privacy(plan, **settings), public_keys=_SOME_LIST)
+
+    given = {f"privacy.{k}": v for k, v in _differ(plan, settings).items() if k != "weights"}
+    effect = "every key of your list, no other; needs the list from elsewhere"
+    yield given | {"keys.public": "keys.csv"}, effect, change
+
+
+def _privacy(plan: Plan, settings: dict[str, Any], effect: str) -> Other:
+    named = {f"privacy.{name}": value for name, value in settings.items()}
+    return named, effect, lambda: with_privacy(plan, **settings)
+
+
+def _differ(plan: Plan, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those fields of ``Privacy`` that the job has not already."""
+    return {k: v for k, v in settings.items() if getattr(plan.privacy, k) != v}

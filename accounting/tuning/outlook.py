@@ -1,0 +1,140 @@
+"""What a job's user asks first: will anything appear, how exact is it, what would help.
+
+All of it is public: a function of the plan, of two numbers that a person states (units in a window
+and keys there are), and of the reference population (``reference``).
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting.aggregates import kind_of
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.changes import Change, changes
+from dpstream.accounting.tuning.reference import SHAPE, expected_keys
+from dpstream.accounting.tuning.starred import ways
+
+#: Records of a key that an error is told for.
+SIZES = (100, 1_000)
+#: Keys there are, unless somebody says.
+KEYS = 1_000
+#: A change that gains less is not worth a line there.
+WORTH_A_LINE = 1.05
+
+
+WHY_MORE_THAN_ONE = (
+    "more than 1 together because no unit can cost both the most: values cost most with all of a "
+    "unit's records in one key, key selection with each in a key of its own. The costliest unit "
+    "of all uses 1"
+)
+
+
+def outlook(
+    plan: Plan,
+    budget: Budget,
+    units: int | None = None,
+    keys: int | None = None,
+    job: Plan | None = None,
+) -> dict[str, Any]:
+    """Answers to the three questions, JSON-able.
+
+    Args:
+        plan, budget: what is in force, of a run that was begun what was committed then.
+        units: that have records in a window; ``None``: nobody says.
+        keys: that there are, with ``units``.
+        job: the job's own plan, for what would be better in a new run; default: ``plan``.
+
+    Returns:
+        ``appears``, ``exact`` (by column and size), ``shares``, ``changes`` (``Change`` each, the
+        first one starred), ``helps_most`` (one of them that is better in both figures for the same
+        records, else by gain; or ``None``), ``reference`` in words.
+    """
+    figures = describe(plan, budget)
+    rows = _changes(job or plan)
+    helping = [row for row in rows if row.helps] or [
+        row for row in rows if not row.same and row.gain >= WORTH_A_LINE
+    ]
+    best = max(helping, key=lambda row: row.gain, default=None)
+    return {
+        "appears": _appears(plan, budget, figures, units, keys),
+        "exact": _exact(plan, figures),
+        "shares": _shares(figures),
+        "changes": [_told(row) for row in rows],
+        "helps_most": None if best is None else _told(best),
+        "reference": SHAPE,
+    }
+
+
+def _changes(plan: Plan) -> list[Change]:
+    """Empty for plans that only a run from before can have: nothing to compare with."""
+    try:
+        return changes(plan, ways(plan))
+    except PolicyError:
+        return []
+
+
+def _told(row: Change) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(row)
+    return told | {"gain": row.gain, "helps": row.helps}
+
+
+def _appears(
+    plan: Plan, budget: Budget, figures: dict[str, Any], units: int | None, keys: int | None
+) -> dict[str, Any]:
+    """Units for an even chance at the first and last test; with ``units``, keys to expect."""
+    chosen = figures["selection"]
+    found: dict[str, Any] = {
+        "selects": chosen is not None,
+        "units_for_half_chance_first": chosen and chosen["units_for_half_chance_first"],
+        "units_for_half_chance_last": chosen and chosen["units_for_half_chance_last"],
+        "units_if_last_records": None,
+        "units": units,
+        "keys": None,
+        "expected_keys": None,
+        "share_of_units": None,
+    }
+    if chosen is not None:
+        last = chosen["units_for_half_chance_last"]
+        found["units_if_last_records"] = math.ceil(last / chosen["last_pair_counts"])
+        if units is not None:
+            found["keys"] = keys or KEYS
+            found["expected_keys"] = expected_keys(plan, budget, units, keys or KEYS)
+            found["share_of_units"] = last / units
+    return found
+
+
+def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """sd at a window's last release for keys of so many records, by column."""
+    rows = []
+    for aggregate, column in zip(plan.aggregates, figures["columns"], strict=True):
+        sizes = [_of_size(aggregate, column["sd_final"], size) for size in SIZES]
+        rows.append({"name": aggregate.name, "kind": aggregate.kind, "of": _whole(aggregate)[1],
+                     "sizes": sizes})  # fmt: skip
+    return rows
+
+
+def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:
+    divided = sd / size if kind_of(aggregate).divides else sd
+    whole = _whole(aggregate)[0] * (1 if kind_of(aggregate).divides else size)
+    return {"records": size, "sd": divided, "relative": divided / whole}
+
+
+def _whole(aggregate: Aggregate) -> tuple[float, str]:
+    """What an error is a part of, for one record: the count, the bound, the clamp's width."""
+    if aggregate.clamp is None:
+        return 1.0, ""
+    low, high = aggregate.clamp
+    if kind_of(aggregate).divides:
+        return high - low or 1.0, "of the clamp's width"
+    return max(abs(low), abs(high)), "of records at the bound"
+
+
+def _shares(figures: dict[str, Any]) -> dict[str, Any]:
+    shares = figures["split"]["shares_of_mu_squared"]
+    whole = sum(shares.values())
+    return {"of": shares, "sum": whole, "why": WHY_MORE_THAN_ONE if whole > 1.005 else ""}

@@ -1,0 +1,164 @@
+"""The answers of ``outlook`` for a person: about 25 lines, the guarantee first."""
+
+import textwrap
+from typing import Any
+
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.figures import duration, human, up
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.answer import Tuned
+from dpstream.accounting.tuning.outlook import SIZES, WORTH_A_LINE, outlook
+
+#: Changes that are listed without ``--details``.
+_LISTED = 6
+#: Periods that a person's figure is told for where the stream has no end.
+_SOME_PERIODS = 4
+
+
+def outlook_text(
+    plan: Plan,
+    budget: Budget,
+    tuned: Tuned | None = None,
+    units: int | None = None,
+    keys: int | None = None,
+    job: Plan | None = None,
+) -> str:
+    """The answers for a person, about 25 lines."""
+    figures, found = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
+    lines = [
+        f"Guarantee   {figures['guarantee']['words']}",
+        f"Counted     at most {plan.privacy.contributions} records of a unit"
+        + ("" if plan.timeline.period is None else " and period")
+        + f" (C), {_windows(plan)}",
+        *_person_lines(plan, figures),
+        "",
+        *_appears_lines(plan, found["appears"]),
+        *_exact_lines(found["exact"]),
+        *_shares_lines(found["shares"]),
+        "",
+        *_change_lines(found),
+    ]
+    if figures["choice"] and figures["choice"]["how"] == "private":
+        lines.append(f"Tuning      {figures['choice']['words']}")
+    lines += [f"Warning     {w}" for w in figures["warnings"]]
+    lines.append("More        --details: thresholds, noise at every trigger, what is assumed")
+    return "\n".join(lines) + "\n"
+
+
+def _windows(plan: Plan) -> str:
+    line = plan.timeline
+    slide = "" if line.slide == line.window else f" every {duration(line.slide)}"
+    times = -(-line.triggers // plan.design.refresh_every)
+    often = f"published every {duration(line.trigger_every * plan.design.refresh_every)}"
+    often = "published once each" if times == 1 else f"{often}, {times:,} times each"
+    if plan.design.restarts:
+        often = f"a key is tested, and published, up to {line.triggers:,} times each"
+    return f"in windows of {duration(line.window)}{slide}, {often}"
+
+
+def _person_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
+    """What a person of all periods has; of some, where they have no end."""
+    rows = figures["periods"]
+    if len(rows) < 2:
+        return []
+    endless = plan.timeline.end is None
+    row = max((r for r in rows if r["periods"] <= _SOME_PERIODS), key=lambda r: r["periods"])
+    row = row if endless else rows[-1]
+    which = f"of {row['periods']:,} periods" if endless else f"in all {row['periods']:,} periods"
+    rest = "; the stream has no end, so none holds for all of them" if endless else ""
+    return [
+        f"Person      {which}: epsilon {up(row['epsilon'], 4)} at delta {up(row['delta'], 3)}{rest}"
+    ]
+
+
+def _appears_lines(plan: Plan, found: dict[str, Any]) -> list[str]:
+    if not found["selects"]:
+        return ["Appears     every key of the public list, whatever the data"]
+    first, last = found["units_for_half_chance_first"], found["units_for_half_chance_last"]
+    when = f"{last:,} units in a window"
+    if plan.design.tests > 1:
+        when = f"{first:,} units at a window's first test, {last:,} at its last"
+    words = f"Appears     a key is as likely as not to be published with {when}"
+    lines = [words]
+    if found["units_if_last_records"] > last:
+        lines.append(
+            f"            (up to {found['units_if_last_records']:,}, where it is each one's last "
+            "record and not the first)"
+        )
+    if found["units"] is None:
+        lines.append("            --units N: what to expect of N units in a window")
+    else:
+        share = found["share_of_units"]
+        part = f"{100 * share:.2g}% of them" if share <= 1 else "more than there are"
+        lines.append(
+            f"            of {found['units']:,} units that is {part}; of {found['keys']:,} keys "
+            f"{_about(found['expected_keys'])} appear, if the r-th most"
+        )
+        lines.append(
+            "            popular is met 1/r as often and a unit has at least i records with "
+            "chance 1/i"
+        )
+    return lines
+
+
+def _about(keys: float) -> str:
+    """A number of keys to expect; less than one in twenty is none."""
+    return f"about {human(keys)}" if keys >= 0.05 else "none"
+
+
+def _exact_lines(rows: list[dict[str, Any]]) -> list[str]:
+    head = "Exact       noise (sd) at a window's end, for a key of"
+    sizes = "".join(f"{size:>14,} records" for size in SIZES)
+    wide = max(len(row["name"]) for row in rows)
+    lines = [head, " " * (12 + wide) + sizes]
+    for row in rows:
+        cells = "".join(f"{_cell(of):>22}" for of in row["sizes"])
+        lines.append(f"            {row['name']:<{wide}}{cells} {row['of']}".rstrip())
+    return lines
+
+
+def _cell(of: dict[str, float]) -> str:
+    return f"±{human(of['sd'])} ({human(100 * of['relative'])}%)"
+
+
+def _shares_lines(found: dict[str, Any]) -> list[str]:
+    parts = ", ".join(f"{name} {share:.2g}" for name, share in found["of"].items())
+    if len(found["of"]) < 2:
+        return []
+    why = f"; {found['why']}" if found["why"] else ""
+    words = f"shares of mu^2: {parts}{why}"
+    return textwrap.wrap(words, 100, initial_indent="Budget      ", subsequent_indent=" " * 12)
+
+
+def _change_lines(found: dict[str, Any]) -> list[str]:
+    rows, best = found["changes"], found["helps_most"]
+    if not rows:
+        return []
+    lines = []
+    if best is not None:
+        lines.append(
+            f"Helps most  {best['words']}: {best['effect']}; {_against(best['keys'], 'keys')}, "
+            f"{_against(best['noise'], 'noise')}"
+        )
+    others = [row for row in rows if not row["same"] and row["gain"] >= WORTH_A_LINE]
+    lines.append(
+        "Changes     against the job as it is, on a public reference shape; each by itself"
+    )
+    lines.append("  keys   noise  the same figures, noised otherwise")
+    lines += [_line(row) for row in rows if row["same"]]
+    if others:
+        lines.append("  keys   noise  other figures, times or records")
+    return lines + [_line(row) for row in others[:_LISTED]]
+
+
+def _line(row: dict[str, Any]) -> str:
+    mark = "*" if row["starred"] else " "
+    keys = "all" if row["keys"] is None else f"x{row['keys']:.3g}"
+    noise = f"x{row['noise']:.3g}"
+    words = f"{row['words']}: {row['effect']}" if row["words"] else row["effect"]
+    return f"{mark} {keys:<6} {noise:<6} {words}"
+
+
+def _against(ratio: float | None, name: str) -> str:
+    return f"all {name}" if ratio is None else f"{name} x{ratio:.3g}"

@@ -1,0 +1,163 @@
+"""What a plan would give on a public reference population: nothing here knows any data.
+
+The population says how many keys of what size there are and how many records units have:
+
+* keys have n units with density n^-1.7 (the sizes of a Zipf-Mandelbrot key distribution of
+  exponent 1.4, the literature's; mechanism.md section 1), arriving evenly over the window;
+* a unit has at least i records with chance 1/i, up to C: a heavy tail, as of commits, orders
+  or visits.  With weights the records a key meets are the mean of a unit's C by these chances.
+
+Figures are ratios of two plans on it, and honest as such: a key of n units is published if its
+statistic passes the threshold at the easiest of the tests (a lower bound of passing at any).
+
+``expected_keys`` is no ratio.  It asks for the number of units and keys and takes Zipf's law for
+what is met: the r-th most popular of K keys 1/r as often, by every record anew.
+"""
+
+import math
+
+import msgspec
+import numpy as np
+from scipy.special import ndtr
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.budget import Budget
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan.plan import Plan
+
+#: Sizes of the reference keys and the exponent of their density.
+SIZES = np.geomspace(1, 1e6, 400)
+DENSITY = -1.7
+#: Tests that are looked at: of more, so many in equal steps, the last among them.
+_TESTS = 256
+#: Records of a unit, and popularities of keys, that ``expected_keys`` looks at.
+_RECORDS, _RANKS = 2048, 400
+
+SHAPE = (
+    "keys with n units at density n^-1.7, units with at least i records with chance 1/i, spread "
+    "evenly over the window"
+)
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A plan on the reference population.
+
+    Attributes:
+        keys: expected published keys at close, up to a factor that all plans share; infinite
+            where keys are public.
+        units: units of a key, of the reference's mix of records, for an even chance at close.
+        noise: ``typical_sd`` by running sum, each in its own units (of counts and of the grid).
+    """
+
+    keys: float
+    units: float
+    noise: dict[str, float]
+
+    def noise_against(self, other: "Standing") -> float:
+        """This one's sd over the other's: root mean square over the running sums of both."""
+        names = self.noise.keys() & other.noise.keys()
+        squares = [(self.noise[name] / other.noise[name]) ** 2 for name in names]
+        return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
+
+    def keys_against(self, other: "Standing") -> float:
+        """Ratio of expected keys; not a number where neither publishes any."""
+        if math.isinf(self.keys) or other.keys <= 0:
+            return math.nan if self.keys <= 0 else math.inf
+        return self.keys / other.keys
+
+
+def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
+    """A plan's standing on the reference population.
+
+    Args:
+        of: C of the job that it is compared with: a smaller C keeps fewer of a unit's records, so
+            that the same keys have fewer units.
+    """
+    noise = {n.name: typical_sd(n.sd) for n in (*budget.values, budget.units) if n is not None}
+    if budget.units is not None:
+        noise["units"] = noise.pop(budget.units.name)
+    if budget.tau is None:
+        return Standing(math.inf, 0.0, noise)
+    chance = chances_of_sizes(plan, budget, of)
+    keys = float(np.trapezoid(SIZES**DENSITY * chance, SIZES))
+    return Standing(keys, float(np.interp(0.5, chance, SIZES)), noise)
+
+
+def chances_of_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Float64:
+    """(n,) chance of being published by the window's close, for keys of ``SIZES`` units.
+
+    Args:
+        of: as for ``stand``.
+    """
+    part = kept(plan.privacy.contributions) / kept(of or plan.privacy.contributions)
+    return chances(budget, SIZES * part * _adds(plan, budget))
+
+
+def chances(budget: Budget, statistic: Float64) -> Float64:
+    """(n,) chance of being published by the window's close.
+
+    Args:
+        statistic: (n,) of keys at close, without noise; it grows evenly over the window.
+    """
+    assert budget.statistic is not None and budget.tau is not None
+    tests = len(budget.tau)
+    step = -(-tests // _TESTS)
+    at = np.arange(tests - 1, -1, -step)[::-1]
+    reached = np.multiply.outer(statistic, (at + 1) / tests) - budget.tau[at] / 2.0**DECODE_BITS
+    return np.asarray(ndtr((reached / budget.statistic.sd[at]).max(axis=1)), np.float64)
+
+
+def typical_sd(sd: Float64) -> float:
+    """Root mean square of the sd at a window's last trigger and of that over all triggers.
+
+    The last is looked at most.  By itself it would favour the tree where T is a power of two, whose
+    noise is least there and half as large again as that of others on the way.
+    """
+    return math.sqrt((float(sd[-1]) ** 2 + float(np.mean(np.square(sd)))) / 2)
+
+
+def final_sd(plan: Plan, budget: Budget) -> float:
+    """sd at close of the first published column, in records at the bound."""
+    if budget.values:
+        return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
+    assert budget.units is not None
+    return float(budget.units.sd[-1])
+
+
+def kept(contributions: int) -> float:
+    """Mean records of a reference unit that a bound C keeps."""
+    return float((1 / np.arange(1, contributions + 1)).sum())
+
+
+def _adds(plan: Plan, budget: Budget) -> float:
+    """What a reference unit adds to a key's statistic on average."""
+    statistic, total = budget.statistic, plan.privacy.contributions
+    assert statistic is not None
+    if budget.weights is None:
+        return float(statistic.weighted + statistic.counted)
+    there = 1 / np.arange(1, total + 1)
+    typical = float((there * budget.weights).sum() / there.sum())
+    return statistic.weighted * typical + statistic.counted
+
+
+def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
+    """Expected published keys of one window at its close.
+
+    Args:
+        units: that have records in the window; keys: K, that there are.
+    """
+    if budget.tau is None:
+        return float(keys)
+    statistic = budget.statistic
+    assert statistic is not None
+    edges = np.unique(np.geomspace(1, keys + 1, _RANKS).astype(np.int64))
+    if edges[-1] <= keys:
+        edges = np.append(edges, keys + 1)
+    rank = np.sqrt(edges[:-1] * (edges[1:] - 1.0))  # one popularity for the ranks in between
+    met = 1 / rank / (1 / np.arange(1, keys + 1)).sum()
+    first = np.arange(1, min(plan.privacy.contributions, _RECORDS) + 1)
+    # A unit's i-th record is there with chance 1/i, and the key's first with p (1 - p)^(i - 1).
+    chance = met[:, None] * (1 - met[:, None]) ** (first - 1) / first
+    weights = np.ones(len(first)) if budget.weights is None else budget.weights[: len(first)]
+    added = statistic.weighted * weights + statistic.counted
+    return float(np.diff(edges) @ chances(budget, units * (chance @ added)))

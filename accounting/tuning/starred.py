@@ -1,0 +1,179 @@
+"""The best way to noise a job as it stands: its mode, columns, triggers and C stay.
+
+What may change is how mu^2 is divided (``selection_share``), what a unit's records weigh in key
+selection (``weights``) and the strategy: the same figures are published, of the same records, at
+the same times and under the same guarantee.  Every candidate is compared on the public reference
+population (``reference``), never on data.
+
+``starred`` has nearly the most keys that any candidate worth its price has, and of
+those the least noise.  It never has fewer keys than the job, and not more noise at as many, so that
+it is never worse in both; where the job has as many keys and about as little noise, the job itself
+is starred.  More keys can cost noise: ``quieter`` and ``fuller`` say what there is to be had
+without a price.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dpstream.accounting import limits
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import StrategyName
+from dpstream.accounting.tuning.reference import Standing, stand
+from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
+
+#: Keys within this factor of the most count as the most: the last percents cost the most noise.
+_NEARLY = 0.975
+#: 1% more keys are worth 3% more noise and no more: about the price of `accounting.shares.knee`,
+#: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
+_WORTH = 3.0
+#: The job stays starred where another way has not so much less noise.
+_SAME_NOISE = 1.05
+#: Another strategy is not worth a word where it saves less.
+_ANOTHER = 0.99
+_WEIGHTS = (None, MILD, EVEN, SelectionWeights(1, 0.75), SelectionWeights(1, 1),
+            SelectionWeights(3, 1), STEEP)  # fmt: skip
+_SHARES = tuple(percent / 100 for percent in (*range(30, 85, 5), *range(85, 99)))
+#: Beyond this the optimum of ``dense`` takes longer than the whole rest of a plan.
+_DENSE = 128
+
+
+class Way(NamedTuple):
+    """One way to noise the job: fields of ``Privacy`` that differ from it, and its standing."""
+
+    settings: dict[str, Any]
+    standing: Standing
+    keys: float
+    noise: float
+
+
+class Ways(NamedTuple):
+    """What was found; the last two are ``None`` where they gain less than 3%.
+
+    Attributes:
+        starred: nearly the most keys, and of those the least noise.
+        fuller: the most keys at no more noise than the job's.
+        quieter: the least noise at no fewer keys than the job's.
+    """
+
+    starred: Way
+    fuller: Way | None
+    quieter: Way | None
+
+
+def ways(plan: Plan) -> Ways:
+    """The best ways to noise a job.
+
+    Raises:
+        UsageError, PolicyError: the job itself cannot be run.
+    """
+    own = stand(plan, allocate(plan))
+    found = [Way({}, own, 1.0, 1.0)]
+    for settings in _candidates(plan):
+        standing = _standing(plan, settings)
+        if standing is not None:
+            keys = standing.keys_against(own) if plan.design.selects else 1.0
+            found.append(Way(settings, standing, keys, standing.noise_against(own)))
+    found = [found[0], *(way for way in found[1:] if way.keys > 0)]
+    return Ways(_starred(found), _fuller(found), _quieter(found))
+
+
+def _starred(found: list[Way]) -> Way:
+    paid = [way for way in found if way.noise <= max(way.keys, 1.0) ** _WORTH]
+    most = max(way.keys for way in paid)
+    full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]
+    best = min(full, key=lambda way: way.noise)
+    own = found[0]
+    return own if own in full and own.noise <= _SAME_NOISE * best.noise else best
+
+
+def _fuller(found: list[Way]) -> Way | None:
+    best = max((way for way in found if way.noise <= 1.005), key=lambda way: way.keys)
+    return best if best.keys >= 1.03 else None
+
+
+def _quieter(found: list[Way]) -> Way | None:
+    best = min((way for way in found if way.keys >= 0.995), key=lambda way: way.noise)
+    return best if best.noise <= 0.97 else None
+
+
+def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Fields of ``Privacy`` that differ from the job's; strategies first by themselves."""
+    privacy, best = plan.privacy, plan.privacy.strategy
+    least = stand(plan, allocate(plan))
+    for strategy in _strategies(plan):
+        found = _standing(plan, {"strategy": strategy})
+        if found is not None and found.noise_against(least) < _ANOTHER:
+            least, best = found, strategy
+            yield {"strategy": strategy}
+    if not plan.design.selects:
+        return
+    # A strategy scales all sds alike, so that the rest is looked for with the best one alone.
+    chosen = {} if best == privacy.strategy else {"strategy": best}
+    unshared = {} if privacy.selection_share is None else {"selection_share": None}
+    for weights in _weights(plan):
+        heavy = chosen if weights == privacy.weights else chosen | {"weights": weights}
+        if heavy or unshared:
+            yield heavy | unshared
+        if _shared(plan, weights):
+            for share in _shares(plan):
+                yield heavy | {"selection_share": share}
+
+
+def _strategies(plan: Plan) -> list[StrategyName]:
+    most = {"dense": _DENSE, "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS}
+    names: tuple[StrategyName, ...] = ("blt", "dense", "toeplitz", "tree")
+    if plan.cells is not None:
+        names = ("blt", "dense")
+    triggers = plan.design.triggers
+    return [
+        name
+        for name in names
+        if name != plan.privacy.strategy and triggers <= most.get(name, triggers)
+    ]
+
+
+def _weights(plan: Plan) -> tuple[SelectionWeights | None, ...]:
+    if plan.design.restarts or plan.privacy.contributions > limits.MAX_WEIGHTED:
+        return (plan.privacy.weights,)
+    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS)))
+
+
+def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
+    """Whether selection shares mu^2 with anything else (``allocate`` refuses a share otherwise)."""
+    return bool(plan.design.streams) or weights is not None
+
+
+def _shares(plan: Plan) -> tuple[float, ...]:
+    # A candidate takes time that grows with C and T: where both are large, fewer are looked at.
+    large = plan.privacy.contributions > 1_000 or plan.design.triggers > 10_000
+    return _SHARES[::4] if large else _SHARES
+
+
+def _standing(plan: Plan, settings: dict[str, Any]) -> Standing | None:
+    """``None`` where the job cannot be run so."""
+    try:
+        other = with_privacy(plan, **settings)
+        return stand(other, allocate(other))
+    except DpstreamError:
+        return None
+
+
+def with_privacy(plan: Plan, **settings: Any) -> Plan:
+    """The plan with other fields of ``Privacy``."""
+    privacy = msgspec.structs.replace(plan.privacy, **settings)
+    return msgspec.structs.replace(plan, privacy=privacy)
+
+
+def usual(plan: Plan) -> SelectionWeights | None:
+    """The weights that the plan's job would have if it named none."""
+    privacy = plan.privacy
+    return usual_weights(
+        privacy.contributions,
+        combine=privacy.combine,
+        sticky=plan.design.selects and not plan.design.restarts,
+        fused=plan.design.units_column is not None,
+    )

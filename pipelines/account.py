@@ -1,0 +1,77 @@
+"""A data set's account in a ledger, for what is begun without a job.
+
+It loads no Beam: a question about a table in memory (`frames`) has an account too.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
+from dpstream.state.ledger.open import place_below
+
+if TYPE_CHECKING:
+    from dpstream.accounting.plan.plan import Plan
+    from dpstream.dp_transforms.run import Run
+
+
+class Charged(NamedTuple):
+    """A plan and the ledger that its runs are charged in, of a job or without one."""
+
+    plan: "Plan"
+    ledger: LedgerConfig | None
+
+
+class LedgerAccount:
+    """A data set's account in a ledger, for runs and questions that are begun without a job.
+
+    Args:
+        path: the ledger's file, which the first charge makes, or its URL.
+        data_set: the name it knows the data by.
+        epsilon, delta: the most that all runs on the data set together may spend per unit.
+        unit: what the data set calls the privacy unit, where plans find the same ids in columns of
+            different names (default: the unit's column).
+    """
+
+    def __init__(
+        self, path: str | Path, data_set: str, *, epsilon: float, delta: float,
+        unit: str | None = None,
+    ) -> None:  # fmt: skip
+        given = (epsilon, delta)
+        if not all(isinstance(n, float | int) for n in given) or not (
+            epsilon > 0 and 0 < delta < 1
+        ):
+            raise UsageError(
+                "account", "a limit is epsilon > 0 and 0 < delta < 1",
+                "write e.g. LedgerAccount('ledger.db', 'visits', epsilon=4.0, delta=1e-6)",
+            )  # fmt: skip
+        limit = Limit(epsilon=epsilon, delta=delta)
+        place = place_below(Path(), str(path))
+        self.ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
+
+    def check(self, plan: "Plan") -> None:
+        """Refuse now what ``charge`` would refuse; writes no entry.
+
+        Raises:
+            PolicyError: beyond the limit.
+        """
+        from dpstream.pipelines.begin import check_charge  # with Beam: only of a run
+
+        check_charge(Charged(plan, self.ledger))
+
+    def charge(self, run: "Run") -> None:
+        """Charge a begun run, once per run id and epoch; before any draw.
+
+        Raises:
+            PolicyError: beyond the limit, or the store is a copy, older than its ledger, or was
+                restored (only a job knows its sink, with which it has to be compared).
+        """
+        from dpstream.pipelines.begin import charge  # with Beam: only of a run
+
+        if run.open().restoring:
+            raise PolicyError(
+                "state.store",
+                "was restored, and has to be compared with what its run has published",
+                "go on with `dpstream run`",
+            )
+        charge(Charged(run.plan, self.ledger), run)

@@ -1,0 +1,247 @@
+"""Types of Parquet columns against those that a job declares, before anything is charged.
+
+A schema is public and no row is read.  What is refused is what could give no usable record at all
+(the same type fails for every row, see `dp_transforms.ingest.columns`), text in the place of
+numbers, and whole numbers as times that nobody has said to be microseconds: their seconds would all
+lie in 1970.  CSV and JSON Lines have no types; their rows are judged one by one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Field
+from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manifest
+from dpstream.pipelines.connectors.files.texts import ANEW, csv_header
+from dpstream.pipelines.connectors.records.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.jobs.job import Job
+
+_types = pa.types
+
+
+class _Role(NamedTuple):
+    """What a job uses a column for.
+
+    Attributes:
+        field: of the job file, for the error.
+        column: its name.
+        fits: whether a type can be used.
+        need: what it needs, in words.
+        fix: what to do about a type that cannot.
+    """
+
+    field: str
+    column: str
+    fits: Callable[[pa.DataType], bool]
+    need: str
+    fix: Callable[[pa.DataType], str]
+
+
+def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
+    """Refuse Parquet files whose schema cannot be what the job says, or that are all none.
+
+    One file that is none among others is a dead letter.
+
+    Args:
+        files: those that are looked at; default: all of the source.
+
+    Raises:
+        UsageError: names the field of the job, the column and its type.
+    """
+    if job.source.kind == "csv":
+        _check_headers(manifest(job) if files is None else files)
+    if job.source.kind != "parquet":
+        return
+    roles, files = list(_roles(job)), manifest(job) if files is None else files
+    schemas = [_schema(file.path) for file in files]
+    if files and not any(schemas):
+        empty = " (the first has no byte)" if not files[0].size else ""
+        raise UsageError(
+            "source.path",
+            f"names no file that is readable as Parquet{empty}",
+            "make the files again, or correct source.kind",
+        )
+    for file, schema in zip(files, schemas, strict=True):
+        for role in roles:
+            at = [] if schema is None else schema.get_all_field_indices(role.column)
+            if schema is None or len(at) != 1:
+                continue  # said by whoever reads the file
+            kind = plain_type(schema.field(at[0]).type)
+            if not role.fits(kind):
+                raise UsageError(
+                    role.field,
+                    f"column '{role.column}' is {_words(kind)} in file {file.partition} of the"
+                    f" source, and {role.need}",
+                    role.fix(kind),
+                )
+
+
+def _check_headers(files: Sequence[SourceFile]) -> None:
+    """Refuse CSV files none of which has a first line with names; one among others is a dead
+    letter."""
+    for file in files:
+        with open(file.path, "rb") as raw:
+            try:
+                found = csv_header(plain_by_name(raw, file.path, "csv"))
+            except BrokenFileError:
+                found = None
+        if found is not None:
+            return
+    if files:
+        raise UsageError(
+            "source.path",
+            "names no CSV file whose first line has the names of its columns, separated by commas",
+            f"write that line; if other characters separate the fields, {ANEW}",
+        )
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Of dictionaries and extensions the type of what they hold."""
+    while _types.is_dictionary(kind) or isinstance(kind, pa.ExtensionType):
+        kind = kind.value_type if _types.is_dictionary(kind) else kind.storage_type
+    return kind
+
+
+def _schema(path: str) -> pa.Schema | None:
+    try:
+        with pq.ParquetFile(pa.OSFile(path), pre_buffer=False) as file:
+            return file.schema_arrow
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _roles(job: Job) -> Iterator[_Role]:
+    """The columns that come from the files as they are; others go through the job's query."""
+    plan, source = job.plan, job.source
+    yield _identity("schema.unit", "unit = %s", plan.unit, job)
+    if plan.record_id is not None:
+        yield _identity("schema.record_id", "record_id = %s", plan.record_id, job)
+    micros = job.schema.event_time.type == "micros"
+    yield _time("schema.event_time", plan.event_time, micros, job)
+    if plan.stamp != "event_time":
+        yield _time("source.stamp", plan.stamp, True, job)
+    if source.query is not None:
+        return
+    for field in plan.key if job.cells is None else ():
+        yield _identity("schema.key", "key = [..., %s]", field, job)
+    for aggregate in plan.aggregates:
+        if aggregate.column is not None:
+            yield _number(aggregate.column, job)
+
+
+def _identity(where: str, form: str, field: Field, job: Job) -> _Role:
+    def fix(kind: pa.DataType) -> str:
+        found = _declared(kind)
+        if found is not None:
+            table = f'{{ column = "{field.column}", type = "{found}" }}'
+            return f"write {form % table}"
+        if _types.is_struct(kind) and kind.num_fields:
+            inner = kind.field(0).name
+            new = f"{field.column}_{inner}"
+            part = f"{_quoted(field.column)}.{_quoted(inner)} AS {_quoted(new)}"
+            return f"use one of its parts: {_rewrite(job, f'*, {part}')}"
+        return f"use a column of text or whole numbers, or {_cast(job, field.column, 'VARCHAR')}"
+
+    return _Role(where, field.column, _FITS[field.type], f"is declared '{field.type}'", fix)
+
+
+def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
+    def fits(kind: pa.DataType) -> bool:
+        if _types.is_int64(kind) or _types.is_uint64(kind):
+            return micros
+        return bool(_types.is_timestamp(kind) or _types.is_date(kind) or _is_text(kind))
+
+    def fix(kind: pa.DataType) -> str:
+        if _types.is_integer(kind) or _types.is_floating(kind):
+            name = _quoted(column)
+            seconds = _rewrite(job, f"* REPLACE (to_timestamp({name}) AS {name})")
+            also = (
+                f'if it counts microseconds, write event_time = {{ column = "{column}", type ='
+                ' "micros" }; '
+                if _types.is_integer(kind)
+                else ""
+            )
+            return f"{also}if seconds, {seconds}; if milliseconds, the same with epoch_ms"
+        return "name a column of timestamps"
+
+    return _Role(where, column, fits, "is to be a time", fix)
+
+
+def _number(column: str, job: Job) -> _Role:
+    def fits(kind: pa.DataType) -> bool:
+        whole = _types.is_integer(kind) or _types.is_decimal(kind)
+        return bool(whole or _types.is_floating(kind))
+
+    def fix(kind: pa.DataType) -> str:
+        if _is_text(kind):
+            return _cast(job, column, "DOUBLE")
+        return 'name a column of numbers, or count records with kind = "count" and no column'
+
+    return _Role("aggregate.column", column, fits, "is to be summed", fix)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(_types.is_string(kind) or _types.is_large_string(kind) or kind == pa.string_view())
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        _types.is_binary(kind)
+        or _types.is_large_binary(kind)
+        or _types.is_fixed_size_binary(kind)
+        or kind == pa.binary_view()
+    )
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(_types.is_integer(kind) or _types.is_floating(kind) or _types.is_decimal(kind))
+
+
+#: Types that may give values of each declared type.
+_FITS: dict[str, Callable[[pa.DataType], bool]] = {
+    "string": lambda kind: _is_text(kind) or _is_bytes(kind),
+    "bytes": lambda kind: _is_text(kind) or _is_bytes(kind),
+    "int": lambda kind: _is_numeric(kind) or _is_text(kind),
+    "bool": lambda kind: bool(_types.is_boolean(kind)) or _is_text(kind),
+}
+
+
+def _declared(kind: pa.DataType) -> str | None:
+    """What to declare for a type."""
+    if _types.is_integer(kind):
+        return "int"
+    if _types.is_boolean(kind):
+        return "bool"
+    if _is_text(kind):
+        return "string"
+    return "bytes" if _is_bytes(kind) else None
+
+
+def _words(kind: pa.DataType) -> str:
+    """A type's name; of nested ones no more than what they are."""
+    return (
+        "a struct" if _types.is_struct(kind) else "nested" if _types.is_nested(kind) else str(kind)
+    )
+
+
+def _cast(job: Job, column: str, kind: str) -> str:
+    name = _quoted(column)
+    return _rewrite(job, f"* REPLACE (CAST({name} AS {kind}) AS {name})")
+
+
+def _quoted(name: str) -> str:
+    """A column's name in SQL: some are words of its own."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _rewrite(job: Job, select: str) -> str:
+    """Words for new files with another column."""
+    path = job.source.path
+    folder = f"{job.path.parent}/"
+    shown = path.removeprefix(folder) if path.startswith(folder) else Path(path).name
+    return f"write new files, in DuckDB: COPY (SELECT {select} FROM '{shown}') TO 'data.parquet'"

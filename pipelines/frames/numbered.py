@@ -1,0 +1,240 @@
+"""Rows, dicts and DataFrames of a pipeline -> Arrow batches that say where each row stands.
+
+A record is named by its position, so whoever numbers rows decides which of them are one record
+that was delivered twice.  A number is safe if the same row has it whenever it is read again, on
+whatever worker, and no other row ever has it.  A counter in a worker gives none: a bundle that is
+tried again, or cut otherwise, numbers other rows.  So a number comes with the row:
+
+* ``schema.record_id`` of the job names a column that tells a unit's records apart, or
+* ``partition`` and ``offset`` name columns that say where the row stood in its source (a Kafka
+  record's, a file's and a line's), each offset once in its partition.
+
+Without either rows are refused; a table in memory is numbered by `memory.ReadTable`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.transforms.window import GlobalWindows, TimestampedValue
+from apache_beam.utils.timestamp import MAX_TIMESTAMP
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from dpstream.dp_transforms.batches import ROWS as RUNS
+from dpstream.dp_transforms.ingest.columns import identity
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.frames.table import columns_of
+from dpstream.pipelines.frames.values import INSTANT, column_of, instants_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state.numbers import values_of
+
+_ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
+_NO_NUMBER = (
+    "name a column that tells a unit's records apart (`schema.record_id` of the job), or the "
+    "columns of rows' positions (Rows(job, partition=..., offset=...)), or give a table in memory "
+    "to dpstream.ReadTable"
+)
+
+
+class Rows(beam.PTransform):
+    """Elements that are ``beam.Row``s, named tuples, dicts, or DataFrames of pandas or Polars (each
+    of some rows) -> record batches with positions, for ``DPStream``.
+
+    A value that is not of its column's type, or not there, is null, and its row a dead letter.
+
+    Args:
+        job: a loaded job, or a plan: its columns, and its record id.
+        partition, offset: columns that say where a row stood in its source; a row without
+            ``partition`` stood in 0.  Not with a record id.
+
+    Raises:
+        UsageError: nothing numbers the rows.
+    """
+
+    def __init__(
+        self, job: Job | Plan, *, partition: str | None = None, offset: str | None = None
+    ) -> None:
+        super().__init__()
+        plan = job if isinstance(job, Plan) else job.plan
+        if not isinstance(job, Plan) and (job.source.query is not None or job.cells is not None):
+            raise UsageError(
+                "job", "has a query or cells, which take the job's own files",
+                "put `dpstream.ReadFiles(job)` before DPStream",
+            )  # fmt: skip
+        if plan.record_id is None and offset is None:
+            raise UsageError(
+                "records",
+                "have nothing that numbers them, so one delivered twice would count twice",
+                _NO_NUMBER,
+            )
+        if plan.record_id is not None and (partition or offset) is not None:
+            raise UsageError(
+                "offset", "has no meaning where records have an id of their own", "leave it out"
+            )
+        if partition is not None and offset is None:
+            raise UsageError("offset", "is needed with partition", "name both columns")
+        batch_rows = 20_000 if isinstance(job, Plan) else job.performance.batch_rows
+        self._gather = Gather(ToBatch(plan, partition, offset), batch_rows)
+
+    def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
+        """One ParDo, in the one window that the flow works in."""
+        whole = pcoll | beam.WindowInto(GlobalWindows())
+        return whole | beam.ParDo(self._gather).with_output_types(pa.RecordBatch)
+
+
+class Gather(beam.DoFn):
+    """Gathers rows of a bundle into batches; a DataFrame is one by itself.
+
+    Args:
+        to_batch: makes a batch of a list of rows, or of one DataFrame.
+        batch_rows: rows of a batch.
+    """
+
+    def __init__(self, to_batch: Callable[[Any], pa.RecordBatch], batch_rows: int) -> None:
+        self._to_batch, self._batch_rows = to_batch, batch_rows
+
+    def start_bundle(self) -> None:
+        """Nothing is held yet."""
+        self._held: list[Any] = []
+        self._sent, self._least = 0, MAX_TIMESTAMP
+
+    @guarded("rows")
+    def process(
+        self, element: Any, timestamp: Any = beam.DoFn.TimestampParam
+    ) -> Iterator[pa.RecordBatch]:
+        """Gather; send when there is enough, at the least time of what is sent."""
+        if hasattr(element, "__arrow_c_stream__") or isinstance(element, pa.RecordBatch):
+            yield self._batch(element)
+            return
+        self._held.append(element)
+        self._least = min(self._least, timestamp)
+        if len(self._held) >= self._batch_rows:
+            yield TimestampedValue(self._rows(), self._least)
+            self._least = MAX_TIMESTAMP
+
+    @guarded("rows")
+    def finish_bundle(self) -> Iterator[Any]:
+        """Send the rest."""
+        if self._held:
+            yield GlobalWindows.windowed_value(self._rows(), self._least)
+
+    def _rows(self) -> pa.RecordBatch:
+        rows, self._held = self._held, []
+        return self._batch(rows)
+
+    def _batch(self, rows: Any) -> pa.RecordBatch:
+        batch = self._to_batch(rows)
+        if PARTITION not in (batch.schema.metadata or {}):
+            # What names a record is its id: the offset only says in a dead letter which row of
+            # its bundle it was.
+            where = {PARTITION: "0", OFFSET: str(self._sent)}
+            batch = batch.replace_schema_metadata(where)
+        self._sent += batch.num_rows
+        return batch
+
+
+class ToBatch:
+    """Rows, or a DataFrame, as a batch of the plan's columns.
+
+    Args:
+        partition, offset: columns of positions; ``None``: the batch says no position.
+    """
+
+    def __init__(self, plan: Plan, partition: str | None, offset: str | None) -> None:
+        self._kinds, self._times = kinds_of(plan), {plan.event_time}
+        if plan.stamp != "event_time":
+            self._times.add(plan.stamp)
+        self._partition, self._offset = partition, offset
+
+    def __call__(self, rows: Any) -> pa.RecordBatch:
+        """The batch.
+
+        Raises:
+            UsageError: a DataFrame lacks a column; a row has no position.
+        """
+        places = [name for name in (self._partition, self._offset) if name is not None]
+        if isinstance(rows, list):
+            found = _of_rows(rows, self._kinds, self._times, places)
+        else:
+            named = columns_of(rows, {"records": list(self._kinds), "offset": places})
+            found = {name: one_array(column) for name, column in named.items()}
+        columns = [found[name] for name in self._kinds]
+        batch = pa.RecordBatch.from_arrays(columns, list(self._kinds))
+        if self._offset is None:
+            return batch
+        offset = _whole("offset", found[self._offset])
+        partition = np.zeros(len(offset), np.int64)
+        if self._partition is not None:
+            partition = _whole("partition", found[self._partition])
+            if len(partition) and int(partition.max()) >= 1 << 31:
+                raise UsageError("partition", "must be below 2^31", "number the partitions")
+        return batch.replace_schema_metadata(runs(partition, offset))
+
+
+def kinds_of(plan: Plan) -> dict[str, pa.DataType]:
+    """The Arrow type of each column that a plan reads."""
+    kinds: dict[str, pa.DataType] = {}
+    ids: list[Field] = [plan.unit, *plan.key]
+    if plan.record_id is not None:
+        ids.append(plan.record_id)
+    for field in ids:
+        kinds[field.column] = _ARROW[field.type]
+    for aggregate in plan.aggregates:
+        if aggregate.column is not None:
+            kinds.setdefault(aggregate.column, pa.float64())
+    kinds.setdefault(plan.event_time, INSTANT)
+    if plan.stamp != "event_time":
+        kinds.setdefault(plan.stamp, INSTANT)
+    return kinds
+
+
+def runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
+    """Where rows stand, as a batch's metadata: runs of consecutive ones."""
+    goes_on = (np.diff(offset) == 1) & (np.diff(partition) == 0)
+    first = np.flatnonzero(np.concatenate([[len(offset) > 0], ~goes_on]))
+    rows = np.diff(first, append=len(offset))
+    said = {PARTITION: partition[first], OFFSET: offset[first], RUNS: rows}
+    return {name: b",".join(b"%d" % n for n in numbers) for name, numbers in said.items()}
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table as one array."""
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
+        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.nulls(0, found.type)
+    return found
+
+
+def _of_rows(
+    rows: Sequence[Any],
+    kinds: Mapping[str, pa.DataType],
+    times: set[str],
+    places: Sequence[str],
+) -> dict[str, pa.Array]:
+    found = {}
+    for name, kind in [*kinds.items(), *((name, pa.int64()) for name in places)]:
+        values = [_field(row, name) for row in rows]
+        found[name] = instants_of(values) if name in times else column_of(values, kind)
+    return found
+
+
+def _field(row: Any, name: str) -> Any:
+    return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
+
+
+def _whole(argument: str, column: pa.Array) -> Int64:
+    """Numbers of positions."""
+    found, ok = identity(column, "int")
+    numbers = values_of(found)
+    if not ok.all() or (len(numbers) and int(numbers.min()) < 0):
+        raise UsageError(
+            argument, "is no whole number of 0 or more in some row",
+            "name the column that says where a row stood in its source",
+        )  # fmt: skip
+    return np.asarray(numbers, np.int64)

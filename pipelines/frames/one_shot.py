@@ -1,0 +1,203 @@
+"""Private figures of a table in memory, each in one call: `histogram`, `count`, `sum`, `mean`.
+
+    import dpstream
+
+    dpstream.histogram(visits, unit="user", key="page", epsilon=1.0)
+
+What is protected is all rows of one unit together.  Each call is one answer, (epsilon, delta)-
+differentially private by itself; several together cost what they add up to.  With ``account`` a
+ledger adds them up and refuses what goes beyond its limit, and the same question about the same
+rows is answered with the same bytes at no further charge.
+
+``delta`` is a public constant unless it is given, never derived from the table: how many rows or
+units it has is private.  It bounds the chance, for each unit, that the answer tells more of it than
+epsilon says (a key that it alone has may show); 1e-9 fits data of up to some millions of units.
+With public keys, or without a key, ``delta=0`` gives a pure guarantee (Laplace noise).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.run import KeySource
+    from dpstream.pipelines.account import LedgerAccount
+    from dpstream.pipelines.frames.private import PrivateTable
+    from dpstream.pipelines.frames.question import Asked
+
+#: See the module.
+DELTA = 1e-9
+#: Keys of one unit that count, and rows of each: public constants that fit most data; noise grows
+#: with the root of the one and with the other.
+MAX_KEYS, MAX_ROWS = 8, 5
+
+
+def histogram(
+    data: Any,
+    *,
+    unit: str,
+    key: str | Sequence[str],
+    epsilon: float,
+    delta: float = DELTA,
+    max_keys: int = MAX_KEYS,
+    public_keys: Any = None,
+    account: "LedgerAccount | None" = None,
+    noise_key: "str | KeySource | None" = None,
+    fresh: bool = False,
+) -> "PrivateTable":
+    """How many units each key has: a unit counts once in a key, however many rows it has there.
+
+    Args:
+        data: a DataFrame of pandas or Polars, an Arrow table, or any other with an Arrow stream.
+        unit: the column that says whose row it is: text, whole numbers, booleans or bytes.  Rows
+            without a unit, a key or a value count nowhere.
+        key: the column, or columns, that the answer has a row for each value of.
+        epsilon, delta: the guarantee; see the module.
+        max_keys: of one unit, the most keys that count, chosen by chance where it has more.
+        public_keys: the keys of the answer, all of which are published with noise, whatever the
+            rows hold: a list, or a table with the key's columns.  They must not come from the
+            private rows.  Without them a key is published if enough units have it.
+        account: the ledger that the answer is charged in; ``None``: nobody counts what is spent.
+        noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
+            account, which tells by it that a question was asked before.
+        fresh: ask anew, at a new charge, what was answered before.
+
+    Returns:
+        key's columns, ``units`` and its ``units_sd``, ``units_low`` and ``units_high`` (the ends of
+        the noise's 95% interval), sorted by key.
+
+    Raises:
+        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+    """
+    asked = _asked("units", unit, key, None, None, epsilon, delta, max_keys, 1, public_keys)
+    return _ask(data, asked, account, noise_key, fresh)
+
+
+def count(
+    data: Any,
+    *,
+    unit: str,
+    epsilon: float,
+    key: str | Sequence[str] | None = None,
+    delta: float = DELTA,
+    max_keys: int = MAX_KEYS,
+    max_rows: int = MAX_ROWS,
+    public_keys: Any = None,
+    account: "LedgerAccount | None" = None,
+    noise_key: "str | KeySource | None" = None,
+    fresh: bool = False,
+) -> "PrivateTable":
+    """How many rows each key has; without a key, how many there are.
+
+    Args:
+        max_rows: of one unit, the most rows of a key that count.
+
+    The other arguments are those of `histogram`.
+
+    Returns:
+        key's columns, ``count``, ``count_sd``, ``count_low`` and ``count_high``.
+
+    Raises:
+        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+    """
+    asked = _asked("count", unit, key, None, None, epsilon, delta, max_keys, max_rows, public_keys)
+    return _ask(data, asked, account, noise_key, fresh)
+
+
+def sum(
+    data: Any,
+    *,
+    unit: str,
+    value: str,
+    bounds: tuple[float, float] | Literal["auto"],
+    epsilon: float,
+    key: str | Sequence[str] | None = None,
+    delta: float = DELTA,
+    max_keys: int = MAX_KEYS,
+    max_rows: int = MAX_ROWS,
+    public_keys: Any = None,
+    account: "LedgerAccount | None" = None,
+    noise_key: "str | KeySource | None" = None,
+    fresh: bool = False,
+) -> "PrivateTable":
+    """The sum of a column for each key; without a key, of all rows.
+
+    Args:
+        value: the column of numbers.
+        bounds: least and largest value that counts: others are taken as the nearer one.  From what
+            is known without looking at the rows: they decide the noise.  ``"auto"`` finds bounds of
+            a unit's sum in a key, privately, with half of the budget; ``max_rows`` has no effect
+            then.
+        max_rows: of one unit, about the most rows of a key that count: its sum there is held within
+            so many times the bounds.
+
+    The other arguments are those of `histogram`.
+
+    Returns:
+        key's columns, ``sum``, ``sum_sd``, ``sum_low`` and ``sum_high``.
+
+    Raises:
+        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+    """
+    asked = _asked(
+        "sum", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
+    )  # fmt: skip
+    return _ask(data, asked, account, noise_key, fresh)
+
+
+def mean(
+    data: Any,
+    *,
+    unit: str,
+    value: str,
+    bounds: tuple[float, float] | Literal["auto"],
+    epsilon: float,
+    key: str | Sequence[str] | None = None,
+    delta: float = DELTA,
+    max_keys: int = MAX_KEYS,
+    max_rows: int = MAX_ROWS,
+    public_keys: Any = None,
+    account: "LedgerAccount | None" = None,
+    noise_key: "str | KeySource | None" = None,
+    fresh: bool = False,
+) -> "PrivateTable":
+    """The mean of a column for each key; without a key, of all rows.
+
+    It is a noisy sum over a noisy count, from one budget; missing where that count is below 1.
+
+    Args:
+        value, bounds: as of `sum`; ``"auto"`` finds bounds of a unit's own mean in a key.
+        max_rows: of one unit, the rows of a key that count; of more, their mean counts so many
+            times.
+
+    The other arguments are those of `histogram`.
+
+    Returns:
+        key's columns, ``mean``, ``mean_sd``, ``mean_low`` and ``mean_high``.
+
+    Raises:
+        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+    """
+    asked = _asked(
+        "mean", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
+    )  # fmt: skip
+    return _ask(data, asked, account, noise_key, fresh)
+
+
+def _asked(*arguments: Any) -> "Asked":
+    from dpstream.pipelines.frames.question import Asked
+
+    return Asked(*arguments)
+
+
+def _ask(
+    data: Any,
+    asked: "Asked",
+    account: "LedgerAccount | None",
+    noise_key: "str | KeySource | None",
+    fresh: bool,
+) -> "PrivateTable":
+    from dpstream.pipelines.frames.answer import ask
+    from dpstream.pipelines.frames.question import question_of
+
+    question, columns = question_of(data, asked)
+    return ask(question, columns, account, noise_key, fresh)

@@ -1,0 +1,136 @@
+"""A private answer about a table: an Arrow table that carries its guarantee."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.accounting.figures import human, up
+from dpstream.pipelines.frames.question import Question
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer
+
+#: Rows that a repr shows.
+_SHOWN = 10
+_NOT_CHARGED = (
+    "Charged to no ledger: whoever asks again spends epsilon again, and only you add it up "
+    "(account=dpstream.LedgerAccount(...) does)."
+)
+_INSECURE = "NOT PRIVATE: drawn with a fixed test key, which whoever knows it subtracts."
+
+
+class PrivateTable:
+    """A differentially private answer; everything in it may be published.
+
+    Tables of pandas, Polars and Arrow are made of it as of any with an Arrow stream:
+    ``answer.to_pandas()``, ``polars.DataFrame(answer)``, ``pyarrow.table(answer)``.
+
+    Attributes:
+        table: the key's columns, the figure, and of its noise sd, low and high (the ends of its
+            95% interval), sorted by key; the schema's metadata have the guarantee.
+        header: what it cost and when it was first given.
+        guarantee: in words.
+        charged: this very call was charged for it; ``None``: there is no ledger.
+        receipt: the committed bytes; digest: binds them to their charge (empty without a ledger).
+    """
+
+    def __init__(
+        self, table: pa.Table, header: Header, guarantee: str, charged: bool | None,
+        receipt: bytes, digest: str,
+    ) -> None:  # fmt: skip
+        self.table, self.header, self.guarantee = table, header, guarantee
+        self.charged, self.receipt, self.digest = charged, receipt, digest
+
+    @property
+    def epsilon(self) -> float:
+        """What it cost."""
+        return self.header.epsilon
+
+    @property
+    def delta(self) -> float:
+        """What it cost."""
+        return self.header.delta
+
+    def to_pandas(self, **options: Any) -> Any:
+        """A DataFrame of pandas; options are those of ``pyarrow.Table.to_pandas``."""
+        return self.table.to_pandas(**options)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The table as Arrow's protocol of capsules has it."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __repr__(self) -> str:
+        """The guarantee, and the first rows."""
+        names, rows = self.table.column_names, self.table.slice(0, _SHOWN).to_pylist()
+        cells = [names, *([_shown(row[name]) for name in names] for row in rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+        more = len(self) - len(rows)
+        lines += [f"... {more} more rows"] if more else []
+        return "\n".join([self.guarantee, "", *lines])
+
+
+def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -> PrivateTable:
+    """The answer of a question as its asker gets it.
+
+    Args:
+        data_set: in whose ledger it was charged; ``None``: nowhere.
+    """
+    header, charged = answer.header, None if data_set is None else answer.charged
+    guarantee = _words(question, answer, data_set)
+    said = {
+        "dpstream.guarantee": guarantee,
+        "dpstream.epsilon": repr(header.epsilon),
+        "dpstream.delta": repr(header.delta),
+        "dpstream.unit": question.unit,
+        "dpstream.run_id": header.run_id,
+        "dpstream.answered": header.answered,
+    }
+    table = answer.table.replace_schema_metadata(said)
+    return PrivateTable(table, header, guarantee, charged, answer.receipt, answer.digest)
+
+
+def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
+    """The guarantee, what of a unit counts, and where it was charged."""
+    header, column, plan = answer.header, question.column, question.gridded.plan
+    claim = (
+        f"({up(header.epsilon)}, {up(header.delta)})-differential privacy of this answer, for all "
+        f"rows of each {question.unit!r} together."
+    )
+    counts = []
+    if question.key:
+        counts.append(f"at most {plan.groups} of its keys count, chosen by chance")
+    if column.kind == "count":
+        counts.append(f"at most {human(column.high)} of its rows{' in each' * bool(counts)}")
+    elif column.kind != "units" and not column.automatic:
+        low, high = human(column.low), human(column.high)
+        counts.append(
+            f"at most {column.rows} of its rows{' in each' * bool(counts)}, "
+            f"with values within {low} and {high}"
+        )
+    if header.bounds:
+        low, high = (human(bound) for bound in header.bounds[column.name])
+        of = "sum" if column.kind == "sum" else "mean"
+        counts.append(
+            f"its {of}{' in each' * bool(counts)} within {low} and {high} (bounds that half of the "
+            "budget found)"
+        )
+    words = [claim]
+    if counts:
+        words.append(
+            f"Of one {question.unit!r}: {'; '.join(counts)}; sd, low and high are of the noise and "
+            "know nothing of what that cuts."
+        )
+    if header.nulls:
+        words.append("Too few units have a value for bounds to be found: the figures are missing.")
+    if plan.selects:
+        words.append("A key is here if enough units have it.")
+    elif question.key:
+        words.append("The keys are the public ones: all are here.")
+    words.append(_NOT_CHARGED if data_set is None else f"Charged to data set {data_set!r}.")
+    return " ".join([_INSECURE, *words] if answer.insecure else words)
+
+
+def _shown(value: object) -> str:
+    return human(value) if isinstance(value, float) else "–" if value is None else str(value)

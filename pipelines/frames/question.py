@@ -1,0 +1,306 @@
+"""What is asked about a table: fixed, checked and priced before a row is looked at.
+
+A question is a query (``accounting.query``) of one column.  Its digest covers all of it but the
+rows, so that the same question about the same rows is one request in a ledger.
+"""
+
+import hashlib
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.limits import MAX_KEY_COLUMNS
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.accounting.query.calibration import mu_of_query
+from dpstream.accounting.query.grids import Gridded, finest, grid_of
+from dpstream.accounting.query.plan import (
+    MAX_GROUPS,
+    MAX_ROWS,
+    ColumnKind,
+    QueryColumn,
+    QueryPlan,
+)
+from dpstream.dp_transforms.ingest.columns import identity
+from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
+from dpstream.pipelines.sql.receipt import PARTS
+from dpstream.state.ledger.charges import Charge
+
+#: Kinds whose values can be a ledger's unit.
+_UNITS: tuple[FieldType, ...] = ("string", "int", "bool", "bytes")
+Bounds = tuple[float, float] | Literal["auto"]
+
+
+class Asked(NamedTuple):
+    """Arguments of a question, as a caller gave them.
+
+    Attributes:
+        kind: of the column of the answer: ``units``, ``count``, ``sum`` or ``mean``.
+        unit, key, value: names of columns; ``key`` is empty for one figure of all rows.
+        bounds: of each value; ``None`` where none are needed.
+        max_keys, max_rows: of one unit, keys that count and rows of each that do.
+        public_keys: all keys that are published, whatever the rows hold.
+    """
+
+    kind: ColumnKind
+    unit: Any
+    key: Any
+    value: Any
+    bounds: Any
+    epsilon: Any
+    delta: Any
+    max_keys: Any
+    max_rows: Any
+    public_keys: Any
+
+
+class Question(NamedTuple):
+    """A checked question; public.
+
+    Attributes:
+        unit, key, value: names of columns.
+        kinds: of the unit's and of each key's ids.
+        gridded: its plan, of one column that is named as its kind.
+        public: canonical public keys, each once; ``None`` where keys are selected, or there is no
+            key.
+        digest: of everything here.
+    """
+
+    unit: str
+    key: tuple[str, ...]
+    value: str | None
+    kinds: tuple[str, ...]
+    gridded: Gridded
+    public: pa.Table | None
+    digest: str
+
+    @property
+    def column(self) -> QueryColumn:
+        """The column of the answer."""
+        return self.gridded.plan.columns[0]
+
+    def identity(self, unit: str | None) -> UnitIdentity:
+        """The unit in a ledger, which may call it otherwise."""
+        kind = self.kinds[0]
+        assert kind in _UNITS
+        return UnitIdentity(unit or self.unit, kind)
+
+    def charge(self, run_id: str, unit: UnitIdentity) -> Charge:
+        """What one answer costs."""
+        plan = self.gridded.plan
+        mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
+        words = f"{unit.name} over the whole stream"
+        figures = (plan.epsilon, plan.delta, mu, threshold)
+        return Charge(run_id, self.digest, words, *figures, kind="frame", identity=unit.text)
+
+
+def question_of(data: Any, asked: Asked) -> tuple[Question, dict[str, pa.ChunkedArray]]:
+    """The question, and the columns of the table that it is about; no value is looked at.
+
+    Raises:
+        UsageError, PolicyError: an argument is not usable, or nothing private.
+    """
+    key = _names(asked)
+    named = {"unit": [asked.unit], "key": key}
+    if asked.kind in ("sum", "mean"):
+        named["value"] = [asked.value]
+    columns = columns_of(data, {argument: names for argument, names in named.items() if names})
+    kinds = [kind_of("unit", columns[asked.unit].type)]
+    if kinds[0] not in _UNITS:
+        raise UsageError(
+            "unit", f"is a column of {kinds[0]}s", "name text, whole numbers, booleans or bytes"
+        )
+    kinds += [kind_of("key", columns[name].type) for name in key]
+    value = asked.value if asked.kind in ("sum", "mean") else None
+    whole = False
+    if value is not None:
+        check_numbers("value", columns[value].type)
+        whole = pa.types.is_integer(columns[value].type)
+    public = _public(asked.public_keys, key, kinds[1:])
+    gridded = _gridded(asked, bool(key), public is not None, whole)
+    names = [asked.unit, key, value]
+    parts = [msgspec.json.encode([names, kinds, gridded.bits]), gridded.plan.digest.encode()]
+    parts.append(_digest(public))
+    digest = hashlib.blake2b(
+        b"\0".join(parts), digest_size=16, person=b"dpstream-frame"
+    ).hexdigest()
+    found = Question(asked.unit, tuple(key), value, tuple(kinds), gridded, public, digest)
+    return found, columns
+
+
+def _names(asked: Asked) -> list[str]:
+    """The key's columns; names are checked against each other, not yet against the table."""
+    given = asked.key
+    key = [] if given is None else [given] if isinstance(given, str) else list(given)
+    if not isinstance(asked.unit, str):
+        raise UsageError("unit", "must be a column's name", "write e.g. unit='user'")
+    fine = all(isinstance(name, str) for name in key) and len(set(key)) == len(key)
+    if not fine or len(key) > MAX_KEY_COLUMNS or (given is not None and not key):
+        rule = f"must be a column's name, or 1 to {MAX_KEY_COLUMNS} different ones"
+        raise UsageError("key", rule, "write e.g. key='page', or key=['page', 'country']")
+    if asked.unit in key:
+        raise PolicyError(
+            "key",
+            "is the unit: a figure of each unit by itself protects none",
+            "name a column that many units share",
+        )
+    if asked.kind in ("sum", "mean") and not isinstance(asked.value, str):
+        raise UsageError("value", "must be a column's name", "write e.g. value='seconds'")
+    taken = {asked.kind, *(f"{asked.kind}_{part}" for part in PARTS)} & set(key)
+    if taken:
+        raise UsageError("key", "has the name of a column of the answer", "rename the column")
+    return key
+
+
+def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
+    """The plan of the question on its grid."""
+    epsilon, delta = _number("epsilon", asked.epsilon, "1.0"), _number("delta", asked.delta, "1e-9")
+    groups = _whole("max_keys", asked.max_keys, MAX_GROUPS)
+    selects = grouped and not public
+    if delta == 0 and selects:
+        raise UsageError(
+            "delta",
+            "of 0 allows no keys of the rows: a key that one unit alone has may never be shown",
+            "give delta, e.g. 1e-9, or public_keys",
+        )
+    if not (epsilon > 0 and 0 <= delta < 1):
+        raise UsageError(
+            "epsilon" if not epsilon > 0 else "delta",
+            "must be positive" if not epsilon > 0 else "must be below 1, and 0 or more",
+            "write e.g. epsilon=1.0, delta=1e-9",
+        )
+    column = _column(asked)
+
+    def plan_of(bits: int) -> QueryPlan:
+        return QueryPlan(
+            epsilon=epsilon,
+            delta=delta,
+            groups=groups if grouped else 1,
+            norm=None,
+            mechanism="gaussian" if delta else "laplace",
+            selects=selects,
+            columns=(msgspec.structs.replace(column, grid=grid_of(column, whole, bits)),),
+        )
+
+    return finest(plan_of)
+
+
+def _column(asked: Asked) -> QueryColumn:
+    """The column of the answer, but for its grid."""
+    rows = _whole("max_rows", asked.max_rows, MAX_ROWS)
+    if asked.kind == "units":
+        return QueryColumn("units", "units", per="group", rows=rows)
+    if asked.kind == "count":
+        return QueryColumn("count", "count", 0.0, float(rows), per="group", rows=rows)
+    if isinstance(asked.bounds, str) and asked.bounds == "auto":
+        return QueryColumn(asked.kind, asked.kind, per="group", rows=rows)
+    low, high = _pair(asked.bounds)
+    return QueryColumn(asked.kind, asked.kind, low, high, per="row", rows=rows)
+
+
+def _pair(bounds: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(bound) for bound in bounds)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not -math.inf < low < high < math.inf:
+        raise UsageError(
+            "bounds",
+            "must be the least and the largest value that counts, the lower one first",
+            "write e.g. bounds=(0, 100), from what you know without looking at the rows, or "
+            "bounds='auto', which spends half of epsilon on finding them",
+        )
+    return low, high
+
+
+def _number(argument: str, given: Any, example: str) -> float:
+    try:
+        return float(operator.mul(given, 1.0))
+    except (TypeError, ValueError):
+        raise UsageError(argument, "must be a number", f"write e.g. {argument}={example}") from None
+
+
+def _whole(argument: str, given: Any, most: int) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
+        raise UsageError(
+            argument, f"must be a whole number from 1 to {most}", f"write e.g. {argument}=5"
+        )
+    return number
+
+
+def _public(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table | None:
+    """Canonical public keys, each once, in their order; public."""
+    if given is None:
+        return None
+    if not key:
+        raise UsageError("public_keys", "are keys, and no key is named", "give key= as well")
+    distinct = keys_table(given, key, kinds).group_by(list(key)).aggregate([])
+    return distinct.sort_by([(name, "ascending") for name in key])
+
+
+def keys_table(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table:
+    """Public keys as a table of canonical columns.
+
+    Args:
+        given: a list or Series of one key's values, or a table with the key's columns.
+        key: names; kinds: of the columns' ids.
+
+    Raises:
+        UsageError: they are none, or of other types.
+    """
+    if hasattr(given, "columns"):
+        columns = columns_of(given, {"public_keys": key})
+    elif len(key) == 1:
+        columns = {key[0]: _listed(given)}
+    else:
+        raise UsageError(
+            "public_keys",
+            "must be a table with all columns of the key",
+            f"give a DataFrame with the columns {', '.join(key)}",
+        )
+    arrays = []
+    for name, kind in zip(key, kinds, strict=True):
+        found, fits = identity(columns[name], kind)
+        if not fits.all():
+            raise UsageError(
+                "public_keys", f"hold what is no {kind}, which the key is",
+                "give keys of the key's type, without missing ones",
+            )  # fmt: skip
+        arrays.append(found)
+    table = pa.Table.from_arrays(arrays, names=list(key))
+    if not table.num_rows:
+        raise UsageError("public_keys", "are none", "list the keys, or leave the argument out")
+    return table
+
+
+def _listed(given: Any) -> pa.ChunkedArray:
+    try:
+        if hasattr(given, "__arrow_c_stream__"):  # a Series, or Arrow's own
+            return pa.chunked_array(given)
+        if isinstance(given, str | bytes):
+            raise TypeError  # their characters are no keys
+        return pa.chunked_array([given if isinstance(given, pa.Array) else pa.array(list(given))])
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise UsageError(
+            "public_keys", "is no list of values of one type", "write e.g. public_keys=['a', 'b']"
+        ) from None
+
+
+def _digest(public: pa.Table | None) -> bytes:
+    """Of the public keys' content, whatever layout it has."""
+    if public is None:
+        return b""
+    digest = hashlib.blake2b(digest_size=16)
+    with pa.ipc.new_stream(out := pa.BufferOutputStream(), public.schema) as stream:
+        stream.write_table(public.combine_chunks())
+    digest.update(out.getvalue())
+    return digest.digest()

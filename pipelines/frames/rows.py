@@ -1,0 +1,229 @@
+"""Rows of a table -> canonical rows -> partials of a query, in numpy.
+
+What a row is depends on that row alone: its unit and key become keyed ids in the canonical forms of
+``dp_transforms.ingest.columns``, its value a float.  A row without a unit (or with an empty one), a
+key or a usable value counts nowhere; nor does one whose key is none of the public ones.
+
+Stage 1 is that of SQL (``pipelines.sql.rewrite``) on one table without expressions: a value is
+clamped and rounded to the grid row by row; a unit's rows of a key are added up exactly, and of a
+mean with more rows than count, scaled down to as many.  What bounds a unit is stage 2's
+(``dp_transforms.one_shot``, mechanism.md section 11): nothing here is its guarantee, but that every
+partial is made of one unit's rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.query.parts import middle_of
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.dp_transforms.ingest.columns import decoded, identity, measure
+from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import Partials
+from dpstream.dp_transforms.one_shot import Rows as Values
+from dpstream.dp_transforms.one_shot.bounding import sampling_keys
+from dpstream.dp_transforms.one_shot.groups import Groups, encoded
+from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
+from dpstream.pipelines.frames.question import Question
+from dpstream.state.numbers import mask, numbers, values_of
+
+#: Steps that a row is limited to where bounds hold for a group, far beyond any bound: 2^30 of them
+#: add up in 64 bits.
+_WIDE = 1 << 32
+
+
+class Rows(NamedTuple):
+    """PRIVATE: the rows of a table that count.
+
+    Attributes:
+        unit: (n,) slots of units; unit_ids: (units, 2) their keyed ids.
+        group: (n,) codes of groups; groups: their values and ids.
+        value: (n,) finite floats; ``None`` where only rows are counted.
+    """
+
+    unit: Int64
+    unit_ids: Ids
+    group: Int64
+    groups: Groups
+    value: Float64 | None
+
+    def identity(self, ring: KeyRing) -> bytes:
+        """What tells these rows from others, in whatever order they stand; to be keyed again.
+
+        The sum of the rows' MACs over (unit, key, value), in 128 bits: different rows have one sum
+        with a chance of about 2^-128 (one row many times: of at least 2^-68), whoever chose them.
+        """
+        blocks = [self.unit_ids[self.unit], self.groups.ids[self.group]]
+        if self.value is not None:
+            bits = self.value.view(np.uint64)
+            blocks.append(np.stack([bits, np.zeros_like(bits)], axis=1))
+        macs = sampling_keys(ring, b"rows of a table", (), blocks)
+        total = macs.sum(axis=0, dtype=np.uint64) if len(macs) else np.zeros(2, np.uint64)
+        return len(self.unit).to_bytes(8, "little") + total.tobytes()
+
+
+def rows_of(
+    question: Question, columns: Mapping[str, pa.ChunkedArray], ring: KeyRing
+) -> Rows:  # fmt: skip
+    """The rows that count; all are copies, so that what becomes of the table no longer matters.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    if len(columns[question.unit]) > MAX_PARTIALS:
+        raise UsageError("data", f"has more than {MAX_PARTIALS} rows", "ask it by `dpstream sql`")
+    unit, units, good = _coded(columns[question.unit], question.kinds[0], empty=False)
+    unit_ids = typed_ids(ring.unit, [(question.kinds[0], units)])
+    keys = []
+    for name, kind in zip(question.key, question.kinds[1:], strict=True):
+        codes, values, ok = _coded(columns[name], kind)
+        keys.append((codes, values))
+        good &= ok
+    value = None
+    if question.value is not None:
+        value, ok = measure(_whole(columns[question.value]))
+        value = value + 0.0  # no -0.0
+        good &= ok
+    kept = slice(None) if good.all() else np.flatnonzero(good)
+    names, kinds = list(question.key), list(question.kinds[1:])
+    groups = Groups(names, kinds, ring.key, question.public)
+    group = np.zeros(len(unit), np.int64)[kept]
+    if keys:
+        group = _groups([(codes[kept], values) for codes, values in keys], groups)
+    unit, value = unit[kept], None if value is None else value[kept]
+    if len(group) and int(group.min()) < 0:  # none of the public keys
+        listed = np.flatnonzero(group >= 0)
+        unit, group = unit[listed], group[listed]
+        value = None if value is None else value[listed]
+    return Rows(unit, unit_ids, group, groups, value)
+
+
+def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
+    """What stage 2 is handed, for a plan with its bounds."""
+    [column] = plan.columns
+    known = Partials(rows.unit, rows.group, rows.unit_ids, rows.groups.ids)
+    if column.kind == "units":
+        return known
+    if column.kind == "count":
+        return known._replace(sums=(np.ones(len(rows.unit), np.int64),))
+    if column.kind == "mean":
+        return _means(column, rows, known)
+    low, high = _limits(column)
+    return known._replace(sums=(_steps(rows, column.grid, low, high),))
+
+
+def wide_values(column: QueryColumn, rows: Rows) -> Values:
+    """What automatic bounds are for, in grid steps: of a unit in a group, its sum or its mean."""
+    steps = _steps(rows, column.grid, -_WIDE, _WIDE)
+    unit, group, total, count = _by_pair(rows, steps)
+    if column.kind == "mean":
+        total = total // np.maximum(count, 1)
+    return Values(unit, group, np.clip(total, -_WIDE, _WIDE))
+
+
+def _limits(column: QueryColumn) -> tuple[int, int]:
+    """Where each row is clamped: to the bounds where they hold per row."""
+    return column.grid_bounds() if column.per == "row" else (-_WIDE, _WIDE)
+
+
+def _steps(rows: Rows, grid: float, low: int, high: int) -> Int64:
+    """(n,) values in whole steps, clamped."""
+    assert rows.value is not None
+    with np.errstate(over="ignore"):  # 1e308 on a grid of 0.1 is beyond every bound
+        scaled = np.clip(np.rint(rows.value / grid), low, high)
+    return np.asarray(scaled, np.int64)
+
+
+def _means(column: QueryColumn, rows: Rows, known: Partials) -> Partials:
+    """Centred sums and counts of each unit in a group, of at most r rows."""
+    most = column.most_rows
+    centred = _steps(rows, column.grid, *_limits(column)) - middle_of(column)
+    unit, group, total, count = _by_pair(rows, centred)
+    # r * |total| <= n r h, and r h <= 2^32 by the grid: 64 bits hold it for 2^30 rows.
+    scaled = np.sign(total) * (np.abs(total) * most // np.maximum(count, 1))
+    scaled = np.where(count > most, scaled, total)
+    return known._replace(unit=unit, group=group, sums=(scaled, np.minimum(count, most)))
+
+
+def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Unit, group, sum and number of rows of each (unit, group)."""
+    pair = pairs(rows.unit, rows.group, len(rows.groups.ids))
+    order = np.argsort(pair)
+    sorted_pair = pair[order]
+    first = np.flatnonzero(np.diff(sorted_pair, prepend=-1))
+    if not first.size:
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing, nothing, nothing
+    total = np.add.reduceat(values[order], first)
+    count = np.diff(first, append=len(pair))
+    return rows.unit[order[first]], rows.group[order[first]], total, count
+
+
+def _coded(
+    column: pa.ChunkedArray, kind: str, empty: bool = True
+) -> tuple[Int64, pa.Array, Bool]:  # fmt: skip
+    """(rows,) codes of canonical values, the values by code, and the rows that have one.
+
+    Args:
+        empty: a text of no characters is a value.
+    """
+    try:
+        codes, spelled = encoded(_plain(column))
+    except pa.ArrowException:
+        raise UsageError(
+            "data", "has a column of more than 2 GiB of text", "ask it by `dpstream sql`"
+        ) from None
+    canonical, fits = identity(spelled, kind)
+    if not empty and kind in ("string", "bytes"):
+        fits = fits & (np.diff(_ends(canonical)) > 0)
+    # Two spellings of one text are one value.
+    again, values = encoded(pa.chunked_array([canonical]))
+    return again[codes], values, fits[codes]
+
+
+def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
+    """(rows,) codes of the groups, of which only different ones are looked up."""
+    codes, values = keys[0][0], [keys[0][1]]
+    for more, its_values in keys[1:]:
+        size = np.int64(max(1, len(its_values)))
+        both, pair = encoded(pa.chunked_array([numbers(codes * size + more)]))
+        codes, at = both, values_of(pair)
+        values = [v.take(numbers(at // size)) for v in values]
+        values.append(its_values.take(numbers(at % size)))
+    met = np.bincount(codes, minlength=len(values[0])) > 0
+    known = groups.codes([pa.chunked_array([v.filter(mask(met))]) for v in values])
+    place = np.zeros(len(met), np.int64)
+    place[met] = known
+    return place[codes]
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts in their plain layout; of a dictionary, the values."""
+    kind, of = column.type, pa.types
+    if of.is_dictionary(kind):
+        column = pa.chunked_array([decoded(_whole(column))])
+        kind = column.type
+    if of.is_null(kind) or of.is_large_string(kind) or of.is_string_view(kind):
+        return column.cast(pa.string())
+    if of.is_large_binary(kind) or of.is_binary_view(kind) or of.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    return column
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array, of whatever many chunks."""
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
+        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.nulls(0, found.type)
+    return found
+
+
+def _ends(texts: pa.Array) -> Int64:
+    """(n + 1,) where the bytes of each text begin and the last's end."""
+    ends = np.frombuffer(texts.buffers()[1] or bytes(4), np.int32)
+    return ends[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)

@@ -1,0 +1,159 @@
+"""``records | dpstream.DPStream(job)``: the flow, begun by a job or a plan, on rows of any kind."""
+
+from typing import Any
+
+import apache_beam as beam
+import msgspec
+import pyarrow as pa
+from apache_beam.typehints import no_annotations, typehints
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.flow import Output
+from dpstream.dp_transforms.ingest.records import canonical_public_keys
+from dpstream.dp_transforms.run import Account, Run
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.cells import with_cells
+from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.query import with_query
+from dpstream.pipelines.frames.memory import ReadTable
+from dpstream.pipelines.frames.numbered import Rows
+from dpstream.pipelines.frames.question import keys_table
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import public_keys_digest
+
+_OF_JOB = "is in the job"
+
+
+class DPStream(flow.DPStream):
+    """Differentially private running counts and sums per key.
+
+    Records are Arrow batches with positions (of ``ReadFiles``, ``ReadTable``, `Rows`).  Of a job
+    with ``schema.record_id`` they may be rows, dicts or DataFrames as they are.  Bounded input in
+    which two rows have one position is refused, for all but one would be lost.
+
+    Args:
+        plan: a loaded job, whose run is begun, and charged in its ledger, when the transform is
+            applied; or the public plan.
+        run: a run that was begun before; without it one is begun or resumed.
+        public_keys: all keys that are published, with or without records: a list, or a table with
+            the key's columns.  They are part of the plan, so other lists are other runs.
+        source: what tells these records from others (a name and version, a digest), because a store
+            goes on only with the input that it was begun with.  A job's own files and a table of
+            ``ReadTable`` tell it themselves.
+        key_file, key, store, shards, account: of a plan whose run is begun here: a file with the
+            noise key, or a reference to it; the store's URL and its shards; the ledger that the run
+            is charged in (``LedgerAccount``), without which nobody counts what is spent.
+        clock: announces trigger times (`dp_transforms.beam.clock`).
+
+    Raises:
+        UsageError: an argument is not usable; PolicyError: the store, the input or the ledger
+            forbids the run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | Job,
+        run: Run | None = None,
+        *,
+        public_keys: Any = None,
+        source: str | None = None,
+        key_file: str | None = None,
+        key: str | None = None,
+        store: str | None = None,
+        shards: int | None = None,
+        account: Account | None = None,
+        clock: beam.PTransform | None = None,
+    ) -> None:
+        self._job: Job | None = None
+        if not isinstance(plan, Plan | Job):
+            raise UsageError(
+                "plan", "is neither a loaded job nor a plan",
+                "write DPStream(dpstream.load_job('job.toml'), source='NAME')",
+            )  # fmt: skip
+        if run is not None and public_keys is not None:
+            raise UsageError("public_keys", "belong to a run's begin", "give them to begin_run")
+        if isinstance(plan, Job) and run is None:
+            given = {"key_file": key_file, "key": key, "store": store, "shards": shards,
+                     "account": account}  # fmt: skip
+            for name, value in given.items():
+                if value is not None:
+                    raise UsageError(name, _OF_JOB, "leave it out, or correct the job")
+            beam.PTransform.__init__(self)
+            listed, self._public = _with_keys(plan.plan, public_keys)
+            self._job = msgspec.structs.replace(plan, plan=listed)
+            self._source, self._clock, self._once = source, clock, True
+            return
+        if isinstance(plan, Job):
+            plan = plan.plan
+        plan, public = _with_keys(plan, public_keys)
+        super().__init__(
+            plan, run, key_file=key_file, key=key, store=store or "sqlite:dpstream.db",
+            shards=4 if shards is None else shards, source=source, clock=clock, account=account,
+            public=public, once=True,
+        )  # fmt: skip
+
+    @no_annotations
+    def expand(self, pcoll: beam.PCollection) -> Output:
+        """Records in, sealed releases and dead letters out."""
+        job = self._job
+        records = _batches(pcoll, self._run.plan if job is None else job)
+        if job is not None:
+            source = self._identity(job, pcoll)
+            records = with_cells(with_query(records, job), job)
+            self._run, _ = begin(job, source, self._public)
+        self._once = not isinstance(_origin(pcoll), ReadFiles)  # which numbers rows itself
+        output: Output = super().expand(records)
+        return output
+
+    def _identity(self, job: Job, pcoll: beam.PCollection) -> list[bytes] | None:
+        """What tells the input from others; ``None``: it is the job's own files."""
+        if self._source:
+            return [b"rows", self._source.encode()]
+        origin = _origin(pcoll)
+        if isinstance(origin, ReadFiles) and origin.reads(job):
+            return None
+        if isinstance(origin, ReadTable):
+            return origin.identity
+        raise UsageError(
+            "source",
+            "is required: a store goes on only with the input it was begun with",
+            "give DPStream(job, source=...) a name and version that tell these records from others",
+        )
+
+
+def _with_keys(plan: Plan, given: Any) -> tuple[Plan, pa.Table | None]:
+    """The plan with a list of public keys, in canonical form."""
+    if given is None:
+        return plan, None
+    table = keys_table(given, [field.column for field in plan.key], [f.type for f in plan.key])
+    public = canonical_public_keys(plan, table)
+    digest = public_keys_digest(public, plan.key)
+    if plan.public_keys not in (None, digest):
+        raise PolicyError(
+            "public_keys",
+            "are others than the job's",
+            "leave them out, or `keys.public` of the job",
+        )
+    # Weights are of selection, and a job has them unasked: as if its file had named the list.
+    privacy = msgspec.structs.replace(plan.privacy, weights=None)
+    return msgspec.structs.replace(plan, public_keys=digest, privacy=privacy).check(), public
+
+
+def _batches(pcoll: beam.PCollection, job: Job | Plan) -> beam.PCollection:
+    """Records as batches; rows of a declared type by `Rows`, which refuses what has no number.
+
+    Of a type that is not declared they are taken for batches, and looked at on the workers.
+    """
+    if typehints.is_consistent_with(pcoll.element_type, pa.RecordBatch):
+        return pcoll
+    return pcoll | "Rows" >> Rows(job)
+
+
+def _origin(pcoll: beam.PCollection) -> beam.PTransform | None:
+    """The source of this package that gave a collection, as it is or by `Rows`."""
+    node = pcoll.producer
+    while node is not None and not isinstance(node.transform, ReadFiles | ReadTable):
+        node = node.parent
+    return None if node is None else node.transform

@@ -1,0 +1,170 @@
+"""Columns of a table in memory as Arrow: pandas, Polars, Arrow, and whatever gives Arrow's stream.
+
+Nothing of pandas or Polars is imported: a table names its ``columns``, gives some of them by
+``table[names]``, and itself by ``__arrow_c_stream__`` (Arrow's protocol of capsules).  Only the
+columns that a question is about are looked at: others may hold what Arrow has no type for.
+The library's errors quote values, and are told without their texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.jobs.text import closest
+
+#: What reading a table may raise, of Arrow, of pandas and of Polars.
+_UNREADABLE = (
+    pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError, KeyError,
+    NotImplementedError, AttributeError,
+)  # fmt: skip
+
+
+def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.ChunkedArray]:
+    """Some columns of a table.
+
+    Args:
+        data: a table of pandas (2.2 or newer), Polars or Arrow, or any that has an Arrow stream.
+        named: names of columns by the argument that names them, which errors are about.
+
+    Raises:
+        UsageError: it is no table, lacks a column or has one twice, or Arrow has no type for one.
+    """
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if not isinstance(data, pa.Table) and not hasattr(data, "__arrow_c_stream__"):
+        _refuse(data)
+    whole = data if isinstance(data, pa.Table) or _by_name(data) else _read(data)
+    is_arrow = isinstance(whole, pa.Table)
+    known = list(whole.column_names if is_arrow else whole.columns)
+    for argument, names in named.items():
+        for name in names:
+            _check(argument, name, known)
+    wanted = {name: argument for argument, names in named.items() for name in names}
+    if is_arrow:
+        return {name: whole.column(name) for name in wanted}
+    return _given(whole, wanted)
+
+
+def kind_of(argument: str, kind: pa.DataType) -> str:
+    """What ids are made of (``ingest.ids.KINDS``), by the Arrow type of a unit or key.
+
+    Raises:
+        UsageError: of a type that is no identity.
+    """
+    of = pa.types
+    if of.is_dictionary(kind):
+        return kind_of(argument, kind.value_type)
+    tests = {
+        "string": (of.is_string, of.is_large_string, of.is_string_view, of.is_null),
+        "bytes": (of.is_binary, of.is_large_binary, of.is_binary_view, of.is_fixed_size_binary),
+        "int": (of.is_integer,), "bool": (of.is_boolean,), "date": (of.is_date,),
+        "timestamp": (of.is_timestamp,), "decimal": (of.is_decimal,),
+    }  # fmt: skip
+    for name, fits in tests.items():
+        if any(test(kind) for test in fits):
+            return name
+    if of.is_floating(kind):
+        raise UsageError(
+            argument,
+            "is a column of floats, two of which can be equal and differ",
+            "make it whole numbers (pandas: .astype('Int64'); Polars: .cast(pl.Int64)) or text",
+        )
+    raise UsageError(
+        argument, f"is a column of type {_plainly(kind)}, which is no identity",
+        "make it text, whole numbers, bytes, booleans, dates, times or decimals",
+    )  # fmt: skip
+
+
+def check_numbers(argument: str, kind: pa.DataType) -> None:
+    """Refuse a column that is not made of numbers.
+
+    Raises:
+        UsageError: it is none.
+    """
+    of = pa.types
+    fits = of.is_integer, of.is_floating, of.is_decimal, of.is_null
+    if not any(test(kind) for test in fits):
+        raise UsageError(
+            argument, f"is a column of type {_plainly(kind)}, not of numbers",
+            "name a column of numbers (pandas: .astype(float); Polars: .cast(pl.Float64))",
+        )  # fmt: skip
+
+
+def _plainly(kind: pa.DataType) -> str:
+    """The type's name alone: names of a struct's fields, or of a dictionary, may be data."""
+    return str(kind).partition("<")[0].partition("[")[0]
+
+
+def _by_name(data: Any) -> bool:
+    return hasattr(data, "columns") and hasattr(type(data), "__getitem__")
+
+
+def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
+    """Columns of a DataFrame, all at once, or one by one to say which of them cannot be read."""
+    try:
+        some = _stream(_narrowed(data, list(wanted)), "data")
+    except UsageError:
+        for name, argument in wanted.items():
+            _stream(_narrowed(data, [name]), argument)
+        raise
+    for name, argument in wanted.items():
+        # Polars gives the addresses of objects that it does not know.
+        unknown = str(getattr(data[name], "dtype", "")) == "Object"
+        if unknown and pa.types.is_fixed_size_binary(some.column(name).type):
+            raise _unknown(argument)
+    return {name: some.column(name) for name in wanted}
+
+
+def _narrowed(data: Any, names: list[str]) -> Any:
+    some = data[names]
+    # The labels of pandas' rows are no column that was asked for.
+    return some.reset_index(drop=True) if hasattr(some, "reset_index") else some
+
+
+def _stream(data: Any, argument: str) -> pa.Table:
+    try:
+        return pa.RecordBatchReader.from_stream(data).read_all()
+    except _UNREADABLE:
+        pass
+    raise _unknown(argument)
+
+
+def _unknown(argument: str) -> UsageError:
+    return UsageError(
+        argument,
+        "has values of several types, or of one that Arrow does not know",
+        "give the column one type (pandas: .astype('string') or .astype('Int64'))",
+    )
+
+
+def _read(data: Any) -> pa.Table:
+    """The table of a stream that names no columns before it is read."""
+    try:
+        return _stream(data, "data")
+    except UsageError:  # a Series has a stream, too
+        _refuse(data)
+
+
+def _check(argument: str, name: str, known: list[Any]) -> None:
+    if name not in known:
+        texts = [column for column in known if isinstance(column, str)]
+        raise UsageError(
+            argument,
+            f"names no column {name!r}",
+            f"{closest(name, texts)}; pandas: an index becomes a column by .reset_index()",
+        )
+    if known.count(name) > 1:
+        raise UsageError(argument, f"names a column that is there twice: {name!r}", "rename one")
+
+
+def _refuse(data: Any) -> NoReturn:
+    if hasattr(data, "collect"):
+        raise UsageError("data", "is not read yet", "give its rows: data.collect()")
+    raise UsageError(
+        "data",
+        "is no table in memory",
+        "give a DataFrame of pandas (2.2 or newer) or Polars, or a pyarrow.Table: "
+        "pyarrow.table({...}) makes one of lists, pyarrow.parquet.read_table(path) of a file",
+    )

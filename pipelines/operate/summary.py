@@ -1,0 +1,254 @@
+"""What a run has released, in a few figures; and, for the operator, what became of its records.
+
+``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: it
+goes to the terminal of whoever runs the job and to ``--json``, never to files, metrics or reports.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import release_schema
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.records.formats import name_of, read_parts, release_files
+from dpstream.pipelines.connectors.restored import committed_names
+from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.jobs.job import Job
+
+#: Key rows that are held before each is kept once.
+_HELD_KEYS = 1 << 20
+
+
+class Released(msgspec.Struct, frozen=True):
+    """What is published of a run; public.
+
+    Attributes:
+        windows: that have a release, and ``empty_windows``: those whose releases have no row.
+        releases: one for each trigger of each of them, and ``rows``: in all of them.
+        keys: different ones.
+        relative_sd: the largest sd divided by its value (its magnitude), over the last release of
+            every window that has rows; ``None`` where there is no value but zero.
+    """
+
+    windows: int
+    empty_windows: int
+    releases: int
+    rows: int
+    keys: int
+    relative_sd: float | None
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why a run may have released nothing: what is the matter, and what helps."""
+
+    problem: str
+    fix: str
+
+
+class Records(msgspec.Struct, frozen=True):
+    """What became of the records that this command has read; exact, for the operator only.
+
+    Attributes:
+        read: records, and ``dead``: those that went to the dead letter.
+        dead_share: their share, ``None`` where none was read.
+        cause: why nothing was released, or all records are dead letters.
+    """
+
+    read: int
+    dead: int
+    dead_share: float | None
+    cause: Cause | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a run says when it has ended."""
+
+    released: Released
+    operator_only: Records
+
+
+class Part(NamedTuple):
+    """Rows of a release, or of some part of it, with its name."""
+
+    window: int
+    trigger: int
+    rows: pa.Table
+
+
+def summarised(job: Job, run: Run, sink: Sink, counts: Mapping[str, int]) -> Summary:
+    """The summary of a run that ends.
+
+    Args:
+        counts: the operator's, of this command (``dp_transforms.telemetry``).
+
+    Raises:
+        DpstreamError: a release cannot be read.
+    """
+    # A store in a file is read three times as fast as the sink's files; a database is asked over
+    # a network, and a store may have dropped what its sink has.
+    near = run.store.startswith("sqlite:") and not run.open().retained_windows.dropped
+    from_files = isinstance(sink, FileSink) and not near
+    released = tally(run.plan, _published(run.plan, sink) if from_files else _committed(run))
+    return Summary(released, records_of(job, released, counts))
+
+
+def tally(plan: Plan, parts: Iterable[Part]) -> Released:
+    """The figures of releases, given in order of window and trigger."""
+    names = [field.column for field in plan.key]
+    keys = _Distinct(names)
+    rows, releases, last = 0, set[tuple[int, int]](), dict[int, tuple[int, list[float]]]()
+    for window, trigger, table in parts:
+        releases.add((window, trigger))
+        if table.num_rows == 0:
+            continue
+        rows += table.num_rows
+        keys.add(table)
+        # Of the last release that has rows, whatever came before it.
+        latest, found = last.get(window, (0, []))
+        found = found if trigger == latest else []
+        last[window] = trigger, [*found, *_relative(plan, table)]
+    windows = {window for window, _ in releases}
+    return Released(
+        windows=len(windows),
+        empty_windows=len(windows - set(last)),
+        releases=len(releases),
+        rows=rows,
+        keys=keys.count(),
+        relative_sd=max((sd for _, sds in last.values() for sd in sds), default=None),
+    )
+
+
+def _relative(plan: Plan, table: pa.Table) -> Iterator[float]:
+    """The largest relative sd of each aggregate."""
+    for aggregate in plan.aggregates:
+        value, sd = (
+            table.column(name).to_numpy() for name in (aggregate.name, f"{aggregate.name}_sd")
+        )
+        some = np.isfinite(value) & np.isfinite(sd) & (value != 0)
+        if some.any():
+            yield float(np.max(sd[some] / np.abs(value[some])))
+
+
+class _Distinct:
+    """Counts different keys."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names, self._held, self._rows = names, list[pa.Table](), 0
+
+    def add(self, table: pa.Table) -> None:
+        """Keys of some rows."""
+        self._held.append(table.select(self._names))
+        self._rows += table.num_rows
+        if self._rows > _HELD_KEYS:
+            self._held = [self._each_once()]
+            self._rows = self._held[0].num_rows - _HELD_KEYS
+
+    def _each_once(self) -> pa.Table:
+        return pa.concat_tables(self._held).group_by(self._names).aggregate([])
+
+    def count(self) -> int:
+        """How many there are."""
+        return self._each_once().num_rows if self._held else 0
+
+
+def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
+    """The releases of a folder."""
+    assert isinstance(sink, FileSink)
+    whole, names = release_schema(plan), _names(plan)
+    schema = pa.schema([whole.field(name) for name in names])
+    for file in release_files(sink.folder):
+        window, trigger = name_of(file)
+        yield Part(window, trigger, schema.empty_table())
+        for table in read_parts(file, schema, sink.guard):
+            yield Part(window, trigger, table)
+
+
+def _committed(run: Run) -> Iterator[Part]:
+    """The releases that the store holds."""
+    store = run.open()
+    dropped = store.retained_windows.dropped
+    for window, trigger in committed_names(run, store):
+        if window < dropped:
+            continue
+        for shard in range(run.shards):
+            rows = store.committed_releases(window, shard, trigger)
+            if rows is not None:
+                yield Part(window, trigger, pa.Table.from_batches([rows]).select(_names(run.plan)))
+
+
+def _names(plan: Plan) -> list[str]:
+    values = [name for a in plan.aggregates for name in (a.name, f"{a.name}_sd")]
+    return [*(field.column for field in plan.key), *values]
+
+
+def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Records:
+    """What became of the records, and why nothing was released, if nothing was."""
+    at_source, dead = counts.get("operator_dead_source", 0), counts.get("operator_dead_letters", 0)
+    read = counts.get("operator_records_in", 0) + at_source
+    all_dead = 0 < read == dead
+    cause = None
+    if all_dead:
+        cause = _of_dead(job, counts)
+    elif released.rows == 0:
+        cause = _no_keys(job, known=bool(counts)) if read or not counts else _NO_RECORDS
+    return Records(read, dead, dead / read if read else None, cause)
+
+
+_NO_RECORDS = Cause("the source holds no record", "look at the files that source.path names")
+
+
+def _no_keys(job: Job, known: bool) -> Cause:
+    """Args: known: records were read now; a run that has ended reads them no more."""
+    other = "" if known else ", or all records were dead letters, as the first run said"
+    return Cause(
+        f"no key has enough units in a window to be published{other}",
+        f"`dpstream plan {job.path.name}` says how many a key needs; take longer windows, fewer"
+        " triggers, a larger epsilon, or name the keys in [keys] public",
+    )
+
+
+def _of_dead(job: Job, counts: Mapping[str, int]) -> Cause:
+    """The reason of most dead letters, as what to look at."""
+    causes = _causes(job)
+    return causes[max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))]
+
+
+def _causes(job: Job) -> dict[str, Cause]:
+    """What a reason means for this job, and what helps where it is that of all records."""
+    plan, line = job.plan, job.plan.timeline
+    start, end = (np.datetime64(t, "us").astype("M8[s]") for t in (line.start, line.horizon))
+    keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)
+    columns = ", ".join(f"'{a.column}'" for a in plan.aggregates if a.column is not None)
+    unit, its_type = plan.unit.column, "write the type that it has"
+    found = {
+        "unit": (
+            f"schema.unit: column '{unit}' holds no {plan.unit.type}",
+            f'{its_type}, as in unit = {{ column = "{unit}", type = "string" }}',
+        ),
+        "key": (f"schema.key: a column of {keys} holds no value of its type", its_type),
+        "time": (
+            f"schema.event_time: '{plan.event_time}' holds no time, or none from {start}Z up to,"
+            f" not including, {end}Z",
+            "set time.start and time.end around the data, or name the column of its times",
+        ),
+        "late": (
+            "source.stamp: the stamps lie after the windows of the event times",
+            'write stamp = "event_time", or a longer time.allowed_lateness',
+        ),
+        "value": (f"aggregate.column: {columns} holds no number", "name a column of numbers"),
+        "not_public": (
+            "keys.public: no record has one of the public keys",
+            "correct the list, or the types of schema.key",
+        ),
+        "record_id": ("schema.record_id: the column holds no value of its type", its_type),
+        "source": (
+            f"source: there is no readable row of {job.source.kind}",
+            "correct source.kind, or the files",
+        ),
+    }
+    return {reason: Cause(*words) for reason, words in found.items()}

@@ -1,0 +1,256 @@
+"""Bounded input that grows: a run goes on with files that join it, one pass after the other.
+
+``dpstream run JOB --through INSTANT`` releases what is due by then.  Run again with a later instant
+it reads the files that have come since, and those that held rows beyond the instant before; all
+others are only held against their fingerprints.  The instant is the operator's word (or a clock on
+the wall), never a record's, and it is committed in the store with the files of the pass before
+a row is read: whoever repeats a pass reads the same files through the same trigger time, and gets
+the same bytes.
+
+A pass that was cut off is done again by itself before files join: a record's trigger is then a
+function of its own times and of the pass that its file joined in (`connectors.files.joining`).
+"""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.waiting import waiting_partitions
+from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manifest
+from dpstream.pipelines.connectors.files.joining import Arranged, Pass, Passes, arrange
+from dpstream.pipelines.connectors.files.source import JoinedFiles
+from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.drafting.windows import instant, shown
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.state import open as stores
+from dpstream.state.retention import reached
+
+FLAG = "--through"
+_NOTE = "passes"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Due(NamedTuple):
+    """A pass that is to be run.
+
+    Attributes:
+        source: what it reads.
+        noted: what the store says of the passes, ``None`` before the first.
+        passes: what it is to say before a row is read.
+        joined: how many files join with it.
+    """
+
+    source: JoinedFiles
+    noted: Passes | None
+    passes: Passes
+    joined: int
+
+    @property
+    def first(self) -> int:
+        """First trigger time that it releases."""
+        return self.passes.done + 1
+
+    @property
+    def through(self) -> int:
+        """Last trigger time that it releases."""
+        return self.passes.passes[-1].through
+
+    def instant(self, line: Timeline) -> str | None:
+        """The instant of ``through``; ``None`` where it is the end, behind which nothing joins."""
+        return None if self.through == line.last_trigger_time else _text(line, self.through)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all of it was released before."""
+        return not self.passes.pending
+
+
+def due(job: Job, through: str | None) -> Iterator[Due | None]:
+    """The passes that are to be run now, each made when the one before it has ended; ``None``:
+    all of the input at once, as every job is read whose run was not begun with ``--through``.
+
+    Raises:
+        UsageError: an instant that is none, or a source that has no files.
+        PolicyError: a file that was read is gone or changed, files are new and nothing says
+            through when, or all through then was released before.
+    """
+    if job.source.unbounded:
+        if through is not None:
+            raise UsageError(FLAG, "is for files, which end", "leave it out")
+        yield None
+        return
+    noted = noted_of(job)
+    if noted is None and through is None:
+        yield None
+        return
+    upto = None if through is None else trigger_time_of(job.plan.timeline, through)
+    if noted is not None and noted.pending:
+        yield _again(job, noted)
+        noted = noted_of(job)
+        if noted is None or noted.pending:
+            raise RunError("state.store", "a pass has not come to its end", "run it again")
+        if upto is None or upto <= noted.done:
+            return
+    yield _next(job, noted, upto)
+
+
+def trigger_time_of(line: Timeline, through: str) -> int:
+    """The last global trigger time at or before an instant.
+
+    Args:
+        through: RFC 3339, a date (its midnight in UTC), ``now`` or ``end``.
+
+    Raises:
+        UsageError: no such instant, or one before the first trigger time.
+    """
+    if through == "end":
+        return line.last_trigger_time
+    if through == "now":
+        micros = time.time_ns() // 1_000
+    else:
+        micros = (instant(FLAG, through) - _EPOCH) // timedelta(microseconds=1)
+    found = (micros - line.start) // line.trigger_every
+    if found < 1:
+        raise UsageError(
+            FLAG,
+            "lies before the first trigger time, so nothing would be released",
+            "give an instant at or after time.start and one time.trigger_every",
+        )
+    return int(min(found, line.last_trigger_time))
+
+
+def noted_of(job: Job) -> Passes | None:
+    """What the job's store says of its passes; ``None``: it is not there, or is read as a whole."""
+    url = job.state.store or ""
+    if not stores.exists(url):
+        return None
+    try:
+        store = stores.backend(url).open(job.plan)
+    except DpstreamError:
+        return None  # no store, or one that another process is making: `begin` waits, or says so
+    try:
+        if store.identity.plan_hash != job.plan.hash:
+            return None  # `begin` refuses it
+        return _decoded(store.metadata(_NOTE))
+    finally:
+        store.close()
+
+
+def commit(run: Run, pass_: Due) -> Run:
+    """Commit a pass in the store of its run, before anything is read; the run as it goes on.
+
+    Raises:
+        PolicyError: the run was begun to read its input as a whole.
+        RunError: another process has begun another pass meanwhile.
+    """
+    store = run.open()
+    if pass_.noted is None:
+        done = reached(store, run.plan.timeline)
+        decided = any(store.unit_progress(shard).decided for shard in range(run.shards))
+        if decided or done.complete or any(done.open.values()):
+            raise PolicyError(
+                FLAG,
+                "is for runs that were begun with it, and this one reads its input as a whole",
+                "leave it out to go on with this run; for input that grows begin a new run on a"
+                " new store",
+            )
+    before, after = _encoded(pass_.noted), _encoded(pass_.passes)
+    swapped = before == after or store.swap_metadata(_NOTE, before, after)
+    if not swapped and store.metadata(_NOTE) != after:
+        raise RunError("state.store", "another run has begun a pass meanwhile", "run it again")
+    return run._replace(upto=pass_.through, joined=pass_.passes.joined)
+
+
+def check_whole(run: Run) -> None:
+    """Refuse to read as a whole what a run reads in passes.
+
+    Raises:
+        RunError: another process has begun the first pass meanwhile.
+    """
+    if run.open().metadata(_NOTE) is not None:
+        raise RunError("state.store", "its run reads its input in passes", "run it again")
+
+
+def end(run: Run, pass_: Due) -> None:
+    """Note that all of a pass is released and in the sink, and what the next one has to read.
+
+    Whoever else has noted it meanwhile did the same.
+    """
+    store, read = run.open(), pass_.source.partitions
+    left = waiting_partitions(store, run.shards, pass_.through, read)
+    after = pass_.passes.ended(left)
+    store.swap_metadata(_NOTE, _encoded(pass_.passes), _encoded(after))
+
+
+def _again(job: Job, noted: Passes) -> Due:
+    """A pass that was cut off, with the files that it was begun with."""
+    arranged = _arranged(job, noted)
+    source = JoinedFiles(job, arranged.known, noted.left, arranged.first)
+    return Due(source, noted, noted, 0)
+
+
+def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
+    """The pass with the files that are new."""
+    arranged = _arranged(job, noted)
+    check_types(job, arranged.new)
+    files = (*arranged.known, *arranged.new)
+    if noted is None:
+        assert upto is not None
+        passes = Passes((Pass(arranged.digests, upto),), 0, tuple(range(len(files))))
+    elif not arranged.new and (upto is None or upto == noted.done):
+        return Due(JoinedFiles(job, files, (), arranged.first), noted, noted, 0)
+    else:
+        passes = noted.next(arranged.digests, _later(job, noted, upto, len(arranged.new)))
+    source = JoinedFiles(job, files, passes.left, arranged.first)
+    return Due(source, noted, passes, len(arranged.new))
+
+
+def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
+    """The trigger time of a further pass."""
+    line = job.plan.timeline
+    if upto is not None and upto > noted.done:
+        return upto
+    if noted.done == line.last_trigger_time:
+        raise PolicyError(
+            "source.path" if new else FLAG,
+            "comes too late: everything through time.end is released",
+            "take the new files away, or begin a new run with a later time.end on a new store",
+        )
+    after = _text(line, noted.done)
+    if upto is None:
+        raise UsageError(
+            FLAG,
+            f"is required: {new} {'file is' if new == 1 else 'files are'} new, and nothing says"
+            " through when the input is complete"
+            f" (all through {after} is released)",
+            "give an instant after that, or take the new files away",
+        )
+    raise UsageError(
+        FLAG, f"is not later than {after}, and all until then is released", "give a later instant"
+    )
+
+
+def _arranged(job: Job, noted: Passes | None) -> Arranged:
+    files: tuple[SourceFile, ...] = manifest(job)
+    with key_source(job).ring() as ring:
+        return arrange(files, noted, lambda part: ring.source_fingerprint([part]))
+
+
+def _encoded(passes: Passes | None) -> str | None:
+    return None if passes is None else msgspec.json.encode(passes).decode()
+
+
+def _decoded(text: str | None) -> Passes | None:
+    return None if text is None else msgspec.json.decode(text, type=Passes)
+
+
+def _text(line: Timeline, trigger_time: int) -> str:
+    """The instant of a trigger time, as it may be written for the flag."""
+    return shown(_EPOCH + timedelta(microseconds=line.instant_of(trigger_time)))

@@ -1,0 +1,77 @@
+"""Figures of a tuning with which the job can be run: its noise for each C, clamp and bound per key.
+
+All of it is public, a function of the job's plan and of what was read off noisy counts.
+"""
+
+import math
+
+import msgspec
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.answer import Clamps, Figures, read_off
+from dpstream.accounting.tuning.reference import final_sd
+from dpstream.accounting.tuning.starred import usual, with_privacy
+from dpstream.accounting.tuning.weighing import NoiseOf
+from dpstream.pipelines.tuning import file as tuning_file
+from dpstream.pipelines.tuning.ask import Asked
+
+
+def read_off_runnable(asked: Asked, nodes: list[Int64]) -> Figures:
+    """Figures of the noisy nodes with which the job can be run."""
+    bound = asked.job.plan.privacy.per_key_bound
+
+    def noise_with(clamps: Clamps) -> NoiseOf:
+        plan = with_clamps(asked, clamps)
+        return lambda contributions, per_key: _noise(plan, contributions, per_key)
+
+    return _runnable(asked, read_off(asked.question, asked.design, nodes, noise_with, bound))
+
+
+def _runnable(asked: Asked, figures: Figures) -> Figures:
+    """The same with the largest C, at most the tuned one, whose noise can be drawn."""
+    if figures.unanswered is not None or _allowed(asked, figures, figures.contributions):
+        return figures
+    low, high = 1, figures.contributions  # low can be run: see ``ask``
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _allowed(asked, figures, middle) else (low, middle)
+    note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
+    notes = (*figures.notes, note)
+    return msgspec.structs.replace(figures, contributions=low, notes=notes, cut=None, sd=None)
+
+
+def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
+    """sd of the first column at a window's end, in records at the bound, with that C and bound per
+    key; infinite where the job cannot be run so.  Public."""
+    other = with_privacy(plan, contributions=contributions, per_key_bound=per_key)
+    try:
+        other = with_privacy(other, weights=plan.privacy.weights or usual(other))
+        return final_sd(other, allocate(other))
+    except (UsageError, PolicyError):
+        return math.inf
+
+
+def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
+    try:
+        allocate(with_privacy(with_clamps(asked, figures.clamps), contributions=contributions))
+    except UsageError:
+        return False
+    return True
+
+
+def with_clamps(asked: Asked, chosen: Clamps) -> Plan:
+    """The job's plan with these clamps."""
+    clamps, plan = clamps_of(asked, chosen), asked.job.plan
+    aggregates = tuple(
+        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
+    )
+    return msgspec.structs.replace(plan, aggregates=aggregates)
+
+
+def clamps_of(asked: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
+    """Tuned clamps in the columns' units, by aggregate."""
+    grids = {a.name: a.grid for a in asked.job.plan.aggregates}
+    return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}

@@ -1,0 +1,112 @@
+"""What one change of a job would give."""
+
+import msgspec
+import pytest
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.changes import Change, changes
+from dpstream.accounting.tuning.reference import stand
+from dpstream.accounting.tuning.starred import ways
+from dpstream.accounting.weights import MILD
+from tests.accounting.plans import COUNT, MEAN, SUM, UNITS, Make
+
+
+def rows_of(plan: Plan) -> list[Change]:
+    return changes(plan, ways(plan))
+
+
+def row(rows: list[Change], field: str, value: object = ...) -> Change:
+    """The one row that begins with this setting."""
+    found = [r for r in rows if next(iter(r.settings), "") == field]
+    found = [r for r in found if value is ... or r.settings[field] == value]
+    assert len(found) == 1, [r.words for r in rows]
+    return found[0]
+
+
+@pytest.fixture
+def plan(make_plan: Make) -> Plan:
+    return make_plan(
+        12, aggregates=(COUNT, MEAN), contributions=10, weights=MILD, strategy="blt", windows=3
+    )
+
+
+def test_the_starred_line_is_the_first_and_the_only_one(plan: Plan) -> None:
+    rows = rows_of(plan)
+    assert [r.starred for r in rows] == [True] + [False] * (len(rows) - 1)
+    assert [r.same for r in rows] == sorted((r.same for r in rows), reverse=True)
+    others = [r.gain for r in rows if not r.same]
+    assert others == sorted(others, reverse=True) and len(others) > 8
+
+
+def test_every_kind_of_change_is_there(plan: Plan) -> None:
+    rows = rows_of(plan)
+    once = row(rows, "time.trigger_every", "12s")
+    assert once.keys is not None and once.keys > 1.3 and once.noise < 0.7 and once.helps
+    assert once.effect == "published once, at the window's end"
+    assert row(rows, "time.trigger_every", "4s").noise > once.noise
+    tested = row(rows, "privacy.select_every", 12)
+    assert tested.noise == pytest.approx(1) and tested.keys is not None and tested.keys > 1.3
+    assert row(rows, "privacy.contributions", 20).noise > 1.5
+    one_less = row(rows, "aggregate.level")
+    assert one_less.noise == pytest.approx(2**-0.5, rel=1e-3)
+    assert row(rows, "keys.public").keys is None
+    assert {"per_key_bound = 1", "combine = true"} <= {
+        part for r in rows for part in r.words.split(", ")
+    }
+    # The mean counts by itself, so that dropping the count changes nothing.
+    assert not any("aggregate.n" in r.settings for r in rows)
+
+
+def test_fewer_records_are_no_gain_for_nothing(plan: Plan) -> None:
+    half = row(rows_of(plan), "privacy.contributions", 5)
+    assert half.noise < 0.6 and not half.helps
+    assert half.cut == pytest.approx(1 - (137 / 60) / (7381 / 2520))
+    assert "22% fewer records" in half.effect
+    # A job file of C = 5 that names no weights has none.
+    assert half.settings["privacy.weights"] == MILD
+
+
+def test_ratios_are_those_of_the_changed_plan(plan: Plan) -> None:
+    replace = msgspec.structs.replace
+    own = stand(plan, allocate(plan))
+    other = replace(plan, timeline=replace(plan.timeline, trigger_every=12_000_000))
+    once = row(rows_of(plan), "time.trigger_every", "12s")
+    found = stand(other, allocate(other))
+    assert once.keys == found.keys_against(own) and once.noise == found.noise_against(own)
+
+
+def test_what_cannot_be_run_is_left_out(make_plan: Make) -> None:
+    plan = make_plan(24, aggregates=(SUM,), mode="rounds")
+    rows = rows_of(plan)
+    fields = {field for r in rows for field in r.settings}
+    assert "privacy.per_key_bound" not in fields and "privacy.select_every" not in fields
+    assert "privacy.mode" in row(rows, "privacy.mode").settings  # public keys need sticky
+    one = rows_of(make_plan(1, aggregates=(SUM,), contributions=1))
+    assert not any("time.trigger_every" in r.settings for r in one)
+    assert "privacy.contributions" in {field for r in one for field in r.settings}
+    assert all(r.settings != {"privacy.contributions": 0} for r in one)
+
+
+def test_a_count_of_units_is_published_when_it_is_tested(make_plan: Make) -> None:
+    rows = rows_of(make_plan(12, aggregates=(UNITS,)))
+    tested = row(rows, "privacy.select_every", 12)
+    assert tested.settings == {"privacy.select_every": 12, "privacy.refresh_every": 12}
+
+
+def test_public_keys_leave_noise_to_choose(make_plan: Make) -> None:
+    rows = rows_of(make_plan(12, aggregates=(COUNT, MEAN), public_keys="list"))
+    assert rows[0].starred and rows[0].effect in ("the least noise", "the job as it is")
+    assert all(r.keys == 1 for r in rows)
+    fields = {field for r in rows for field in r.settings}
+    assert not fields & {"keys.public", "privacy.select_every", "privacy.combine"}
+
+
+def test_triggers_divide_what_they_must(make_plan: Make) -> None:
+    plan = make_plan(12)
+    sliding = msgspec.structs.replace(
+        plan, timeline=msgspec.structs.replace(plan.timeline, slide=4_000_000)
+    )
+    found = [r for r in rows_of(sliding) if "time.trigger_every" in r.settings]
+    assert {r.settings["time.trigger_every"] for r in found} == {"2s", "4s"}
+    assert {r.effect for r in found} == {"published less often"}

@@ -1,0 +1,115 @@
+"""The starred way to noise a job: never worse in both figures, and close to the best of a grid."""
+
+import msgspec
+import pytest
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.tuning.reference import stand
+from dpstream.accounting.tuning.starred import Way, _starred, ways, with_privacy
+from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
+from tests.accounting.plans import COUNT, MEAN, UNITS, Make
+from tests.bench.starred import BOUNDS, ERROR_ABOVE, KEYS_KEPT, SHAPES, starred
+
+JOBS: list[dict[str, object]] = [
+    {"contributions": 10, "weights": MILD, "strategy": "blt"},
+    {"contributions": 30, "weights": MILD, "selection_share": 0.97},
+    {"contributions": 20, "weights": STEEP, "selection_share": 0.3},
+    {"contributions": 3},
+    {"contributions": 1, "aggregates": (COUNT,)},
+    {"mode": "rounds", "contributions": 8},
+    {"aggregates": (UNITS,), "contributions": 8},
+    {"aggregates": (UNITS, MEAN), "weights": EVEN},
+    {"per_key_bound": 1},
+    {"per_key_bound": 1, "weights": STEEP, "combine": True},
+    {"public_keys": "list"},
+    {"contributions": 50_000, "epsilon": 50.0, "strategy": "blt"},
+    {"pre_threshold": 2_000_000},
+]
+
+
+@pytest.mark.parametrize("kind", JOBS, ids=str)
+def test_never_worse_than_the_job(make_plan: Make, kind: dict[str, object]) -> None:
+    """No fewer keys than the job, and not more noise at as many; what is said is what is given."""
+    plan = make_plan(24, **{"aggregates": (COUNT, MEAN), **kind})
+    own, found = stand(plan, allocate(plan)), ways(plan)
+    for way in (way for way in found if way is not None):
+        other = with_privacy(plan, **way.settings)
+        standing = stand(other, allocate(other))
+        assert way.noise == standing.noise_against(own)
+        if plan.design.selects and own.keys:
+            assert way.keys == standing.keys_against(own)
+    best = found.starred
+    assert best.keys >= 1 and (best.keys > 1 or best.noise <= 1)
+    assert best.noise <= max(best.keys**3, 1)
+    assert found.fuller is None or (found.fuller.noise <= 1.005 and found.fuller.keys >= 1.03)
+    assert found.quieter is None or (found.quieter.noise <= 0.97 and found.quieter.keys >= 0.995)
+    assert {"mode", "contributions", "per_key_bound", "combine", "epsilon"}.isdisjoint(
+        best.settings
+    )
+
+
+def test_the_starred_job_is_starred_itself(make_plan: Make) -> None:
+    plan = make_plan(24, aggregates=(COUNT, MEAN), contributions=10, weights=MILD)
+    best = ways(plan).starred
+    assert best.settings and best.keys > 1.1
+    assert ways(with_privacy(plan, **best.settings)).starred.settings == {}
+
+
+def test_a_strategy_that_the_job_cannot_use_is_no_way(make_plan: Make) -> None:
+    """The lattice of Toeplitz ends where noise is large; the tree needs more noise."""
+    plan = make_plan(96, epsilon=0.05, strategy="tree")
+    best = ways(plan).starred
+    assert best.settings["strategy"] in ("blt", "dense")
+    long = ways(make_plan(5_000, strategy="tree", epsilon=1.0)).starred
+    assert long.settings["strategy"] == "blt"
+
+
+def way(keys: float, noise: float) -> Way:
+    """A way with these figures."""
+    return Way({"strategy": f"{keys} {noise}"}, msgspec.UNSET, keys, noise)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "best"),
+    [
+        ([], 0),
+        ([way(0.99, 0.5)], 0),  # fewer keys, however exact
+        ([way(1.0, 0.9), way(1.01, 0.97)], 1),
+        ([way(1.0, 0.97)], 0),  # the job is as good as that
+        ([way(1.2, 1.3), way(1.18, 1.2), way(1.1, 1.0)], 2),  # nearly the most keys
+        ([way(1.1, 1.5), way(1.05, 0.9)], 2),  # 10% more keys are not worth that
+        ([way(2.0, 7.9)], 1),
+    ],
+)
+def test_the_rule(others: list[Way], best: int) -> None:
+    found = [Way({}, None, 1.0, 1.0), *others]  # type: ignore[arg-type]
+    assert _starred(found) is found[best]
+
+
+@pytest.mark.parametrize("count", BOUNDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_close_to_the_best_of_a_grid_on_data(shape: str, count: int) -> None:
+    """What is starred without any data, on flights and two heavy-tailed shapes."""
+    found = starred(shape, count)
+    assert found.keys >= KEYS_KEPT and found.error <= ERROR_ABOVE
+    assert found.keys_of_job > 1
+
+
+def test_a_poor_way_is_seen_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: equal weights, and a share that starves the values."""
+    from tests.bench import starred as bench
+
+    for settings, keys, error in (
+        ({"weights": None}, 0.8, 2.0),
+        ({"weights": SelectionWeights(3, 1), "selection_share": 0.985}, 1.1, 9.0),
+    ):
+        poor = ways(bench.shape("1,000 units").plan)._replace(starred=Way(settings, *[None] * 3))  # type: ignore[arg-type]
+        monkeypatch.setattr(bench, "ways", lambda job, poor=poor: poor)
+        found = starred("1,000 units", 20)
+        assert found.keys < keys and (found.keys < 0.95 or 1.1 < found.error < error)
+
+
+def test_four_triggers_are_not_noised_by_a_tree(make_plan: Make) -> None:
+    """Its last trigger has the least noise of all strategies, the third twice that of others."""
+    found = ways(make_plan(4, aggregates=(COUNT, MEAN), strategy="blt"))
+    assert all(w is None or w.settings.get("strategy") != "tree" for w in found)

@@ -1,0 +1,42 @@
+"""Settings in the words of a job file."""
+
+import tomllib
+
+import pytest
+
+from dpstream.accounting.tuning.wording import (
+    duration_text,
+    in_words,
+    per_key_in_words,
+    toml,
+    written,
+)
+from dpstream.accounting.weights import MILD
+from dpstream.pipelines.jobs.text import duration_micros
+
+
+@pytest.mark.parametrize("micros", [1, 1_500_000, 90_000_000, 3_600_000_000, 604_800_000_000])
+def test_lengths_of_time_read_back(micros: int) -> None:
+    assert duration_micros("time.window", duration_text(micros)) == micros
+
+
+@pytest.mark.parametrize("value", [True, False, 7, 0.85, 1e-9, "7d"])
+def test_values_read_back(value: object) -> None:
+    assert tomllib.loads(f"a = {toml(value)}")["a"] == value
+    assert tomllib.loads(f"a = {toml(MILD)}")["a"] == {"offset": 3, "power": 0.35}
+
+
+def test_settings_in_words() -> None:
+    settings = {"privacy.selection_share": 0.9, "time.trigger_every": "7d", "aggregate.m": None}
+    words = "selection_share = 0.9, time.trigger_every = \"7d\", without column 'm'"
+    assert in_words(settings) == words
+    uniform = written({"privacy.weights": None, "privacy.select_every": None})
+    assert in_words(uniform) == 'weights = "uniform", no select_every'
+    assert in_words({}) == ""
+
+
+def test_bounds_per_key_in_words() -> None:
+    assert [per_key_in_words(k) for k in (None, 1, 4)] == [
+        "every record counts", "one record of a unit counts per key",
+        "4 records of a unit count per key",
+    ]  # fmt: skip

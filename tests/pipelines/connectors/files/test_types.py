@@ -1,0 +1,130 @@
+"""Types against a schema: what can give no record is refused, and nothing else is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.dp_transforms.ingest import columns
+from dpstream.pipelines.connectors.files import types
+from dpstream.pipelines.jobs.job import Job
+
+MakeJob = Callable[..., Job]
+#: An array of each type with values that are usable, if any of the type is.
+ARRAYS = {
+    "string": pa.array(["7", "true"]),
+    "large_string": pa.array(["7", "true"], pa.large_string()),
+    "string_view": pa.array(["7", "true"], pa.string_view()),
+    "binary": pa.array([b"7", b"8"]),
+    "fixed": pa.array([b"77", b"88"], pa.binary(2)),
+    "int8": pa.array([7, 8], pa.int8()),
+    "uint64": pa.array([7, 8], pa.uint64()),
+    "double": pa.array([7.0, 8.0]),
+    "decimal": pa.array([7, 8]).cast(pa.decimal128(20)),
+    "bool": pa.array([True, False]),
+    "date": pa.array([19_000, 19_001], pa.date32()),
+    "timestamp": pa.array([7, 8], pa.timestamp("us")),
+    "time": pa.array([7, 8], pa.time64("us")),
+    "list": pa.array([[7], [8]]),
+    "struct": pa.array([{"a": 7}, {"a": 8}]),
+    "null": pa.nulls(2),
+}
+
+
+def fits(role: types._Role, array: pa.Array) -> bool:
+    return role.fits(types.plain_type(array.type))
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("declared", ["string", "int", "bool", "bytes"])
+def test_identities_are_refused_where_no_row_would_be_one(
+    make_job: MakeJob, declared: FieldType, name: str
+) -> None:
+    """Held against the ingest itself."""
+    job, array = make_job("parquet"), ARRAYS[name]
+    unit = msgspec.structs.replace(job.plan.unit, type=declared)
+    role = types._identity("schema.unit", "unit = %s", unit, job)
+    assert fits(role, array) is bool(columns.identity(array, declared)[1].any())
+    if not pa.types.is_nested(array.type):
+        assert fits(role, array.dictionary_encode()) is fits(role, array)
+    if not fits(role, array):
+        found = types._declared(array.type)
+        if found is not None:  # what is proposed is usable
+            assert columns.identity(array, found)[1].all()
+            assert f'type = "{found}"' in role.fix(array.type)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_times_and_numbers(make_job: MakeJob, name: str) -> None:
+    job, array = make_job("parquet"), ARRAYS[name]
+    number, time = types._number("c", job), types._time("schema.event_time", "c", False, job)
+    text = name in ("string", "large_string", "string_view")
+    usable = bool(columns.measure(array)[1].any())
+    assert fits(number, array) is (usable and not text)
+    usable = bool(columns.instant(array)[1].any())
+    whole = pa.types.is_integer(array.type)
+    assert fits(time, array) is (text or (usable and not whole))
+    assert fits(types._time("schema.event_time", "c", True, job), array) is (
+        (text or usable) and name != "int8"
+    )
+    for role in (number, time):
+        assert fits(role, array) or len(role.fix(array.type)) > 10
+
+
+def write(job: Job, name: str, **types_: pa.DataType) -> None:
+    at = pa.array([1_704_067_200_000_000], pa.timestamp("us", "UTC"))
+    given = {"user": ["u"], "key": ["k"], "time": at, "value": [1.0]}
+    columns_ = {column: pa.array(values) for column, values in given.items()}
+    for column, kind in types_.items():
+        columns_[column] = columns_[column].cast(kind)
+    pq.write_table(pa.table(columns_), job.path.parent / "in" / name)
+
+
+def test_every_file_is_looked_at(make_job: MakeJob) -> None:
+    job = make_job("parquet")
+    write(job, "a.parquet")
+    types.check_types(job)
+    write(job, "b.parquet", value=pa.string())
+    with pytest.raises(UsageError, match=r"'value' is string in file 1 .*to be summed") as error:
+        types.check_types(job)
+    assert error.value.field == "aggregate.column" and "FROM 'in/*.parquet'" in error.value.fix
+
+
+def test_one_file_that_is_none_is_a_dead_letter(make_job: MakeJob) -> None:
+    job = make_job("parquet")
+    (job.path.parent / "in" / "a.parquet").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"no file that is readable as Parquet .the first has"):
+        types.check_types(job)
+    write(job, "b.parquet")
+    types.check_types(job)
+
+
+def test_one_csv_without_header(make_job: MakeJob) -> None:
+    job = make_job("csv")
+    folder = job.path.parent / "in"
+    (folder / "a.csv").write_bytes(b"")
+    with pytest.raises(UsageError, match="no CSV file whose first line"):
+        types.check_types(job)
+    (folder / "b.csv").write_text("user,key,time,value\n")
+    types.check_types(job)
+
+
+def test_what_a_query_reads_is_its_own_business(make_job: MakeJob) -> None:
+    from dpstream.pipelines.jobs.tables import QueryConfig
+
+    job = make_job("parquet")
+    write(job, "a.parquet", value=pa.string(), key=pa.binary())
+    source = msgspec.structs.replace(job.source, query=QueryConfig(columns={"value": "VARCHAR"}))
+    types.check_types(msgspec.structs.replace(job, source=source))
+
+
+def test_names_are_quoted(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job("parquet")
+    role = types._time("schema.event_time", 'a "b', False, job)
+    assert 'to_timestamp("a ""b") AS "a ""b"' in role.fix(pa.int64())
+    assert str(tmp_path) not in role.fix(pa.int64())

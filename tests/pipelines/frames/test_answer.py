@@ -1,0 +1,160 @@
+"""Charged before it is counted, committed before it is seen, paid once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dpstream
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.frames import answer as module
+from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import read_ledger
+from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits
+from tests.pipelines.test_begin import CutOff, cut_off
+
+TABLE = visits()
+ASKED: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
+
+
+def entries(folder: Path) -> list[Charge]:
+    return [entry.charge for entry in read_ledger(folder / "ledger.db")]
+
+
+def test_the_same_question_on_the_same_rows_is_paid_once(tmp_path: Path) -> None:
+    paid = account(tmp_path)
+    first = dpstream.histogram(TABLE, **ASKED, **paid)
+    order = pa.array(np.random.default_rng(0).permutation(TABLE.num_rows))
+    again = [dpstream.histogram(LIBRARIES[name](TABLE.take(order)), **ASKED, **paid)
+             for name in LIBRARIES]  # fmt: skip
+    assert first.charged and not any(one.charged for one in again)
+    assert {one.receipt for one in again} == {first.receipt}
+    assert all(one.table.equals(first.table, check_metadata=True) for one in again)
+    assert [charge.kind for charge in entries(tmp_path)] == ["frame"]
+    assert first.header.run_id == entries(tmp_path)[0].run_id
+
+
+def test_other_rows_other_questions_and_fresh_ones_are_charged(tmp_path: Path) -> None:
+    paid = account(tmp_path)
+    first = dpstream.histogram(TABLE, **ASKED, **paid)
+    others = [
+        dpstream.histogram(TABLE.slice(1), **ASKED, **paid),
+        dpstream.histogram(TABLE, **{**ASKED, "epsilon": 2.0}, **paid),
+        dpstream.count(TABLE, **ASKED, **paid),
+        dpstream.histogram(TABLE, **ASKED, **paid, fresh=True),
+    ]
+    assert all(one.charged for one in others)
+    assert len({first.receipt, *(one.receipt for one in others)}) == 5
+    assert len(entries(tmp_path)) == 5
+    last = dpstream.histogram(TABLE, **ASKED, **paid)
+    assert last.receipt == others[-1].receipt and not last.charged
+
+
+def test_beyond_the_limit_nothing_is_counted(tmp_path: Path) -> None:
+    paid = account(tmp_path, epsilon=1.2)
+    dpstream.histogram(TABLE, **ASKED, **paid)
+    with (
+        cut_off(module, "_drawn", 1, False),
+        pytest.raises(PolicyError, match="ledger") as error,
+    ):
+        dpstream.count(TABLE, **{**ASKED, "epsilon": 5.0}, **paid)
+    assert "larger limit" in error.value.fix and len(entries(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_is_cut_off_goes_on_with_its_noise_at_no_charge(tmp_path: Path, after: bool) -> None:
+    paid = account(tmp_path)
+    with cut_off(module, "_drawn", 1, after), pytest.raises(CutOff):
+        dpstream.histogram(TABLE, **ASKED, **paid)
+    [charge] = entries(tmp_path)
+    found = dpstream.histogram(TABLE, **ASKED, **paid)
+    assert not found.charged and found.header.run_id == charge.run_id
+    assert len(entries(tmp_path)) == 1
+
+
+def test_noise_is_named_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that both draw before either commits draw the same."""
+    paid, drawn = account(tmp_path), list[bytes]()
+    real = module._drawn
+
+    def twice(*arguments: Any) -> bytes:
+        drawn.extend(real(*arguments) for _ in range(2))
+        return drawn[-1]
+
+    monkeypatch.setattr(module, "_drawn", twice)
+    dpstream.histogram(TABLE, **ASKED, **paid)
+    one, other = (module.decoded(receipt, "", False, False).table for receipt in drawn)
+    assert one.equals(other)
+
+
+def test_another_key_asks_anew(tmp_path: Path) -> None:
+    paid = account(tmp_path)
+    dpstream.histogram(TABLE, **ASKED, **paid)
+    new_key(tmp_path / "other.key")
+    paid["noise_key"] = f"file:{tmp_path / 'other.key'}"
+    assert dpstream.histogram(TABLE, **ASKED, **paid).charged
+
+
+def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
+    paid = account(tmp_path)
+    del paid["noise_key"]
+    with pytest.raises(UsageError, match="dpstream key new") as error:
+        dpstream.histogram(TABLE, **ASKED, **paid)
+    assert error.value.field == "noise_key" and not (tmp_path / "ledger.db").exists()
+    with pytest.raises(UsageError, match="write noise_key"):
+        dpstream.histogram(TABLE, **ASKED, **paid, noise_key=b"7")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="LedgerAccount") as error:
+        dpstream.histogram(TABLE, **ASKED, account="l.db")  # type: ignore[arg-type]
+    assert error.value.field == "account"
+    for more in ({"noise_key": "env:KEY"}, {"fresh": True}):
+        with pytest.raises(UsageError, match="without an account"):
+            dpstream.histogram(TABLE, **ASKED, **more)
+
+
+def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
+    one, other = (dpstream.histogram(TABLE, **ASKED, public_keys=["p0", "p1"]) for _ in range(2))
+    assert one.charged is None and one.header.run_id != other.header.run_id
+    assert one.table != other.table and "no ledger" in one.guarantee
+
+
+def test_a_fixed_test_key_is_said(tmp_path: Path) -> None:
+    paid = account(tmp_path)
+    found = dpstream.histogram(TABLE, **ASKED, account=paid["account"],
+                               noise_key=KeySource(None, KEY))  # fmt: skip
+    assert found.guarantee.startswith("NOT PRIVATE")
+
+
+def test_streams_statements_and_tables_share_one_account(tmp_path: Path) -> None:
+    """A unit of another type is another unit, whose costs do not add up."""
+    paid = account(tmp_path)
+    dpstream.histogram(TABLE, **ASKED, **paid)
+    named = TABLE.set_column(0, "user", TABLE["user"].cast(pa.string()))
+    with pytest.raises(PolicyError):
+        dpstream.histogram(named, **ASKED, **paid)
+
+
+def test_automatic_bounds_are_released_and_cost_nothing_more(tmp_path: Path) -> None:
+    paid = account(tmp_path)
+    asked = {**ASKED, "epsilon": 20.0, "max_keys": 2}
+    found = dpstream.sum(TABLE, **asked, **paid, value="seconds", bounds="auto")
+    low, high = found.header.bounds["sum"]
+    assert low < high and "half of the budget" in found.guarantee
+    assert len(entries(tmp_path)) == 1 and entries(tmp_path)[0].epsilon == 20.0
+    few = TABLE.slice(0, 3)
+    none = dpstream.mean(few, **ASKED, **paid, value="seconds", bounds="auto", public_keys=["p0"])
+    assert none.table.column("mean").null_count == 1 and "missing" in none.guarantee
+
+
+def test_receipts_hold_no_row_and_metadata_say_what_holds(tmp_path: Path) -> None:
+    data = pa.table({"user": ["alice"] * 3, "page": ["of-alice-alone"] * 3})
+    found = dpstream.histogram(data, **ASKED, **account(tmp_path))
+    assert len(found) == 0 and b"alice" not in found.receipt
+    said = found.table.schema.metadata
+    assert said[b"dpstream.guarantee"].decode() == found.guarantee
+    assert float(said[b"dpstream.epsilon"]) == found.epsilon == 1.0
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("ledger*"))
+    assert b"alice" not in written

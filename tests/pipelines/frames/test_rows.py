@@ -1,0 +1,206 @@
+"""Rows become partials as SQL makes them; what a row is depends on it alone."""
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from dpstream.accounting.query.plan import QueryPlan
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import aggregated, bounded
+from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS
+from dpstream.pipelines.frames import rows as module
+from dpstream.pipelines.frames.rows import Rows, partials_of, rows_of, wide_values
+from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.query_plan import question_of as statement_of
+from dpstream.pipelines.sql.work import Work
+from tests.pipelines.frames.visits import question, ring, visits
+from tests.pipelines.sql.asking import data_set, dp
+from tests.pipelines.sql.asking import visits as shop_visits
+
+NAME = (b"r" * 16, b"digest")
+OPTIONS = "epsilon = 1, delta = 1e-9, max_groups_contributed = 3, max_rows_contributed = 2"
+#: What is asked of a table, and what a statement calls it.
+PAIRS: dict[str, tuple[dict[str, Any], str]] = {
+    "units": ({"kind": "units"}, "COUNT(DISTINCT uid) AS units"),
+    "count": (
+        {"kind": "count"}, "COUNT(*, contribution_bounds_per_group => (0, 2)) AS count"
+    ),
+    "sum": (
+        {"kind": "sum", "value": "seconds", "bounds": (5, 60)},
+        "SUM(seconds, contribution_bounds_per_row => (5, 60)) AS sum",
+    ),
+    "whole": (
+        {"kind": "sum", "value": "n", "bounds": (-2, 5)},
+        "SUM(n, contribution_bounds_per_row => (-2, 5)) AS sum",
+    ),
+    "mean": (
+        {"kind": "mean", "value": "seconds", "bounds": (0, 80)},
+        "AVG(seconds, contribution_bounds_per_row => (0, 80)) AS mean",
+    ),
+}  # fmt: skip
+
+
+def made(data: Any, keys: KeyRing | None = None, **given: Any) -> Rows:
+    asked, columns = question(data, **given)
+    return rows_of(asked, columns, ring() if keys is None else keys)
+
+
+def totals(plan: QueryPlan, rows: Any, groups: Groups, keys: KeyRing) -> dict[str, list[int]]:
+    found = aggregated(bounded(plan, rows, keys, NAME), len(groups.ids))
+    assert groups.values is not None
+    names = groups.values.column(0).to_pylist()
+    sums = np.stack([found.units, *(found.sums[i] for i in sorted(found.sums))], axis=1)
+    return dict(zip(names, sums.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_sums_are_those_of_the_statement(name: str, tmp_path: Path) -> None:
+    """One key ring and run: the same sample of groups, the same partials, DuckDB or numpy."""
+    given, item = PAIRS[name]
+    data = shop_visits()
+    data = data.filter(pa.compute.is_valid(data["seconds"]))
+    keys = ring()
+    asked, columns = question(data, unit="uid", max_keys=3, max_rows=2, **given)
+    rows = rows_of(asked, columns, keys)
+    plan = asked.gridded.plan
+    ours = totals(plan, partials_of(plan, rows), rows.groups, keys)
+    catalog = load_catalog(data_set(tmp_path, data))
+    statement = statement_of(dp(f"page, {item}", options=OPTIONS), catalog)
+    assert statement.plan == plan
+    work = Work.of(statement.asked, catalog, statement.plan, NAME)
+    with Engine(catalog, {"visits"}) as engine:
+        groups = work.known_groups(engine, keys)
+        partials = work.partials(engine.run(work.stage_one()), groups, keys)
+    assert totals(plan, partials, groups, keys) == ours
+
+
+def test_rows_without_a_unit_a_key_or_a_value_count_nowhere() -> None:
+    data = pa.table({
+        "user": ["a", None, "c", "", "e", "f"],
+        "page": ["p", "p", None, "p", "p", "q"],
+        "seconds": [1.0, 1.0, 1.0, 1.0, float("nan"), float("inf")],
+    })  # fmt: skip
+    rows = made(data, kind="sum", value="seconds", bounds=(0, 9))
+    assert rows.group.tolist() == [0] and rows.value is not None and rows.value.tolist() == [1.0]
+    assert len(made(data).unit) == 3
+
+
+def test_two_spellings_of_a_text_are_one_unit_and_one_key() -> None:
+    data = pa.table({"user": ["e\u0301", "\u00e9", "x"], "page": ["\u00e9", "e\u0301", "y"]})
+    rows = made(data)
+    assert len(set(rows.unit.tolist())) == 2 and len(rows.groups.ids) == 2
+
+
+def test_public_keys_are_all_keys() -> None:
+    rows = made(visits(500), public_keys=["p1", "zz"])
+    assert rows.groups.values is not None
+    assert rows.groups.values.column(0).to_pylist() == ["p1", "zz"]
+    assert set(rows.group.tolist()) == {0}
+
+
+LAYOUTS: dict[str, Any] = {
+    "view": lambda t: pa.array(t, pa.string_view()),
+    "large": lambda t: pa.array(t, pa.large_string()),
+    "coded": lambda t: pa.array(t).dictionary_encode(), "pandas": pd.Series,
+    "category": lambda t: pd.Series(t, dtype="category"), "polars": pl.Series,
+    "categorical": lambda t: pl.Series(t, dtype=pl.Categorical),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_a_column_are_one_column(layout: str) -> None:
+    texts = ["b", "a", None, "b"]
+    plain = pa.table({"user": [1, 2, 3, 4], "page": texts})
+    page = LAYOUTS[layout](texts)
+    data: Any = pa.table({"user": [1, 2, 3, 4], "page": page}) if isinstance(page, pa.Array) else (
+        pd.DataFrame({"user": [1, 2, 3, 4], "page": page}) if layout in ("pandas", "category")
+        else pl.DataFrame({"user": [1, 2, 3, 4], "page": page})
+    )  # fmt: skip
+    keys = ring()
+    assert made(data, keys).identity(keys) == made(plain, keys).identity(keys)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        [3, 4, None, 3], [True, False, None, True], [b"x", b"y", None, b"x"],
+        [datetime.date(2024, 1, 1), datetime.date(1960, 1, 1), None, datetime.date(2024, 1, 1)],
+        [datetime.datetime(2024, 1, 1), datetime.datetime(1960, 1, 1), None,
+         datetime.datetime(2024, 1, 1)],
+        [decimal.Decimal("1.5"), decimal.Decimal("-2"), None, decimal.Decimal("1.50")],
+    ],
+    ids=lambda key: type(key[0]).__name__,
+)  # fmt: skip
+def test_kinds_of_keys(key: list[Any]) -> None:
+    rows = made(pa.table({"user": [1, 2, 3, 4], "page": key}))
+    assert rows.group.tolist() == [0, 1, 0]
+
+
+def test_the_identity_is_of_the_rows_in_any_order() -> None:
+    data, keys, given = visits(2_000), ring(), {"kind": "sum", "value": "seconds", "bounds": (0, 9)}
+    first = made(data, keys, **given).identity(keys)
+    order = np.random.default_rng(1).permutation(data.num_rows)
+    assert made(data.take(pa.array(order)), keys, **given).identity(keys) == first
+    others = [data.slice(1), data.slice(0, 1_999), pa.concat_tables([data, data.slice(5, 1)])]
+    changed = data["seconds"].to_pylist()
+    changed[7] += 0.125
+    others.append(data.set_column(2, "seconds", pa.array(changed)))
+    assert first not in [made(other, keys, **given).identity(keys) for other in others]
+    other = KeyRing(bytes(range(32)))
+    assert made(data, other, **given).identity(other) != first
+
+
+def test_moving_a_value_between_two_rows_is_another_table() -> None:
+    keys, given = ring(), {"kind": "sum", "value": "seconds", "bounds": (0, 9)}
+    one = pa.table({"user": [1, 2], "page": ["a", "b"], "seconds": [1.0, 2.0]})
+    other = pa.table({"user": [1, 2], "page": ["a", "b"], "seconds": [2.0, 1.0]})
+    zero = pa.table({"user": [1], "page": ["a"], "seconds": [0.0]})
+    minus = pa.table({"user": [1], "page": ["a"], "seconds": [-0.0]})
+    found = [made(table, keys, **given).identity(keys) for table in (one, other, zero, minus)]
+    assert found[0] != found[1] and found[2] == found[3]
+
+
+def test_a_mean_of_many_rows_is_scaled_to_as_many_as_count() -> None:
+    data = pa.table(
+        {"user": [1] * 10, "page": ["a"] * 10, "seconds": [float(i) for i in range(10)]}
+    )
+    asked, columns = question(data, kind="mean", value="seconds", bounds=(0, 16), max_rows=2)
+    plan = asked.gridded.plan
+    partials = partials_of(plan, rows_of(asked, columns, ring()))
+    total, number = (int(column[0]) for column in partials.sums)
+    assert number == 2
+    assert total * plan.columns[0].grid / number + 8 == pytest.approx(4.5, abs=1e-3)
+
+
+def test_huge_values_do_not_wrap() -> None:
+    data = pa.table({"user": [1] * 4, "page": ["a"] * 4, "seconds": [1e308, 1e308, -1e308, 5e-324]})
+    for kind in ("sum", "mean"):
+        asked, columns = question(data, kind=kind, value="seconds", bounds=(0, 1))
+        [total, *_] = partials_of(asked.gridded.plan, rows_of(asked, columns, ring())).sums
+        assert 0 <= abs(int(total.sum())) <= 5 / asked.column.grid
+        asked, columns = question(data, kind=kind, value="seconds", bounds="auto")
+        wide = wide_values(asked.column, rows_of(asked, columns, ring()))
+        assert len(wide.value) == 1 and abs(int(wide.value[0])) <= 1 << 32
+
+
+def test_no_rows_are_rows() -> None:
+    for key in (None, "page"):
+        rows = made(visits(10).slice(0, 0), key=key)
+        assert len(rows.unit) == 0 and len(rows.groups.ids) == (key is None)
+        assert rows.identity(ring()) == made(visits(0), key=key).identity(ring())
+
+
+def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_PARTIALS == 1 << 30
+    monkeypatch.setattr(module, "MAX_PARTIALS", 9)
+    with pytest.raises(module.UsageError, match="more than 9 rows"):
+        made(visits(10))

@@ -1,0 +1,208 @@
+"""A job's stream over a user's own rows: begun, charged, numbered, or refused uncharged."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dpstream
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.pipelines.begin import begin
+from dpstream.state import open as stores
+from dpstream.state.ledger.open import read_ledger
+from tests.pipelines.frames.rows import LEDGER, a_job, batches, dicts
+
+GOT: list[pa.RecordBatch] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    GOT.clear()
+    yield
+    stores.close_all()
+
+
+def _same(row: Any) -> Any:
+    return row
+
+
+def _keep(batch: pa.RecordBatch) -> None:
+    GOT.append(batch)
+
+
+def released(job: dpstream.Job, read: Any, **given: Any) -> pa.Table:
+    """What a pipeline releases, by what its releases are named by."""
+    GOT.clear()
+    try:
+        with beam.Pipeline(runner="FnApiRunner") as p:
+            out = p | read if isinstance(read, beam.PTransform) else read(p)
+            done = out | dpstream.DPStream(job, **given)
+            _ = done.releases | beam.Map(_keep)
+    finally:
+        stores.close_all()
+    table = pa.Table.from_batches([b.replace_schema_metadata(None) for b in GOT])
+    order = [("window_start", "ascending"), ("trigger", "ascending"), ("page", "ascending")]
+    return table.sort_by(order).drop(["plan_hash"])
+
+
+def clean(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name.startswith(("s.db", "book.db", "out")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+KINDS: dict[str, Any] = {
+    "rows": lambda p, job: p | beam.Create([beam.Row(**row) for row in dicts()]),
+    "dicts": lambda p, job: p | beam.Create(dicts()),
+    "pandas": lambda p, job: p | beam.Create([pd.DataFrame(d) for d in (dicts()[:9], dicts()[9:])]),
+    "polars": lambda p, job: p | beam.Create([pl.DataFrame(dicts())]) | dpstream.Rows(job),
+    "twice": lambda p, job: p | beam.Create(dicts() + dicts()[:50]),
+    "untyped": lambda p, job: p | beam.Create(dicts()) | beam.Map(_same) | dpstream.Rows(job),
+}  # fmt: skip
+
+
+def test_all_kinds_of_rows_are_one_stream(tmp_path: Path) -> None:
+    """Byte for byte what the flow makes of the rows without Beam; a row delivered twice is one."""
+    job = a_job(tmp_path / "wanted", record_id=True)
+    run, _ = begin(job, [b"rows", b"v1"])
+    table = pa.Table.from_pylist(dicts()).select(list(job.columns))
+    [batch] = table.combine_chunks().to_batches()
+    where = {"dpstream.partition": "0", "dpstream.offset": "0"}
+    made, _ = run_in_memory(run, [batch.replace_schema_metadata(where)])
+    stores.close_all()
+    wanted = pa.Table.from_batches([b.replace_schema_metadata(None) for b in made])
+    assert wanted.num_rows > 4
+    for kind, read in KINDS.items():
+        job = a_job(tmp_path / kind, record_id=True)
+        found = released(job, lambda p, read=read, job=job: read(p, job), source="v1")
+        order = [("window_start", "ascending"), ("trigger", "ascending"), ("page", "ascending")]
+        assert found.equals(wanted.sort_by(order).drop(["plan_hash"])), kind
+
+
+def test_a_table_says_what_it_is_and_positions_may_come_with_rows(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    first = released(job, dpstream.ReadTable(pd.DataFrame(dicts()), job))
+    assert first.num_rows > 4
+    assert released(job, dpstream.ReadTable(pd.DataFrame(dicts()), job)).equals(first)  # goes on
+    with pytest.raises(PolicyError, match="input"):
+        released(job, dpstream.ReadTable(pd.DataFrame(dicts()[1:]), job))
+    clean(tmp_path)
+    placed = released(
+        job, lambda p: p | beam.Create(dicts()) | dpstream.Rows(job, offset="id"), source="v1"
+    )
+    assert placed.equals(first)
+
+
+def test_a_jobs_own_files_need_no_name(tmp_path: Path) -> None:
+    job = a_job(tmp_path, more=LEDGER)
+    pq.write_table(pa.Table.from_pylist(dicts()), tmp_path / "visits-1.parquet")
+    found = released(job, lambda p: (p | dpstream.ReadFiles(job)).records)
+    assert found.num_rows > 4 and len(read_ledger(tmp_path / "book.db")) == 1
+    assert released(job, lambda p: (p | dpstream.ReadFiles(job)).records).equals(found)
+    assert len(read_ledger(tmp_path / "book.db")) == 1
+
+
+def test_the_files_of_another_job_are_not_the_jobs_own(tmp_path: Path) -> None:
+    """Its store would take their rows for its own files', and name the noise of both alike."""
+    job, other = a_job(tmp_path / "one"), a_job(tmp_path / "two")
+    for folder, rows in (("one", dicts()), ("two", dicts()[1:])):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / folder / "visits-1.parquet")
+    with pytest.raises(UsageError, match="source"):
+        released(job, lambda p: (p | dpstream.ReadFiles(other)).records)
+    assert not (tmp_path / "one" / "s.db").exists()
+
+
+@pytest.mark.parametrize("offsets", [[0, 0, 400], [0, 200, 100], [200, 0, 200]])
+def test_positions_that_are_there_twice_end_the_run(offsets: list[int], tmp_path: Path) -> None:
+    """One batch forgot to go on where the one before ended: rows would be lost without a word."""
+    job = a_job(tmp_path)
+    with pytest.raises(Exception, match=r"share a position.*dpstream\.Rows"):
+        released(job, beam.Create(batches(list(offsets))), source="v1")
+    assert released(job, beam.Create(batches([0, 200, 400])), source="v1").num_rows > 4
+
+
+def test_batches_without_positions_and_what_is_no_batch_name_the_adapter(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"where its first row stands.*dpstream\.Rows"):
+        released(a_job(tmp_path / "one"), beam.Create(batches([0, None, 400])), source="v1")
+
+    def untyped(p: Any) -> Any:
+        return p | beam.Create(dicts()) | beam.Map(lambda row: row).with_output_types(Any)
+
+    with pytest.raises(Exception, match=r"no.* Arrow record batches.*dpstream\.Rows"):
+        released(a_job(tmp_path / "two"), untyped, source="v1")
+
+
+@pytest.mark.parametrize(
+    ("given", "read", "field"),
+    [
+        ({"source": "v1"}, beam.Create(dicts(5)), "records"),
+        ({}, beam.Create(batches([0])), "source"),
+        ({"source": ""}, beam.Create(batches([0])), "source"),
+        ({"source": "v1", "store": "sqlite:x.db"}, beam.Create(batches([0])), "store"),
+        ({"source": "v1", "key": "env:K"}, beam.Create(batches([0])), "key"),
+        ({"source": "v1", "shards": 2}, beam.Create(batches([0])), "shards"),
+        ({"source": "v1", "public_keys": [7]}, beam.Create(batches([0])), "public_keys"),
+        ({"source": "v1", "public_keys": []}, beam.Create(batches([0])), "public_keys"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_not_charged(
+    given: dict[str, Any], read: Any, field: str, tmp_path: Path
+) -> None:
+    job = a_job(tmp_path, more=LEDGER)
+    with pytest.raises(DpstreamError) as error:
+        released(job, read, **given)
+    assert error.value.field == field
+    assert not (tmp_path / "book.db").exists() and not (tmp_path / "s.db").exists()
+
+
+def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+
+    def read() -> Any:
+        return dpstream.ReadTable(pd.DataFrame(dicts()), job)
+
+    found = released(job, read(), public_keys=["p1", "zz"])
+    assert found["page"].to_pylist() == ["p1", "zz"] * 4
+    with pytest.raises(PolicyError):  # other keys are another plan
+        released(job, read(), public_keys=["p1"])
+    (tmp_path / "keys.csv").write_text("page\nzz\np1\n")
+    listed = a_job(tmp_path, more='[keys]\npublic = "keys.csv"\n')
+    again = released(listed, dpstream.ReadTable(pd.DataFrame(dicts()), listed))
+    assert again.equals(found)
+    with pytest.raises(PolicyError, match="others than the job's"):
+        dpstream.DPStream(listed, public_keys=["p1"])
+
+
+def test_a_plan_takes_public_keys_and_a_store(tmp_path: Path) -> None:
+    dpstream_key = tmp_path / "noise.key"
+    dpstream_key.write_text("3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8")
+    dpstream_key.chmod(0o600)
+    transform = dpstream.DPStream(
+        a_job(tmp_path).plan, key_file=str(dpstream_key), store=f"sqlite:{tmp_path / 'own.db'}",
+        source="v1", public_keys=pl.DataFrame({"page": ["b", "a", "b"]}),
+    )  # fmt: skip
+    assert transform._run.public is not None
+    assert transform._run.public.column("page").to_pylist() == ["a", "b"]
+    assert transform._run.plan.public_keys is not None
+
+
+def test_a_begun_run_has_its_keys(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    run, _ = dpstream.begin(job, [b"x"])
+    assert dpstream.DPStream(job, run)._run is run
+    with pytest.raises(UsageError, match="begin_run"):
+        dpstream.DPStream(job, run, public_keys=["p1"])
+
+
+@pytest.mark.parametrize("given", ["job.toml", None, 7])
+def test_what_is_no_job_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="load_job"):
+        dpstream.DPStream(given, source="v1")

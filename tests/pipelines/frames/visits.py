@@ -1,0 +1,60 @@
+"""Tables of pandas, Polars and Arrow with the same rows, and an account for their answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+
+import dpstream
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.frames.question import Asked, Question, question_of
+from dpstream.pipelines.jobs.noise_key import new_key
+
+KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
+DEFAULTS: dict[str, Any] = {
+    "kind": "units", "unit": "user", "key": "page", "value": None, "bounds": None, "epsilon": 1.0,
+    "delta": 1e-9, "max_keys": 8, "max_rows": 5, "public_keys": None,
+}  # fmt: skip
+
+
+def visits(rows: int = 3_000, users: int = 400, seed: int = 3) -> pa.Table:
+    """Users, pages and seconds in eighths."""
+    draw = np.random.default_rng(seed)
+    pages = np.minimum(draw.exponential(2.0, rows).astype(int), 9)
+    return pa.table({
+        "user": draw.integers(0, users, rows),
+        "page": pa.array([f"p{page}" for page in pages]),
+        "seconds": draw.integers(0, 800, rows) / 8,
+    })  # fmt: skip
+
+
+def as_pandas(table: pa.Table) -> pd.DataFrame:
+    return table.to_pandas()
+
+
+def as_polars(table: pa.Table) -> pl.DataFrame:
+    found = pl.from_arrow(table)
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+LIBRARIES = {"pandas": as_pandas, "polars": as_polars, "arrow": lambda table: table}
+
+
+def ring() -> KeyRing:
+    return KeyRing(bytes.fromhex(KEY))
+
+
+def question(data: Any, **given: Any) -> tuple[Question, dict[str, pa.ChunkedArray]]:
+    return question_of(data, Asked(**{**DEFAULTS, **given}))
+
+
+def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:
+    """Arguments of a question that is charged."""
+    if not (folder / "noise.key").exists():
+        new_key(folder / "noise.key")
+    book = dpstream.LedgerAccount(folder / "ledger.db", "visits", epsilon=epsilon, delta=1e-5)
+    return {"account": book, "noise_key": f"file:{folder / 'noise.key'}"}

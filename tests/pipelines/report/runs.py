@@ -1,0 +1,54 @@
+"""Jobs with releases of several windows, for tests of pages."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dpstream.pipelines.jobs.job import Job, load_job
+from tests.reports import edit, put
+
+#: Keys that a page must bear: marks of HTML and of spreadsheets, directions, quotes, length.
+HOSTILE = [
+    "<script>document.title='pwned'</script>",
+    '"><img src=x onerror="document.title=1">',
+    "=1+1",
+    "@SUM(A1)",
+    "'-quoted\"",
+    "\u202eturned, with a comma",
+    "</script><b>bold</b>",
+    "k" * 400,
+]
+MEAN = """[[aggregate]]
+name = "level"
+kind = "mean"
+column = "value"
+clamp = [0, 10]
+[time]"""
+
+
+def weeks(job: Job, keys: list[str], windows: int, seed: int = 0, trigger: int = 4) -> Job:
+    """A job with a mean beside its count, and its last release of every window."""
+    job = edit(
+        job, ('end = "2024-01-02T', f'end = "{np.datetime64("2024-01-01") + windows}T'),
+        ("[time]", MEAN),
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    for window in range(windows):
+        rows = [
+            {"key": key, "records": size, "records_sd": 5.0, "total": 3 * size, "total_sd": 10.0,
+             "level": float(rng.uniform(0, 10)), "level_sd": 400.0 if place else 0.2}
+            for place, key in enumerate(sorted(keys))
+            for size in [float(100 * (place + 1) + rng.normal(0, 5))]
+            if (window + place) % 5
+        ]  # fmt: skip
+        put(job, trigger, rows, window)
+    return job
+
+
+def second(job: Job, folder: Path, change: Callable[[str], str] = str) -> Job:
+    """The same job file in another folder."""
+    folder.mkdir()
+    (folder / "in").mkdir()
+    (folder / "job.toml").write_text(change(job.path.read_text()))
+    return load_job(folder / "job.toml")

@@ -1,0 +1,34 @@
+"""Noise by trigger: pictures that say their numbers, and a short table."""
+
+from dpstream.pipelines.report.noise_view import _chart, noise, trigger_table
+
+FIGURES = {
+    "streams": [
+        {"name": "selection", "sd": [1.0, 2.0, 3.0]},
+        {"name": "count", "sd": [4.0, 5.0, 6.0]},
+    ],
+    "tau": [7.0, 8.0, 9.0],
+}
+
+
+def test_pictures_say_their_numbers() -> None:
+    chart = _chart("n", "Title", "up", [("sd", [2.0, 3.0])])
+    assert chart["legend"] == [("s0", "sd")]
+    assert "sd from 2 at the first to 3 at the last" in chart["words"]
+
+
+def test_selection_and_values_apart() -> None:
+    selection, values = noise(FIGURES)
+    assert [name for _, name in selection["legend"]] == [
+        "threshold tau", "sd of the selection's noise",
+    ]  # fmt: skip
+    assert [name for _, name in values["legend"]] == ["sd of count"]
+    public = {**FIGURES, "tau": None}
+    [only] = noise(public)
+    assert [name for _, name in only["legend"]] == ["sd of selection", "sd of count"]
+
+
+def test_a_handful_of_triggers() -> None:
+    found = trigger_table(FIGURES, 3)
+    assert found["heads"] == ["sd selection", "sd count", "tau (units)"]
+    assert found["rows"] == [(1, [1.0, 4.0, 7.0]), (2, [2.0, 5.0, 8.0]), (3, [3.0, 6.0, 9.0])]

@@ -1,0 +1,72 @@
+"""Axes of values over time: bands are cut at what a column can be, values never."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.pipelines.report.series import Bounds, Series, against, bounds_of, limits, over_time
+
+NAN = float("nan")
+
+
+def test_what_columns_can_be() -> None:
+    mean = Aggregate("m", "mean", "v", (-60.0, 60.0))
+    assert bounds_of(mean) == Bounds(-60.0, 60.0)
+    assert bounds_of(Aggregate("n", "count")) == bounds_of(Aggregate("u", "units")) == Bounds(0.0)
+    assert bounds_of(Aggregate("s", "sum", "v", (0.0, 9.0))) == Bounds(0.0)
+    assert bounds_of(Aggregate("s", "sum", "v", (-9.0, 0.0))) == Bounds(None, 0.0)
+    assert bounds_of(Aggregate("s", "sum", "v", (-9.0, 9.0))) == Bounds()
+
+
+def test_a_noisy_mean_stays_within_its_clamp() -> None:
+    values, reach = np.array([10.0, 20.0]), np.array([4000.0, 4000.0])
+    assert limits(values, reach, Bounds(-60.0, 60.0)) == (-60.0, 60.0)
+    # One of many does not decide; but no value is ever cut.
+    values, reach = np.full(50, 10.0), np.full(50, 2.0)
+    values[7], reach[7] = 40.0, 4000.0
+    low, high = limits(values, reach, Bounds(-60.0, 60.0))
+    assert 4.0 < low < 8.0 and 40.0 < high < 43.0
+    values, reach = np.array([10.0, 20.0]), np.array([1.0, 1.0])
+    low, high = limits(values, reach, Bounds(-60.0, 60.0))
+    assert 8.0 < low < 9.0 and 21.0 < high < 22.0  # no wider than needed
+
+
+def test_a_count_begins_at_nothing_but_shows_what_noise_made_negative() -> None:
+    low, high = limits(np.array([50.0]), np.array([80.0]), Bounds(0.0))
+    assert low == 0.0 and high > 130.0 - 5.0
+    low, _ = limits(np.array([50.0, -7.0]), np.array([80.0, 80.0]), Bounds(0.0))
+    assert -30.0 < low < -7.0
+    _, high = limits(np.array([-50.0]), np.array([80.0]), Bounds(None, 0.0))
+    assert high == 0.0
+    low, high = limits(np.array([5.0]), np.array([0.0]), Bounds())
+    assert low < 5.0 < high
+
+
+def days(count: int) -> list[datetime]:
+    return [datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=n) for n in range(count)]
+
+
+@pytest.mark.parametrize(("count", "joined"), [(1, True), (5, True), (5, False), (100, False)])
+def test_points_can_be_pointed_at(count: int, joined: bool) -> None:
+    values = np.linspace(10.0, 20.0, count)
+    values[count // 2] = NAN if count > 1 else 10.0
+    line = Series(days(count), values, np.ones(count))
+    picture = over_time("x", [line], Bounds(0.0), "Values of a key by window", joined)
+    places = picture.places
+    assert places is not None and len(places) == (count - 1 if count > 1 else 1)
+    assert ((places > 0) & (places < 1)).all()
+    # From left to right, and the greater the higher.
+    assert (np.diff(places[:, 0]) > 0).all() and (np.diff(places[:, 1]) < 0).all()
+    assert picture.svg.startswith('<svg role="img"') and "Values of a key" in picture.svg
+
+
+def test_two_runs_in_one_picture() -> None:
+    first = Series(days(4), np.array([1.0, 2.0, NAN, 4.0]), np.ones(4))
+    second = Series(days(4), np.array([NAN, 2.0, 3.0, 5.0]), np.ones(4))
+    picture = over_time("x", [first, second], Bounds(0.0), "Both runs by window", False)
+    assert "var(--s0)" in picture.svg and "var(--s1)" in picture.svg
+    assert picture.places is not None and len(picture.places) == 3
+    both = against("x", np.array([1.0, 2.0]), np.array([1.5, 1.8]), "One run against another")
+    assert "var(--s0)" in both.svg and "One run against another" in both.svg

@@ -1,0 +1,17 @@
+"""A picture for a template: its SVG as it is, what its points say as text to be escaped."""
+
+import json
+
+import numpy as np
+from markupsafe import Markup
+
+from dpstream.pipelines.report.charts import Picture
+from dpstream.pipelines.report.shown import shown
+
+
+def test_points_and_what_they_say() -> None:
+    picture = Picture("<svg></svg>", "words", np.array([[0.1, 0.2], [0.3, 0.4]]))
+    found = shown(picture, ["<b>", "two"])
+    assert isinstance(found["svg"], Markup) and not isinstance(found["tips"], Markup)
+    assert json.loads(found["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
+    assert shown(picture)["tips"] == shown(Picture("<svg></svg>", "w"), ["one"])["tips"] == ""

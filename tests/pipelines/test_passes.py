@@ -1,0 +1,326 @@
+"""Files that join a run: the same bytes as if all had been there, and rules that are kept."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.pipelines import passes
+from dpstream.pipelines.connectors.files import source as sources
+from dpstream.pipelines.connectors.files.joining import Passes
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import Result, run_job
+from dpstream.state import open as stores
+from tests.growing import COURSE, DAYS, arrive, day, place, released, write
+from tests.pipelines.cli.called import call
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    yield
+    stores.close_all()
+
+
+def run(folder: Path, through: str | None = None) -> Result:
+    return run_job(load_job(folder / "job.toml"), through=through)
+
+
+@pytest.fixture(scope="module", params=["parquet", "csv"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on all days at once."""
+    folder = place(tmp_path_factory.mktemp("whole"), request.param)
+    arrive(folder, DAYS)
+    run(folder)
+    stores.close_all()
+    assert len(released(folder)) == 16
+    return folder
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose rows were read, as they are."""
+    names, real = list[str](), sources.read_group
+
+    def spy(group: sources.Group, *rest: object) -> Iterator[sources.Found]:
+        names.extend(os.path.basename(piece[2]) for piece in group)
+        return real(group, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "read_group", spy)
+    return names
+
+
+def test_passes_release_what_one_run_would(whole: Path, tmp_path: Path, read: list[str]) -> None:
+    """And a pass reads new files and those with rows beyond the pass before, no others."""
+    kind = next((whole / "in").iterdir()).suffix
+    folder = place(tmp_path, kind[1:])
+    seen = list[set[str]]()
+    for through, files in COURSE:
+        arrive(folder, files)
+        read.clear()
+        before = released(folder)
+        result = run(folder, through)
+        assert before.items() <= released(folder).items() and result.summary is not None
+        seen.append(set(read))
+    assert released(folder) == released(whole)
+    names = [f"day-{number}{kind}" for number in range(DAYS)]
+    # The first and the third hold some of the next day.
+    assert seen == [{names[0]}, set(names[:2]), {names[2]}, set(names[2:])]
+
+
+def test_nothing_new_changes_nothing(tmp_path: Path, read: list[str]) -> None:
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    run(folder, "2024-01-02")
+    before, lost = released(folder), next(iter(released(folder)))
+    (folder / "out" / lost).unlink()
+    read.clear()
+    for through in (None, "2024-01-02", "2024-01-02T03:00:00Z"):
+        assert run(folder, through).resumed
+    assert released(folder) == before and read == []
+
+
+def test_time_passes_without_files(tmp_path: Path, whole: Path) -> None:
+    if not list((whole / "in").glob("*.parquet")):
+        return
+    folder = place(tmp_path)
+    arrive(folder, DAYS)
+    for through in ("2024-01-01T06:00:00Z", "2024-01-03", "2024-01-04", "end"):
+        run(folder, through)
+    assert released(folder) == released(whole)
+
+
+@pytest.mark.parametrize(("late", "counts"), [("0s", False), ("1d", True)])
+def test_a_late_row_counts_by_the_plans_lateness(tmp_path: Path, late: str, counts: bool) -> None:
+    """A new file with rows of a window that is closed, or still open for the late."""
+    folder = place(tmp_path, late=late)
+    arrive(folder, 1)
+    run(folder, "2024-01-02")
+    write(folder, "later.parquet", day(0, rows=3_000))
+    result = run(folder, "2024-01-03")
+    late_ones = result.operator_only.get("operator_dead_late", 0)
+    assert late_ones == (0 if counts else 3_000), "each is a dead letter, or counts"
+    assert result.operator_only["operator_records_in"] == 4_500
+    first = [pq.read_table(folder / "out" / f"window-000000/trigger-{n:06d}.parquet").to_pandas()
+             for n in ((4, 8) if counts else (4,))]  # fmt: skip
+    if counts:
+        # The published prefix of the first day grows at the next trigger after the file came.
+        assert first[1]["visits"].sum() > first[0]["visits"].sum() + 1_000
+
+
+def joined(folder: Path) -> Path:
+    """Two files were read; a third is there."""
+    arrive(folder, 2)
+    run(folder, "2024-01-03")
+    arrive(folder, 3)
+    return folder
+
+
+def lost(folder: Path) -> None:
+    (folder / "in" / "day-0.parquet").unlink()
+
+
+def renamed(folder: Path) -> None:
+    (folder / "in" / "day-0.parquet").rename(folder / "in" / "day-9.parquet")
+
+
+def changed(folder: Path) -> None:
+    write(folder, "day-0.parquet", day(7))
+
+
+@pytest.mark.parametrize("change", [lost, renamed, changed])
+def test_files_that_were_read_must_stay(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    folder = joined(place(tmp_path))
+    before = released(folder)
+    old = (folder / "in" / "day-0.parquet").read_bytes()
+    change(folder)
+    with pytest.raises(PolicyError, match=r"1 of the 2 files.*gone, renamed or changed") as error:
+        run(folder, "2024-01-04")
+    assert "day-0" not in str(error.value) and released(folder) == before
+    for path in (folder / "in").glob("day-9*"):
+        path.unlink()
+    (folder / "in" / "day-0.parquet").write_bytes(old)  # the fix: bring it back
+    run(folder, "2024-01-04")
+    assert len(released(folder)) == 12
+
+
+@pytest.mark.parametrize(
+    ("through", "says"),
+    [
+        (None, "1 file is new"),
+        ("2024-01-03", "is not later than 2024-01-03T00:00:00Z"),
+        ("2024-01-02", "is not later than"),
+        ("2023-12-31", "before the first trigger time"),
+        ("tomorrow", "neither a day nor an RFC 3339 time"),
+    ],
+)
+def test_instants_that_are_refused(tmp_path: Path, through: str | None, says: str) -> None:
+    folder = joined(place(tmp_path))
+    before = released(folder)
+    with pytest.raises(UsageError, match=says) as error:
+        run(folder, through)
+    assert error.value.field == passes.FLAG and released(folder) == before
+
+
+def test_nothing_joins_behind_the_end(tmp_path: Path) -> None:
+    folder = joined(place(tmp_path))
+    run(folder, "2030-01-01")
+    arrive(folder, 4)
+    with pytest.raises(PolicyError, match=r"everything through time\.end is released"):
+        run(folder, "end")
+
+
+def test_a_run_on_the_whole_input_stays_one(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    arrive(folder, 2)
+    run(folder)
+    with pytest.raises(PolicyError, match="begun with it"):
+        run(folder, "2024-01-03")
+    arrive(folder, 3)
+    with pytest.raises(PolicyError, match=r"not the one.*begun with .--through") as error:
+        run(folder)
+    assert error.value.field == "source"
+
+
+def test_a_new_file_of_another_type_does_not_join(tmp_path: Path) -> None:
+    folder = joined(place(tmp_path))
+    table = day(2)
+    write(folder, "day-2.parquet", table.set_column(3, "amount", table["amount"].cast("string")))
+    with pytest.raises(UsageError, match="'amount' is string in file 2"):
+        run(folder, "2024-01-04")
+    arrive_again = folder / "in" / "day-2.parquet"
+    arrive_again.unlink()
+    arrive(folder, 3)
+    run(folder, "2024-01-04")
+
+
+def test_a_pass_that_was_cut_off_is_done_before_files_join(tmp_path: Path, whole: Path) -> None:
+    """The new file is there when the pass is repeated, and joins only after it."""
+    if not list((whole / "in").glob("*.parquet")):
+        return
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(passes, "end", lambda *_: None)  # as if killed just before
+        run(folder, "2024-01-02")
+    stores.close_all()
+    noted = passes.noted_of(load_job(folder / "job.toml"))
+    assert noted is not None and noted.pending
+    arrive(folder, DAYS)
+    run(folder, "end")
+    noted = passes.noted_of(load_job(folder / "job.toml"))
+    assert noted is not None and [len(one.files) for one in noted.passes] == [1, 3]
+    assert released(folder) == released(whole)
+
+
+def test_two_passes_of_one_moment(tmp_path: Path) -> None:
+    """Who finds that another pass was begun meanwhile is refused."""
+    folder = joined(place(tmp_path))
+    job = load_job(folder / "job.toml")
+    (mine,) = passes.due(job, "2024-01-04")
+    assert mine is not None and mine.joined == 1
+    run(folder, "2024-01-04")
+    with pytest.raises(DpstreamError, match="another run has begun a pass"):
+        from dpstream.pipelines.begin import begin
+
+        begun, _ = begin(job, mine.source.identity())
+        passes.commit(begun, mine)
+
+
+def test_what_is_read_in_passes_is_never_read_as_a_whole(tmp_path: Path) -> None:
+    """Even where the note could not be read before the run was begun."""
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    run(folder, "2024-01-02")
+    before = released(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(passes, "noted_of", lambda _: None)
+        with pytest.raises(DpstreamError, match="reads its input in passes"):
+            run(folder)
+    assert released(folder) == before
+
+
+def test_a_store_that_is_being_made_says_nothing(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    (folder / "s.db").write_bytes(b"")
+    job = load_job(folder / "job.toml")
+    assert passes.noted_of(job) is None
+    (folder / "s.db").write_bytes(b"no store")
+    with pytest.raises(PolicyError, match="no store"):
+        run(folder, "2024-01-02")
+
+
+def test_records_with_ids_read_all_again(tmp_path: Path, read: list[str]) -> None:
+    """Their positions are not the files'; a file that may be needed is read."""
+    folder = place(tmp_path)
+    job = (folder / "job.toml").read_text()
+    job = job.replace('event_time = "at"', 'event_time = "at"\nrecord_id = "id"')
+    (folder / "job.toml").write_text(job)
+    for number in range(3):
+        table = day(number, 0.0, 1.2)
+        ids = [f"{number}-{n}" for n in range(table.num_rows)]
+        write(folder, f"day-{number}.parquet", table.append_column("id", [ids]))
+        read.clear()
+        run(folder, f"2024-01-0{number + 2}")
+    assert set(read) == {f"day-{number}.parquet" for number in range(3)}
+
+
+def test_now_is_a_clock_on_the_wall(tmp_path: Path) -> None:
+    line = load_job(place(tmp_path) / "job.toml").plan.timeline
+    assert passes.trigger_time_of(line, "now") == line.last_trigger_time
+    assert passes.trigger_time_of(line, "2024-01-01T11:59:59Z") == 1
+    assert passes.trigger_time_of(line, "end") == 16
+
+
+def test_the_note_holds_no_name(tmp_path: Path) -> None:
+    folder = joined(place(tmp_path))
+    noted = passes.noted_of(load_job(folder / "job.toml"))
+    assert isinstance(noted, Passes) and all(len(one) == 32 for one in noted.files)
+    assert noted.done == 8 and not noted.pending
+
+
+@pytest.mark.parametrize("backed_up", [1, 2])
+def test_a_restored_store_goes_through_its_passes_again(
+    tmp_path: Path, whole: Path, backed_up: int
+) -> None:
+    """The same passes lead to what is published, whether the backup is of the last or before."""
+    kind = next((whole / "in").iterdir()).suffix[1:]
+    folder = place(tmp_path, kind)
+    for number, (through, files) in enumerate(COURSE[:2], start=1):
+        arrive(folder, files)
+        run(folder, through)
+        stores.close_all()
+        if number == backed_up:
+            assert (
+                call("state", "backup", folder / "job.toml", "--out", folder / "b").exit_code == 0
+            )
+    before = released(folder)
+    restored = call("state", "restore", folder / "job.toml", folder / "b", "--replace")
+    assert restored.exit_code == 0, restored.output
+    run(folder, COURSE[1][0] if backed_up == 1 else None)
+    assert released(folder) == before
+    for through, files in COURSE[2:]:
+        arrive(folder, files)
+        run(folder, through)
+    assert released(folder) == released(whole)
+
+
+def test_a_restored_store_whose_passes_were_others_is_refused(tmp_path: Path) -> None:
+    """Two files that had joined in two passes join in one: a late row would count elsewhere."""
+    folder = place(tmp_path, late="1d")
+    arrive(folder, 1)
+    run(folder, "2024-01-01T06:00:00Z")
+    stores.close_all()
+    assert call("state", "backup", folder / "job.toml", "--out", folder / "b").exit_code == 0
+    run(folder, "2024-01-02")
+    write(folder, "later.parquet", day(0, rows=3_000))
+    run(folder, "2024-01-02T06:00:00Z")
+    stores.close_all()
+    before = released(folder)
+    assert call("state", "restore", folder / "job.toml", folder / "b", "--replace").exit_code == 0
+    with pytest.raises(PolicyError, match="does not lead to what is published"):
+        run(folder, "2024-01-02T06:00:00Z")
+    assert released(folder) == before
