@@ -70,6 +70,25 @@ def test_passes_release_what_one_run_would(whole: Path, tmp_path: Path, read: li
     assert seen == [{names[0]}, set(names[:2]), {names[2]}, set(names[2:])]
 
 
+def test_passes_of_a_job_that_skips(tmp_path: Path) -> None:
+    """What was published in one pass is known in the next, wherever between tests a pass ends."""
+    found = []
+    within = [("2024-01-01T06:00:00Z", DAYS), ("2024-01-02T12:00:00Z", DAYS), ("end", DAYS)]
+    courses = {"whole": [("end", DAYS)], "passes": COURSE, "within": within}
+    for name, course in courses.items():
+        (tmp_path / name).mkdir()
+        folder = place(tmp_path / name)
+        job = folder / "job.toml"
+        skip = "[privacy]\nskip = true\ntests = 2\nweights = { offset = 1, power = 2 }"
+        job.write_text(job.read_text().replace("[privacy]", skip))
+        for through, files in course:
+            arrive(folder, files)
+            run(folder, through)
+            stores.close_all()
+        found.append(released(folder))
+    assert found[0] == found[1] == found[2] and len(found[0]) == 16
+
+
 def test_nothing_new_changes_nothing(tmp_path: Path, read: list[str]) -> None:
     folder = place(tmp_path)
     arrive(folder, 1)
