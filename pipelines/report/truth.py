@@ -64,7 +64,7 @@ def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> li
     windows, parts = totals["window"].to_numpy(), []
     for window, group in found.by_window():
         begin, end = np.searchsorted(windows, (window, window + 1))
-        shown = pa.concat_tables(newest(job.plan, group))
+        shown = newest_rows(job.plan, group)
         mine = totals.slice(begin, end - begin).drop_columns(["window"])
         parts.append(_beside(job.plan, mine, shown))
     return _decades(job.plan, pa.concat_tables(parts)) if parts else []
