@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 #: Ids of 16 bytes, (n, 2): two little-endian words each.

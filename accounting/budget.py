@@ -7,10 +7,12 @@ thresholds rounded up.  Shares are fractions of mu^2.  With a strategy of square
 ``col2`` a stream of share s and L2 sensitivity Delta gets sigma = Delta / (sqrt(s) mu):
 
     selection, units: Delta = sqrt(C col2)         value column: Delta = C L sqrt(col2)
-    weighted selection: sqrt(sum w^2 col2)         per_key_bound: Delta = sqrt(C) L sqrt(col2)
+    weighted selection: sqrt(sum w^2 col2)         at most k of a key: Delta = sqrt(Q) L sqrt(col2)
     mixed cells: Delta = C L sqrt(col2 inverse_norm2), L^-1's longest column
 
-``shares`` divides mu^2 so that no unit can exceed it, however it spreads its C pairs.
+``shares`` divides mu^2 so that no unit can exceed it, however it spreads its C pairs.  Q is the
+largest sum of squares of C pairs of which at most k are of one key, q k^2 + r^2 for C = q k + r:
+C where k = 1, and C^2 where k >= C.
 """
 
 import functools
@@ -27,7 +29,9 @@ from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import FIRST_RULES, RULES, divide, strategy_of
+from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.rules import FIRST_RULES, RULES
+from dpstream.accounting.shares import divide, per_key_squares, strategy_of
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.thresholds import one_trigger_tail, thresholds
 from dpstream.accounting.weights import Statistic, precision_weighted
@@ -123,7 +127,7 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         assumptions: in words, what the figures rest on.
         weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
             without weights.
-        rules: version of the rules by which defaults were chosen (``accounting.shares``).
+        rules: version of the rules of the run (``accounting.plan.rules``).
         sound: whether the guarantee holds; ``allocate`` gives no other, but a comparison can run
             with numbers that promise nothing.  Everything that it releases says so.
     """
@@ -158,8 +162,11 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     count = privacy.contributions
     if name == "selection" and privacy.weights:
         squared = float((privacy.weights.integers(count) ** 2).sum()) * col2
-    elif value is None or privacy.per_key_bound:
-        squared = count * col2 * (value or 1) ** 2
+    elif value is None:
+        squared = count * col2
+    elif privacy.per_key_bound is not None:
+        squares = float(per_key_squares(privacy.per_key_bound, count).max())
+        squared = squares * col2 * value**2
     else:
         # A record moves the components by a column of the mixing's inverse (1 without mixing).
         squared = count**2 * col2 * value**2 * plan.design.inverse_norm2
@@ -183,7 +190,7 @@ def _delta_split(plan: Mechanism) -> tuple[float, float, float]:
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.design.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    if plan.once and privacy.weights is None:
+    if plan.once and privacy.weights is None and _even(privacy):
         # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
@@ -192,18 +199,30 @@ def _delta_split(plan: Mechanism) -> tuple[float, float, float]:
     return mu_of(epsilon, kept), theta, theta * delta / count * (1 - _SLACK)
 
 
-def allocate(plan: Plan, rules: int = RULES) -> Budget:
+def _even(privacy: Privacy) -> bool:
+    """Whether a bound per key divides C.
+
+    Else fewer pairs can cost more than their part: of C = 3 with at most 2 of a key, 2 pairs of one
+    key have 4 of the 5 that all can have.
+    """
+    bound = privacy.per_key_bound
+    return bound is None or privacy.contributions % min(bound, privacy.contributions) == 0
+
+
+def allocate(plan: Plan, rules: int | None = None) -> Budget:
     """Divide a plan's budget into noise and thresholds.
 
     Args:
         plan: the public plan.
-        rules: by which defaults are chosen; a run keeps those it was begun with.
+        rules: other rules than the plan's own; a run keeps those it was begun with.
 
     Raises:
         UsageError, PolicyError: the plan is refused, or see ``allocate_mechanism``.
     """
+    if rules is not None:
+        plan = msgspec.structs.replace(plan, rules=rules)
     plan.check()
-    return allocate_mechanism(mechanism_of(plan), rules)
+    return allocate_mechanism(mechanism_of(plan), plan.rules)
 
 
 def allocate_mechanism(plan: Mechanism, rules: int = RULES) -> Budget:
@@ -211,7 +230,7 @@ def allocate_mechanism(plan: Mechanism, rules: int = RULES) -> Budget:
 
     Args:
         plan: promises and a resolved design, of a stream or of a job without time.
-        rules: as for ``allocate``.
+        rules: by which defaults are chosen, and the design was resolved.
 
     Raises:
         UsageError: if a sigma, a threshold or a prefix would leave the integers' range.

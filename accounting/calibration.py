@@ -9,7 +9,8 @@ from there.  Reading uses correctly rounded float operations only; floats are wr
 their digits.
 
 A store from before there were such texts has none: its numbers are computed by the rules of
-that time (``shares.FIRST_RULES``).
+that time (``rules.FIRST_RULES``).  The text says by which rules the plan's settings become a
+mechanism, too: ``begun`` gives the plan with these.
 """
 
 import base64
@@ -25,12 +26,13 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import FIRST_RULES
+from dpstream.accounting.plan.rules import FIRST_RULES, REPEATS_FREE, RULES
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import Statistic
 
-#: Layout of the text.
-FORMAT = 1
+#: Layout of the text.  Numbers by rules that also decide what is counted have a layout of their
+#: own, so that a program that does not know these refuses them.
+FIRST_FORMAT, FORMAT = 1, 2
 
 
 class Calibrated(NamedTuple):
@@ -111,7 +113,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
     streams = [*counts, *budget.values]
     encoders = list({noise.encoder: None for noise in streams})
     text = _Text(
-        format=FORMAT,
+        format=FORMAT if budget.rules >= REPEATS_FREE else FIRST_FORMAT,
         rules=budget.rules,
         refresh_every=plan.design.refresh_every,
         select_every=plan.design.select_every,
@@ -143,23 +145,52 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
     Raises:
         PolicyError: the text is damaged, or a newer program's.
     """
+    plan = begun(plan, text)
     if not text:
+        design = plan.design
         return Calibrated(
-            _explicit(plan, plan.design.refresh_every, plan.design.select_every),
-            allocate(plan, FIRST_RULES),
+            _explicit(plan, design.refresh_every, design.select_every), allocate(plan)
         )
+    found = _read(text)
+    try:
+        budget = _budget(found)
+    except (ValueError, IndexError, zlib.error):
+        raise _unreadable() from None
+    return Calibrated(_explicit(plan, found.refresh_every, found.select_every), budget)
+
+
+@functools.lru_cache(maxsize=16)
+def begun(plan: Plan, text: str) -> Plan:
+    """The plan with the rules of a run: what its settings mean there.  Its hash is the same.
+
+    Args:
+        text: as for ``calibrated``.
+
+    Raises:
+        PolicyError: the text is damaged, or a newer program's.
+    """
+    rules = _read(text).rules if text else FIRST_RULES
+    return plan if plan.rules == rules else msgspec.structs.replace(plan, rules=rules)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(text: str) -> _Text:
     try:
         found = msgspec.json.decode(text, type=_Text)
-        if found.format != FORMAT:
-            raise ValueError
-        budget = _budget(found)
-    except (msgspec.DecodeError, ValueError, IndexError, zlib.error):
-        raise PolicyError(
-            "state.store",
-            "its committed numbers cannot be read: it is damaged, or a newer program's",
-            "restore it from a backup, or use the program that wrote it",
-        ) from None
-    return Calibrated(_explicit(plan, found.refresh_every, found.select_every), budget)
+    except (msgspec.DecodeError, ValueError):
+        raise _unreadable() from None
+    known = FORMAT if found.rules >= REPEATS_FREE else FIRST_FORMAT
+    if found.format != known or not FIRST_RULES <= found.rules <= RULES:
+        raise _unreadable()
+    return found
+
+
+def _unreadable() -> PolicyError:
+    return PolicyError(
+        "state.store",
+        "its committed numbers cannot be read: it is damaged, or a newer program's",
+        "restore it from a backup, or use the program that wrote it",
+    )
 
 
 def _explicit(plan: Plan, refresh_every: int, select_every: int) -> Plan:

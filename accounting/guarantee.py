@@ -11,6 +11,7 @@ import numpy as np
 
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
+from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget, StreamNoise
 from dpstream.accounting.figures import duration, exact, up
@@ -196,7 +197,11 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
         for stream, noise in zip(plan.design.streams, budget.values, strict=True)
     }
     units = None if budget.units is None else Prefix(None, nothing, budget.units.sd)
-    sd, note = kind_of(aggregate).expected_sd(aggregate, Prefixes(streams, units))
+    prefixes = Prefixes(with_derived(streams, plan.design.derived), units)
+    sd, note = kind_of(aggregate).expected_sd(aggregate, prefixes)
+    made = next((made for made in plan.design.derived if made.name == aggregate.name), None)
+    if made is not None:
+        note = f"made from the sums behind '{made.mean}' and the count, at no cost of its own"
     return {
         "name": aggregate.name,
         "kind": aggregate.kind,
@@ -333,8 +338,13 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
 def _extras(plan: Plan) -> str:
     """Options of the mechanism that change what a record counts."""
     privacy, words = plan.privacy, ""
-    if privacy.per_key_bound:
-        words += "; one record per unit, window and key counts"
+    if privacy.per_key_bound is not None:
+        many = privacy.per_key_bound
+        of_key = "one record per unit, window and key counts"
+        if many > 1:
+            of_key = f"at most {many} records per unit, window and key count"
+        repeats = ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
+        words += f"; {of_key}{repeats}"
     if privacy.weights is not None:
         words += (
             f"; the i-th pair of a unit weighs (i + {exact(privacy.weights.offset)})"

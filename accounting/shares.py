@@ -17,15 +17,12 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.mechanism import Resolved
+from dpstream.accounting.plan.rules import FIRST_RULES, RULES
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.weights import square_parts
 
 #: Shares are cut by this much, far above the float error of a division.
 SLACK = 1e-12
-#: Versions of the rules by which shares are chosen that a plan does not give: of runs from before
-#: the version was kept, and of runs that begin now.
-FIRST_RULES = 1
-RULES = 2
 #: Share of selection where it adds to the share of the rest (per_key_bound, mechanism.md 7; a count
 #: of units of its own).
 SPLIT = 0.8
@@ -74,11 +71,31 @@ def costs_of(plan: Resolved) -> Costs:
     privacy, count = plan.privacy, plan.privacy.contributions
     weights = None if privacy.weights is None else privacy.weights.integers(count)
     counted = square_parts(None, count)
-    if privacy.per_key_bound:
-        # One pair per (unit, window, key): n pairs are n keys, L on one step of each.
-        return Costs(square_parts(weights, count), counted, counted)
+    if privacy.per_key_bound is not None:
+        squares = per_key_squares(privacy.per_key_bound, count)
+        return Costs(square_parts(weights, count), counted, squares / squares.max())
     values = value_costs(privacy.mode, privacy.strategy, plan.design.triggers, count)
     return Costs(square_parts(weights, count), counted, values)
+
+
+@functools.lru_cache(maxsize=64)
+def per_key_squares(bound: int, contributions: int) -> Float64:
+    """(C,) largest sum of squares of a unit's pairs per key, for n = 1..C keys.
+
+    Each key has 1 .. ``bound`` pairs, C in all.  Squares are convex, so at the largest as many keys
+    as possible are full, at most one stands in between and the rest have one pair.  With a bound of
+    1 it is n; without a bound ((C - n + 1)^2 + n - 1).  Exact: whole numbers below 2^53.
+    """
+    n = np.arange(1, contributions + 1, dtype=np.int64)
+    more = min(bound, contributions) - 1
+    if more == 0:
+        return n.astype(np.float64)
+    left = contributions - n
+    full = np.minimum(n, left // more)
+    between = np.where(full < n, left - full * more, 0)
+    ones = n - full
+    # The one in between has 1 + its part pairs: (1 + p)^2 = 1 + p (p + 2) in the place of 1.
+    return np.asarray(full * (more + 1) ** 2 + ones + between * (between + 2), np.float64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -152,10 +169,11 @@ def knee(costs: Costs) -> float:
 
     T and the columns cannot matter: a key is selected once a window, so that all of a unit's pairs
     in a key can lie on one step whatever T is, and columns divide V in proportions of their own.
-    Other kinds have no bend.  With a bound per key, or a count of units of its own, a unit with C
-    keys costs most at every S: the rest falls as 1 - S for all C, and the largest S^2 V, at 2/3,
-    would only trade noise of selection 10% larger for other noise 22% smaller: those shares stay
-    constants.  Without weights the default is the bend itself, (S, V) with the two in full.
+    Other kinds have no bend.  With a bound of 1 per key, or a count of units of its own, a unit
+    with C keys costs most at every S: the rest falls as 1 - S for all C, and the largest S^2 V, at
+    2/3, would only trade noise of selection 10% larger for other noise 22% smaller: those shares
+    stay constants.  Without weights the default is the bend itself, (S, V) with the two in full.
+    A bound of k > 1 per key has a bend: the steep part falls by k of V for each 1 of S.
     """
 
     def worth(step: int) -> float:
@@ -175,10 +193,14 @@ def knee(costs: Costs) -> float:
 def _direction(plan: Resolved) -> tuple[float, float]:
     """(U, V) up to a factor: by the weights the job gives its columns.
 
-    Where the worst units of the two differ (no bound per key) the point of largest
-    U^units V^values is the kink, both in full, unless one weight is C times the other.
+    Where the worst units of the two differ (no bound of 1 per key) the point of largest
+    U^units V^values is the kink, both in full, unless one weight is C (k, with a bound of k per
+    key) times the other.
     """
-    total = plan.privacy.contributions
+    privacy = plan.privacy
+    # A unit with its pairs in as few keys as can be costs values so many times what one with C
+    # keys does.
+    total = min(privacy.per_key_bound or privacy.contributions, privacy.contributions)
     values = sum(s.share for s in plan.design.streams)
     aggregate = plan.design.units_column
     part = values / (values + ((aggregate and aggregate.share) or 1.0))

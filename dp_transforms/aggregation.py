@@ -1,10 +1,12 @@
 """AGGREGATE: the micro-batch of a (window, key shard, trigger) -> changes of key states.
 
 Sensitivity: a unit counts once per (key, round) over all micro-batches of the round, by exact
-sets of 128-bit ids (mechanism.md rule 3), so an added unit moves one round's count by at most
-1 (the weighted count by its weight); each admitted pair moves each value prefix by at most
-that stream's L, and with ``per_key_bound`` only one pair of a (unit, key) moves it at all.  All
-sums are int64 and the plan's bounds keep them far from wrapping.
+sets of 128-bit keyed ids (mechanism.md rule 3), so an added unit moves one round's count by at
+most 1 (the weighted count by its weight); each admitted pair moves each value prefix by at most
+that stream's L.  With ``per_key_bound`` BOUND admits at most k pairs of a (unit, window, key) and
+says which one is the first: that one counts the unit, and no set is kept here.  (Before rules 3 a
+set is kept, and only the pair that made its unit count moves the values.)  All sums are int64 and
+the plan's bounds keep them far from wrapping.
 """
 
 import msgspec
@@ -55,16 +57,18 @@ def aggregate(
     _add_at(states.units, pair_slots, np.ones(len(fresh), np.int64))
     if weights is not None:
         _add_at(states.values[:, -1], pair_slots, weights[numbers(rows.column("rank"))[fresh]])
-    # With per_key_bound only the record that made its unit count in the key adds values.
-    adds = pair_slots if plan.design.once_per_key else slots
+    # Before rules 3 only the record that made its unit count in the key adds values.
+    once = plan.design.repeats_cost
+    adds = pair_slots if once else slots
     for stream, spec in enumerate(plan.design.streams):
         if spec.column is None:
             amounts = np.ones_like(adds)
         else:
             amounts = numbers(rows.column(f"v{stream}"))
-            amounts = amounts[fresh] if plan.design.once_per_key else amounts
+            amounts = amounts[fresh] if once else amounts
         _add_at(states.values[:, stream], adds, amounts)
-    return Aggregated(distinct(slots, states.size), pair_slots, marked)
+    kept = slice(None) if plan.design.unit_sets != "none" else slice(0)
+    return Aggregated(distinct(slots, states.size), pair_slots[kept], marked[kept])
 
 
 def distinct(slots: Int64, size: int) -> Int64:
@@ -77,13 +81,16 @@ def distinct(slots: Int64, size: int) -> Int64:
 def _fresh_units(
     plan: Plan, states: KeyShard, slots: Int64, rows: pa.RecordBatch
 ) -> tuple[Int64, Ids]:
-    """Rows whose unit is new in the current round of its key, and the ids kept for them.
+    """Rows whose unit is new in the current round of its key, and the ids to keep for them.
 
     Of several new rows of one unit and key the one admitted first counts, in whatever order
     they were delivered.
     """
     units = ids_of(rows.column("unit"))
     chosen = np.arange(len(slots))
+    if plan.design.admits_per_key:
+        firsts = np.flatnonzero(numbers(rows.column("rank")) >= 0)
+        return firsts, units[firsts]
     sets = plan.design.unit_sets
     if sets == "none":
         return chosen[:0], units[:0]

@@ -152,7 +152,8 @@ def admitted_schema(plan: Plan) -> pa.Schema:
     """Admitted (record, window) pairs: what BOUND hands to the key shards.
 
     ``window``: window index; ``trigger``: step index, 1 .. T; ``rank``: pairs
-    of the unit admitted before this one, 0 .. C-1, only where that order matters.
+    of the unit admitted before this one, 0 .. C-1, only where that order matters.  With a bound
+    per key, first pairs of a (unit, window, key) admitted before this one, and -1 if it is none.
     """
     fields = [
         pa.field("window", pa.int32(), nullable=False),

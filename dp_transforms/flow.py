@@ -132,7 +132,7 @@ class DPStream(beam.PTransform):
         elif account is not None:
             raise UsageError("account", "is for a run that is begun here", "give it to begin_run")
         self._run = run
-        if self._run.plan != plan:
+        if self._run.plan.hash != plan.hash:
             raise PolicyError("plan", "is not the plan of the run", "give the run's own plan")
 
     @no_annotations
@@ -292,7 +292,10 @@ class BoundCallback:
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
         run, store = self._run, self._run.open()
-        schema, ids = record_schema(run.plan), None if self._gathers else KeyIds(run)()
+        schema, key_ids = record_schema(run.plan), None
+        if run.plan.design.admits_per_key or not self._gathers:
+            key_ids = KeyIds(run)()
+        ids = None if self._gathers else key_ids
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
@@ -301,7 +304,7 @@ class BoundCallback:
                 records = concat(batches, schema)
                 if self._once:
                     require_once(records)
-                decided = decide_records(run.plan, store, shard, records, upto, since)
+                decided = decide_records(run.plan, store, shard, records, upto, since, key_ids)
             for name, amount in decided.counts.items():
                 count(name, amount)
             waiting = decided.waiting

@@ -5,8 +5,9 @@ stream's strategy at window trigger t: the same integers as decoding the noisy n
 the decoder commutes with integer shifts (``accounting.strategies.tree``).  The step at which
 buffered data entered does not change q_t, so releasing a buffer needs no per-step state.
 
-Sensitivity: C L sqrt(col2) of each stream for a unit with all pairs in one key and step; the
-budget divides mu^2 so that every other split costs no more.  Where the noise of cells is mixed
+Sensitivity: C L sqrt(col2) of each stream for a unit with all pairs in one key and step, with a
+bound of k per key that of as many full keys as C allows; the budget divides mu^2 so that every
+other split costs no more.  Where the noise of cells is mixed
 (``MixedPaths``), the same prefixes are published with n_c(t) = sum_j L[c, j] n_j(t): they are
 L ((L^-1 x)(t) + n(t)), a fixed map of the decoded noisy components, and a record of cell c adds
 column c of L^-1, of norm at most sqrt(inverse_norm2), to these.  Means, sds and ratios are
@@ -18,6 +19,7 @@ import numpy as np
 
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
+from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.plan.plan import Plan
@@ -128,7 +130,7 @@ def publish(
     if unit_noise is not None and budget.units is not None:
         counted = _noisy(states.units[slots], unit_noise, bits)
         units = Prefix(None, counted, budget.units.sd[units_step_index - 1])
-    prefixes = Prefixes(streams, units)
+    prefixes = Prefixes(with_derived(streams, design.derived), units, design.clips_means)
     values: dict[str, Float64] = {}
     sds: dict[str, Float64] = {}
     for aggregate in plan.aggregates:

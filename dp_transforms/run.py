@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.budget import Budget
-from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.accounting.calibration import begun, calibrate, calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import checked_mixing
@@ -108,7 +108,7 @@ class Run(NamedTuple):
     """What a worker needs to take part in a run.
 
     Attributes:
-        plan: the public plan.
+        plan: the public plan, with the rules that the run was begun with.
         keys: where the noise key is found.
         store: URL of an initialised store, e.g. ``sqlite:flights.db``.
         shards: key shards and unit shards, as recorded in the store.
@@ -222,7 +222,8 @@ def begin_run(
     )
     settings = performance or Performance()
     bound = keys.of_run(found.run_id, fingerprint)
-    run = Run(plan, bound, store, shards, found.run_id, public, settings, mixing)
+    mine = begun(plan, found.calibration)
+    run = Run(mine, bound, store, shards, found.run_id, public, settings, mixing)
     if account is not None:
         account.charge(run)
     return run, resumed

@@ -21,8 +21,9 @@ from numba import njit
 from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
+from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import ids_of, numbers
-from dpstream.dp_transforms.bounding import event_trigger_times, open_windows
+from dpstream.dp_transforms.decision import event_trigger_times
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state.idtable import IdTable

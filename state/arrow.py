@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -12,7 +13,15 @@ from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import PIECE_ROWS as _PIECE_ROWS
 from dpstream.state.retention_store import KeyPiece, piece_bounds
 from dpstream.state.seals import damaged, reading
-from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, StepResult, UnitShard
+from dpstream.state.store import (
+    NEVER,
+    Admitted,
+    Ints,
+    KeyShard,
+    PerKey,
+    StepResult,
+    UnitShard,
+)
 
 _ID = pa.binary(16)
 #: What ends an Arrow IPC stream.
@@ -200,22 +209,32 @@ def unit_blobs(
         named = slice(first + at.start, min(first + at.stop, size))
         ids, until = units.table.ids[named], units.until[named]
         counts = units.counts[named] if whole else None
-        yield named.stop - len(ids), ids_blob(ids, until, counts), records_blob(admitted, at)
+        blob = ids_blob(ids, until, counts, units.indices[named])
+        yield named.stop - len(ids), blob, records_blob(admitted, at)
 
 
-def ids_blob(ids: Ids, until: Int32, counts: Int32 | None = None) -> bytes:
-    """New units of a commit; with counts: as they are, whatever the commit's records say."""
+def ids_blob(
+    ids: Ids, until: Int32, counts: Int32 | None = None, indices: Int32 | None = None
+) -> bytes:
+    """New units of a commit; with counts (and indices, where there are any): as they are, whatever
+    the commit's records say."""
     columns = {"unit": id_array(ids)}
     if (until != NEVER).any():
         columns["until"] = pa.array(until)
     if counts is not None:
         columns["count"] = pa.array(counts)
+        if indices is not None and indices.any():
+            columns["index"] = pa.array(indices)
     return to_bytes(pa.RecordBatch.from_pydict(columns))
 
 
 def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
     """Admitted records of a commit."""
     ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
+    if admitted.per_key is not None:
+        ids, first, taken, fresh = admitted.per_key.at(piece)
+        ranks |= {"key": id_array(ids), "first": pa.array(first)}
+        ranks |= {"taken": pa.array(taken), "fresh": pa.array(fresh)}
     records = pa.RecordBatch.from_pydict(
         {
             "partition": pa.array(admitted.partition[piece]),
@@ -246,13 +265,33 @@ def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
             units.until[slots] = batch.column("until").to_numpy()
         if "count" in batch.schema.names:
             units.counts[slots] = batch.column("count").to_numpy()
+            if "index" in batch.schema.names:
+                units.indices[slots] = batch.column("index").to_numpy()
         else:
             summed.append(records)
     for records in summed:  # a piece's records may name units of a later piece
         batch = from_bytes(records)
         slots = batch.column("unit").to_numpy()
         np.add.at(units.counts, slots, batch.column("pairs").to_numpy())
+        if "fresh" in batch.schema.names:
+            fresh = np.bitwise_count(batch.column("fresh").to_numpy())
+            np.add.at(units.indices, slots, fresh)
+    for row in rows:  # also of units whose counts are told
+        if _tells_keys(row.records):
+            enter_keys(units, records_of([row]))
     units.logged = units.table.size
+
+
+def _tells_keys(blob: Checked) -> bool:
+    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return "key" in reader.schema.names
+
+
+def enter_keys(units: UnitShard, records: Admitted) -> None:
+    """Count records by (unit, window, key), where a bound per key is kept."""
+    if records.per_key is not None:
+        ids, first, taken, _ = records.per_key
+        units.keys.enter(records.unit.astype(np.int64), first, taken, ids)
 
 
 @reading()
@@ -270,23 +309,18 @@ def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
         return np.asarray(table.column(name).to_numpy())
 
     rank = column("rank") if "rank" in table.column_names else None
-    return Admitted(
-        column("partition"), offset, column("unit"), column("pairs"), column("cut"), rank
-    )
+    per_key = None
+    if "key" in table.column_names:
+        ids = id_view(table.column("key").combine_chunks())
+        per_key = PerKey(ids, column("first"), column("taken"), column("fresh"))
+    where = column("partition"), offset
+    return Admitted(*where, column("unit"), column("pairs"), column("cut"), rank, per_key)
 
 
 def moved(records: Admitted, slots: Int64) -> Admitted:
     """Records with ``slots[unit]`` for their units; those of units that have none (-1) go."""
-    unit = slots[records.unit]
-    rows = np.flatnonzero(unit >= 0)
-    return Admitted(
-        records.partition[rows],
-        records.offset[rows],
-        unit[rows].astype(np.int32),
-        records.pairs[rows],
-        records.trigger_time[rows],
-        None if records.rank is None else records.rank[rows],
-    )
+    unit = slots[records.unit].astype(np.int32)
+    return msgspec.structs.replace(records, unit=unit).at(np.flatnonzero(unit >= 0))
 
 
 def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
@@ -300,15 +334,7 @@ def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
     slots = index.intern(position_ids(records.partition, records.offset, records.unit))
     if index.size < len(slots):
         first = np.unique(slots, return_index=True)[1]
-        ranks = None if records.rank is None else records.rank[first]
-        records = Admitted(
-            records.partition[first],
-            records.offset[first],
-            records.unit[first],
-            records.pairs[first],
-            records.trigger_time[first],
-            ranks,
-        )
+        records = records.at(first)
     return index, records
 
 

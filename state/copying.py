@@ -26,7 +26,6 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.arrow import id_view
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention_store import (
-    PositionPiece,
     ReshardProgress,
     RetainedWindows,
     UnitPiece,
@@ -188,15 +187,16 @@ def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | Non
             # Units of closed periods are not asked for any more, those of open ones are spent.
             kept = np.flatnonzero((piece.until == NEVER) | (piece.until > abandon.trigger_time))
             counts = np.full(len(counts), abandon.limit, np.int32)
+        # At the limit no index is taken any more, whatever was.
         for number, rows in _by_shard(piece.ids[kept], shards):
             at = kept[rows]
-            target.put_units(number, UnitPiece(piece.ids[at], counts[at], piece.until[at]))
+            some = UnitPiece(piece.ids[at], counts[at], piece.until[at], piece.indices[at])
+            target.put_units(number, some)
     if abandon is not None:
         return
-    for some in source.position_pieces(shard):
-        for number, rows in _by_shard(some.ids, shards):
-            columns = [None if c is None else c[rows] for c in some]
-            target.put_positions(number, PositionPiece(*columns))  # type: ignore[arg-type]
+    for positions in source.position_pieces(shard):
+        for number, rows in _by_shard(positions.ids, shards):
+            target.put_positions(number, positions.at(rows))
 
 
 def _by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, "np.typing.NDArray[np.int64]"]]:

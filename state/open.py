@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.extras import installing
+from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
 
@@ -110,9 +112,12 @@ class SqliteBackend(Backend):
 
     @override
     def open(self, plan: Plan) -> "Store":
+        from dpstream.state.sqlite.file import peek_identity
         from dpstream.state.sqlite.store import SqliteStore
 
-        return SqliteStore(self.path, key_schema(plan), plan.design.sums)
+        identity = peek_identity(self.path)
+        sums = plan.design.sums if identity is None else design_of_run(plan, identity).sums
+        return SqliteStore(self.path, key_schema(plan), sums)
 
 
 class SpannerBackend(Backend):
@@ -173,16 +178,20 @@ class SpannerBackend(Backend):
         new = schema.claim(database)
         for failed in range((old or 0) + 1, new):  # their claims no longer count
             schema.clear(database, failed)
-        arguments = key_schema(plan), plan.design.sums, plan.design.window_sets, (identity, new)
-        yield SpannerStore(self.url, *arguments)
+        design = design_of_run(plan, identity)
+        arguments = key_schema(plan), design.sums, design.window_sets, (identity, new)
+        yield SpannerStore(self.url, *arguments, per_key=design.admits_per_key)
         confirm()
         schema.switch(database, old, new, identity)
 
     @override
     def open(self, plan: Plan) -> "Store":
+        from dpstream.state.spanner.schema import read_identity
         from dpstream.state.spanner.store import SpannerStore
 
-        return SpannerStore(self.url, key_schema(plan), plan.design.sums, plan.design.window_sets)
+        design = design_of_run(plan, read_identity(self._connect())[0])
+        arguments = key_schema(plan), design.sums, design.window_sets
+        return SpannerStore(self.url, *arguments, per_key=design.admits_per_key)
 
 
 def backend(url: str) -> Backend:
@@ -207,6 +216,11 @@ def backend(url: str) -> Backend:
 def key_schema(plan: Plan) -> pa.Schema:
     """Arrow schema of the key columns."""
     return pa.schema([pa.field(f.column, _KEY_TYPES[f.type], nullable=False) for f in plan.key])
+
+
+def design_of_run(plan: Plan, identity: "RunIdentity") -> Design:
+    """What the plan's settings mean in a run that was begun."""
+    return begun(plan, identity.calibration).design
 
 
 def exists(url: str) -> bool:

@@ -13,13 +13,16 @@ abandoned.  ``RetainedWindows`` says up to which window that is; the flow skips 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
+
+if TYPE_CHECKING:
+    from dpstream.state.store import Admitted
 
 #: Rows of a piece.
 PIECE_ROWS = 1_000_000
@@ -85,23 +88,29 @@ class KeyPiece(NamedTuple):
 
 
 class UnitPiece(NamedTuple):
-    """Some units of a shard: (n, 2) ids, admitted pairs, and the last trigger time at which a
-    record of theirs can be decided (``NEVER``: at any)."""
+    """Some units of a shard: (n, 2) ids, admitted pairs, the last trigger time at which a record
+    of theirs can be decided (``NEVER``: at any), and first pairs (``UnitShard.indices``)."""
 
     ids: Ids
     counts: Int32
     until: Int32
+    indices: Int32
 
 
 class PositionPiece(NamedTuple):
-    """Some applied positions of a unit shard; see ``Admitted``, with units by id."""
+    """Some applied positions of a unit shard: (n, 2) ids of their units, and the records
+    (``Admitted``), whose own ``unit`` says nothing outside of the shard."""
 
     ids: Ids
-    partition: Int32
-    offset: Int64
-    pairs: Int32
-    trigger_time: Int32
-    rank: Int32 | None
+    records: "Admitted"
+
+    def at(self, rows: Int64) -> "PositionPiece":
+        """Some of the positions."""
+        return PositionPiece(self.ids[rows], self.records.at(rows))
+
+    def of_units(self, slots: Int64) -> "Admitted":
+        """The records, of units of these slots."""
+        return msgspec.structs.replace(self.records, unit=slots.astype(np.int32))
 
 
 class UnitProgress(NamedTuple):

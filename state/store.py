@@ -21,15 +21,16 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Ids, Int32, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64, UInt64
 from dpstream.state.idtable import IdTable, PairSet
+from dpstream.state.keycounts import KeyCounts
 from dpstream.state.retention_store import RetentionStore
 
 Ints = npt.NDArray[np.signedinteger[Any]]
@@ -188,6 +189,9 @@ class UnitShard:
         forgotten: positions decided up to this trigger time have been dropped, their windows are
             closed.
         counts: (n,) admitted pairs of each unit.
+        indices: (n,) those that were the first of their (unit, window, key), where a bound per key
+            is kept here (``Admitted.per_key``); else 0.
+        keys: admitted records of each (unit, window, key), where a bound per key is kept here.
         until: (n,) last trigger time at which a record of the unit can be decided (its privacy
             period is closed after it); ``NEVER`` without periods.
     """
@@ -197,6 +201,8 @@ class UnitShard:
         self.ahead = False
         self.table = IdTable()
         self.counts = np.zeros(0, np.int32)
+        self.indices = np.zeros(0, np.int32)
+        self.keys = KeyCounts()
         self.until = np.zeros(0, np.int32)
         self.logged = 0
 
@@ -206,8 +212,29 @@ class UnitShard:
         if self.table.size > len(self.counts):
             more = max(self.table.size, 2 * len(self.counts)) - len(self.counts)
             self.counts = np.concatenate([self.counts, np.zeros(more, np.int32)])
+            self.indices = np.concatenate([self.indices, np.zeros(more, np.int32)])
             self.until = np.concatenate([self.until, np.full(more, NEVER, np.int32)])
         return slots
+
+
+class PerKey(NamedTuple):
+    """What was decided on records of which at most k of a (unit, window, key) are admitted.
+
+    Attributes:
+        ids: (n, 2) ids of their keys.
+        first: first window that was open for each.
+        taken: bit i: window ``first + i`` is admitted; fresh: and is the first pair of its (unit,
+            window, key), which counts the unit there and takes an index of selection.
+    """
+
+    ids: Ids
+    first: Int32
+    taken: UInt64
+    fresh: UInt64
+
+    def at(self, rows: Int64 | Bool | slice) -> "PerKey":
+        """Some of the records."""
+        return PerKey(self.ids[rows], self.first[rows], self.taken[rows], self.fresh[rows])
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -217,7 +244,9 @@ class Admitted(msgspec.Struct, frozen=True):
         partition, offset: position of each record.
         unit: (n,) slot of its unit; pairs: (n,) admitted windows; trigger_time: (n,) when it was
             decided (later than its stamp's only when it was delivered late).
-        rank: (n,) pairs of the unit admitted before it, kept where their order matters.
+        rank: (n,) pairs of the unit admitted before it, kept where their order matters; with a
+            bound per key those that were the first of theirs.
+        per_key: more, where a bound per key is kept.
     """
 
     partition: Int32
@@ -226,6 +255,19 @@ class Admitted(msgspec.Struct, frozen=True):
     pairs: Int32
     trigger_time: Int32
     rank: Int32 | None = None
+    per_key: PerKey | None = None
+
+    def at(self, rows: Int64 | Bool | slice) -> "Admitted":
+        """Some of the records."""
+        return Admitted(
+            self.partition[rows],
+            self.offset[rows],
+            self.unit[rows],
+            self.pairs[rows],
+            self.trigger_time[rows],
+            None if self.rank is None else self.rank[rows],
+            None if self.per_key is None else self.per_key.at(rows),
+        )
 
 
 class OvertakenError(Exception):

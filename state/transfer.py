@@ -22,6 +22,7 @@ from dpstream.state.open import (
     SqliteBackend,
     backend,
     close_all,
+    design_of_run,
     exists,
     key_schema,
 )
@@ -35,7 +36,7 @@ from dpstream.state.sqlite.backup import (
     replace_file,
     seal_backup,
 )
-from dpstream.state.sqlite.file import alone, create_store
+from dpstream.state.sqlite.file import alone, create_store, read_identity
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import RunIdentity, Store
 
@@ -173,7 +174,7 @@ def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
                 "holds the state of a job with another plan",
                 "use the job file it was begun with",
             )
-        store = SqliteStore(copy, key_schema(plan), plan.design.sums)
+        store = SqliteStore(copy, key_schema(plan), design_of_run(plan, identity).sums)
         try:
             yield store
         finally:
@@ -191,7 +192,7 @@ def _draft(
 ) -> None:
     """A complete store in one file that nobody uses yet."""
     create_store(draft, identity)
-    target = SqliteStore(draft, key_schema(plan), plan.design.sums)
+    target = SqliteStore(draft, key_schema(plan), design_of_run(plan, identity).sums)
     try:
         if restoring:
             target.begin_restoring(anew=abandon is not None)
@@ -231,8 +232,10 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
         return None
     path = _path(url)
     with alone(path) as db, drafted(path) as draft:
-        source = SqliteStore(path, key_schema(plan), plan.design.sums, db)
-        _draft(source, draft, _resharded(source.identity, plan, shards), plan, progress)
+        identity = read_identity(db)
+        sums = design_of_run(plan, identity).sums
+        source = SqliteStore(path, key_schema(plan), sums, db)
+        _draft(source, draft, _resharded(identity, plan, shards), plan, progress)
         return replace_file(path, draft)
 
 

@@ -12,6 +12,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.rules import RULES
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory
@@ -29,6 +30,8 @@ COUNT = Aggregate("n", "count")
 SUM = Aggregate("total", "sum", "value", (-3.0, 7.0), 0.5)
 MEAN = Aggregate("level", "mean", "value", (-2.0, 6.0), 0.25)
 UNITS = Aggregate("people", "units")
+#: A sum of the numbers that MEAN is of: it is made from the mean's sums.
+TWIN = Aggregate("sum_of_levels", "sum", "value", (-2.0, 6.0), 0.25)
 
 
 def make_plan(
@@ -45,6 +48,7 @@ def make_plan(
     key: tuple[str, ...] = ("string",),
     public: str | None = None,
     start: int = START,
+    rules: int = RULES,
     **privacy: object,
 ) -> Plan:
     """A plan with lengths in triggers (``skew`` in micros); windows of T - lateness triggers.
@@ -77,6 +81,7 @@ def make_plan(
         privacy=Privacy(**settings),  # type: ignore[arg-type]
         stamp="arrived" if stamped else "event_time",
         public_keys=public,
+        rules=rules,
     ).check()
 
 

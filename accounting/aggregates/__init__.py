@@ -1,10 +1,11 @@
 """Kinds of published columns, a class each: what a kind needs, releases and costs is said once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dpstream.accounting.aggregates.base import COUNT, AggregateKind
 from dpstream.accounting.aggregates.count import Count
+from dpstream.accounting.aggregates.derived import DerivedSum, derived_sums
 from dpstream.accounting.aggregates.mean import Mean
 from dpstream.accounting.aggregates.sum import Sum
 from dpstream.accounting.aggregates.units import Units
@@ -33,9 +34,15 @@ def check(aggregate: Aggregate, index: int) -> None:
     kind_of(aggregate).check(aggregate, where)
 
 
-def streams_of(aggregates: Sequence[Aggregate]) -> tuple[ValueStream, ...]:
-    """The noisy running sums behind the columns: the count first, shared by all that need it."""
-    made = [(a, kind_of(a).own_stream(a)) for a in aggregates]
+def streams_of(
+    aggregates: Sequence[Aggregate], derived: Collection[str] = ()
+) -> tuple[ValueStream, ...]:
+    """The noisy running sums behind the columns: the count first, shared by all that need it.
+
+    Args:
+        derived: names of columns that are made from the streams of others.
+    """
+    made = [(a, kind_of(a).own_stream(a)) for a in aggregates if a.name not in derived]
     counting = [(a, stream) for a, stream in made if kind_of(a).uses_count]
     streams = [stream for _, stream in made if stream is not None]
     if not counting:
@@ -45,4 +52,13 @@ def streams_of(aggregates: Sequence[Aggregate]) -> tuple[ValueStream, ...]:
     return (ValueStream(COUNT, None, 1, 1, 0, 1, 1.0, share), *streams)
 
 
-__all__ = ["COUNT", "KINDS", "AggregateKind", "check", "kind_of", "streams_of"]
+__all__ = [
+    "COUNT",
+    "KINDS",
+    "AggregateKind",
+    "DerivedSum",
+    "check",
+    "derived_sums",
+    "kind_of",
+    "streams_of",
+]

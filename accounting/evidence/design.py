@@ -109,10 +109,11 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
 
 def designs(plan: Plan, budget: Budget) -> list[TrialDesign]:
     """Trials that read published values: the layout that shows most; and, where a unit counts
-    once per key in some column, C records of it on one key, one after the other."""
+    less than C times per key in some column, C records of it on one key, one after the other."""
     best = _best(plan, budget)
     count = plan.privacy.contributions
-    if count == 1 or not any(c.once or plan.design.once_per_key for c in best.columns):
+    most = min(plan.design.per_key or count, count)
+    if count == 1 or not (most < count or any(c.once for c in best.columns)):
         return [best]
     starts = _starts(plan, np.arange(1, plan.timeline.triggers + 1))
     heap = msgspec.structs.replace(
@@ -122,7 +123,7 @@ def designs(plan: Plan, budget: Budget) -> list[TrialDesign]:
         extra=0,
         pattern=np.zeros(count, np.int64),
         when=np.array([starts[min(i, len(starts) - 1)] for i in range(count)]),
-        heavy=1 if plan.design.once_per_key else count,
+        heavy=most,
     )
     return [best, heap.with_mu(plan)]
 
@@ -212,8 +213,9 @@ def _columns(
         needed = math.ceil(6 * sd) + plan.privacy.contributions + 1
     use_means = needed <= _MAX_OTHERS or len(means) == len(plan.aggregates)
     columns = []
+    made = {derived.name for derived in plan.design.derived}
     for a in plan.aggregates:
-        if kind_of(a).divides and not use_means:
+        if a.name in made or (kind_of(a).divides and not use_means):
             continue
         if kind_of(a).counts_units:
             assert budget.units is not None

@@ -114,6 +114,5 @@ def layouts(plan: Plan) -> Int64:
 
 def spread(plan: Plan, keys: int) -> tuple[int, int]:
     """(pairs that count on the first key, on each other key) of a unit that touches n keys."""
-    if plan.design.once_per_key:
-        return 1, 1
-    return plan.privacy.contributions - keys + 1, 1
+    most = plan.design.per_key or plan.privacy.contributions
+    return min(most, plan.privacy.contributions - keys + 1), 1

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dpstream.accounting.aggregates import kind_of, streams_of
+from dpstream.accounting.aggregates import DerivedSum, derived_sums, kind_of, streams_of
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.plan.rules import REPEATS_FREE, RULES
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
 
 #: How long the exact set of a key's units is kept: not at all (public keys without a count of
-#: units), until the key is selected, until its round ends, or until the window closes.
+#: units, or pairs are admitted with a bound per key and say which of them is the first), until the
+#: key is selected, until its round ends, or until the window closes.
 UnitSets = Literal["none", "until selected", "round", "window"]
 #: Where a published count of units gets its noise: none is published, it is the selection stream
 #: continued, or it has a stream of its own.
@@ -35,11 +37,15 @@ class Design(msgspec.Struct, frozen=True):
             ``rounds``); else a key is selected once a window and then published to its end.
         unit_sets: how long the exact set of a key's units is kept.
         units_from: where a published count of units gets its noise.
-        once_per_key: only the first record of a (unit, window, key) counts.
+        per_key: k, the most records of a (unit, window, key) that count; ``None``: no such bound.
+        repeats_cost: a record beyond the bound per key uses up C, and is left out behind BOUND
+            (runs from before rules 3); else BOUND does not admit it and it takes nothing.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
         units_column: the count-of-units column, if any.
         streams: the noisy running sums behind the columns.
+        derived: sums without a stream of their own, made from a mean's two.
+        clips_means: a mean outside of its clamp is published as the bound (before rules 3).
         sums: integers kept per key: the streams, and the weighted count of units.
         units_alone: the most units that one person can be in a (key, round), as thresholds allow
             for.
@@ -53,11 +59,14 @@ class Design(msgspec.Struct, frozen=True):
     restarts: bool
     unit_sets: UnitSets
     units_from: UnitsFrom
-    once_per_key: bool
+    per_key: int | None
+    repeats_cost: bool
     ranked: bool
     weighted: bool
     units_column: Aggregate | None
     streams: tuple[ValueStream, ...]
+    derived: tuple[DerivedSum, ...]
+    clips_means: bool
     sums: int
     units_alone: int
     triggers: int
@@ -74,6 +83,16 @@ class Design(msgspec.Struct, frozen=True):
     def decode_bits(self) -> int:
         """Released prefixes are multiples of 2^-decode_bits of the grid."""
         return DECODE_BITS if self.cells is None else MIXED_BITS
+
+    @property
+    def once_per_key(self) -> bool:
+        """Whether only the first record of a (unit, window, key) counts."""
+        return self.per_key == 1
+
+    @property
+    def admits_per_key(self) -> bool:
+        """Whether BOUND keeps the bound per key, and says which pair is the first of its key."""
+        return self.per_key is not None and not self.repeats_cost
 
     @property
     def units_apart(self) -> bool:
@@ -103,7 +122,9 @@ def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
-    return resolve(plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells)
+    return resolve(
+        plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
+    )
 
 
 def resolve(
@@ -113,6 +134,7 @@ def resolve(
     triggers: int = 1,
     periods_met: int = 1,
     cells: Cells | None = None,
+    rules: int = RULES,
 ) -> Design:
     """What settings mean together.
 
@@ -122,24 +144,33 @@ def resolve(
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
         cells: how the noise of public keys is mixed.
+        rules: of the run (``accounting.plan.rules``).
     """
-    once_per_key = bool(privacy.per_key_bound)
+    per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
+    repeats_cost = per_key is not None and before
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
     refresh_every = privacy.refresh_every or max(1, triggers // 100)
     select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
-    streams = streams_of(aggregates)
+    derived = () if before else derived_sums(aggregates)
+    streams = streams_of(aggregates, {made.name for made in derived})
+    sets: UnitSets = "none"
+    if per_key is None or repeats_cost:
+        sets = _unit_sets(selects, restarts, counted is not None or repeats_cost)
     return Design(
         selects=selects,
         restarts=restarts,
-        unit_sets=_unit_sets(selects, restarts, counted is not None or once_per_key),
+        unit_sets=sets,
         units_from=_units_from(counted, selects, weighted),
-        once_per_key=once_per_key,
-        ranked=weighted or once_per_key,
+        per_key=per_key,
+        repeats_cost=repeats_cost,
+        ranked=weighted or per_key is not None,
         weighted=weighted,
         units_column=counted,
         streams=streams,
+        derived=derived,
+        clips_means=before,
         sums=len(streams) + weighted,
         units_alone=periods_met if privacy.periods_share_windows else 1,
         triggers=triggers,

@@ -19,6 +19,7 @@ from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.design import Design, design_of
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.rules import RULES
 from dpstream.accounting.plan.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
@@ -48,6 +49,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         query: digest of the row-local query that rows go through before they are records, with
             the public tables it looks up; ``None``: there is none.
         cells: how the noise of public keys is mixed; ``None``: each has noise of its own.
+        rules: by which the settings become a mechanism (``accounting.plan.rules``).  No part of the
+            hash: a run that was begun says them in its calibration.
     """
 
     source: str
@@ -63,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     mechanism_version: int = MECHANISM_VERSION
     query: str | None = None
     cells: Cells | None = None
+    rules: int = RULES
 
     def check(self) -> "Plan":
         """Refuse a plan that is not sound or not runnable; returns the plan itself."""

@@ -26,8 +26,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         refresh_every: triggers between publications of a selected key (sticky).
         selection_share: share of mu^2 for key selection (default: best for the mode).
         final_flush: rounds mode publishes every once-selected key at window close.
-        per_key_bound: 1 = one record per (unit, window, key) counts (sticky); value columns
-            then need sqrt(C) times less noise.
+        per_key_bound: k, the most records of a (unit, window, key) that count (sticky); value
+            columns then need sqrt(C / k) times less noise.
         weights: decaying weights of a unit's pairs in selection (sticky).
         combine: test the weighted count together with the published plain count.
         select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
@@ -82,10 +82,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_selection()
 
     def _check_selection(self) -> None:
-        if self.per_key_bound not in (None, 1):
-            raise UsageError(
-                "privacy.per_key_bound", "must be 1 or omitted", "raise contributions instead"
-            )
+        if self.per_key_bound is not None and self.per_key_bound < 1:
+            raise UsageError("privacy.per_key_bound", "must be 1 or more", "omit it")
         if self.select_every is not None and self.select_every < 1:
             raise UsageError("privacy.select_every", "must be 1 or more", "omit it")
         for name in ("per_key_bound", "weights", "combine", "select_every"):
@@ -95,9 +93,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
         if self.weights is not None:
             self.weights.check(self.contributions)
-        if self.combine and not (self.weights and self.per_key_bound):
+        if self.combine and not (self.weights and self.per_key_bound == 1):
             raise UsageError(
                 "privacy.combine",
-                "adds a weighted stream to plain counts of units, so it needs both",
+                "adds a weighted stream to counts in which each unit is 1, so it needs both",
                 "set weights and per_key_bound = 1, or omit it",
             )

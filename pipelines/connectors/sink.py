@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.shares import FIRST_RULES
+from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW
 from dpstream.pipelines.jobs.tables import SinkKind
 

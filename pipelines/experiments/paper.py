@@ -20,7 +20,6 @@ from dpstream.accounting.calibration import committed_text
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import cdp_rho
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import RULES
 from dpstream.accounting.thresholds import fixed_point, isf
 from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run
@@ -132,7 +131,7 @@ def published_budget(plan: Plan) -> Budget:
         tau=tau,
         assumptions=ASSUMPTIONS,
         weights=None,
-        rules=RULES,
+        rules=plan.rules,
         sound=False,
     )
     check_ranges(plan, budget)

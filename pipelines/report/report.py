@@ -9,11 +9,13 @@ import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import RULES
+from dpstream.accounting.plan.rules import RULES
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import known_manifests
@@ -94,7 +96,8 @@ def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
     named = {name.rpartition("-")[2] for name in found.run_ids}
     if begun is not None and named <= {begun.run_id}:
         return begun.plan, begun.budget
-    return job.plan, allocate(job.plan, _rules(job))
+    plan = msgspec.structs.replace(job.plan, rules=_rules(job))
+    return plan, allocate(plan)
 
 
 def _rules(job: Job) -> int:

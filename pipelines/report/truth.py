@@ -18,8 +18,9 @@ from dpstream.accounting.aggregates.base import Exact
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
-from dpstream.dp_transforms.bounding import Batch, expand, open_windows
+from dpstream.dp_transforms.decision import Batch, expand
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.job import Job
@@ -149,9 +150,11 @@ def _true(plan: Plan, aggregate: Aggregate, table: pa.Table) -> Float64:
     units = total = stream = None
     if "_units" in table.column_names:
         units = floats(pc.fill_null(table["_units"], 0))
+    derived = {made.name: made for made in plan.design.derived}
+    own = derived[aggregate.name].mean if aggregate.name in derived else aggregate.name
     for index, made in enumerate(plan.design.streams):
-        if made.column is not None and made.name == aggregate.name:
-            stream = made
+        if made.column is not None and made.name == own:
+            stream = derived[aggregate.name].stream if aggregate.name in derived else made
             total = floats(pc.fill_null(table[f"_v{index}"], 0)) + made.mid * records
     return kind_of(aggregate).exact(stream, Exact(records, units, total))
 

@@ -1,7 +1,7 @@
 """Records of a job's files as cells of a domain, at most C of each unit: for answers given once.
 
 The records are the stream's own: the same canonical form, times, dead letters and order of
-admission (`dp_transforms.bounding.admit`), over one window that is the job's whole time.  A record
+admission (`dp_transforms.admission.admit`), over one window that is the job's whole time.  A record
 travels as the packed numbers of its cells, so that domains of any size pass through.
 """
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.fields import Field
+from dpstream.dp_transforms.admission import admit
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.dp_transforms.bounding import admit
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import batches

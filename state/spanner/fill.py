@@ -46,8 +46,8 @@ def states_of(piece: KeyPiece, rows: Int64, schema: pa.Schema, streams: int) -> 
 class Filled:
     """Rows of a new generation on their way to the database, in commits within the limits."""
 
-    def __init__(self, database: Database) -> None:
-        self._db, self._out = database, Mutations()
+    def __init__(self, database: Database, per_key: bool = False) -> None:
+        self._db, self._out, self._per_key = database, Mutations(), per_key
         self.reached: dict[tuple[int, int], int] = {}
         self.units: dict[int, SpannerUnitShard] = {}
         self._lists = 0
@@ -115,7 +115,7 @@ class Filled:
 
     def shard(self, part: int) -> SpannerUnitShard:
         """Units of a shard, all in memory until the end."""
-        return self.units.setdefault(part, SpannerUnitShard(part, complete=True))
+        return self.units.setdefault(part, SpannerUnitShard(part, True, self._per_key))
 
     def write_units(self, units: SpannerUnitShard) -> None:
         """Rows of ``Units``."""

@@ -44,7 +44,9 @@ from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_
 from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.rows import (
     UnitRows,
+    admitted_of,
     cell,
+    header_type,
     ids_from,
     ids_in,
     pack_headers,
@@ -54,7 +56,7 @@ from dpstream.state.spanner.rows import (
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, clear, read_identity
 from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
 from dpstream.state.spanner.units import SpannerUnitShard
-from dpstream.state.store import Admitted, RunIdentity
+from dpstream.state.store import RunIdentity
 
 #: Shards whose progress is read by ranges of their own.
 _FEW = 4096
@@ -80,8 +82,9 @@ class SpannerRetention(RetentionStore):
         key_schema: pa.Schema,
         streams: int,
         successor: tuple[RunIdentity, int] | None = None,
+        per_key: bool = False,
     ) -> None:
-        self._schema, self._streams = key_schema, streams
+        self._schema, self._streams, self._per_key = key_schema, streams, per_key
         self._db = connect(url)
         self.identity, self.generation = successor or read_identity(self._db)
         self._first_part = self.generation * GENERATION
@@ -143,9 +146,9 @@ class SpannerRetention(RetentionStore):
         # First of all: from now on nobody uses a position that is about to go.
         self._raise_forgotten(part, trigger_time)
         self._close_decisions(part)
-        after = transact(self._db, _Expiry(part, trigger_time, None))
+        after = transact(self._db, _Expiry(part, trigger_time, None, self._per_key))
         while after is not None:
-            after = transact(self._db, _Expiry(part, trigger_time, after))
+            after = transact(self._db, _Expiry(part, trigger_time, after, self._per_key))
         # Whoever decides with counters it has in memory writes counts that are still right.
         self.forget_units(shard)
 
@@ -234,7 +237,7 @@ class SpannerRetention(RetentionStore):
             for window, rows, amount in query(self._db, statement, self._bounds()):
                 before = sizes.get((name, window), (0, 0))
                 sizes[name, window] = before[0] + rows, before[1] + (amount or 0)
-        head = len(pack_headers(np.zeros(1, np.int64), np.zeros(1, np.int64))[0]) + CELL_SEAL
+        head = header_type(self._per_key).itemsize + CELL_SEAL
         statement = f"SELECT COUNT(*), SUM(BYTE_LENGTH(Records)) FROM Units {mine}"
         [[rows, amount]] = query(self._db, statement, self._bounds())
         sizes["units", None] = rows, rows * (16 + head)
@@ -288,30 +291,23 @@ class SpannerRetention(RetentionStore):
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")
         rows = list(self._rows("Units", columns, ranges=[prefix(self._first_part + shard)]))
-        found = UnitRows.of([b64decode(row[1]) for row in rows])
+        found = UnitRows.of([b64decode(row[1]) for row in rows], self._per_key)
         return ids_from([row[0] for row in rows]), found
 
     @override
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
         ids, found = self._all_units(shard)
         if len(ids):
-            counts, until = found.counts.astype(np.int32), found.until.astype(np.int32)
-            yield UnitPiece(ids, counts, until)
+            columns = (found.counts, found.until, found.indices)
+            yield UnitPiece(ids, *(column.astype(np.int32) for column in columns))
 
     @override
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
         ids, found = self._all_units(shard)
         new = np.flatnonzero(found.records["trigger_time"] > self.unit_progress(shard).forgotten)
-        some = found.records[new]
         if len(new):
-            yield PositionPiece(
-                ids[found.owner[new]],
-                some["partition"],
-                some["offset"],
-                some["pairs"],
-                some["trigger_time"],
-                some["rank"],
-            )
+            owner = found.owner[new]
+            yield PositionPiece(ids[owner], admitted_of(found.records[new], owner))
 
     @override
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -330,7 +326,7 @@ class SpannerRetention(RetentionStore):
     @override
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        self._filled = Filled(self._db)
+        self._filled = Filled(self._db, self._per_key)
         yield
         for (part, window), step in self._filled.reached.items():
             self._filled.upsert("Progress", PROGRESS, [[part, window, step]])
@@ -369,17 +365,13 @@ class SpannerRetention(RetentionStore):
 
     @override
     def put_units(self, shard: int, piece: UnitPiece) -> None:
-        self._filled.shard(self._first_part + shard).put(piece.ids, piece.counts, piece.until)
+        units = self._filled.shard(self._first_part + shard)
+        units.put(piece.ids, piece.counts, piece.until, piece.indices)
 
     @override
     def put_positions(self, shard: int, piece: PositionPiece) -> None:
         units = self._filled.shard(self._first_part + shard)
-        slots = units.table.find(piece.ids).astype(np.int32)
-        units.put_records(
-            Admitted(
-                piece.partition, piece.offset, slots, piece.pairs, piece.trigger_time, piece.rank
-            )
-        )
+        units.put_records(piece.of_units(units.table.find(piece.ids)))
 
     @override
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
@@ -395,8 +387,9 @@ class _Expiry:
     It reads what it writes, so a worker that decides at the same time makes it start again.
     """
 
-    def __init__(self, part: int, trigger_time: int, after: str | None) -> None:
+    def __init__(self, part: int, trigger_time: int, after: str | None, per_key: bool) -> None:
         self._part, self._trigger_time, self._after = part, trigger_time, after
+        self._per_key = per_key
 
     def __call__(self, transaction: Any) -> str | None:
         start: dict[str, Any] = {"start_closed": [self._part]}
@@ -406,7 +399,7 @@ class _Expiry:
         rows = list(transaction.read("Units", ("UnitId", "Records"), page, limit=_PAGE))
         if not rows:
             return None
-        found = UnitRows.of([b64decode(row[1]) for row in rows])
+        found = UnitRows.of([b64decode(row[1]) for row in rows], self._per_key)
         goes = found.records["trigger_time"] <= self._trigger_time
         left = np.bincount(found.owner[~goes], minlength=len(rows))
         ended = (found.until <= self._trigger_time) & (left == 0)
@@ -415,7 +408,12 @@ class _Expiry:
         gone = found.gone.copy()
         np.add.at(gone, found.owner[goes], found.records["pairs"][goes])
         kept, end = found.records[~goes], np.cumsum(left)
-        heads = pack_headers(gone, found.until)
+        fresh = found.fresh
+        if fresh is not None:
+            fresh = fresh.copy()
+            more = np.bitwise_count(found.records["fresh"][goes])
+            np.add.at(fresh, found.owner[goes], more.astype(np.int64))
+        heads = pack_headers(gone, found.until, fresh)
         written = [
             [
                 self._part,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.limits import CELL_BYTES
 from dpstream.state import arrow
-from dpstream.state.store import NEVER, Admitted, Ints, KeyShard
+from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, PerKey
 
 #: Columns of ``KeysByDue``.
 DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
@@ -33,9 +33,32 @@ RECORD = np.dtype(
         ("rank", "<i4"),
     ]
 )
-#: What stands before the records of a unit: admitted pairs whose records have expired, and the
-#: last trigger time at which any record of the unit can be decided.
+#: The same where a bound per key is kept (``store.PerKey``).
+RECORD_PER_KEY = np.dtype(
+    [
+        *((name, RECORD[name].str) for name in RECORD.names or ()),
+        ("first", "<i4"),
+        ("pad", "<i4"),
+        ("taken", "<u8"),
+        ("fresh", "<u8"),
+        ("key", "<u8", (2,)),
+    ]
+)
+#: What stands before the records of a unit: admitted pairs whose records have expired, those of
+#: them that were the first of a key, and the last trigger time at which any record of the unit can
+#: be decided; the second only where a bound per key is kept.
 UNIT_HEADER = np.dtype([("gone", "<i8"), ("until", "<i8")])
+UNIT_HEADER_PER_KEY = np.dtype([("gone", "<i8"), ("until", "<i8"), ("fresh", "<i8")])
+
+
+def record_type(per_key: bool) -> np.dtype[Any]:
+    """Layout of an admitted record."""
+    return RECORD_PER_KEY if per_key else RECORD
+
+
+def header_type(per_key: bool) -> np.dtype[Any]:
+    """Layout of what stands before a unit's records."""
+    return UNIT_HEADER_PER_KEY if per_key else UNIT_HEADER
 
 
 def state_type(streams: int) -> np.dtype[Any]:
@@ -153,26 +176,49 @@ def unpack_columns(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch
 
 
 def pack_records(admitted: Admitted, order: Int64) -> bytes:
-    """Admitted records in an order, ``RECORD.itemsize`` bytes each."""
-    packed = np.zeros(len(order), RECORD)
+    """Admitted records in an order, in their ``record_type``."""
+    packed = np.zeros(len(order), record_type(admitted.per_key is not None))
     packed["offset"], packed["partition"] = admitted.offset[order], admitted.partition[order]
     packed["trigger_time"], packed["pairs"] = admitted.trigger_time[order], admitted.pairs[order]
     if admitted.rank is not None:
         packed["rank"] = admitted.rank[order]
+    if admitted.per_key is not None:
+        ids, first, taken, fresh = admitted.per_key.at(order)
+        packed["key"], packed["first"], packed["taken"], packed["fresh"] = ids, first, taken, fresh
     return packed.tobytes()
 
 
-def unpack_records(blobs: Sequence[bytes]) -> tuple[npt.NDArray[Any], Int64]:
+def unpack_records(blobs: Sequence[bytes], per_key: bool = False) -> tuple[npt.NDArray[Any], Int64]:
     """Records of many units, and for each the index of its blob."""
-    sizes = np.array([len(b) // RECORD.itemsize for b in blobs], np.int64)
-    return np.frombuffer(b"".join(blobs), RECORD), np.repeat(np.arange(len(blobs)), sizes)
+    layout = record_type(per_key)
+    sizes = np.array([len(b) // layout.itemsize for b in blobs], np.int64)
+    return np.frombuffer(b"".join(blobs), layout), np.repeat(np.arange(len(blobs)), sizes)
 
 
-def pack_headers(gone: Int64, until: Ints) -> list[bytes]:
-    """Headers of units' rows."""
-    packed = np.zeros(len(gone), UNIT_HEADER)
+def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
+    """Unpacked records of units of these slots."""
+    per_key = None
+    if "key" in (records.dtype.names or ()):
+        columns = (np.ascontiguousarray(records[n]) for n in ("key", "first", "taken", "fresh"))
+        per_key = PerKey(*columns)
+    return Admitted(
+        records["partition"],
+        records["offset"],
+        owner.astype(np.int32),
+        records["pairs"],
+        records["trigger_time"],
+        records["rank"],
+        per_key,
+    )
+
+
+def pack_headers(gone: Int64, until: Ints, fresh: Int64 | None = None) -> list[bytes]:
+    """Headers of units' rows; ``fresh`` where a bound per key is kept."""
+    packed = np.zeros(len(gone), header_type(fresh is not None))
     packed["gone"], packed["until"] = gone, until
-    raw, size = packed.tobytes(), UNIT_HEADER.itemsize
+    if fresh is not None:
+        packed["fresh"] = fresh
+    raw, size = packed.tobytes(), packed.dtype.itemsize
     return [raw[at : at + size] for at in range(0, len(raw), size)]
 
 
@@ -181,7 +227,8 @@ class UnitRows(NamedTuple):
 
     Attributes:
         blobs: the records of each unit; records, owner: all of them, and whose each is.
-        gone, until: see ``UNIT_HEADER``; counts: (n,) admitted pairs of each unit.
+        gone, until, fresh: see ``UNIT_HEADER``, the last ``None`` without a bound per key.
+        counts, indices: (n,) admitted pairs and first pairs of each unit.
     """
 
     blobs: list[bytes]
@@ -189,15 +236,21 @@ class UnitRows(NamedTuple):
     owner: Int64
     gone: Int64
     until: Int64
+    fresh: Int64 | None
     counts: Int64
+    indices: Int64
 
     @classmethod
-    def of(cls, cells: Sequence[bytes]) -> "UnitRows":
+    def of(cls, cells: Sequence[bytes], per_key: bool = False) -> "UnitRows":
         """Rows by their ``Records`` cells, decoded."""
-        size = UNIT_HEADER.itemsize
-        head = np.frombuffer(b"".join(c[:size] for c in cells), UNIT_HEADER)
+        layout = header_type(per_key)
+        size = layout.itemsize
+        head = np.frombuffer(b"".join(c[:size] for c in cells), layout)
         blobs = [c[size:] for c in cells]
-        records, owner = unpack_records(blobs)
-        counts = head["gone"].copy()
+        records, owner = unpack_records(blobs, per_key)
+        counts, fresh = head["gone"].copy(), head["fresh"] if per_key else None
         np.add.at(counts, owner, records["pairs"])
-        return cls(blobs, records, owner, head["gone"], head["until"], counts)
+        indices = np.zeros(len(head), np.int64) if fresh is None else fresh.copy()
+        if per_key:
+            np.add.at(indices, owner, np.bitwise_count(records["fresh"]))
+        return cls(blobs, records, owner, head["gone"], head["until"], fresh, counts, indices)

@@ -70,6 +70,7 @@ class SpannerStore(SpannerRetention, Store):
         streams: integer sums kept per key (``Design.sums``).
         window_sets: a key's unit set lasts for the window (``Design.window_sets``).
         successor: identity and number of a generation that is to be filled.
+        per_key: BOUND keeps a bound per key (``Design.admits_per_key``).
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class SpannerStore(SpannerRetention, Store):
         streams: int,
         window_sets: bool = True,
         successor: tuple[RunIdentity, int] | None = None,
+        per_key: bool = False,
     ) -> None:
-        super().__init__(url, key_schema, streams, successor)
+        super().__init__(url, key_schema, streams, successor, per_key)
         self._window_sets = window_sets
         self._lock = threading.RLock()
         self._group = _Group()
@@ -331,7 +333,7 @@ class SpannerStore(SpannerRetention, Store):
     def _begin_units(self, shard: int) -> SpannerUnitShard:
         part = self._part(shard)
         progress, under_way = self._unit_rows(part)
-        units = SpannerUnitShard(part, complete=not progress and not under_way)
+        units = SpannerUnitShard(part, not progress and not under_way, self._per_key)
         units.decided, units.forgotten = progress.get(BOUND, 0), progress.get(FORGOTTEN, 0)
         units.pieces = len(under_way)
         units.reach = max([progress.get(REACH, 0), *under_way])

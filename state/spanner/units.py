@@ -6,18 +6,19 @@ import numpy as np
 from google.cloud.spanner_v1.database import Database
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.state.arrow import indexed
+from dpstream.state.arrow import enter_keys, indexed
 from dpstream.state.idtable import IdTable
 from dpstream.state.spanner.batch import Mutations
 from dpstream.state.spanner.client import read_rows
 from dpstream.state.spanner.rows import (
-    RECORD,
     UnitRows,
+    admitted_of,
     cell,
     id_cells,
     ids_from,
     pack_headers,
     pack_records,
+    record_type,
     runs_of,
     unpack_records,
 )
@@ -33,6 +34,7 @@ class SpannerUnitShard(UnitShard):
 
     Args:
         complete: no row of this shard is missing in memory.
+        per_key: a bound per key is kept here.
 
     Attributes:
         pieces: rows that a decision cut short has left in ``Steps``.
@@ -40,12 +42,14 @@ class SpannerUnitShard(UnitShard):
             than the one that was made in its place.
     """
 
-    def __init__(self, part: int, complete: bool) -> None:
+    def __init__(self, part: int, complete: bool, per_key: bool = False) -> None:
         super().__init__()
+        self._per_key = per_key
         self.part, self.complete, self.pieces, self.reach = part, complete, 0, 0
-        #: By slot: records, and admitted pairs of records that have expired.
+        #: By slot: records, and admitted pairs (and first pairs) of records that have expired.
         self._records: list[bytes] = []
         self._gone = np.zeros(0, np.int64)
+        self._gone_fresh = np.zeros(0, np.int64)
 
     def load(self, database: Database, ids: Ids) -> None:
         """Read the rows of the units that are not here."""
@@ -60,30 +64,38 @@ class SpannerUnitShard(UnitShard):
             return
         slots = self.intern(ids_from([row[0] for row in rows]))
         self._extend()
-        found = UnitRows.of([b64decode(row[1]) for row in rows])
+        found = UnitRows.of([b64decode(row[1]) for row in rows], self._per_key)
         for slot, blob in zip(slots.tolist(), found.blobs, strict=True):
             self._records[slot] = blob
         self.reach = max(self.reach, int(found.records["trigger_time"].max(initial=0)))
         self._gone[slots], self.until[slots] = found.gone, found.until
-        self.counts[slots] = found.counts
+        self.counts[slots], self.indices[slots] = found.counts, found.indices
+        if found.fresh is not None:
+            self._gone_fresh[slots] = found.fresh
+        enter_keys(self, admitted_of(found.records, slots[found.owner]))
 
     def _extend(self) -> None:
         more = self.table.size - len(self._records)
         if more > 0:
             self._records += [b""] * more
             self._gone = np.concatenate([self._gone, np.zeros(more, np.int64)])
+            self._gone_fresh = np.concatenate([self._gone_fresh, np.zeros(more, np.int64)])
 
-    def put(self, ids: Ids, counts: Ints, until: Ints) -> Int64:
+    def put(self, ids: Ids, counts: Ints, until: Ints, indices: Ints) -> Int64:
         """Enter units of another store with their counts; returns their slots."""
         slots = self.intern(ids)
         self._extend()
         self.counts[slots], self.until[slots], self._gone[slots] = counts, until, counts
+        self.indices[slots] = self._gone_fresh[slots] = indices
         return slots
 
     def put_records(self, admitted: Admitted) -> Int64:
         """Enter records whose pairs are counted already; returns the slots they belong to."""
         slots = self.take(admitted)
         np.subtract.at(self._gone, admitted.unit, admitted.pairs)
+        if admitted.per_key is not None:
+            fresh = np.bitwise_count(admitted.per_key.fresh).astype(np.int64)
+            np.subtract.at(self._gone_fresh, admitted.unit, fresh)
         return slots
 
     def take(self, admitted: Admitted) -> Int64:
@@ -91,7 +103,7 @@ class SpannerUnitShard(UnitShard):
         self._extend()
         order = np.argsort(admitted.unit, kind="stable")
         raw = pack_records(admitted, order)
-        size = RECORD.itemsize
+        size = record_type(self._per_key).itemsize
         for slot, a, b in runs_of(admitted.unit[order]):
             self._records[slot] += raw[size * a : size * b]
         return np.unique(admitted.unit).astype(np.int64)
@@ -99,7 +111,8 @@ class SpannerUnitShard(UnitShard):
     def write(self, out: Mutations, slots: Int64) -> None:
         """Rows of some units."""
         ids = id_cells(self.table.ids[slots])
-        heads = pack_headers(self._gone[slots], self.until[slots])
+        fresh = self._gone_fresh[slots] if self._per_key else None
+        heads = pack_headers(self._gone[slots], self.until[slots], fresh)
         rows = [
             [self.part, unit, cell(head + self._records[slot])]
             for slot, unit, head in zip(slots.tolist(), ids, heads, strict=True)
@@ -113,14 +126,4 @@ class SpannerUnitShard(UnitShard):
     def admitted(self) -> tuple[IdTable, Admitted]:
         """All admitted records in memory, with an index by ``position_ids``."""
         self._extend()
-        records, owner = unpack_records(self._records)
-        return indexed(
-            Admitted(
-                records["partition"],
-                records["offset"],
-                owner.astype(np.int32),
-                records["pairs"],
-                records["trigger_time"],
-                records["rank"],
-            )
-        )
+        return indexed(admitted_of(*unpack_records(self._records, self._per_key)))

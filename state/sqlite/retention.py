@@ -42,7 +42,7 @@ from dpstream.state.sqlite.rows import (
     unit_row,
     unit_row_of,
 )
-from dpstream.state.store import Admitted, KeyShard, UnitShard
+from dpstream.state.store import KeyShard, UnitShard
 
 INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (?, ?, ?, ?)"
 
@@ -158,14 +158,7 @@ class SqliteRetention(RetentionStore):
         moved = not stays.all()
         place = np.cumsum(stays) - 1
         whole = _some_units(units, stays) if moved else units
-        left = Admitted(
-            admitted.partition[kept],
-            admitted.offset[kept],
-            place[admitted.unit[kept]].astype(np.int32),
-            admitted.pairs[kept],
-            admitted.trigger_time[kept],
-            None if admitted.rank is None else admitted.rank[kept],
-        )
+        left = arrow.moved(admitted.at(kept), place)
         (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
         for piece in arrow.unit_blobs(whole, left, whole=True):
             self._db.execute(INSERT_ADMISSION, admission_row(shard, units.decided, *piece))
@@ -279,7 +272,8 @@ class SqliteRetention(RetentionStore):
         units = UnitShard()
         arrow.replay_units(units, self._admissions(shard))
         for piece in piece_bounds(units.table.size):
-            yield UnitPiece(units.table.ids[piece], units.counts[piece], units.until[piece])
+            counted = units.counts[piece], units.until[piece], units.indices[piece]
+            yield UnitPiece(units.table.ids[piece], *counted)
 
     @override
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
@@ -289,14 +283,7 @@ class SqliteRetention(RetentionStore):
             some = arrow.records_of([row])
             new = np.flatnonzero(some.trigger_time > self._unit_row(shard).forgotten)
             if len(new):
-                yield PositionPiece(
-                    units.table.ids[some.unit[new]],
-                    some.partition[new],
-                    some.offset[new],
-                    some.pairs[new],
-                    some.trigger_time[new],
-                    None if some.rank is None else some.rank[new],
-                )
+                yield PositionPiece(units.table.ids[some.unit[new]], some.at(new))
 
     @override
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -369,7 +356,7 @@ class SqliteRetention(RetentionStore):
         units = self._unit_shards.setdefault(shard, UnitShard())
         before = units.table.size
         units.intern(piece.ids)
-        blob = arrow.ids_blob(piece.ids, piece.until, piece.counts)
+        blob = arrow.ids_blob(piece.ids, piece.until, piece.counts, piece.indices)
         self._put_admission(shard, 0, before, blob, arrow.records_blob(arrow.no_records()))
 
     def _put_admission(self, shard: int, *row: Any) -> None:
@@ -378,11 +365,8 @@ class SqliteRetention(RetentionStore):
     @override
     def put_positions(self, shard: int, piece: PositionPiece) -> None:
         table = self._unit_shards[shard].table
-        slots = table.find(piece.ids).astype(np.int32)
-        admitted = Admitted(
-            piece.partition, piece.offset, slots, piece.pairs, piece.trigger_time, piece.rank
-        )
-        self._put_admission(shard, 0, table.size, _no_units(), arrow.records_blob(admitted))
+        blob = arrow.records_blob(piece.of_units(table.find(piece.ids)))
+        self._put_admission(shard, 0, table.size, _no_units(), blob)
 
     @override
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
@@ -427,6 +411,7 @@ def _some_units(units: UnitShard, stays: Bool) -> UnitShard:
     some = UnitShard()
     slots = some.intern(units.table.ids[stays])
     some.counts[slots] = units.counts[: units.table.size][stays]
+    some.indices[slots] = units.indices[: units.table.size][stays]
     some.until[slots] = units.until[: units.table.size][stays]
     return some
 

@@ -1,5 +1,6 @@
 """The division of the budget: every way a unit can spread its pairs, every mode, refusals."""
 
+import functools
 import math
 from fractions import Fraction
 
@@ -53,6 +54,14 @@ SOUND = [
     {"per_key_bound": 1, "aggregates": MIXED},
     {"per_key_bound": 1, "aggregates": (UNITS,)},
     {"per_key_bound": 1, "aggregates": MIXED, "public_keys": "list"},
+    {"per_key_bound": 2},
+    {"per_key_bound": 3, "aggregates": MIXED},
+    {"per_key_bound": 3, "aggregates": (*MIXED, UNITS), "weights": SelectionWeights(3.0, 0.5)},
+    {"per_key_bound": 5, "weights": SelectionWeights(), "triggers": 7},
+    {"per_key_bound": 4, "aggregates": (*MIXED, UNITS), "public_keys": "list"},
+    {"per_key_bound": 2, "contributions": 3, "triggers": 1},
+    {"per_key_bound": 4, "contributions": 8, "triggers": 1, "aggregates": MIXED},
+    {"per_key_bound": 40, "aggregates": MIXED},
     {"weights": SelectionWeights()},
     {"weights": SelectionWeights(6.0, 1.5), "aggregates": MIXED, "strategy": "blt"},
     {"weights": SelectionWeights(3.0, 0.5), "aggregates": (UNITS, *MIXED), "triggers": 1},
@@ -62,6 +71,16 @@ SOUND = [
     {"weights": SelectionWeights(3.0, 0.5), "per_key_bound": 1, "combine": True,
      "aggregates": (UNITS, *MIXED), "strategy": "toeplitz", "pre_threshold": 2},
 ]  # fmt: skip
+
+
+@functools.cache
+def most_squares(keys: int, pairs: int, bound: int) -> int:
+    """Largest sum of squares of 1 .. ``bound`` pairs on each key, at most ``pairs`` in all."""
+    if keys == 0:
+        return 0
+    first = range(1, min(bound, pairs - keys + 1) + 1)
+    return max(j * j + most_squares(keys - 1, min(pairs - j, (keys - 1) * bound), bound)
+               for j in first)  # fmt: skip
 
 
 def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
@@ -76,7 +95,7 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
             squares = Fraction(sum(w * w for w in sorted(weights)[::-1][:n]))
         cost += squares * Fraction(stream.col2) / Fraction(stream.sigma) ** 2
     for value, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
-        spread = n if plan.privacy.per_key_bound else (count - n + 1) ** 2 + n - 1
+        spread = most_squares(n, count, plan.privacy.per_key_bound or count)
         square = spread * Fraction(noise.col2)
         if plan.privacy.mode == "rounds" and n <= triggers:
             square = Fraction(noise.strategy_object.worst_split(n, count))
@@ -114,7 +133,9 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
     plan = make_plan(**case)
     budget, privacy = allocate(plan), plan.privacy
     gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
-    if plan.design.selects and (plan.timeline.triggers > 1 or plan.privacy.weights):
+    uneven = privacy.contributions % min(privacy.per_key_bound or 1, privacy.contributions)
+    several = plan.timeline.triggers > 1 or privacy.weights is not None or uneven
+    if plan.design.selects and several:
         assert budget.theta == 0.4
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
@@ -407,3 +428,48 @@ def test_many_contributions_are_quick(make_plan: Make) -> None:
     budget = allocate(plan)
     assert budget.selection is not None
     assert costs_of(plan).most(budget.selection.share, 0.0, budget.values[0].share) <= 1
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("count", [3, 4, 6, 7])
+def test_the_sharper_rule_of_one_test_needs_parts_of_c(
+    make_plan: Make, count: int, bound: int
+) -> None:
+    """It takes j pairs for j/C of the cost: every spread of fewer pairs must cost no more, where
+    the rule is used; where k does not divide C one does, and the rule is not used."""
+    plan = make_plan(1, contributions=count, per_key_bound=bound)
+    budget = allocate(plan)
+    assert budget.selection is not None
+    worst = Fraction(0)
+    for pairs in range(1, count + 1):
+        for keys in range(1, pairs + 1):
+            squares = most_squares(keys, pairs, bound) * Fraction(budget.values[0].col2)
+            cost = keys * Fraction(budget.selection.col2) / Fraction(budget.selection.sigma) ** 2
+            cost += squares / Fraction(budget.values[0].sigma) ** 2
+            worst = max(worst, cost * count / pairs)
+    within = worst <= Fraction(budget.mu) ** 2
+    assert (budget.theta == 0) == (count % min(bound, count) == 0)
+    assert within or budget.theta > 0
+    if (count, bound) == (3, 2):
+        # With the share that a job may give, two pairs of one key cost more than two thirds.
+        given = allocate(make_plan(1, contributions=3, per_key_bound=2, selection_share=0.05))
+        two = 4 * Fraction(given.values[0].col2) / Fraction(given.values[0].sigma) ** 2
+        assert two > Fraction(2, 3) * Fraction(given.mu) ** 2 and given.theta > 0
+
+
+def test_a_derived_sum_costs_nothing(make_plan: Make) -> None:
+    """With the sum beside its mean the other streams are what they are without it."""
+    mean = Aggregate("delay", "mean", "d", (-60.0, 180.0), 5.0)
+    total = Aggregate("total", "sum", "d", (-60.0, 180.0), 5.0)
+    alone, both = (allocate(make_plan(aggregates=a)) for a in ((mean,), (mean, total)))
+    assert both.values == alone.values
+    # Other numbers, another grid or a share of its own: it is measured.
+    for other in (
+        msgspec.structs.replace(total, column="e"),
+        msgspec.structs.replace(total, clamp=(-60.0, 185.0)),
+        msgspec.structs.replace(total, grid=2.5),
+        msgspec.structs.replace(total, share=1.0),
+    ):
+        assert len(allocate(make_plan(aggregates=(mean, other))).values) == 3
+    before = msgspec.structs.replace(make_plan(aggregates=(mean, total)), rules=2)
+    assert len(allocate(before).values) == 3

@@ -314,3 +314,20 @@ def test_what_a_stream_without_end_is_told_to_do_costs_what_it_says(
             assert np.allclose(
                 np.subtract(found["tau"], describe(alone, allocate(alone))["tau"]), 1
             )
+
+
+def test_it_says_what_a_bound_per_key_and_a_derived_sum_are(make_plan: Make) -> None:
+    mean = Aggregate("delay", "mean", "d", (-60.0, 180.0), 5.0)
+    total = msgspec.structs.replace(mean, name="total", kind="sum")
+    plan = make_plan(8, aggregates=(mean, total), per_key_bound=3)
+    budget = allocate(plan)
+    told = text(plan, budget)
+    assert "at most 3 records per unit, window and key count, repeats take nothing" in told
+    assert "made from the sums behind 'delay' and the count, at no cost of its own" in told
+    column = describe(plan, budget)["columns"][1]
+    count, own = (float(noise.sd[-1]) for noise in budget.values)
+    assert column["sd_final"] == pytest.approx(5.0 * math.hypot(own, 12 * count))
+    once = make_plan(8, per_key_bound=1)
+    assert "one record per unit, window and key counts" in text(once, allocate(once))
+    before = msgspec.structs.replace(once, rules=2)
+    assert "counts, and repeats use up C" in text(before, allocate(before))

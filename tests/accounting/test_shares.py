@@ -1,11 +1,14 @@
 """The default share of selection: the knee of the joint condition, for every C."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.shares import FIRST_RULES, _direction, costs_of, divide, knee
+from dpstream.accounting.plan.rules import FIRST_RULES
+from dpstream.accounting.shares import _direction, costs_of, divide, knee, per_key_squares
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import Make
 
@@ -35,6 +38,41 @@ def test_what_the_constant_wasted(make_plan: Make) -> None:
         taus[count] = float((new.tau / old.tau).max())
     assert sds[8] < 0.56 and taus[8] < 1.04
     assert sds[32] < 1.01 and taus[32] < 1.0
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 7, 8])
+def test_squares_per_key_are_those_of_the_worst_spread(bound: int) -> None:
+    """Against every way to lay 1 .. C pairs on n keys, at most k on each."""
+    for count in range(1, 9):
+        worst = [0] * count
+        for n in range(1, count + 1):
+            for parts in itertools.combinations_with_replacement(range(1, bound + 1), n):
+                if sum(parts) <= count:
+                    worst[n - 1] = max(worst[n - 1], sum(part * part for part in parts))
+        assert per_key_squares(bound, count).tolist() == worst
+
+
+@pytest.mark.parametrize("bound", [2, 3, 5])
+def test_a_bound_of_more_than_one_per_key_has_a_bend(bound: int, make_plan: Make) -> None:
+    """Where k divides C both shares are k / (k + 1): as without a bound with C in its place."""
+    plan = make_plan(24, contributions=30, per_key_bound=bound)
+    shares = divide(plan)
+    assert shares.selection == pytest.approx(bound / (bound + 1))
+    assert shares.values == pytest.approx(bound / (bound + 1))
+
+
+@pytest.mark.parametrize("bound", [2, 4])
+def test_units_and_values_stand_at_the_kink_of_the_bound(bound: int, make_plan: Make) -> None:
+    """A unit of full keys costs values k times what one of single pairs does, and units the
+    reverse: both in full at k / (k + 1), unless one weighs k times the other."""
+    kind = {"contributions": 8, "per_key_bound": bound, "weights": SelectionWeights(3, 0.35)}
+    people, kink = Aggregate("u", "units"), bound / (bound + 1)
+    plan = make_plan(24, aggregates=(people, Aggregate("n", "count")), **kind)
+    assert _direction(plan) == (kink, kink)
+    heavy = Aggregate("n", "count", share=9.0)
+    assert _direction(make_plan(24, aggregates=(people, heavy), **kind)) == pytest.approx(
+        (bound * 0.1, 0.9)
+    )
 
 
 @pytest.mark.parametrize("count", [2, 8, 32, 64])

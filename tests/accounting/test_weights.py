@@ -159,10 +159,11 @@ def test_refusals(make_plan: Make) -> None:
     refused("privacy.weights", weights=SelectionWeights(0.0, 4.0))
     refused("privacy.weights", weights=SelectionWeights(), public_keys="list")
     refused("privacy.weights", weights=SelectionWeights(), mode="rounds")
-    refused("privacy.per_key_bound", per_key_bound=2)
+    refused("privacy.per_key_bound", per_key_bound=0)
     refused("privacy.per_key_bound", per_key_bound=1, mode="rounds")
     refused("privacy.combine", combine=True)
     refused("privacy.combine", combine=True, weights=SelectionWeights())
+    refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=2)
     refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
             aggregates=(SUM,))  # fmt: skip
     refused("privacy.strategy", triggers=4097, strategy="toeplitz")

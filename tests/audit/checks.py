@@ -26,6 +26,7 @@ from tests.audit.reference import (
     sampler_of,
     streams_of,
 )
+from tests.dp_transforms.reference import bounds_keys
 
 #: sd of a node by (role, stream).
 Sigmas = Mapping[tuple[str, str], float]
@@ -57,6 +58,13 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
         if spent > budget.delta:
             yield "budget: the deltas do not add up"
+    per_key = Counter((row.unit, row.window, row.page) for row in trace.rows)
+    most = plan.privacy.per_key_bound or plan.privacy.contributions
+    if bounds_keys(plan) and any(n > most for n in per_key.values()):
+        yield "bound: a unit has more than k pairs of a (window, key)"
+    firsts = Counter((r.unit, r.window, r.page) for r in trace.rows if r.rank >= 0)
+    if bounds_keys(plan) and (firsts.keys() != per_key.keys() or max(firsts.values()) > 1):
+        yield "rank: not one pair of each (unit, window, key) is the first"
     if plan.design.ranked and not _ranked(trace):
         yield "rank: not the number of the unit's pairs admitted before"
     runs = replay(mechanism, trace.rows)
@@ -68,7 +76,8 @@ def _ranked(trace: Trace) -> bool:
     by_unit: dict[bytes, list[tuple[tuple[int, int, int], int, int]]] = {}
     for row in trace.rows:
         by_unit.setdefault(row.unit, []).append((row.order, row.window, row.rank))
-    ranks = ([rank for *_, rank in sorted(rows)] for rows in by_unit.values())
+    # With a bound per key only first pairs have one.
+    ranks = ([rank for *_, rank in sorted(rows) if rank >= 0] for rows in by_unit.values())
     return all(found == list(range(len(found))) for found in ranks)
 
 
@@ -248,9 +257,10 @@ def _own_bounds(
     col2 = Fraction(mechanism.noise_of(stream).col2)
     if stream.startswith("value "):
         most = mechanism.values[mechanism.value_index(stream)].sensitivity
-        bound = most**2 * (count if per_key else count**2)
-        if per_key and (max(in_trees) > most or len(in_trees) > count):
-            yield "sensitivity: a unit moves the values of one key by more than one record"
+        full, rest = divmod(count, min(per_key or count, count))
+        bound = most**2 * (full * min(per_key or count, count) ** 2 + rest**2)
+        if per_key and (max(in_trees) > most * per_key or sum(in_trees) > most * count):
+            yield "sensitivity: a unit moves the values of one key by more than k records"
     else:
         alone = (1,) * count
         if stream == "selection" and mechanism.weights is not None:

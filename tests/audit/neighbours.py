@@ -6,6 +6,7 @@ shift, as they do when a file has more lines.  A unit is a user, or (user, perio
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow as pa
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from tests.streams import COUNT, MEAN, START, STEP, SUM, UNITS, make_plan, positioned
+from tests.streams import COUNT, MEAN, START, STEP, SUM, TWIN, UNITS, make_plan, positioned
 
 AGAIN = Aggregate("again", "sum", "value", (-3.0, 7.0), 0.5)
 
@@ -90,11 +91,7 @@ def plans() -> dict[str, Plan]:
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
         "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
         "dense": plan(COUNT, UNITS, triggers=8, strategy="dense", **late),
-        "per_key": plan(COUNT, SUM, triggers=8, per_key_bound=1),
-        "fused": plan(UNITS, SUM, triggers=7, per_key_bound=1, strategy="blt", **sliding),
-        "per_key_public": plan(
-            UNITS, COUNT, MEAN, triggers=6, per_key_bound=1, public="f" * 32, strategy="toeplitz"
-        ),
+        **_per_key(plan, sliding, heavy(3, 1)),
         "weights": plan(COUNT, MEAN, triggers=8, **heavy(3, 1)),
         "weights_units": plan(
             COUNT, UNITS, triggers=6, strategy="toeplitz", **{**heavy(2, 0.5), "epsilon": 90.0}
@@ -108,9 +105,35 @@ def plans() -> dict[str, Plan]:
     }
 
 
+def _per_key(
+    plan: Callable[..., Plan], sliding: dict[str, object], weights: dict[str, object]
+) -> dict[str, Plan]:
+    """Plans with a bound per key, and one of before it was kept where pairs are admitted."""
+    return {
+        "per_key": plan(COUNT, SUM, triggers=8, per_key_bound=1),
+        "fused": plan(UNITS, SUM, triggers=7, per_key_bound=1, strategy="blt", **sliding),
+        "per_key_public": plan(
+            UNITS, COUNT, MEAN, triggers=6, per_key_bound=1, public="f" * 32, strategy="toeplitz"
+        ),
+        "two_per_key": plan(COUNT, SUM, triggers=8, per_key_bound=2, contributions=6),
+        "three_per_key": plan(
+            COUNT,
+            UNITS,
+            MEAN,
+            TWIN,
+            triggers=7,
+            per_key_bound=3,
+            strategy="blt",
+            **{**sliding, **weights, "contributions": 7, "epsilon": 90.0},
+        ),
+        "per_key_before": plan(COUNT, SUM, triggers=8, per_key_bound=1, rules=2),
+        "derived": plan(MEAN, TWIN, triggers=8, public="f" * 32),
+    }
+
+
 STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods_rounds")
 STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
-STAMPED += ("combined_apart",)
+STAMPED += ("combined_apart", "three_per_key")
 PERIODS = ("periods", "periods_rounds", "weights_periods")
 
 

@@ -28,6 +28,7 @@ from tests.audit import encoders
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row
 from tests.dp_transforms.exhaustive import tests_every, weights_of
+from tests.dp_transforms.reference import bounds_keys, made_from_a_mean
 from tests.streams import KEYS, RUN_ID
 
 _Rounded, _Real = RoundedGaussian, ContinuousGaussian
@@ -184,11 +185,13 @@ def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript
         number, base = (0, 0) if sticky or not earlier else (len(earlier), earlier[-1])
         place = (row.window, row.page, number, row.unit)
         first = plan.design.unit_sets != "none" and not closed and place not in counted
+        if bounds_keys(plan):  # BOUND says which pair is the first of its window and key
+            first = row.rank >= 0
         if first:
             counted.add(place)
             for stream, amount in mechanism.unit_amounts(row.rank).items():
                 add((row.window, row.page, stream, number), row.step_index - base, amount)
-        if first or not plan.privacy.per_key_bound:
+        if first or bounds_keys(plan) or not plan.privacy.per_key_bound:
             amounts = iter(row.values)
             for spec in mechanism.values:
                 amount = 1 if spec.column is None else next(amounts)
@@ -234,7 +237,8 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
     for trigger in range(1, triggers + 1):
         for row in sorted((r for r in rows if r.step_index == trigger), key=lambda r: r.rank):
             closed = sticky and run.selected and not plan.design.window_sets
-            if plan.design.unit_sets != "none" and not closed and row.unit not in counted:
+            first = plan.design.unit_sets != "none" and not closed and row.unit not in counted
+            if row.rank >= 0 if bounds_keys(plan) else first:
                 counted.add(row.unit)
                 units += 1
                 for stream, amount in mechanism.unit_amounts(row.rank).items():
@@ -272,7 +276,10 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
             if plan.design.units_column is not None:
                 assert mechanism.plain_units is not None
                 people = noisy_units(mechanism.plain_units, (0, trigger))
-            run.published[trigger] = _columns(plan, at, people)
+            sd = 0.0
+            if mechanism.values and mechanism.values[0].name == "count":
+                sd = float(mechanism.budget.values[0].sd[trigger - 1])
+            run.published[trigger] = _columns(plan, at, people, sd)
     return run
 
 
@@ -295,8 +302,10 @@ def _published(plan: Plan, run: KeyRun, trigger: int, passed: bool) -> bool:
     return passed or (chosen and closing and plan.privacy.final_flush)
 
 
-def _columns(plan: Plan, noisy: Mapping[str, int], units: int | None) -> dict[str, float]:
-    """Published columns from decoded integers alone."""
+def _columns(
+    plan: Plan, noisy: Mapping[str, int], units: int | None, counts_sd: float
+) -> dict[str, float]:
+    """Published columns from decoded integers, and the sd of the count, alone."""
     scale = float(1 << DECODE_BITS)
     out: dict[str, float] = {}
     for aggregate in plan.aggregates:
@@ -305,12 +314,22 @@ def _columns(plan: Plan, noisy: Mapping[str, int], units: int | None) -> dict[st
             out[aggregate.name] = units / scale
         elif aggregate.kind == "count":
             out[aggregate.name] = noisy["count"] / scale
+        elif made_from_a_mean(plan, aggregate):
+            of = (b for b in plan.aggregates if b.kind == "mean" and b.clamp == aggregate.clamp)
+            middle = sum(aggregate.grid_bounds()) // 2
+            total = noisy[next(of).name] + middle * noisy["count"]
+            out[aggregate.name] = total / scale * aggregate.grid
         elif aggregate.kind == "sum":
             out[aggregate.name] = noisy[aggregate.name] / scale * aggregate.grid
         elif noisy["count"] >= 1 << DECODE_BITS:
             spec = next(s for s in plan.design.streams if s.name == aggregate.name)
-            middle = spec.mid + noisy[aggregate.name] / noisy["count"]
-            out[aggregate.name] = min(max(middle, spec.lo), spec.hi) * aggregate.grid
+            if plan.rules < 3:
+                middle = spec.mid + noisy[aggregate.name] / noisy["count"]
+                out[aggregate.name] = min(max(middle, spec.lo), spec.hi) * aggregate.grid
+                continue
+            count, sd = noisy["count"] / scale, counts_sd
+            offset = noisy[aggregate.name] / scale * count / (count**2 + sd**2)
+            out[aggregate.name] = (spec.mid + offset) * aggregate.grid
         else:
             out[aggregate.name] = float("nan")
     return out

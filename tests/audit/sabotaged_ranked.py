@@ -14,6 +14,7 @@ from dpstream.accounting.plan.design import Design
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.state.keycounts import KeyCounts
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 from tests.budgets import budgets
 from tests.designs import redesigned
@@ -76,6 +77,54 @@ def _every_record_of_a_key(real: Any) -> Any:
             return real(msgspec.structs.replace(plan, privacy=free), *rest)
 
     return aggregate
+
+
+def _one_more(real: Any) -> Any:
+    """BOUND admits one record of a (unit, window, key) more than the accounting allows for."""
+
+    def admit(plan: Any, *rest: Any) -> Any:
+        more = msgspec.structs.replace(plan.privacy, per_key_bound=plan.privacy.per_key_bound + 1)
+        return real(msgspec.structs.replace(plan, privacy=more), *rest)
+
+    return admit
+
+
+def _all_first(real: Any) -> Any:
+    """Each admitted record counts its unit once more in the key."""
+
+    def admit(*args: Any) -> Any:
+        pairs, rank, per_key = real(*args)
+        return pairs, rank, per_key._replace(fresh=per_key.taken)
+
+    return admit
+
+
+def _first_index(real: Any) -> Any:
+    def admit(*args: Any) -> Any:
+        pairs, rank, per_key = real(*args)
+        return pairs, np.zeros_like(rank), per_key
+
+    return admit
+
+
+def _repeats_beyond_c(real: Any) -> Any:
+    """Only first pairs are counted towards C: a unit has up to k C pairs."""
+
+    def admit(plan: Any, units: Any, *rest: Any) -> Any:
+        units.counts[:] = units.indices
+        return real(plan, units, *rest)
+
+    return admit
+
+
+def _keys_forgotten(real: Any) -> Any:
+    """Counts of (unit, window, key) that do not outlive a decision."""
+
+    def admit(plan: Any, units: Any, *rest: Any) -> Any:
+        units.keys = KeyCounts()
+        return real(plan, units, *rest)
+
+    return admit
 
 
 def _set_forgotten_once_selected(real: Any) -> Any:
@@ -229,13 +278,33 @@ RANKED_SABOTAGED = {
         step, "calibrated", budgets(_weights_as_if_plain), "weights", "flood", "sensitivity"
     ),
     "every record of a key adds values": replaced(
-        step, "aggregate", _every_record_of_a_key, "per_key", "flood", "sensitivity"
-    ),
-    "every record adds to public keys": replaced(
-        step, "aggregate", _every_record_of_a_key, "per_key_public", "flood", "sensitivity"
+        step, "aggregate", _every_record_of_a_key, "per_key_before", "flood", "sensitivity"
     ),
     "set of a selected key forgotten": replaced(
-        aggregation, "_fresh_units", _set_forgotten_once_selected, "per_key", "ordinary", "counts"
+        aggregation, "_fresh_units", _set_forgotten_once_selected,
+        "per_key_before", "ordinary", "counts",
+    ),
+    "one record more than the bound per key": replaced(
+        bounding, "_admit_per_key", _one_more, "per_key_public", "flood", "sensitivity"
+    ),
+    "three records where two may be": replaced(
+        bounding, "_admit_per_key", _one_more, "two_per_key", "flood", "bound"
+    ),
+    "every admitted record is a first": replaced(
+        bounding, "_admit_per_key", _all_first, "two_per_key", "flood", "sensitivity"
+    ),
+    "first pairs all have the first index": replaced(
+        bounding, "_admit_per_key", _first_index, "three_per_key", "flood", "sensitivity"
+    ),
+    "repeats count without a limit of pairs": replaced(
+        bounding, "_admit_per_key", _repeats_beyond_c, "two_per_key", "flood", "bound"
+    ),
+    "records of a key are counted anew at each decision": replaced(
+        bounding, "_admit_per_key", _keys_forgotten, "two_per_key", "first", "bound"
+    ),
+    "shares of one record per key with two": replaced(
+        step, "calibrated", budgets(_shares_of_one_record_a_key),
+        "two_per_key", "flood", "sensitivity",
     ),
     "shares of a bound per key without it": replaced(
         step, "calibrated", budgets(_shares_of_one_record_a_key), "toeplitz", "first", "sensitivity"

@@ -11,7 +11,7 @@ from tests.audit.neighbours import KINDS, Pair, make_pair, plans
 from tests.audit.recorder import Trace, record, record_bound_by_trigger_times
 from tests.audit.reference import Mechanism
 
-CI_PAIRS, LONG_PAIRS = 60, 500
+CI_PAIRS, LONG_PAIRS = 78, 500
 
 
 @cache
@@ -71,10 +71,11 @@ def test_the_pairs_reach_what_they_claim() -> None:
 
 def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None:
     """Also the unit that is added: several of its records of one key come at once."""
-    for name in ("per_key", "weights", "combined"):
+    for name in ("per_key_before", "weights", "two_per_key"):
         pair = make_pair(3, "flood", name)
         trace = record(pair.plan, pair.others + pair.unit, tmp_path, 1)
         places = Counter((row.window, row.step_index, row.unit, row.page) for row in trace.rows)
         assert max(places.values()) > 1
-        ranks = {row.rank for row in trace.rows}
-        assert ranks == set(range(pair.plan.privacy.contributions))
+        ranks = {row.rank for row in trace.rows if row.rank >= 0}
+        if name != "two_per_key":  # there repeats take no rank
+            assert ranks == set(range(pair.plan.privacy.contributions))

@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.beam.delivery import resume_point
-from dpstream.dp_transforms.bounding import Batch, expand
+from dpstream.dp_transforms.decision import Batch, expand
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
@@ -27,7 +27,14 @@ from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
 from tests.delivery.runner import ENDLESS, Runner
 from tests.delivery.schedules import Back, Deliver, Fire, Keep, Schedule, Tick, WatermarkEvent
-from tests.simulation.checks import Decision, Problem, Record, decisions, still_there
+from tests.simulation.checks import (
+    Decision,
+    Problem,
+    Record,
+    decisions,
+    put_decision,
+    still_there,
+)
 from tests.simulation.hooks import fast, memory_folder, nothing_expires
 from tests.streams import sealed_bytes
 
@@ -258,9 +265,7 @@ def _filled(world: World, made: dict[Record, Decision]) -> Batch:
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)
         if decision is not None:
-            rank = np.array([decision.rank or 0], np.int32)
-            batch.write(np.array([row]), np.array([decision.pairs]), rank)
-            batch.trigger_time[row] = decision.trigger_time
+            put_decision(batch, row, decision)
     return batch
 
 

@@ -14,12 +14,13 @@ from decimal import ROUND_FLOOR, Context, Decimal
 import numpy as np
 
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
+from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from tests.dp_transforms.reference import Pair
+from tests.dp_transforms.reference import Pair, bounds_keys, made_from_a_mean
 
 #: Weighted counts are whole numbers of 2^-8.
 LATTICE = 256
@@ -88,11 +89,14 @@ class _Key:
         """Apply one step's pairs; of a unit's several the lowest rank makes the unit count."""
         weights = weights_of(plan)
         for pair in sorted(pairs, key=lambda p: p.rank):
-            first = pair.unit not in self.units
-            self.units.add(pair.unit)
+            first = pair.rank >= 0 if bounds_keys(plan) else pair.unit not in self.units
+            if bounds_keys(plan):  # a unit has one first pair, and counts from its step on
+                assert not first or pair.unit not in self.units
+            if first or not bounds_keys(plan):
+                self.units.add(pair.unit)
             if first and weights is not None:
                 self.weighted += weights[pair.rank]
-            if first or not plan.privacy.per_key_bound:
+            if first or bounds_keys(plan) or not plan.privacy.per_key_bound:
                 columns = iter(pair.values)
                 for i, stream in enumerate(plan.design.streams):
                     self.streams[i] += 1 if stream.column is None else next(columns)
@@ -220,6 +224,8 @@ def _figures(
     for a in plan.aggregates:
         if a.kind == "count":
             out[a.name] = noisy["count"], sd["count"]
+        elif made_from_a_mean(plan, a):
+            out[a.name] = _sum_of_a_mean(plan, a, noisy, sd)
         elif a.kind == "sum":
             out[a.name] = noisy[a.name] * a.grid, sd[a.name] * a.grid
         elif a.kind == "units":
@@ -231,19 +237,35 @@ def _figures(
             exact = (len(state.units) << 8) + int(drawn[step_index - 1])
             out[a.name] = exact / 256, float(budget.units.sd[step_index - 1])
         else:
-            out[a.name] = _mean(a, noisy, sd)
+            out[a.name] = _mean(plan, a, noisy, sd)
     return out
 
 
+def _sum_of_a_mean(
+    plan: Plan, a: Aggregate, noisy: dict[str, float], sd: dict[str, float]
+) -> tuple[float, float]:
+    """The mean's centred sum and its middle for every record that was counted."""
+    mean = next(b.name for b in plan.aggregates if b.kind == "mean" and b.column == a.column)
+    middle = sum(a.grid_bounds()) // 2
+    counted = middle * sd["count"]
+    error = math.sqrt(sd[mean] * sd[mean] + counted * counted) * (1 + 1e-15)
+    return (noisy[mean] + middle * noisy["count"]) * a.grid, error * a.grid
+
+
 def _mean(
-    a: object, noisy: dict[str, float], sd: dict[str, float]
+    plan: Plan, a: object, noisy: dict[str, float], sd: dict[str, float]
 ) -> tuple[float | None, float | None]:
     count = noisy["count"]
     if count < 1:
         return None, None
     lo, hi = a.grid_bounds()  # type: ignore[attr-defined]
-    offset = noisy[a.name] / count  # type: ignore[attr-defined]
-    value = min(max((lo + hi) // 2 + offset, lo), hi) * a.grid  # type: ignore[attr-defined]
+    total = noisy[a.name]  # type: ignore[attr-defined]
+    if plan.rules >= 3:
+        offset = total * count / (count * count + sd["count"] * sd["count"])
+        value = ((lo + hi) // 2 + offset) * a.grid  # type: ignore[attr-defined]
+    else:
+        offset = total / count
+        value = min(max((lo + hi) // 2 + offset, lo), hi) * a.grid  # type: ignore[attr-defined]
     # Products, as numpy squares: Python's power may differ in the last digit.
     own, counted = sd[a.name], offset * sd["count"]  # type: ignore[attr-defined]
     error = math.sqrt(own * own + counted * counted)

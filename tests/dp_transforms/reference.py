@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
+from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from tests.streams import Stream, key_name, user_name
 
@@ -28,7 +29,11 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """An admitted (record, window) pair; ``rank`` of its unit's pairs were admitted before it."""
+    """An admitted (record, window) pair; ``rank`` of its unit's pairs were admitted before it.
+
+    With a bound per key: so many of its unit's pairs that were the first of their (window, key),
+    and -1 if it is none of these.
+    """
 
     window: int
     step_index: int
@@ -74,13 +79,20 @@ def on_grid(plan: Plan, value: float) -> tuple[int, ...]:
     """Clamped to the bounds snapped inward, rounded to the grid (ties to even), centred."""
     out = []
     for a in plan.aggregates:
-        if a.kind in ("sum", "mean"):
+        if a.kind in ("sum", "mean") and not made_from_a_mean(plan, a):
             grid = Fraction(str(a.grid))
             lo = math.ceil(Fraction(str(a.clamp[0])) / grid)
             hi = math.floor(Fraction(str(a.clamp[1])) / grid)
             scaled = min(max(round(Fraction(value / a.grid)), lo), hi)
             out.append(scaled - ((lo + hi) // 2 if a.kind == "mean" else 0))
     return tuple(out)
+
+
+def made_from_a_mean(plan: Plan, a: Aggregate) -> bool:
+    """Whether a sum stands beside a mean of the same numbers (and the job gives it no share)."""
+    beside = (b for b in plan.aggregates if b.kind == "mean" and a.kind == "sum")
+    same = any((b.column, b.clamp, b.grid) == (a.column, a.clamp, a.grid) for b in beside)
+    return same and a.share is None and plan.rules >= 3
 
 
 def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
@@ -103,13 +115,21 @@ def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
     return out
 
 
+def bounds_keys(plan: Plan) -> bool:
+    """Whether records beyond the bound per key are not admitted (since rules 3)."""
+    return plan.privacy.per_key_bound is not None and plan.rules >= 3
+
+
 class SlowBound:
-    """Rule 1 by hand: first C pairs of a unit in the order (stamp, partition, offset)."""
+    """Rule 1 by hand: first C pairs of a unit in the order (stamp, partition, offset), with a bound
+    per key those of them that are not beyond the first k of their window and key."""
 
     def __init__(self, plan: Plan, records: Mapping[tuple[int, int], Accepted]) -> None:
         self.plan, self.records = plan, records
         self.decided = 0
         self.used: dict[tuple[str, int], int] = defaultdict(int)
+        self.firsts: dict[tuple[str, int], int] = defaultdict(int)
+        self.of_key: dict[tuple[tuple[str, int], int, str], int] = defaultdict(int)
         self.fate: dict[tuple[int, int], list[Pair]] = {}
 
     def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Pair]:
@@ -135,6 +155,13 @@ class SlowBound:
             is_open = covers(self.plan, window, event) and step_index <= line.triggers
             if is_open and self.used[record.unit] < self.plan.privacy.contributions:
                 rank = self.used[record.unit]
+                if bounds_keys(self.plan):
+                    place = (record.unit, window, record.key)
+                    if self.of_key[place] == self.plan.privacy.per_key_bound:
+                        continue
+                    rank = self.firsts[record.unit] if self.of_key[place] == 0 else -1
+                    self.firsts[record.unit] += self.of_key[place] == 0
+                    self.of_key[place] += 1
                 self.used[record.unit] += 1
                 out.append(Pair(window, step_index, rank, record.unit, record.key, record.values))
         return out

@@ -23,6 +23,7 @@ from tests.streams import (
     RUN_ID,
     STEP,
     SUM,
+    TWIN,
     UNITS,
     Stream,
     as_rows,
@@ -84,6 +85,18 @@ RANKED: dict[str, Plan] = {
     "per key public": ranked_plan(
         per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list",
         refresh_every=3, epsilon=40.0,
+    ),
+    "two per key": ranked_plan(per_key_bound=2, aggregates=(COUNT, SUM), pre_threshold=1),
+    "three per key sliding": ranked_plan(
+        (3, 1), per_key_bound=3, aggregates=(COUNT, UNITS, MEAN), strategy="blt", contributions=8,
+        epsilon=40.0, **SLIDING, **LATE,
+    ),
+    "two per key public": ranked_plan(
+        per_key_bound=2, aggregates=(COUNT, MEAN, TWIN), public="list", refresh_every=3,
+    ),
+    "per key before": ranked_plan(per_key_bound=1, aggregates=(COUNT, SUM, MEAN), rules=2),
+    "weights per key before": ranked_plan(
+        (3, 1), per_key_bound=1, aggregates=(SUM, MEAN, TWIN), refresh_every=5, rules=2
     ),
     "weights": ranked_plan((3, 1)),
     "tests apart combined": ranked_plan(

@@ -63,12 +63,26 @@ def test_no_units_are_kept_for_a_list_of_keys() -> None:
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
 def test_only_the_record_admitted_first_counts(order: tuple[int, ...]) -> None:
-    """In whatever order they were delivered."""
-    plan = make_plan(aggregates=(COUNT, SUM), per_key_bound=1)
+    """In whatever order they were delivered (before rules 3)."""
+    plan = make_plan(aggregates=(COUNT, SUM), per_key_bound=1, rules=2)
     states = states_of(plan, [0, 5])
     aggregate(plan, states, *batch_of(plan, [ROWS[at] for at in order]), None)
     assert states.units[:2].tolist() == [2, 1]
     assert states.values[:2].tolist() == [[2, 5 + 1], [1, -2]]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
+def test_pairs_say_which_of_them_counts_the_unit(order: tuple[int, ...]) -> None:
+    """Every admitted pair adds values, the first of its key the unit; no set is kept."""
+    plan = make_plan(aggregates=(COUNT, SUM), per_key_bound=2, weights=SelectionWeights())
+    states = states_of(plan, [0, 5])
+    rows: list[Pair] = [(1, 0, 0, {"v1": 5}), (2, 0, 2, {"v1": 1}), (1, 0, -1, {"v1": 7}),
+                        (1, 5, 1, {"v1": -2})]  # fmt: skip
+    batch = batch_of(plan, [rows[at] for at in order])
+    found = aggregate(plan, states, *batch, np.array([100, 10, 1]))
+    assert states.units[:2].tolist() == [2, 1]
+    assert states.values[:2].tolist() == [[3, 13, 101], [1, -2, 10]]
+    assert len(found.pair_slots) == len(found.pair_units) == 0 == states.pairs.size
 
 
 def test_a_unit_counts_with_the_weight_of_its_first_pair() -> None:

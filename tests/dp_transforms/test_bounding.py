@@ -1,8 +1,8 @@
 """Admission against a slow reference: order, C, periods, windows, repeats, trigger times."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import concat, record_schema
-from dpstream.dp_transforms.bounding import admit, bound, decide, stamp_order
+from dpstream.dp_transforms.bounding import bound, decide
+from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state import open as stores
@@ -34,7 +35,16 @@ PLANS = {
     "sliding late": make_plan(
         stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP, contributions=7
     ),
-    "ranked": make_plan(per_key_bound=1, contributions=6),
+    "ranked": make_plan(per_key_bound=1, contributions=6, rules=2),
+    "per key": make_plan(per_key_bound=1, contributions=6),
+    "per key sliding": make_plan(
+        stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP,
+        per_key_bound=2, weights=SelectionWeights(2, 0.5), contributions=7, aggregates=(COUNT, SUM),
+    ),
+    "per key periods": make_plan(
+        stamped=True, windows=4, triggers=9, lateness=3, period=3, skew=STEP // 2,
+        per_key_bound=3, contributions=4,
+    ),
     "ranked late": make_plan(
         stamped=True, windows=4, triggers=9, lateness=3, period=3, skew=STEP // 2,
         weights=SelectionWeights(), contributions=5,
@@ -68,13 +78,15 @@ class Case:
         units = self.records.column("unit").to_pylist()
         self.unit_id = {self.accepted[p].unit: units[i] for p, i in self.row.items()}
         self.run = begin(plan, path, shards=1)
+        self.key_ids = functools.partial(key_ids, plan, ring.key)
 
     def open(self) -> Store:
         return self.run.open()
 
     def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Row]:
         rows = np.array([self.row[p] for p in positions], np.int64)
-        out, *_ = bound(self.plan, self.open(), 0, self.records.take(pa.array(rows)), upto)
+        some = self.records.take(pa.array(rows))
+        out, *_ = bound(self.plan, self.open(), 0, some, upto, key_ids=self.key_ids)
         return plain_rows(out)
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
@@ -234,7 +246,9 @@ def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
     lost = [p for p in case.row if case.accepted[p].unit[0] == "u1"]
     case.deliver([p for p in case.row if p not in set(lost)], last)
     rows = pa.array([case.row[p] for p in lost])
-    out, counts, _ = bound(case.plan, case.open(), 0, case.records.take(rows), last)
+    out, counts, _ = bound(
+        case.plan, case.open(), 0, case.records.take(rows), last, key_ids=case.key_ids
+    )
     assert lost and out.num_rows == 0
     assert counts["operator_records_undelivered"] == len(lost)
 
@@ -271,17 +285,6 @@ def test_sabotaged_orders_are_noticed(
     assert got != expected
 
 
-def test_stamp_order_sorts_ties_by_position() -> None:
-    rng = np.random.default_rng(2)
-    for size in (0, 1, 2, 500):
-        stamp = rng.integers(-5, 5, size)
-        partition = rng.integers(0, 3, size).astype(np.int32)
-        offset = rng.permutation(size).astype(np.int64)
-        order = stamp_order(stamp, partition, offset)
-        expected = np.lexsort((offset, partition, stamp))
-        assert order.tolist() == expected.tolist()
-
-
 def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> None:
     """0, 1, 2, ... whatever the delivery; forgetting them is noticed by the reference."""
     if not case.plan.design.ranked:
@@ -290,38 +293,12 @@ def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> Non
     by_unit: dict[object, list[object]] = {}
     for row in got:
         by_unit.setdefault(row[3], []).append(row[2])
-    assert all(sorted(ranks) == list(range(len(ranks))) for ranks in by_unit.values())  # type: ignore
     assert max(map(len, by_unit.values())) == case.plan.privacy.contributions
-
-
-def test_equal_positions_of_two_units_are_two_records() -> None:
-    """A source that reuses positions must not let one unit push out another's record."""
-    counts = np.zeros(2, np.int32)
-    where = np.zeros(2, np.int32), np.zeros(2, np.int64)
-    wanted = np.ones(2, np.int64)
-    taken, _ = admit(np.array([0, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
-    assert taken.tolist() == [1, 1]
-    taken, _ = admit(np.array([1, 1]), np.zeros(2, np.int64), *where, wanted, counts, 3)
-    assert taken.tolist() == [1, 0] and counts.tolist() == [1, 2]
-    # Delivered as 1, 0, 1 the unit's own repetition is still one record.
-    where = np.zeros(3, np.int32), np.zeros(3, np.int64)
-    between = np.array([1, 0, 1])
-    counts[:] = 0
-    taken, _ = admit(between, np.zeros(3, np.int64), *where, np.ones(3, np.int64), counts, 3)
-    assert taken.tolist() == [1, 1, 0] and counts.tolist() == [1, 1]
-
-
-def test_the_stamp_comes_before_partition_and_offset() -> None:
-    """C = 1: of three records the first by its stamp, then by its partition, then by its offset."""
-    for stamp, partition, offset in (
-        ([7, 5, 6], [0, 2, 1], [0, 2, 1]),
-        ([5, 5, 6], [1, 0, 0], [0, 2, 1]),
-        ([5, 5, 6], [1, 1, 0], [8, 3, 0]),
-    ):
-        where = np.array(stamp), np.array(partition, np.int32), np.array(offset)
-        unit, wanted = np.zeros(3, np.int64), np.ones(3, np.int64)
-        taken, _ = admit(unit, *where, wanted, np.zeros(1, np.int32), 1)
-        assert taken.tolist() == [0, 1, 0]
+    for ranks in by_unit.values():
+        # With a bound per key those that are not the first of their key have none.
+        firsts = [rank for rank in ranks if rank != -1]
+        assert sorted(firsts) == list(range(len(firsts)))  # type: ignore[type-var]
+        assert len(firsts) == len(ranks) or case.plan.privacy.per_key_bound not in (None, 1)
 
 
 def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
@@ -329,12 +306,12 @@ def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
     whole = case.deliver(case.row, last)
     rows = case.records.take(pa.array(list(case.row.values())))
     for size in (1, 7, 100, 10**6):
-        pieces, *_ = decide(case.plan, case.open(), 0, rows, last, 0)
+        pieces, *_ = decide(case.plan, case.open(), 0, rows, last, 0, case.key_ids)
         found = list(pieces(size))
         assert sorted(row for piece in found for row in plain_rows(piece)) == whole
         most = 2 * size + case.plan.timeline.windows_per_record
         assert max(piece.num_rows for piece in found) <= most
-    nothing, *_ = decide(case.plan, case.open(), 0, rows, last, last)
+    nothing, *_ = decide(case.plan, case.open(), 0, rows, last, last, case.key_ids)
     assert [piece.num_rows for piece in nothing(5)] == [0]
 
 
@@ -345,7 +322,7 @@ def test_who_waits(case: Case) -> None:
 
     def waiting(positions: Iterable[tuple[int, int]], upto: int) -> set[tuple[int, int]]:
         rows = case.records.take(pa.array([case.row[p] for p in positions]))
-        found = bound(case.plan, case.open(), 0, rows, upto).waiting
+        found = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids).waiting
         where = (found.column(name).to_pylist() for name in ("partition", "offset"))
         return set(zip(*where, strict=True))
 
@@ -365,18 +342,6 @@ def test_what_is_committed_has_pairs(case: Case) -> None:
     store = case.open()
     kept = store.admitted_before(0, store.unit_shard(0))[1].pairs
     assert (kept > 0).all() and kept.sum() == len(got)
-
-
-def test_offsets_that_differ_in_high_bits_are_two_positions() -> None:
-    """Ids of records take the place of offsets: all 63 bits of them count."""
-    batch = SimpleNamespace(
-        stamp=np.array([3, 3, 3, 3]),
-        partition=np.array([0, 0, 1, 0], np.int32),
-        offset=np.array([5, 5 + 2**32, 5, 5]),
-        unit=np.array([0, 0, 0, 1]),
-        records=None,
-    )
-    assert bounding._firsts(np.arange(4), batch).tolist() == [0, 1, 2, 3]  # type: ignore[arg-type]
 
 
 def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
@@ -399,7 +364,7 @@ def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
             expected["late"] += holds - still_open
             expected["rejected"] += still_open - len(slow.fate[position])
         rows = case.records.take(pa.array([case.row[p] for p in now]))
-        _, counts, _ = bound(case.plan, case.open(), 0, rows, upto)
+        _, counts, _ = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids)
         found = {name: counts[f"operator_pairs_{name}"] for name in expected}
         assert found == expected
         some = {name: some.get(name, 0) + n for name, n in found.items()}
@@ -466,32 +431,13 @@ def test_a_worker_that_was_overtaken_decides_on_what_is_there(
     assert told == [0] * 3
 
 
-def test_a_million_records_of_one_unit_stay_c_pairs() -> None:
-    plan = make_plan(contributions=5)
-    rng = np.random.default_rng(1)
-    size = 1_000_000
-    stamp = rng.integers(0, 1000, size)
-    counts = np.zeros(1, np.int32)
-    taken, _ = admit(
-        np.zeros(size, np.int64),
-        stamp,
-        np.zeros(size, np.int32),
-        np.arange(size),
-        np.ones(size, np.int64),
-        counts,
-        plan.privacy.contributions,
-    )
-    assert taken.sum() == counts[0] == 5
-    assert set(np.flatnonzero(taken)) == set(np.lexsort((np.arange(size), stamp))[:5])
-
-
 def test_what_was_emitted_is_not_returned_again(case: Case) -> None:
     """One trigger time at a time, everything delivered each time: every pair leaves BOUND once."""
     last, got, since = case.plan.timeline.last_trigger_time, list[Row](), 0
     for upto in range(1, last + 1):
         rows = case.records.take(pa.array(np.random.default_rng(upto).permutation(len(case.row))))
-        out, *_ = bound(case.plan, case.open(), 0, rows, upto, since)
+        out, *_ = bound(case.plan, case.open(), 0, rows, upto, since, case.key_ids)
         got, since = got + plain_rows(out), upto
     assert sorted(got) == case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
-    again, *_ = bound(case.plan, case.open(), 0, case.records, last, last)
+    again, *_ = bound(case.plan, case.open(), 0, case.records, last, last, case.key_ids)
     assert again.num_rows == 0

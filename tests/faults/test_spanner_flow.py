@@ -11,7 +11,8 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
-from dpstream.dp_transforms.bounding import Batch, bound
+from dpstream.dp_transforms.bounding import bound
+from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
 from dpstream.state.spanner import keys as spanner_keys

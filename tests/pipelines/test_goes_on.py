@@ -15,7 +15,7 @@ import pytest
 from dpstream.accounting import shares
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.shares import FIRST_RULES
+from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.dp_transforms import run as runs
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin, spend_of

@@ -1,4 +1,4 @@
-"""Eleven jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+"""Fourteen jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
 
 Noise is on, under the test key and a fixed run id; `digest` is what a run has published.  The
 numbers of each job (what its defaults and its calibration came to) are recorded as well, and its
@@ -40,6 +40,8 @@ COUNT = {"name": "n", "kind": "count"}
 SUM = {"name": "total", "kind": "sum", "column": "value", "clamp": [-3, 7], "grid": 0.5}
 MEAN = {"name": "level", "kind": "mean", "column": "value", "clamp": [-2, 6], "grid": 0.25}
 PEOPLE = {"name": "people", "kind": "units"}
+#: Beside MEAN it is made from its sums.
+TWIN = {"name": "levels", "kind": "sum", "column": "value", "clamp": [-2, 6], "grid": 0.25}
 
 #: Name -> what differs from the plain job: tables of the job file, and the kind of its files.
 JOBS: dict[str, dict[str, Any]] = {
@@ -60,6 +62,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "fused": {"privacy": {"per_key_bound": 1}, "aggregate": [PEOPLE]},
     "combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
     "shared": {"privacy": {"contributions": 8}, "aggregate": [COUNT, MEAN]},
+    "repeats": {
+        "time": {"window": "6h", "slide": "2h", "trigger_every": "30m"},
+        "privacy": {"per_key_bound": 2, "contributions": 12},
+        "aggregate": [COUNT, PEOPLE, SUM],
+    },
+    "one_a_key": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
+    "derived": {"aggregate": [TWIN, MEAN, COUNT], "kind": "csv"},
     "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
 }
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import concat, record_schema, split_by_shard
-from dpstream.dp_transforms.bounding import Batch, expand
+from dpstream.dp_transforms.decision import Batch, expand
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import period_trigger_time
-from dpstream.state.store import Store, UnitShard
+from dpstream.state.store import Admitted, PerKey, Store, UnitShard
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite
@@ -35,17 +35,41 @@ class Decision(NamedTuple):
     pairs: int
     trigger_time: int
     rank: int | None
+    per_key: tuple[bytes, int, int, int] | None = None
 
 
 def still_there(store: Store, shard: int, ranked: bool, out: dict[Record, Decision]) -> None:
     """Add the decisions of a shard whose positions have not expired."""
     for piece in store.position_pieces(shard):
         for row, unit in enumerate(piece.ids):
-            record = int(piece.partition[row]), int(piece.offset[row]), unit.tobytes()
-            rank = int(piece.rank[row]) if ranked and piece.rank is not None else None
-            decision = Decision(int(piece.pairs[row]), int(piece.trigger_time[row]), rank)
+            place = int(piece.records.partition[row]), int(piece.records.offset[row])
+            record = *place, unit.tobytes()
+            decision = decision_of(piece.records, row, ranked)
             if out.setdefault(record, decision) != decision:
                 raise Problem("a decision has changed")
+
+
+def decision_of(found: Admitted, row: int, ranked: bool) -> Decision:
+    """What was decided on an admitted record."""
+    rank = int(found.rank[row]) if ranked and found.rank is not None else None
+    per_key = None
+    if found.per_key is not None:
+        ids, first, taken, fresh = found.per_key
+        per_key = ids[row].tobytes(), int(first[row]), int(taken[row]), int(fresh[row])
+    return Decision(int(found.pairs[row]), int(found.trigger_time[row]), rank, per_key)
+
+
+def put_decision(batch: Batch, row: int, decision: Decision) -> None:
+    """Note it in a batch."""
+    per_key = None
+    if decision.per_key is not None:
+        key, first, *bits = decision.per_key
+        words = (np.array([word], np.uint64) for word in bits)
+        ids = np.frombuffer(key, np.uint64).reshape(1, 2)
+        per_key = PerKey(ids, np.array([first], np.int32), *words)
+    rank = np.array([decision.rank or 0], np.int32)
+    batch.write(np.array([row]), np.array([decision.pairs]), rank, per_key)
+    batch.trigger_time[row] = decision.trigger_time
 
 
 def came_again(batch: Batch, kept: dict[Record, Decision]) -> int:
@@ -80,8 +104,7 @@ def decisions(
             record = int(found.partition[row]), int(found.offset[row]), unit
             if record in mine:
                 raise Problem("a position is admitted twice")
-            rank = int(found.rank[row]) if plan.design.ranked and found.rank is not None else None
-            mine[record] = Decision(int(found.pairs[row]), int(found.trigger_time[row]), rank)
+            mine[record] = decision_of(found, row, plan.design.ranked)
         if any(gone.get(record, decision) != decision for record, decision in mine.items()):
             raise Problem("what has expired is decided again")
         if any(d.trigger_time <= units.forgotten and r not in gone for r, d in mine.items()):
@@ -185,9 +208,7 @@ def _from_decisions(
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)
         if decision is not None:
-            rank = np.array([decision.rank or 0], np.int32)
-            batch.write(np.array([row]), np.array([decision.pairs]), rank)
-            batch.trigger_time[row] = decision.trigger_time
+            put_decision(batch, row, decision)
     rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
     target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)
     file = sqlite(world.identity, plan, world.folder, -2)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.dp_transforms.bounding import Batch
+from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.flow import SealFactory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Performance, Run
@@ -27,6 +27,7 @@ from tests.simulation.baton import Died, Fiber
 from tests.simulation.checks import Decision, Problem, Record, came_again, still_there
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.habits import Habits
+from tests.simulation.hooks import calibrated_once
 from tests.simulation.plans import draw_plan, public_of
 from tests.simulation.runner import Process, State, Task, run_on
 from tests.simulation.source import Source
@@ -55,9 +56,9 @@ class World(Habits):
         size = int(rng.choice([40, 100, 200]))
         self.tardy = int(rng.integers(1, 9)) if rng.random() < 0.25 else 0
         self.source = Source(self.plan, rng, records or size, self.tardy)
-        self.identity = RunIdentity(
-            self.plan.hash, RUN_ID, 0, self.shards, KEYS.ring().fingerprint, "", "{}", True
-        )
+        fingerprint, numbers = KEYS.ring().fingerprint, calibrated_once(self.plan)
+        named = self.plan.hash, RUN_ID, 0, self.shards, fingerprint, "", "{}", True
+        self.identity = RunIdentity(*named, calibration=numbers)
         tuned = Performance(look_ahead=int(rng.integers(1, 9)))
         self.run = Run(self.plan, KEYS, "", self.shards, RUN_ID, public_of(self.plan), tuned)
         self.folder = folder

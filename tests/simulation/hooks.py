@@ -19,7 +19,7 @@ WORK = [
     (bounding, "admit"), (bounding, "expand"), (step, "aggregate"),
     (step, "select"), (step, "publish"), (step, "predict"),
 ]  # fmt: skip
-_calibrated = functools.lru_cache(maxsize=256)(calibrate)
+calibrated_once = functools.lru_cache(maxsize=256)(calibrate)
 
 
 def _struck(world: Any, name: str, real: Any) -> Any:
@@ -80,7 +80,7 @@ def watched(world: Any) -> Iterator[None]:
 def fast() -> Iterator[None]:
     """Budgets computed once, files that are not synchronised."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(run, "calibrate", _calibrated))
+        stack.enter_context(mock.patch.object(run, "calibrate", calibrated_once))
         for owner in (sqlite, sqlite_file):
             stack.enter_context(mock.patch.object(owner, "connect", _fast(owner.connect)))
         yield

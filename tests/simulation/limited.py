@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids
-from dpstream.state.arrow import position_ids
+from dpstream.state.arrow import enter_keys, position_ids
 from dpstream.state.idtable import IdTable
 from dpstream.state.store import (
     Admitted,
@@ -26,8 +26,8 @@ from dpstream.state.store import (
 )
 from tests.simulation.limited_life import (
     LimitedRetention,
+    admitted_of,
     by_key,
-    columns_of,
     ids_from,
     joined,
     record_of,
@@ -216,7 +216,9 @@ class LimitedStore(LimitedRetention, Store):
             loaded[unit] = 0 if row is None else row[0]
             if row is not None:
                 slot = units.intern(ids_from([unit]))  # it may put larger counters in place
-                units.counts[slot], units.until[slot] = row
+                units.counts[slot], units.until[slot], units.indices[slot] = row
+                had = [r for r in self.database.admitted[shard] if r.unit == unit]
+                enter_keys(units, admitted_of(had, np.repeat(slot, len(had))))
         # Not before: a part of a decision may have been committed since the shard was read.
         units.ahead = self._ahead(shard, units)
 
@@ -263,10 +265,10 @@ class LimitedStore(LimitedRetention, Store):
         loaded = self._units[shard][1]
         found = [r for r in self.database.admitted[shard] if r.unit in loaded]
         slots = units.table.find(ids_from([r.unit for r in found])).astype(np.int32)
-        partition, offset, pairs, trigger_time, rank = columns_of(found)
+        records = admitted_of(found, slots)
         index = IdTable()
-        index.intern(position_ids(partition, offset, slots))
-        return index, Admitted(partition, offset, slots, pairs, trigger_time, rank)
+        index.intern(position_ids(records.partition, records.offset, slots))
+        return index, records
 
     def close(self) -> None:
         self._states, self._units = {}, {}

@@ -21,7 +21,7 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.store import Admitted
+from dpstream.state.store import Admitted, PerKey
 from tests.simulation.tables import KeyRow, Record, Tables
 
 Rows = dict[bytes | None, pa.RecordBatch]
@@ -141,14 +141,14 @@ class LimitedRetention(RetentionStore):
 
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
         units = sorted(self._tables.counts[shard].items())
-        counts, until = ([row[i] for _, row in units] for i in (0, 1))
-        ids = ids_from([unit for unit, _ in units])
-        yield UnitPiece(ids, np.array(counts, np.int32), np.array(until, np.int32))
+        columns = (np.array([row[i] for _, row in units], np.int32) for i in range(3))
+        yield UnitPiece(ids_from([unit for unit, _ in units]), *columns)
 
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
         tables = self._tables
         found = [r for r in tables.admitted[shard] if r.trigger_time > tables.forgotten[shard]]
-        yield PositionPiece(ids_from([record.unit for record in found]), *columns_of(found))
+        nowhere = np.zeros(len(found), np.int32)
+        yield PositionPiece(ids_from([r.unit for r in found]), admitted_of(found, nowhere))
 
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         tables = self._tables
@@ -202,14 +202,15 @@ class LimitedRetention(RetentionStore):
 
     def put_units(self, shard: int, piece: UnitPiece) -> None:
         counts = self.database.counts[shard]
-        for unit, *row in zip(piece.ids, piece.counts.tolist(), piece.until.tolist(), strict=True):
+        columns = piece.counts.tolist(), piece.until.tolist(), piece.indices.tolist()
+        for unit, *row in zip(piece.ids, *columns, strict=True):
             assert unit.tobytes() not in counts, "a unit was put before"
-            counts[unit.tobytes()] = row[0], row[1]
+            counts[unit.tobytes()] = row[0], row[1], row[2]
 
     def put_positions(self, shard: int, piece: PositionPiece) -> None:
         for row, unit in enumerate(piece.ids):
             assert unit.tobytes() in self.database.counts[shard], "its unit was not put before"
-            self.database.admitted[shard].append(record_of(unit.tobytes(), piece, row))
+            self.database.admitted[shard].append(record_of(unit.tobytes(), piece.records, row))
 
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
         self.database.decided[shard] = progress.decided
@@ -222,22 +223,35 @@ def ids_from(raw: list[bytes]) -> Ids:
     return np.frombuffer(b"".join(raw), np.uint64).reshape(-1, 2)
 
 
-def record_of(unit: bytes, columns: Admitted | PositionPiece, row: int) -> Record:
+def record_of(unit: bytes, columns: Admitted, row: int) -> Record:
     """A row of admitted records."""
     rank = None if columns.rank is None else int(columns.rank[row])
     place = int(columns.partition[row]), int(columns.offset[row])
-    return Record(unit, *place, int(columns.pairs[row]), int(columns.trigger_time[row]), rank)
+    per_key = None
+    if columns.per_key is not None:
+        ids, first, taken, fresh = columns.per_key
+        per_key = ids[row].tobytes(), int(first[row]), int(taken[row]), int(fresh[row])
+    decided = int(columns.pairs[row]), int(columns.trigger_time[row])
+    return Record(unit, *place, *decided, rank, per_key)
 
 
-def columns_of(found: list[Record]) -> tuple[Any, ...]:
-    """Partition, offset, pairs, trigger time and rank (or ``None``) of records."""
+def admitted_of(found: list[Record], slots: Any) -> Admitted:
+    """Records of units of these slots as columns."""
     ranks = [record.rank for record in found if record.rank is not None]
-    return (
+    kept = [record.per_key for record in found if record.per_key is not None]
+    per_key = None
+    if kept:
+        keys, first, taken, fresh = zip(*kept, strict=True)
+        words = np.array(taken, np.uint64), np.array(fresh, np.uint64)
+        per_key = PerKey(ids_from(list(keys)), np.array(first, np.int32), *words)
+    return Admitted(
         np.array([record.partition for record in found], np.int32),
         np.array([record.offset for record in found], np.int64),
+        slots.astype(np.int32),
         np.array([record.pairs for record in found], np.int32),
         np.array([record.trigger_time for record in found], np.int32),
         np.array(ranks, np.int32) if ranks else None,
+        per_key,
     )
 
 

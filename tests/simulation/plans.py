@@ -13,13 +13,18 @@ from tests.audit.neighbours import plans
 from tests.streams import STEP, public_table
 
 KEYS, USERS = 12, 40
+#: Plans that a third of the worlds get, in place of one of the others.
+LATER = ("two_per_key", "three_per_key", "per_key_before", "derived")
 #: Public keys, some of them without data; records of the others are dead letters.
 PUBLIC = range(0, KEYS + 3, 2)
 
 
 def draw_plan(rng: np.random.Generator) -> Plan:
     """A mechanism with other windows, slides, lateness, skew, periods and stamps."""
-    plan = plans()[str(rng.choice(list(plans())))]
+    # Without a further draw: what seeds do that are known for something stays what it was.
+    later = int(rng.bit_generator.state["state"]["state"]) // 7 % 12
+    name = str(rng.choice([name for name in plans() if name not in LATER]))
+    plan = plans()[LATER[later] if later < len(LATER) else name]
     triggers = plan.timeline.triggers
     stamped = bool(rng.random() < 0.7)
     lateness = int(rng.integers(0, min(3, triggers))) if stamped else 0

@@ -270,8 +270,11 @@ SABOTAGED: dict[str, Sabotage] = {
     "counts from zero after a restart": Sabotage(
         _wrapped(arrow, "replay_units", _counted_from_zero), "sqlite"
     ),
+    "records of a key counted from zero after a restart": Sabotage(
+        _wrapped(arrow, "enter_keys", lambda real: lambda units, records: None), "sqlite"
+    ),
     "recalled records counted twice": Sabotage(
-        _wrapped(bounding, "_unrepeated", _rows_twice), "sqlite"
+        _wrapped(bounding, "unrepeated", _rows_twice), "sqlite"
     ),
     "records delivered again emitted again": Sabotage(
         _wrapped(flow, "decide_records", _emitted_again), "sqlite"
@@ -289,7 +292,7 @@ SABOTAGED: dict[str, Sabotage] = {
         _wrapped(Database, "write", _last_part_fenced), "limited", seeds=(51,)
     ),
     "steps taken back by a late part": Sabotage(
-        _wrapped(Database, "write", _taken_back), "limited", seeds=(433,)
+        _wrapped(Database, "write", _taken_back), "limited", seeds=(451,)
     ),
     "parts of a decision not seen": Sabotage(
         _wrapped(LimitedStore, "_ahead", _never_ahead), "limited"

@@ -72,7 +72,8 @@ class SpannerDatabase(Bench):
                 self.hook("after", "commit")
 
         plan = self._plan
-        store = Hooked(self._url, key_schema(plan), plan.design.sums, plan.design.window_sets)
+        arguments = key_schema(plan), plan.design.sums, plan.design.window_sets
+        store = Hooked(self._url, *arguments, per_key=plan.design.admits_per_key)
         store.hook = lambda when, what: None
         return store
 

@@ -50,6 +50,12 @@ class Record(NamedTuple):
     pairs: int
     trigger_time: int
     rank: int | None
+    per_key: tuple[bytes, int, int, int] | None = None
+
+    @property
+    def firsts(self) -> int:
+        """Its pairs that were the first of a key, where a bound per key is kept."""
+        return 0 if self.per_key is None else self.per_key[3].bit_count()
 
 
 class Tables:
@@ -78,7 +84,7 @@ class Tables:
         self.decided: dict[int, int] = defaultdict(int)
         self.forgotten: dict[int, int] = defaultdict(int)
         self.reach: dict[int, int] = defaultdict(int)
-        self.counts: dict[int, dict[bytes, tuple[int, int]]] = defaultdict(dict)
+        self.counts: dict[int, dict[bytes, tuple[int, int, int]]] = defaultdict(dict)
         self.admitted: dict[int, list[Record]] = defaultdict(list)
         self.whole = True  # not in the midst of being filled
 
@@ -134,12 +140,13 @@ class Tables:
         """
         counts, (before, trigger_time) = self.counts[shard], trigger_times
         changed = {record.unit for record in part}
-        counted = (counts.get(unit, (0, 0))[0] == loaded[unit] for unit in changed)
+        counted = (counts.get(unit, (0, 0, 0))[0] == loaded[unit] for unit in changed)
         if self.decided[shard] != before or not all(counted):
             raise OvertakenError
         for record in part:
-            count, _ = counts.get(record.unit, (0, 0))
-            counts[record.unit] = count + record.pairs, until[record.unit]
+            count, _, firsts = counts.get(record.unit, (0, 0, 0))
+            more = count + record.pairs, until[record.unit], firsts + record.firsts
+            counts[record.unit] = more
         self.admitted[shard] += part
         self.reach[shard] = max([self.reach[shard], *(record.trigger_time for record in part)])
         if trigger_time is not None:
@@ -151,7 +158,7 @@ class Tables:
             record.unit for record in self.admitted[shard] if record.trigger_time <= trigger_time
         }
         return sorted(
-            units | {u for u, (_, until) in self.counts[shard].items() if until <= trigger_time}
+            units | {u for u, (_, until, _) in self.counts[shard].items() if until <= trigger_time}
         )
 
     def forget(self, shard: int, units: set[bytes], trigger_time: int) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dpstream.state.spanner import retention, units
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.spanner.units import SpannerUnitShard
 from tests.simulation.stores import emulated, spanner
@@ -31,11 +32,16 @@ def test_histories(seed: int) -> None:
 def _without_reach(real: Any) -> Any:
     """What a decision cut short has left beyond the one in its place is not seen."""
 
-    def load(units: Any, *args: Any) -> None:
-        real(units, *args)
-        units.reach = 0
+    def load(shard: Any, *args: Any) -> None:
+        real(shard, *args)
+        shard.reach = 0
 
     return load
+
+
+def _without_firsts(real: Any) -> Any:
+    """Indices of first pairs are taken again once the records have gone."""
+    return lambda gone, until, fresh: real(gone, until, None if fresh is None else 0 * fresh)
 
 
 def _drops_nothing(real: Any) -> Any:
@@ -45,6 +51,8 @@ def _drops_nothing(real: Any) -> Any:
 SABOTAGED = {
     "what reaches beyond a decision": (SpannerUnitShard, "load", _without_reach, REACHING),
     "states after an error": (SpannerStore, "_drop", _drops_nothing, range(60)),
+    "records of a key of a unit that is loaded": (units, "enter_keys", _drops_nothing, (0,)),
+    "first pairs whose records expired": (retention, "pack_headers", _without_firsts, (57,)),
 }
 
 

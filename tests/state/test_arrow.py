@@ -1,5 +1,6 @@
 """Arrow blobs: the same bytes back, a log that is replayed, records by position."""
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,8 +24,9 @@ from dpstream.state.arrow import (
     step_blobs,
     unit_blobs,
 )
+from dpstream.state.keycounts import Wanted
 from dpstream.state.seals import damaged
-from dpstream.state.store import Admitted, KeyShard, StepResult, UnitShard
+from dpstream.state.store import Admitted, KeyShard, PerKey, StepResult, UnitShard
 from tests.state.conformance import KEY_SCHEMA, STREAMS, change, ids, picture
 
 
@@ -154,6 +156,43 @@ def test_counts_of_a_snapshot_are_no_sums() -> None:
     found = UnitShard()
     replay_units(found, [AdmissionRow(9, arrow.from_bytes(new), some)])
     assert before == 0 and found.counts[:2].tolist() == [5, 2] and found.until[0] > 1 << 30
+
+
+def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First pairs by unit, and how many of each (unit, window, key) were admitted; a snapshot says
+    the first pairs of records that have gone."""
+    monkeypatch.setattr(arrow, "_PIECE_ROWS", 2)
+    units = UnitShard()
+    units.intern(ids([7, 8]))
+    bits = (np.array(column, np.uint64) for column in ([1, 3, 1], [1, 2, 0]))
+    per_key = PerKey(ids([40, 40, 40]), np.array([6, 6, 6], np.int32), *bits)
+    three = records((0, 1, 0, 1, 1), (0, 2, 1, 2, 1), (0, 3, 0, 1, 1), ranks=[0, 0, 1])
+    admitted = msgspec.structs.replace(three, per_key=per_key)
+    found = UnitShard()
+    rows = commits(units, admitted)
+    replay_units(found, rows)
+    assert found.counts[:2].tolist() == [2, 2] and found.indices[:2].tolist() == [1, 1]
+    some = records_of(rows).per_key
+    assert some is not None and some.fresh.tolist() == [1, 2, 0]
+    # Of key 40 and window 6 unit 7 has two, unit 8 one, which also has one of window 7.
+    asked = [(0, 6), (1, 6), (1, 7), (0, 7)]
+    for bound, open_ in ((1, [0, 0, 0, 1]), (2, [0, 1, 1, 1]), (3, [1, 1, 1, 1])):
+        unit, window = np.array(asked).T
+        of = Wanted(unit, np.zeros(4, np.int32), np.arange(4), window, np.ones(4, np.int64),
+                    ids([40] * 4))  # fmt: skip
+        again = UnitShard()
+        replay_units(again, rows)
+        counters = again.counts, again.indices
+        assert again.keys.admit(np.arange(4), of, *counters, 9, bound, 0).pairs.tolist() == open_
+    units.counts[:2], units.indices[:2] = [5, 4], [3, 2]
+    whole = [
+        AdmissionRow(9, arrow.from_bytes(new), kept)
+        for _, new, kept in unit_blobs(units, admitted.at(np.array([1])), whole=True)
+    ]
+    later = UnitShard()
+    replay_units(later, whole)
+    assert later.counts[:2].tolist() == [5, 4] and later.indices[:2].tolist() == [3, 2]
+    assert later.keys.size == 2
 
 
 def test_records_move_with_their_units() -> None:

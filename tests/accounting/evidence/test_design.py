@@ -57,6 +57,8 @@ def test_the_weights_see_the_mu_of_the_design(
         ({"aggregates": (COUNT, UNITS), "contributions": 2}, ["values", "one key"]),
         ({"aggregates": (COUNT, UNITS), "contributions": 1}, ["values"]),
         ({"per_key_bound": 1}, ["values", "one key"]),
+        ({"per_key_bound": 3}, ["values", "one key"]),
+        ({"per_key_bound": 32}, ["values"]),
     ],
 )
 def test_records_of_one_key_are_tried_where_a_unit_counts_once(
@@ -68,7 +70,7 @@ def test_records_of_one_key_are_tried_where_a_unit_counts_once(
     for heap in found[1:]:
         count = plan.privacy.contributions
         assert (heap.keys, heap.extra) == (1, 0) and heap.pattern.tolist() == [0] * count
-        assert heap.heavy == (1 if plan.privacy.per_key_bound else count)
+        assert heap.heavy == (plan.privacy.per_key_bound or count)
         # One trigger after the other as long as there are any.
         assert heap.when.tolist() == [min(i, 4) for i in range(1, count + 1)]
 

@@ -1,5 +1,6 @@
 """What settings mean together: running sums, unit sets, counts of units, the calendar."""
 
+import msgspec
 import pytest
 
 from dpstream.accounting.plan.design import design_of, resolve
@@ -62,8 +63,30 @@ def test_where_a_count_of_units_gets_its_noise(make_plan: Make) -> None:
     assert plain.window_sets and not plain.units_apart and not plain.ranked
     weighted = make_plan(aggregates=columns, weights=weights).design
     assert weighted.units_apart and weighted.sums == 2 and weighted.ranked and weighted.weighted
-    once = make_plan(per_key_bound=1).design
-    assert once.window_sets and once.once_per_key and once.ranked and not once.weighted
+
+
+def test_a_bound_per_key_is_kept_where_pairs_are_admitted(make_plan: Make) -> None:
+    """Then no set of units is needed; runs from before rules 3 keep one for the window."""
+    for bound in (1, 3):
+        kept = make_plan(per_key_bound=bound, aggregates=(COUNT, UNITS)).design
+        assert kept.admits_per_key and kept.unit_sets == "none" and kept.per_key == bound
+        assert kept.once_per_key == (bound == 1) and kept.ranked and not kept.repeats_cost
+    before = msgspec.structs.replace(make_plan(per_key_bound=1), rules=2).design
+    assert before.repeats_cost and before.window_sets and not before.admits_per_key
+    assert before.once_per_key and before.ranked and not before.weighted
+    plain = make_plan().design
+    assert not plain.admits_per_key and not plain.repeats_cost and plain.per_key is None
+
+
+def test_sums_are_derived_and_means_are_not_clipped_since_rules_3(make_plan: Make) -> None:
+    twin = msgspec.structs.replace(MEAN, name="twin", kind="sum")
+    now = make_plan(aggregates=(twin, MEAN))
+    assert [s.name for s in now.design.streams] == ["count", MEAN.name]
+    assert [d.name for d in now.design.derived] == ["twin"] and not now.design.clips_means
+    before = msgspec.structs.replace(now, rules=2)
+    assert [s.name for s in before.design.streams] == ["count", "twin", MEAN.name]
+    assert before.design.derived == () and before.design.clips_means
+    assert before.hash == now.hash
 
 
 def test_several_units_of_one_person(make_plan: Make) -> None:

@@ -24,7 +24,7 @@ WEIGHTS = SelectionWeights()
         ("privacy.pre_threshold", {"pre_threshold": -1}),
         ("privacy.refresh_every", {"refresh_every": 0}),
         ("privacy.selection_share", {"selection_share": 1.0}),
-        ("privacy.per_key_bound", {"per_key_bound": 2}),
+        ("privacy.per_key_bound", {"per_key_bound": 0}),
         ("privacy.select_every", {"select_every": 0}),
         ("privacy.per_key_bound", {"per_key_bound": 1, "mode": "rounds"}),
         ("privacy.weights", {"weights": WEIGHTS, "mode": "rounds"}),
@@ -32,6 +32,7 @@ WEIGHTS = SelectionWeights()
         ("privacy.combine", {"combine": True}),
         ("privacy.combine", {"combine": True, "weights": WEIGHTS}),
         ("privacy.combine", {"combine": True, "per_key_bound": 1}),
+        ("privacy.combine", {"combine": True, "weights": WEIGHTS, "per_key_bound": 2}),
     ],
 )
 def test_refusals(make_plan: Make, field: str, case: dict) -> None:

@@ -1,5 +1,6 @@
 """Records that an id names: wherever and however often they are delivered, they count once."""
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import run_in_memory
+from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.state import open as stores
 from dpstream.state.arrow import indexed, position_ids
@@ -226,6 +228,38 @@ def test_delivery_does_not_choose_between_copies(tmp_path: Path, copies: list[An
             seen.add(tuple(sorted(zip(*(got[n].to_pylist() for n in names), strict=True))))
         stores.close_all()
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("other", [(0.5, "b"), (1.2, "a")], ids=["key", "time"])
+def test_a_copy_with_other_contents_gets_no_decision_of_the_first(
+    tmp_path: Path, other: tuple[float, str]
+) -> None:
+    """With a bound per key: else it would be one more of its own key, and a first one again."""
+    given = stamped_plan()
+    privacy = msgspec.structs.replace(given.privacy, per_key_bound=1)
+    line = msgspec.structs.replace(given.timeline, window=STEP, slide=STEP, end=START + 12 * STEP)
+    plan = msgspec.structs.replace(given, privacy=privacy, timeline=line).check()
+    ring, instant = KEYS.ring(), pa.timestamp("us", "UTC")
+    store = begin(plan, tmp_path / "s.db", 1).open()
+
+    def admitted(event: float, key: str) -> int:
+        columns = {
+            "user": ["x"],
+            "page": [key],
+            "time": pa.array([START + int(event * STEP)]).cast(instant),
+            "arrived": pa.array([START + int(1.5 * STEP)]).cast(instant),
+            "value": [1.0],
+            "id": pa.array([b"1"], pa.binary()),
+        }
+        records, dead = Canonicaliser(plan, ring)(positioned(columns))
+        assert dead.num_rows == 0
+        ids = functools.partial(key_ids, plan, ring.key)
+        return bound(plan, store, 0, records, 2, 0, ids)[0].num_rows
+
+    assert admitted(0.5, "a") == 1
+    assert admitted(*other) == 0
+    assert admitted(0.5, "a") == 1  # the record itself, from its decision
+    stores.close_all()
 
 
 def test_a_position_kept_twice_shifts_nobody_elses() -> None:

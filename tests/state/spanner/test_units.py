@@ -2,13 +2,14 @@
 
 from base64 import b64decode
 
+import msgspec
 import numpy as np
 
 from dpstream.state.arrow import position_ids
 from dpstream.state.spanner.batch import Mutations
-from dpstream.state.spanner.rows import RECORD, UnitRows
+from dpstream.state.spanner.rows import RECORD, UnitRows, admitted_of
 from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
-from dpstream.state.store import NEVER, Admitted
+from dpstream.state.store import NEVER, Admitted, PerKey
 from tests.state.conformance import ids
 
 
@@ -19,14 +20,14 @@ def records(unit: list[int], pairs: list[int], first: int) -> Admitted:
     return Admitted(three, offset, np.array(unit, np.int32), np.array(pairs, np.int32), nine)
 
 
-def rows_of(units: SpannerUnitShard, slots: list[int]) -> UnitRows:
+def rows_of(units: SpannerUnitShard, slots: list[int], per_key: bool = False) -> UnitRows:
     """What is written of some units, read again."""
     out = Mutations()
     units.write(out, np.array(slots))
     assert out.count == ROW_MUTATIONS * len(slots)
     ((table, columns, rows),) = out._upsert
     assert table == "Units" and {row[0] for row in rows} == {7} and len(columns) == ROW_MUTATIONS
-    return UnitRows.of([b64decode(row[2]) for row in rows])
+    return UnitRows.of([b64decode(row[2]) for row in rows], per_key)
 
 
 def test_records_are_appended_to_the_rows_of_their_units() -> None:
@@ -42,7 +43,7 @@ def test_records_are_appended_to_the_rows_of_their_units() -> None:
 
 def test_counts_of_another_store_stay_whatever_records_come_with_them() -> None:
     units = SpannerUnitShard(7, complete=True)
-    slots = units.put(ids([1, 2]), np.array([9, 4]), np.array([5, NEVER]))
+    slots = units.put(ids([1, 2]), np.array([9, 4]), np.array([5, NEVER]), np.zeros(2))
     before = rows_of(units, slots.tolist())
     assert before.counts.tolist() == before.gone.tolist() == [9, 4]
     assert units.put_records(records([0, 0], [3, 2], 10)).tolist() == [0]
@@ -58,6 +59,30 @@ def test_all_records_in_memory_are_found_by_position() -> None:
     index, admitted = units.admitted()
     at = index.find(position_ids(np.full(2, 3), np.array([10, 11]), np.array([1, 0])))
     assert admitted.pairs[at].tolist() == [4, 1] and admitted.trigger_time.tolist() == [9, 9]
+
+
+def per_key(*fresh: int) -> PerKey:
+    """Records of keys 40, 41, ..., two windows each from window 6 on."""
+    rows = len(fresh)
+    both = np.full(rows, 3, np.uint64)
+    first = np.full(rows, 6, np.int32)
+    return PerKey(ids(list(range(40, 40 + rows))), first, both, np.array(fresh, np.uint64))
+
+
+def test_a_bound_per_key_is_kept_in_the_rows() -> None:
+    """Which windows of a key, and first pairs, also of records that have expired."""
+    units = SpannerUnitShard(7, complete=True, per_key=True)
+    slots = units.put(ids([1, 2]), np.array([9, 4]), np.full(2, NEVER), np.array([5, 3]))
+    mine = msgspec.structs.replace(records([0, 1, 0], [2, 2, 2], 10), per_key=per_key(3, 1, 0))
+    units.put_records(mine)
+    found = rows_of(units, slots.tolist(), per_key=True)
+    assert found.counts.tolist() == [9, 4] and found.gone.tolist() == [5, 2]
+    assert found.indices.tolist() == [5, 3]
+    assert found.fresh is not None and found.fresh.tolist() == [3, 2]
+    back = admitted_of(found.records, found.owner)
+    assert back.per_key is not None and back.unit.tolist() == [0, 0, 1]
+    assert back.per_key.ids.tolist() == ids([40, 42, 41]).tolist()
+    assert back.per_key.fresh.tolist() == [3, 0, 1] and back.per_key.first.tolist() == [6] * 3
 
 
 def test_a_row_is_as_large_as_its_records() -> None:

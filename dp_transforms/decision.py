@@ -1,0 +1,173 @@
+"""Records of one unit shard, what is decided on each, and the pairs that are admitted of them."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.arrays import Bool, Int32, Int64, UInt64
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.admission import open_windows
+from dpstream.dp_transforms.batches import (
+    admitted_schema,
+    ids_of,
+    key_fields,
+    numbers,
+    value_columns,
+)
+from dpstream.state.arrow import position_ids
+from dpstream.state.idtable import IdTable
+from dpstream.state.store import PerKey
+
+
+class Batch:
+    """Records of one unit shard and what is decided on each; arrays by row.
+
+    Attributes:
+        records: the records themselves; stamp, partition, offset, event_trigger_time, ids: of them.
+        unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
+        trigger_time: trigger at which it was or will be decided; known: decided before.
+        undelivered: turned up when no open trigger time was left.
+        settled: nothing can become of it any more.
+        per_key: with a bound per key, which windows are admitted, in place of the first ``pairs``.
+        order: ``stamp_order`` of all rows, where all were decided now.
+        least: the first window that was not abandoned.
+    """
+
+    def __init__(self, plan: Plan, records: pa.RecordBatch, least: int = 0) -> None:
+        rows, self.least, self.records = records.num_rows, least, records
+        self.stamp = numbers(records.column("stamp"))
+        self.partition = numbers(records.column("partition"))
+        self.offset = numbers(records.column("offset"))
+        self.ids = ids_of(records.column("unit"))
+        stamp_trigger_time = plan.timeline.trigger_time_of(self.stamp)
+        of_event = plan.stamp != "event_time"
+        self.event_trigger_time = (
+            event_trigger_times(plan, records) if of_event else stamp_trigger_time
+        )
+        # A stamp may lie before the start (by max_skew): it belongs to the first trigger time.
+        self.trigger_time = np.maximum(1, stamp_trigger_time)
+        # One zero that stands for all rows: what is decided at once takes the arrays' places.
+        self.unit = self.pairs = np.broadcast_to(np.int64(0), rows)
+        self.rank = np.broadcast_to(np.int32(0), rows)
+        self.known, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self.settled = np.zeros(rows, np.bool_)
+        self.per_key: PerKey | None = None
+        self.order: Int64 | None = None
+
+    def write(
+        self,
+        rows: Int64 | Bool,
+        pairs: Int32 | Int64,
+        rank: Int32 | None,
+        per_key: PerKey | None = None,
+    ) -> None:
+        """Note what was decided on some of the rows."""
+        if per_key is not None:
+            if self.per_key is None:
+                self.per_key = _no_windows(self.records.num_rows)
+            mine = self.per_key
+            mine.ids[rows], mine.first[rows] = per_key.ids, per_key.first
+            mine.taken[rows], mine.fresh[rows] = per_key.taken, per_key.fresh
+        if not self.pairs.flags.writeable:
+            self.pairs, self.rank = self.pairs.copy(), self.rank.copy()
+        self.pairs[rows] = pairs
+        if rank is not None:
+            self.rank[rows] = rank
+
+
+def _no_windows(rows: int) -> PerKey:
+    none = np.zeros(rows, np.uint64)
+    return PerKey(np.zeros((rows, 2), np.uint64), np.zeros(rows, np.int32), none, none.copy())
+
+
+def unrepeated(rows: Int64, batch: Batch) -> Int64:
+    """One row of each recalled position (new decisions already give pairs to one row only)."""
+    return firsts(rows, batch) if batch.known[rows].any() else rows
+
+
+def firsts(rows: Int64, batch: Batch) -> Int64:
+    """Of each position the row with the least stamp, in the order of ``rows``.
+
+    Copies with one stamp can hold different things.  What they hold decides then (event time,
+    key, values), never which of them came first: the order of delivery can follow the records
+    of other units.
+    """
+    order = np.argsort(batch.stamp[rows], kind="stable")
+    at = rows[order]
+    places = position_ids(batch.partition[at], batch.offset[at], batch.unit[at])
+    slots = IdTable().intern(places)
+    first = np.unique(slots, return_index=True)[1]
+    stamp = batch.stamp[at]
+    equal = np.flatnonzero(stamp == stamp[first][slots])
+    if len(equal) > len(first):
+        equal = equal[_by_content(batch.records, at[equal])]
+        first = equal[np.unique(slots[equal], return_index=True)[1]]
+    return rows[np.sort(order[first])]
+
+
+def _by_content(records: pa.RecordBatch, rows: Int64) -> Int64:
+    """Permutation that sorts rows by all that a record says beside its unit and position."""
+    where = ("unit", "stamp", "partition", "offset")
+    names = [name for name in records.schema.names if name not in where]
+    said = records.select(names).take(pa.array(rows))
+    order: Int64 = pc.sort_indices(said, [(name, "ascending") for name in names]).to_numpy()
+    return order.astype(np.int64)
+
+
+def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:
+    """Global trigger index of each record's event time."""
+    if plan.stamp == "event_time":
+        return plan.timeline.trigger_time_of(numbers(records.column("stamp")))
+    trigger_times: Int64 = numbers(records.column("_event_trigger_time"))
+    return trigger_times
+
+
+def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa.RecordBatch:
+    """One row per admitted (record, window) pair, with its window and step, in order of ``rows``.
+
+    The step is the later of the event's trigger and the stamp's (or decision's) trigger,
+    counted inside the window: a public function of the record alone.
+    """
+    line = plan.timeline
+    stride = line.slide // line.trigger_every
+    event_trigger_time, pairs = batch.event_trigger_time[rows], batch.pairs[rows]
+    entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
+    rank = batch.rank[rows]
+    if batch.per_key is not None:
+        taken = batch.per_key.at(rows)
+        repeated, nth, rank = _taken(taken.taken, taken.fresh, rank)
+        rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
+        window = taken.first[repeated].astype(np.int64) + nth
+    else:
+        window, _ = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
+        if (pairs != 1).any():
+            repeated = np.repeat(np.arange(len(rows)), pairs)
+            nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+            rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
+            window, rank = window[repeated] + nth, rank[repeated] + nth
+    step_index = entry_trigger_time - window * stride
+    own = [pa.array(window.astype(np.int32)), pa.array(step_index.astype(np.int32))]
+    if plan.design.ranked:
+        own.append(pa.array(rank.astype(np.int32)))
+    take = pa.array(rows)
+    names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
+    arrays = [records.column(name).take(take) for name in names]
+    return pa.RecordBatch.from_arrays([*own, *arrays], schema=admitted_schema(plan))
+
+
+def _taken(taken: UInt64, fresh: UInt64, rank: Int32) -> tuple[Int64, Int64, Int32]:
+    """(row, number of its window, rank) of every admitted pair, in order of rows and windows.
+
+    Args:
+        taken, fresh, rank: (n,) as in ``store.PerKey``.
+
+    Returns:
+        The rank of a pair that is not the first of its (unit, window, key) is -1.
+    """
+    most = int(np.bitwise_or.reduce(taken, initial=np.uint64(0))).bit_length()
+    bits = np.arange(most, dtype=np.uint64)
+    row, nth = np.nonzero((taken[:, None] >> bits) & np.uint64(1))
+    below = (np.uint64(1) << nth.astype(np.uint64)) - np.uint64(1)
+    first = (fresh[row] >> nth.astype(np.uint64)) & np.uint64(1) == 1
+    index = rank[row] + np.bitwise_count(fresh[row] & below)
+    return row, nth, np.where(first, index, -1).astype(np.int32)

@@ -1,0 +1,250 @@
+"""How many records of each (unit, window, key) were admitted: what a bound per key goes by.
+
+BOUND admits at most k records of a (unit, window, key) and at most C pairs of a unit (mechanism.md
+section 4).  A record that exceeds k takes nothing; the first pair of each (unit, window, key) is
+told apart, because only it counts its unit and takes a weight of selection.  Every decision is a
+function of what was decided on the same unit's records before, so that it depends on no other unit.
+
+The counts are those of the admitted records themselves (``store.PerKey``): they are made again
+from these when a shard is loaded, and those of closed windows, whose records expire, are not
+needed any more.  Owners, windows and key ids are compared as a whole: no fingerprint couples units.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from dpstream.accounting.arrays import Ids, Int32, Int64, UInt64
+
+_LOAD = 0.6
+_FIRST_SIZE = 1024
+#: Records that are decided between two looks at the room in the table.
+_ROWS_AT_ONCE = 1 << 18
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(cache=True, nogil=True)
+def _find(
+    table: Int32,
+    owner: Int32,
+    window: Int32,
+    key: Ids,
+    unit: int,
+    at_window: int,
+    low: np.uint64,
+    high: np.uint64,
+) -> int:  # pragma: no cover - compiled
+    """Place in the table of an entry, or the free one where it belongs."""
+    mask = np.uint64(table.size - 1)
+    at = (low ^ (np.uint64(unit) * _MIX) ^ (np.uint64(at_window) * (_MIX >> np.uint64(7)))) & mask
+    while True:
+        entry = table[at]
+        if entry < 0 or (
+            owner[entry] == unit
+            and window[entry] == at_window
+            and key[entry, 0] == low
+            and key[entry, 1] == high
+        ):
+            return int(at)
+        at = (at + np.uint64(1)) & mask
+
+
+@njit(cache=True, nogil=True)
+def _admit(
+    rows: Int64,
+    begin: int,
+    end: int,
+    unit: Int64,
+    partition: Int32,
+    offset: Int64,
+    first: Int64,
+    wanted: Int64,
+    ids: Ids,
+    pairs: Int32,
+    indices: Int32,
+    limit: int,
+    bound: int,
+    table: Int32,
+    owner: Int32,
+    window: Int32,
+    key: Ids,
+    used: Int32,
+    size: int,
+    taken: UInt64,
+    fresh: UInt64,
+    rank: Int32,
+) -> int:  # pragma: no cover - compiled
+    """Decide the rows ``rows[begin:end]``; returns the entries there are then."""
+    for k in range(begin, end):
+        row = rows[k]
+        slot = unit[row]
+        rank[row] = indices[slot]
+        taken[row] = fresh[row] = np.uint64(0)
+        if k > 0:
+            before = rows[k - 1]
+            same = offset[before] == offset[row] and partition[before] == partition[row]
+            if same and unit[before] == slot:
+                continue  # the same record again
+        for nth in range(wanted[row]):
+            if pairs[slot] >= limit:
+                break
+            low, high = ids[row, 0], ids[row, 1]
+            at = _find(table, owner, window, key, slot, first[row] + nth, low, high)
+            entry = table[at]
+            bit = np.uint64(1) << np.uint64(nth)
+            if entry < 0:
+                entry = size
+                size += 1
+                table[at] = entry
+                owner[entry], window[entry], used[entry] = slot, first[row] + nth, 0
+                key[entry, 0], key[entry, 1] = low, high
+                fresh[row] |= bit
+                indices[slot] += 1
+            elif used[entry] >= bound:
+                continue
+            used[entry] += 1
+            pairs[slot] += 1
+            taken[row] |= bit
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _enter(
+    unit: Int64,
+    first: Int32,
+    taken: UInt64,
+    ids: Ids,
+    table: Int32,
+    owner: Int32,
+    window: Int32,
+    key: Ids,
+    used: Int32,
+    size: int,
+) -> int:  # pragma: no cover - compiled
+    """Count records that were admitted before."""
+    for row in range(unit.size):
+        for nth in range(64):
+            if (taken[row] >> np.uint64(nth)) & np.uint64(1) == 0:
+                continue
+            slot, low, high = unit[row], ids[row, 0], ids[row, 1]
+            at = _find(table, owner, window, key, slot, first[row] + nth, low, high)
+            entry = table[at]
+            if entry < 0:
+                entry = size
+                size += 1
+                table[at] = entry
+                owner[entry], window[entry], used[entry] = slot, first[row] + nth, 0
+                key[entry, 0], key[entry, 1] = low, high
+            used[entry] += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _rehash(
+    table: Int32, owner: Int32, window: Int32, key: Ids, size: int
+) -> None:  # pragma: no cover - compiled
+    for entry in range(size):
+        at = _find(
+            table, owner, window, key, owner[entry], window[entry], key[entry, 0], key[entry, 1]
+        )
+        table[at] = entry
+
+
+class Wanted(NamedTuple):
+    """Records that are to be decided; arrays by row.
+
+    Attributes:
+        unit: slot of each one's unit; partition, offset: its position.
+        first, wanted: first window that is open for it, and how many are.
+        ids: (n, 2) ids of the keys.
+    """
+
+    unit: Int64
+    partition: Int32
+    offset: Int64
+    first: Int64
+    wanted: Int64
+    ids: Ids
+
+
+class Taken(NamedTuple):
+    """What was decided; arrays by row.
+
+    Attributes:
+        pairs: bit i: the pair with window ``first + i`` is admitted; fresh: it is the first of its
+            (unit, window, key).
+        rank: first pairs of the unit that were admitted before.
+    """
+
+    pairs: UInt64
+    fresh: UInt64
+    rank: Int32
+
+
+class KeyCounts:
+    """(unit slot, window, key id) -> admitted records, of windows that may be open."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._table = np.full(_FIRST_SIZE, -1, np.int32)
+        self._allocate(_FIRST_SIZE)
+
+    def admit(
+        self,
+        order: Int64,
+        of: Wanted,
+        pairs: Int32,
+        indices: Int32,
+        limit: int,
+        bound: int,
+        least: int,
+    ) -> Taken:
+        """Decide records in an order; ``pairs`` and ``indices`` of the units are updated.
+
+        Args:
+            order: (n,) rows, a unit's records in the order they count in, copies of one record one
+                behind the other.
+            pairs, indices: by unit slot, admitted pairs and first pairs so far.
+            limit: C; bound: k.
+            least: first window that can be open.
+        """
+        rows = len(order)
+        taken = Taken(
+            np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.int32)
+        )
+        for begin in range(0, rows, _ROWS_AT_ONCE):
+            end = min(rows, begin + _ROWS_AT_ONCE)
+            self._reserve(int(of.wanted[order[begin:end]].sum()), least)
+            parts = self._table, self._owner, self._window, self._key, self._used, self.size
+            counters = pairs, indices, limit, bound
+            self.size = int(_admit(order, begin, end, *of, *counters, *parts, *taken))
+        return taken
+
+    def enter(self, unit: Int64, first: Int32, taken: UInt64, ids: Ids) -> None:
+        """Count admitted records: their units' slots, first open windows, windows and key ids."""
+        self._reserve(int(np.bitwise_count(taken).sum()), 0)
+        parts = self._table, self._owner, self._window, self._key, self._used, self.size
+        self.size = int(_enter(unit, first, taken, np.ascontiguousarray(ids), *parts))
+
+    def _allocate(self, room: int) -> None:
+        self._owner, self._window = np.empty(room, np.int32), np.empty(room, np.int32)
+        self._used, self._key = np.empty(room, np.int32), np.empty((room, 2), np.uint64)
+
+    def _reserve(self, more: int, least: int) -> None:
+        """Room for more entries; those of windows before ``least`` go when it has to grow."""
+        if self.size + more <= min(len(self._owner), int(_LOAD * len(self._table))):
+            return
+        kept = np.flatnonzero(self._window[: self.size] >= least)
+        numbers = self._owner[kept], self._window[kept], self._used[kept]
+        ids = self._key[kept]
+        self.size = len(kept)
+        # Half as many again, so that the next batches find room.
+        room = max(_FIRST_SIZE, self.size + more + (self.size + more) // 2)
+        self._allocate(room)
+        now = self._owner, self._window, self._used
+        for array, values in zip(now, numbers, strict=True):
+            array[: self.size] = values
+        self._key[: self.size] = ids
+        self._table = np.full(1 << int(room / _LOAD).bit_length(), -1, np.int32)
+        _rehash(self._table, self._owner, self._window, self._key, self.size)
