@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.cli.run import _print_operator, _warn, released_in_words
+from dpstream.pipelines.cli.run import _print_cut, _print_operator, _warn, released_in_words
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate.summary import Cause, Records, Released, Summary
 from dpstream.state import open as stores
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call, examples_of, refused
+from tests.reports import edit
 
 
 def test_examples() -> None:
@@ -33,6 +34,22 @@ def test_counts_are_for_the_operator_on_stderr(capsys: pytest.CaptureFixture[str
     assert "dead letters 1,234, records 5" in err and "9" not in err and "in d" in err
     _print_operator({}, Path("d"))
     assert "nothing new" in capsys.readouterr().err
+
+
+def test_what_contributions_cut_is_said_if_it_is_much(
+    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job()
+    _print_cut(job, {"operator_pairs_admitted": 81, "operator_pairs_rejected": 19})
+    _print_cut(job, {})
+    assert capsys.readouterr() == ("", "")
+    cut = {"operator_pairs_admitted": 30, "operator_pairs_rejected": 70}
+    _print_cut(job, cut)
+    out, err = capsys.readouterr()
+    assert out == "" and "left 70% of the records out. `dpstream choose`" in err
+    _print_cut(edit(job, ('end = "2024-01-02T', 'end = "2024-01-05T')), cut)
+    assert "out, most of it in later windows" in (err := capsys.readouterr().err)
+    assert "privacy.period" in err
 
 
 LARGEST = "the largest sd of a final value is"
