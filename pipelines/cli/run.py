@@ -174,10 +174,14 @@ def released_in_words(released: "Released") -> str:
         f"Released {_many(released.rows, 'row')} of {_many(released.keys, 'key')} in"
         f" {_many(released.windows, 'window')}{empty}"
     )
-    if released.relative_sd is None:
+    if released.relative_sd is None or released.median_relative_sd is None:
         return f"{text}."
-    share = f"{100 * released.relative_sd:.3g}%" if released.relative_sd < 10 else "over 1,000%"
-    return f"{text}; the largest sd of a final value is {share} of it."
+    middle, largest = _share(released.median_relative_sd), _share(released.relative_sd)
+    return f"{text}; the sd of a final value is {middle} of it in the middle, {largest} at most."
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.3g}%" if part < 10 else "over 1,000%"
 
 
 def _many(amount: int, noun: str) -> str:

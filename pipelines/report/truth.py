@@ -25,7 +25,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings
-from dpstream.pipelines.report.releases import Inventory, floats, newest
+from dpstream.pipelines.report.releases import Inventory, floats, newest_rows
 
 #: Rows of partial sums held before they are summed up.
 _HELD_ROWS = 2_000_000
