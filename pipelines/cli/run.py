@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dpstream.pipelines.stream import Result
 
 _PORT = click.IntRange(0, 65535)
+#: Share of records (in each of their windows) that C cuts from which on it is told.
+_MUCH = 0.2
+_PERIOD = "; privacy.period gives each window its own, for a guarantee for each period"
 #: Counts whose names do not say what is counted.
 _COUNTED = {
     "operator_dead_time": "dead time (none, or outside [time.start, time.end))",
@@ -157,6 +160,8 @@ def _print_result(checked: "Job", result: "Result") -> None:
     if result.summary is not None:
         click.echo(released_in_words(result.summary.released))
     _print_operator(result.operator_only, dead_letter_folder(checked), result.summary)
+    if not result.resumed:
+        _print_cut(checked, result.operator_only)
     click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
@@ -169,10 +174,14 @@ def released_in_words(released: "Released") -> str:
         f"Released {_many(released.rows, 'row')} of {_many(released.keys, 'key')} in"
         f" {_many(released.windows, 'window')}{empty}"
     )
-    if released.relative_sd is None:
+    if released.relative_sd is None or released.median_relative_sd is None:
         return f"{text}."
-    share = f"{100 * released.relative_sd:.3g}%" if released.relative_sd < 10 else "over 1,000%"
-    return f"{text}; the largest sd of a final value is {share} of it."
+    middle, largest = _share(released.median_relative_sd), _share(released.relative_sd)
+    return f"{text}; the sd of a final value is {middle} of it in the middle, {largest} at most."
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.3g}%" if part < 10 else "over 1,000%"
 
 
 def _many(amount: int, noun: str) -> str:
@@ -194,6 +203,22 @@ def _warn(summary: "Summary", fail_if_empty: bool) -> None:
         raise RunError("run", f"released nothing; likely cause: {cause.problem}", cause.fix)
     also = ", and every record went to the dead letter" if empty and records.dead else ""
     click.echo(f"WARNING: {what}{also}. Likely cause: {cause.problem}. Fix: {cause.fix}.", err=True)
+
+
+def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
+    """How much C has cut, where it is much; exact, for the operator."""
+    rejected = counts.get("operator_pairs_rejected", 0)
+    share = rejected / max(1, rejected + counts.get("operator_pairs_admitted", 0))
+    if share < _MUCH:
+        return
+    line, bound = checked.plan.timeline, checked.plan.privacy.contributions
+    falls = line.period is None and (line.end is None or line.windows > 1)
+    later = ", most of it in later windows" if falls else ""
+    click.echo(
+        f"Operator only: privacy.contributions = {bound} left {100 * share:.3g}% of the records out"
+        f"{later}. `dpstream choose` weighs another one{_PERIOD * falls}.",
+        err=True,
+    )
 
 
 def _print_operator(

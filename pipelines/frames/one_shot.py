@@ -7,7 +7,8 @@
 What is protected is all rows of one unit together.  Each call is one answer, (epsilon, delta)-
 differentially private by itself; several together cost what they add up to.  With ``account`` a
 ledger adds them up and refuses what goes beyond its limit, and the same question about the same
-rows is answered with the same bytes at no further charge.
+rows is answered with the same bytes at no further charge.  That two answers are one says exactly
+that no row differs: publish it once, or ask with ``fresh``.
 
 ``delta`` is a public constant unless it is given, never derived from the table: how many rows or
 units it has is private.  It bounds the chance, for each unit, that the answer tells more of it than

@@ -18,7 +18,8 @@ _INSECURE = "NOT PRIVATE: drawn with a fixed test key, which whoever knows it su
 
 
 class PrivateTable:
-    """A differentially private answer; everything in it may be published.
+    """A differentially private answer.  All of it may be published, once, but ``charged``: that an
+    answer was given before says without noise that no row has changed since.
 
     Tables of pandas, Polars and Arrow are made of it as of any with an Arrow stream:
     ``answer.to_pandas()``, ``polars.DataFrame(answer)``, ``pyarrow.table(answer)``.

@@ -187,7 +187,16 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
             columns=(msgspec.structs.replace(column, grid=grid_of(column, whole, bits)),),
         )
 
-    return finest(plan_of)
+    try:
+        return finest(plan_of)
+    except (UsageError, ZeroDivisionError) as error:
+        if isinstance(error, UsageError) and not error.field.startswith("column"):
+            raise
+    raise UsageError(
+        "bounds",
+        "lie too near each other, or too far apart, for sums in 64 bits",
+        "give other bounds, of the column less a constant where all values are far from 0",
+    )
 
 
 def _column(asked: Asked) -> QueryColumn:

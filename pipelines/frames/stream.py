@@ -144,11 +144,22 @@ def _with_keys(plan: Plan, given: Any) -> tuple[Plan, pa.Table | None]:
 def _batches(pcoll: beam.PCollection, job: Job | Plan) -> beam.PCollection:
     """Records as batches; rows of a declared type by `Rows`, which refuses what has no number.
 
-    Of a type that is not declared they are taken for batches, and looked at on the workers.
+    Of a type that is not declared they may be either where ids name them, and `Rows` takes both;
+    else they are taken for batches, and looked at on the workers.
     """
-    if typehints.is_consistent_with(pcoll.element_type, pa.RecordBatch):
+    kind = pcoll.element_type
+    if kind in (Any, typehints.Any) and _takes_rows(job):
+        return pcoll | "Rows" >> Rows(job)
+    if typehints.is_consistent_with(kind, pa.RecordBatch):
         return pcoll
     return pcoll | "Rows" >> Rows(job)
+
+
+def _takes_rows(job: Job | Plan) -> bool:
+    """Whether `Rows` numbers rows without being told how."""
+    if isinstance(job, Plan):
+        return job.record_id is not None
+    return job.plan.record_id is not None and job.source.query is None and job.cells is None
 
 
 def _origin(pcoll: beam.PCollection) -> beam.PTransform | None:

@@ -6,13 +6,13 @@ columns that a question is about are looked at: others may hold what Arrow has n
 The library's errors quote values, and are told without their texts.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.jobs.text import closest
 
 #: What reading a table may raise, of Arrow, of pandas and of Polars.
 _UNREADABLE = (
@@ -149,11 +149,14 @@ def _read(data: Any) -> pa.Table:
 
 def _check(argument: str, name: str, known: list[Any]) -> None:
     if name not in known:
-        texts = [column for column in known if isinstance(column, str)]
+        # Others are not named: of a pivoted table, or a file without a header, they are values.
+        near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(
             argument,
-            f"names no column {name!r}",
-            f"{closest(name, texts)}; pandas: an index becomes a column by .reset_index()",
+            f"names no column {name!r} of the table",
+            f"{hint}data.columns has their names; pandas: an index becomes a column by "
+            ".reset_index()",
         )
     if known.count(name) > 1:
         raise UsageError(argument, f"names a column that is there twice: {name!r}", "rename one")

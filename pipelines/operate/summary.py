@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.dp_transforms.run import Run
@@ -33,6 +34,7 @@ class Released(msgspec.Struct, frozen=True):
         keys: different ones.
         relative_sd: the largest sd divided by its value (its magnitude), over the last release of
             every window that has rows; ``None`` where there is no value but zero.
+        median_relative_sd: the median of the same.
     """
 
     windows: int
@@ -41,6 +43,7 @@ class Released(msgspec.Struct, frozen=True):
     rows: int
     keys: int
     relative_sd: float | None
+    median_relative_sd: float | None = None
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -101,7 +104,7 @@ def tally(plan: Plan, parts: Iterable[Part]) -> Released:
     """The figures of releases, given in order of window and trigger."""
     names = [field.column for field in plan.key]
     keys = _Distinct(names)
-    rows, releases, last = 0, set[tuple[int, int]](), dict[int, tuple[int, list[float]]]()
+    rows, releases, last = 0, set[tuple[int, int]](), dict[int, tuple[int, list[Float64]]]()
     for window, trigger, table in parts:
         releases.add((window, trigger))
         if table.num_rows == 0:
@@ -113,25 +116,26 @@ def tally(plan: Plan, parts: Iterable[Part]) -> Released:
         found = found if trigger == latest else []
         last[window] = trigger, [*found, *_relative(plan, table)]
     windows = {window for window, _ in releases}
+    sds = np.concatenate([np.zeros(0), *(sd for _, some in last.values() for sd in some)])
     return Released(
         windows=len(windows),
         empty_windows=len(windows - set(last)),
         releases=len(releases),
         rows=rows,
         keys=keys.count(),
-        relative_sd=max((sd for _, sds in last.values() for sd in sds), default=None),
+        relative_sd=float(sds.max()) if sds.size else None,
+        median_relative_sd=float(np.median(sds)) if sds.size else None,
     )
 
 
-def _relative(plan: Plan, table: pa.Table) -> Iterator[float]:
-    """The largest relative sd of each aggregate."""
+def _relative(plan: Plan, table: pa.Table) -> Iterator[Float64]:
+    """The relative sds of each aggregate."""
     for aggregate in plan.aggregates:
         value, sd = (
             table.column(name).to_numpy() for name in (aggregate.name, f"{aggregate.name}_sd")
         )
         some = np.isfinite(value) & np.isfinite(sd) & (value != 0)
-        if some.any():
-            yield float(np.max(sd[some] / np.abs(value[some])))
+        yield sd[some] / np.abs(value[some])
 
 
 class _Distinct:

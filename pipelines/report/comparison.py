@@ -18,7 +18,7 @@ from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.report.charts import WIDTH
 from dpstream.pipelines.report.data import POINTS, thin
 from dpstream.pipelines.report.keys import Keys, Parts, gathered, most_rows
-from dpstream.pipelines.report.releases import ReleaseFile, floats, newest, ranked_by
+from dpstream.pipelines.report.releases import ReleaseFile, floats, newest_rows, ranked_by
 from dpstream.pipelines.report.report import Report
 
 #: What is kept of each common column, beside its sd: A's value, B's, and B less A.
@@ -133,7 +133,7 @@ def _beside(
     """One window's rows of A and B side by side; what one has not released is null."""
     keys = [f.name for f in key_fields(a.job.plan)]
     left, right = (
-        _renamed(pa.concat_tables(newest(report.job.plan, group)), keys, side)
+        _renamed(newest_rows(report.job.plan, group), keys, side)
         for report, group, side in ((a, mine, "a"), (b, other, "b"))
     )
     rows = left.join(right, keys=keys, join_type="full outer")

@@ -125,6 +125,11 @@ def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
             return
 
 
+def newest_rows(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
+    """All of ``newest`` as one table, of no row where the window has none."""
+    return pa.concat_tables([value_schema(plan).empty_table(), *newest(plan, releases)])
+
+
 def _newest_of_rounds(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
     """A key can come again at any trigger: older rows are dropped now and then."""
     schema = value_schema(plan)

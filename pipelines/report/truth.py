@@ -25,7 +25,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings
-from dpstream.pipelines.report.releases import Inventory, floats, newest
+from dpstream.pipelines.report.releases import Inventory, floats, newest_rows
 
 #: Rows of partial sums held before they are summed up.
 _HELD_ROWS = 2_000_000
@@ -65,7 +65,7 @@ def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> li
     windows, parts = totals["window"].to_numpy(), []
     for window, group in found.by_window():
         begin, end = np.searchsorted(windows, (window, window + 1))
-        shown = pa.concat_tables(newest(job.plan, group))
+        shown = newest_rows(job.plan, group)
         mine = totals.slice(begin, end - begin).drop_columns(["window"])
         parts.append(_beside(job.plan, mine, shown))
     return _decades(job.plan, pa.concat_tables(parts)) if parts else []

@@ -72,6 +72,7 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "fullest_trigger": fullest[-1].trigger if fullest else None,
         "columns": [_column(report, a) for a in drawn],
         "trends": _windows_shown(report) > 1,
+        "used_up": plan.privacy.contributions if line.period is None else None,
         "undrawn": len(plan.aggregates) > len(drawn),
         "keys_by": _keys_by(report) if fullest else [],
         **(_table(report) if fullest else {}),

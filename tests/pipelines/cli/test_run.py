@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.cli.run import _print_operator, _warn, released_in_words
+from dpstream.pipelines.cli.run import _print_cut, _print_operator, _warn, released_in_words
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate.summary import Cause, Records, Released, Summary
 from dpstream.state import open as stores
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call, examples_of, refused
+from tests.reports import edit
 
 
 def test_examples() -> None:
@@ -35,19 +36,37 @@ def test_counts_are_for_the_operator_on_stderr(capsys: pytest.CaptureFixture[str
     assert "nothing new" in capsys.readouterr().err
 
 
-LARGEST = "the largest sd of a final value is"
+def test_what_contributions_cut_is_said_if_it_is_much(
+    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job()
+    _print_cut(job, {"operator_pairs_admitted": 81, "operator_pairs_rejected": 19})
+    _print_cut(job, {})
+    assert capsys.readouterr() == ("", "")
+    cut = {"operator_pairs_admitted": 30, "operator_pairs_rejected": 70}
+    _print_cut(job, cut)
+    out, err = capsys.readouterr()
+    assert out == "" and "left 70% of the records out. `dpstream choose`" in err
+    _print_cut(edit(job, ('end = "2024-01-02T', 'end = "2024-01-05T')), cut)
+    assert "out, most of it in later windows" in (err := capsys.readouterr().err)
+    assert "privacy.period" in err
+
+
+SD = "the sd of a final value is"
 
 
 @pytest.mark.parametrize(
     ("released", "words"),
     [
         (
-            Released(7, 2, 28, 1_191, 137, 0.384),
-            f"1,191 rows of 137 keys in 7 windows (2 of them empty); {LARGEST} 38.4% of it.",
+            Released(7, 2, 28, 1_191, 137, 0.384, 0.12),
+            "1,191 rows of 137 keys in 7 windows (2 of them empty);"
+            f" {SD} 12% of it in the middle, 38.4% at most.",
         ),
         (
-            Released(1, 0, 1, 1, 1, 12.0),
-            f"1 row of 1 key in 1 window; {LARGEST} over 1,000% of it.",
+            Released(1, 0, 1, 1, 1, 12.0, 12.0),
+            f"1 row of 1 key in 1 window; {SD} over 1,000% of it in the middle, "
+            "over 1,000% at most.",
         ),
         (Released(2, 2, 2, 0, 0, None), "0 rows of 0 keys in 2 windows (2 of them empty)."),
     ],

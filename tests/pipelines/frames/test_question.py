@@ -43,7 +43,9 @@ def refused(**given: Any) -> DpstreamError:
         ({**SUM, "value": None}, "value"), ({**SUM, "value": "page"}, "value"),
         ({**SUM, "bounds": None}, "bounds"), ({**SUM, "bounds": (1, 0)}, "bounds"),
         ({**SUM, "bounds": (0, math.inf)}, "bounds"), ({**SUM, "bounds": "automatic"}, "bounds"),
-        ({**SUM, "bounds": (1, 2, 3)}, "bounds"),
+        ({**SUM, "bounds": (1, 2, 3)}, "bounds"), ({**SUM, "bounds": (0, 5e-324)}, "bounds"),
+        ({**SUM, "bounds": (-1e308, 1e308)}, "bounds"),
+        ({**SUM, "bounds": (1e15, 1e15 + 1)}, "bounds"),
     ],
 )  # fmt: skip
 def test_each_mistake_names_its_argument(given: dict[str, Any], field: str) -> None:

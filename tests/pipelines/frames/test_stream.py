@@ -66,6 +66,10 @@ KINDS: dict[str, Any] = {
     "polars": lambda p, job: p | beam.Create([pl.DataFrame(dicts())]) | dpstream.Rows(job),
     "twice": lambda p, job: p | beam.Create(dicts() + dicts()[:50]),
     "untyped": lambda p, job: p | beam.Create(dicts()) | beam.Map(_same) | dpstream.Rows(job),
+    "untyped, as they are": lambda p, job: p | beam.Create(dicts()) | beam.Map(_same),
+    "untyped batches": lambda p, job: (
+        p | beam.Create(pa.Table.from_pylist(dicts()).to_batches(100)) | beam.Map(_same)
+    ),
 }  # fmt: skip
 
 

@@ -58,10 +58,17 @@ def test_what_is_no_table_is_refused(data: Any, fix: str) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_column_that_is_not_there_is_named_with_those_that_are(library: str) -> None:
+def test_a_column_that_is_not_there_is_named_with_the_one_that_is_meant(library: str) -> None:
     with pytest.raises(UsageError) as error:
         columns_of(LIBRARIES[library](visits(5)), {"key": ["pag"]})
     assert error.value.field == "key" and "did you mean 'page'" in error.value.fix
+
+
+def test_names_of_columns_that_may_be_values_are_not_told() -> None:
+    data = pd.DataFrame({"user": [SECRET, "b"], "page": [SECRET, "c"], "n": [1, 2]})
+    with pytest.raises(UsageError, match="names no column 'user'") as error:
+        columns_of(data.pivot_table(index="user", columns="page", values="n"), {"unit": ["user"]})
+    assert SECRET not in str(error.value) and "reset_index" in error.value.fix
 
 
 def test_a_column_that_is_there_twice_is_refused() -> None:

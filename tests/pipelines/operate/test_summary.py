@@ -50,7 +50,7 @@ def test_figures_of_releases(make_job: MakeJob) -> None:
         Part(1, 1, none),
         Part(2, 1, rows(["a"], [None], 3.0)),
     ]
-    assert tally(plan, parts) == Released(3, 1, 5, 5, 3, 0.5)
+    assert tally(plan, parts) == Released(3, 1, 5, 5, 3, 0.5, 0.005)
     assert tally(plan, []) == Released(0, 0, 0, 0, 0, None)
 
 
@@ -75,15 +75,18 @@ def test_a_runs_own_summary(tmp_path: Path, kind: str) -> None:
     first, again = run_job(job).summary, run_job(job).summary
     assert first is not None and again is not None and first.released == again.released
     files = f"'{folder}/out/*/*.{kind}'"
-    count, keys, largest = duckdb.sql(
+    count, keys, largest, middle = duckdb.sql(
         f"""WITH all_rows AS (FROM read_{kind}({files})), last AS (FROM all_rows QUALIFY trigger =
         max(trigger) OVER (PARTITION BY window_start))
         SELECT count(*), count(DISTINCT page), (SELECT max(greatest(abs(visits_sd / visits),
-        abs(spent_sd / spent))) FROM last) FROM all_rows"""
+        abs(spent_sd / spent))) FROM last),
+        (SELECT median(abs(sd)) FROM (SELECT visits_sd / visits AS sd FROM last UNION ALL
+        SELECT spent_sd / spent FROM last)) FROM all_rows"""
     ).fetchall()[0]
     released = first.released
     assert (released.rows, released.keys) == (count, keys) and released.rows > 20
     assert released.relative_sd == pytest.approx(largest)
+    assert released.median_relative_sd == pytest.approx(middle)
     assert (released.windows, released.releases, released.empty_windows) == (4, 16, 2)
     records = first.operator_only
     assert (records.read, records.dead, records.dead_share, records.cause) == (3_000, 0, 0.0, None)

@@ -64,6 +64,20 @@ def test_differences_of_noise_are_mostly_within_it(make_job: MakeJob, tmp_path: 
     assert far.within < 0.85
 
 
+def test_a_window_in_which_one_run_has_no_row(make_job: MakeJob, tmp_path: Path) -> None:
+    a = four_days(make_job())
+    b = second(a, tmp_path / "b")
+    for window in range(3):
+        put(a, 4, [row("x", 1.0)] if window else [], window=window)
+        put(b, 4, [row("x", 2.0)] if window == 2 else [], window=window, run_id=OTHER)
+    found = compare(build(a), build(b))
+    assert found.only_a.tolist() == [0, 1, 0] and found.both.tolist() == [0, 0, 1]
+    nothing = second(a, tmp_path / "c")
+    put(nothing, 4, [], run_id=OTHER)
+    found = compare(build(a), build(nothing))
+    assert not found.both.any() and found.keys.rows.num_rows == 0
+
+
 def test_what_cannot_be_compared(make_job: MakeJob, tmp_path: Path) -> None:
     a = make_job()
     put(a, 1, [row("x", 1.0)])

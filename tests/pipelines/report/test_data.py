@@ -133,6 +133,14 @@ clamp = [0, 10]
 [time]"""
 
 
+def test_truth_where_no_key_was_released(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job()
+    crowd(tmp_path / "in" / "a.csv")
+    put(job, 4, [])
+    _, text, figures = report(job, tmp_path, "--truth", tmp_path / "in" / "*.csv")
+    assert TRUTH_LABEL in text and figures["private"]
+
+
 def test_truth_of_a_real_run(make_job: MakeJob, tmp_path: Path) -> None:
     job = edit(make_job(), ("[time]", MORE), FIXED)
     records = crowd(tmp_path / "in" / "a.csv")
