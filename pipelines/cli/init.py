@@ -82,13 +82,14 @@ def init(
     made = write(text, out, key_file, replace)
     job, key = (os.path.relpath(path) for path in (out, key_file))
     following = shlex.join(["dpstream", "plan", job])
-    note = said.windows.note
-    if not is_file(given["file"]):
-        note = f"Of the files of the pattern only the first was looked at. {note}".strip()
+    notes = [] if is_file(given["file"]) else [_FIRST_ONLY]
+    notes += [said.windows.note] * bool(said.windows.note)
+    if said.windows.several:
+        notes.append(_USED_UP.format(period=said.windows.length))
     if as_json:
         print_json({
             "job": job, "noise_key": key, "noise_key_made": made, "values_read": public_sample,
-            "notes": [note] if note else [], "next": following,
+            "notes": notes, "next": following,
         })  # fmt: skip
         return
     read = "values were read, as public" if public_sample else "its schema, and no values"
@@ -97,11 +98,17 @@ def init(
     click.echo(f"Read         {read}")
     click.echo(f"Windows      of {said.windows.length} from {said.windows.start}"
                f" to {said.windows.end}")  # fmt: skip
-    if note:
+    for note in notes:
         click.echo(f"Note         {note}")
     click.echo(f"Next         {following}")
 
 
+_FIRST_ONLY = "Of the files of the pattern only the first was looked at."
+_USED_UP = (
+    "contributions is for the whole run: who has used it up counts in no later window. With"
+    ' privacy.period = "{period}" each window has its own, and the guarantee is for each period of'
+    " a unit."
+)
 _KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one that was there"}
 
 

@@ -35,6 +35,12 @@ class Windows(NamedTuple):
     length: str
     note: str = ""
 
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        start, end = (instant_micros("time", text) for text in (self.start, self.end))
+        return end - start > duration_micros("time.window", self.length)
+
 
 def instant(field: str, text: str) -> datetime:
     """A day (``2024-01-01``) or an RFC 3339 time; a time without zone is UTC.

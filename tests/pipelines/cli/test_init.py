@@ -35,6 +35,14 @@ def test_a_job_that_plans_as_it_stands(data: Path) -> None:
     assert SECRET not in text and "clamp = [-5, 100]" in text
 
 
+def test_what_contributions_of_several_windows_are_is_said(data: Path) -> None:
+    notes = json.loads(call("init", data, *FLAGS, "--window", "day", "--json").stdout)["notes"]
+    assert any('privacy.period = "1d"' in note for note in notes)
+    days = ("--window", "100000d", "--replace", "--json")
+    one = json.loads(call("init", data, *FLAGS, *days).stdout)
+    assert not any("period" in note for note in one["notes"])
+
+
 def test_for_machines_and_twice(data: Path) -> None:
     first = json.loads(call("init", data, *FLAGS, "--json").stdout)
     assert first["job"] == "job.toml" and first["noise_key_made"] and not first["values_read"]

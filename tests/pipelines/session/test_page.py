@@ -10,6 +10,7 @@ from dpstream.pipelines.session import page
 from dpstream.pipelines.session.load import add
 from dpstream.pipelines.session.page import Chosen
 from dpstream.pipelines.session.session import Session
+from tests.browser import DESK, PHONE, browser
 from tests.pipelines.session.small import RECORDS, config_at
 
 
@@ -43,6 +44,18 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
         assert said in text, said
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
+
+
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    with opened(tmp_path / "table") as session:
+        file = tmp_path / "page.html"
+        file.write_text(page.render(session.desk, Chosen()), encoding="utf-8")
+    with browser(tmp_path / "browser") as chromium:
+        for screen in (DESK, PHONE):
+            tab = chromium.open(file.as_uri(), screen)
+            assert tab.width <= screen[0] and not tab.complaints() and not tab.requests()
+            assert tab.run("[...document.querySelectorAll('svg')].every(s => s.clientWidth > 100)")
+            assert "<b>alice</b>" in tab.run("document.body.textContent")
 
 
 def test_frames_and_pairs(tmp_path: Path) -> None:
