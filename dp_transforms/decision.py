@@ -169,6 +169,9 @@ def _taken(taken: UInt64, fresh: UInt64, rank: Int32) -> tuple[Int64, Int64, Int
         The rank of a pair that is not the first of its (unit, window, key) is -1.
     """
     most = int(np.bitwise_or.reduce(taken, initial=np.uint64(0))).bit_length()
+    if most <= 1:
+        row = np.flatnonzero(taken)
+        return row, np.zeros_like(row), np.where(fresh[row], rank[row], -1).astype(np.int32)
     bits = np.arange(most, dtype=np.uint64)
     row, nth = np.nonzero((taken[:, None] >> bits) & np.uint64(1))
     below = (np.uint64(1) << nth.astype(np.uint64)) - np.uint64(1)

@@ -256,7 +256,7 @@ def no_records() -> Admitted:
 
 @reading()
 def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
-    """Apply all commits of a unit shard to empty counters."""
+    """Apply all commits of a unit shard to empty counters, those per key apart (``count_keys``)."""
     summed = []
     for trigger_time, batch, records in rows:
         units.decided = trigger_time
@@ -276,10 +276,15 @@ def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
         if "fresh" in batch.schema.names:
             fresh = np.bitwise_count(batch.column("fresh").to_numpy())
             np.add.at(units.indices, slots, fresh)
+    units.logged = units.table.size
+
+
+@reading()
+def count_keys(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
+    """Count the commits' records by (unit, window, key): for a shard that decides."""
     for row in rows:  # also of units whose counts are told
         if _tells_keys(row.records):
             enter_keys(units, records_of([row]))
-    units.logged = units.table.size
 
 
 def _tells_keys(blob: Checked) -> bool:

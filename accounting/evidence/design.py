@@ -56,7 +56,7 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
         name: of the family of trials.
         keys: n, keys whose counts the unit may change; extra: keys it floods beyond its C pairs.
         pattern: key number of each of the unit's records, in order; when: their triggers.
-        heavy: pairs that count on key 0; all other keys: 1.
+        heavy: pairs that count on key 0; each: on each other key.
         others: other units on every key at every feed; feeds: triggers at which they come.
         at: (p,) triggers the statistic reads.
         columns: what it reads there.
@@ -70,6 +70,7 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
     pattern: Int64
     when: Int64
     heavy: int
+    each: int
     others: int
     feeds: tuple[int, ...]
     at: Int64
@@ -82,23 +83,21 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
         first, rest = [], []
         for column in self.columns:
             seen = Seen(plan, column.noise, self.at)
-            one = seen.moved(self.when[:1]) * column.effect
-            first.append(seen.weights(self._on_first(seen, column)))
-            rest.append(seen.weights(one))
+            first.append(seen.weights(self._moved(seen, column, self.heavy)))
+            rest.append(seen.weights(self._moved(seen, column, self.each)))
         return np.stack(first, axis=1), np.stack(rest, axis=1)
 
-    def _on_first(self, seen: Seen, column: TrialColumn) -> Float64:
-        """(p,) effect of the unit on a column of key 0: its first ``heavy`` records there."""
-        records = 1 if column.once else self.heavy
-        return seen.moved(self.when[:records]) * column.effect
+    def _moved(self, seen: Seen, column: TrialColumn, records: int) -> Float64:
+        """(p,) effect on a column of a key of the unit's first records there."""
+        return seen.moved(self.when[: 1 if column.once else records]) * column.effect
 
     def with_mu(self, plan: Plan) -> "TrialDesign":
         """The same with the mu that its statistic sees."""
         square = 0.0
         for column in self.columns:
             seen = Seen(plan, column.noise, self.at)
-            square += seen.square(self._on_first(seen, column))
-            square += (self.keys - 1) * seen.square(seen.moved(self.when[:1]) * column.effect)
+            square += seen.square(self._moved(seen, column, self.heavy))
+            square += (self.keys - 1) * seen.square(self._moved(seen, column, self.each))
         return msgspec.structs.replace(self, mu=math.sqrt(square))
 
     def expected(self) -> Float64:
@@ -147,8 +146,8 @@ def _best(plan: Plan, budget: Budget) -> TrialDesign:
         at = np.array(sorted({*feeds, *([last] if plan.privacy.final_flush else [])}))
     columns, inputs, more = _columns(plan, budget, at)
     trigger, keys = _worst(plan, columns, at)
-    heavy, _ = spread(plan, keys)
-    pattern = _pattern(plan, keys, heavy)
+    heavy, each = spread(plan, keys)
+    pattern = _pattern(plan, keys, heavy, each)
     design = TrialDesign(
         name="values",
         keys=keys,
@@ -156,6 +155,7 @@ def _best(plan: Plan, budget: Budget) -> TrialDesign:
         pattern=pattern,
         when=np.full(len(pattern), trigger),
         heavy=heavy,
+        each=each,
         others=max(others_needed(plan, budget, _ABOVE), more),
         feeds=feeds,
         at=at,
@@ -184,11 +184,11 @@ def _worst(plan: Plan, columns: tuple[TrialColumn, ...], at: Int64) -> tuple[int
     return trigger, max((int(n) for n in layouts(plan)), key=lambda n: (total(n), -n))
 
 
-def _pattern(plan: Plan, keys: int, heavy: int) -> Int64:
+def _pattern(plan: Plan, keys: int, heavy: int, each: int) -> Int64:
     """Twice C records: those that count, then as many more that must not."""
     if keys == 1:
         return np.zeros(2 * plan.privacy.contributions, np.int64)
-    return np.concatenate([np.zeros(heavy - 1, np.int64), np.arange(2 * keys)])
+    return np.concatenate([np.zeros(heavy, np.int64), np.arange(1, 2 * keys).repeat(each)])
 
 
 def _starts(plan: Plan, at: Int64) -> list[int]:

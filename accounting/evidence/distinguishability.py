@@ -9,7 +9,8 @@ on), and two sides are told apart by exactly
 
 with equality where every prefix is released and the decoder is invertible (all but the tree).
 Streams and keys have independent noise, so their mu^2 add up.  A unit of C pairs that touches n
-keys has C - n + 1 pairs on one of them and one on each of the others (mechanism.md section 4).
+keys has C - n + 1 pairs on one of them and one on each of the others; with at most k on each key it
+shows most where it fills as few keys as C takes (mechanism.md section 4).
 Key selection itself is another part of the budget, seen only through which keys appear when.
 """
 
@@ -109,10 +110,25 @@ def layouts(plan: Plan) -> Int64:
     """Numbers n of keys over which a unit's pairs are tried."""
     most = plan.privacy.contributions
     grid = np.geomspace(1, most, min(most, 64)).round().astype(np.int64)
-    return np.unique(np.concatenate([[1, most], grid]))
+    return np.unique(np.concatenate([[1, _fewest(plan), most], grid]))
 
 
 def spread(plan: Plan, keys: int) -> tuple[int, int]:
-    """(pairs that count on the first key, on each other key) of a unit that touches n keys."""
-    most = plan.design.per_key or plan.privacy.contributions
-    return min(most, plan.privacy.contributions - keys + 1), 1
+    """(pairs that count on the first key, on each other key) of a unit that touches n keys.
+
+    Of as few keys as its C pairs take, all but the first are full.
+    """
+    count, most = plan.privacy.contributions, _most(plan)
+    if keys == _fewest(plan):
+        return count - (keys - 1) * most, most
+    return min(most, count - keys + 1), 1
+
+
+def _most(plan: Plan) -> int:
+    """Pairs of a unit that can count on one key."""
+    return min(plan.design.per_key or plan.privacy.contributions, plan.privacy.contributions)
+
+
+def _fewest(plan: Plan) -> int:
+    """Keys that C pairs take at least."""
+    return -(-plan.privacy.contributions // _most(plan))

@@ -9,6 +9,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
@@ -140,4 +141,5 @@ def store_run(job: Job) -> Run:
     """The run of a job's store; its key is checked where it is used."""
     identity = open_job_store(job).identity
     keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
-    return Run(job.plan, keys, job.state.store or "", identity.shards, identity.run_id)
+    plan = begun(job.plan, identity.calibration)
+    return Run(plan, keys, job.state.store or "", identity.shards, identity.run_id)

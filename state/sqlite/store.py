@@ -168,8 +168,9 @@ class SqliteStore(SqliteRetention, Store):
             if units is None:
                 units = UnitShard()
                 with self.snapshot():
-                    arrow.replay_units(units, self._admissions(shard))
-                    row = self._unit_row(shard)
+                    rows, row = self._admissions(shard), self._unit_row(shard)
+                arrow.replay_units(units, rows)
+                arrow.count_keys(units, rows)
                 units.forgotten, units.ahead = row.forgotten, row.reach > units.decided
                 self._unit_shards[shard], self._unit_rows[shard] = units, row
             return units

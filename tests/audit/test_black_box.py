@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.dp_transforms import step
+from dpstream.dp_transforms import bounding, step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, visible_epsilon
@@ -112,6 +113,12 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "flushed": ({"mode": '"rounds"', "final_flush": "true", "pre_threshold": "3"}, ("sum",), 0.7),
     "weights": ({"weights": "{ offset = 3, power = 1 }"}, ("count",), 0.6),
     "per key": ({"per_key_bound": "1"}, ("count",), 0.6),
+    "two per key": ({"per_key_bound": "2"}, ("count",), 0.8),
+    "public three per key": (
+        {"per_key_bound": "3", "contributions": 7, "public": True},
+        ("count",),
+        0.9999,
+    ),
     "combined": (COMBINED, ("units", "count", "sum"), 0.6),
     "skip": ({"skip": "true", "tests": "4", "weights": SPARED}, ("count",), 0.6),
     "combined skip": (
@@ -205,6 +212,22 @@ def _no_noise_on_one_column() -> Iterator[None]:
         yield
 
 
+def _all_of_a_key(real: Any) -> Any:
+    def admit(plan: Any, *rest: Any) -> Any:
+        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=plan.privacy.contributions)
+        return real(msgspec.structs.replace(plan, privacy=privacy), *rest)
+
+    return admit
+
+
+def _noise_of_one_a_key(real: Any) -> Any:
+    def budget(plan: Any) -> Any:
+        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=1)
+        return real(msgspec.structs.replace(plan, privacy=privacy))
+
+    return budget
+
+
 BROKEN = {
     "contributions not bounded": Broken(SABOTAGED["contributions not bounded"].patch, "values"),
     "not bounded over keys": Broken(
@@ -237,8 +260,12 @@ BROKEN = {
         {"contributions": 12, "triggers": 12},
     ),
     "per-key bound forgotten": Broken(
-        SABOTAGED["units counted per batch"].patch, "one key", ("count",),
+        _wrapped(bounding, "_admit_per_key", _all_of_a_key), "one key", ("count",),
         {"per_key_bound": "1", "public": True, "contributions": 12, "triggers": 12},
+    ),
+    "noise of one record per key with four": Broken(
+        _wrapped(step, "calibrated", budgets(_noise_of_one_a_key)), "values", ("count",),
+        {"per_key_bound": "4", "public": True, "contributions": 12},
     ),
     "threshold six sds lower": Broken(
         _wrapped(step, "calibrated", budgets(with_tau(_six_sds_lower))), "alone"

@@ -20,6 +20,7 @@ from dpstream.dp_transforms import run as runs
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.begin import begin, spend_of
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operate.state_view import store_run
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.file import peek_identity
@@ -141,6 +142,7 @@ def test_a_run_from_before_is_shown_by_the_rules_of_its_time(tmp_path: Path) -> 
     with older_program():
         begun, _ = begin(load_job(job))
         plan = begun.plan
+    assert store_run(load_job(job)).plan == plan and plan.rules == FIRST_RULES
     assert call("run", job, "--quiet").exit_code == 0
     old = allocate(plan, FIRST_RULES)
     for figures in (shown("plan", job), shown("report", job, out)["plan"]):

@@ -9,6 +9,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.state import arrow
 from dpstream.state.arrow import (
     AdmissionRow,
+    count_keys,
     id_array,
     id_view,
     indexed,
@@ -182,6 +183,8 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
                     ids([40] * 4))  # fmt: skip
         again = UnitShard()
         replay_units(again, rows)
+        assert again.keys.size == 0  # only a shard that decides needs them
+        count_keys(again, rows)
         counters = again.counts, again.indices
         assert again.keys.admit(np.arange(4), of, *counters, 9, bound, 0).pairs.tolist() == open_
     units.counts[:2], units.indices[:2] = [5, 4], [3, 2]
@@ -191,6 +194,7 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
     ]
     later = UnitShard()
     replay_units(later, whole)
+    count_keys(later, whole)
     assert later.counts[:2].tolist() == [5, 4] and later.indices[:2].tolist() == [3, 2]
     assert later.keys.size == 2
 

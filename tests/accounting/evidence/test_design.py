@@ -42,10 +42,13 @@ def test_the_weights_see_the_mu_of_the_design(
     for design in designs(plan, allocate(plan)):
         on_first, on_rest, square = *design.weights(plan), 0.0
         for j, column in enumerate(design.columns):
-            records = 1 if column.once else design.heavy
-            after = design.when[:records] <= design.at[:, None]
-            square += on_first[:, j] @ after.sum(axis=1) * column.effect
-            square += (design.keys - 1) * (on_rest[:, j] @ after[:, 0]) * column.effect
+            for weights, keys, most in (
+                (on_first, 1, design.heavy),
+                (on_rest, design.keys - 1, design.each),
+            ):
+                records = 1 if column.once else most
+                after = design.when[:records] <= design.at[:, None]
+                square += keys * (weights[:, j] @ after.sum(axis=1)) * column.effect
         assert design.mu == pytest.approx(math.sqrt(square))
 
 
@@ -113,19 +116,20 @@ def test_the_layout_is_the_one_that_shows_most(
     assert best.keys == (1 if louder < 1 else 32)
     assert best.extra == (0 if louder < 1 else 32)
     for keys in layouts(plan).tolist():
-        heavy, _ = spread(plan, keys)
+        heavy, each = spread(plan, keys)
         other = msgspec.structs.replace(
-            best, keys=keys, heavy=heavy, when=np.full(64, best.when[0])
+            best, keys=keys, heavy=heavy, each=each, when=np.full(64, best.when[0])
         )
         assert other.with_mu(plan).mu <= best.mu * (1 + 1e-9)
 
 
 def test_a_flood_goes_to_the_keys_that_count_and_as_many_more(make_plan: Make) -> None:
     plan = make_plan(8)
-    assert _pattern(plan, 1, 32).tolist() == [0] * 64
-    assert _pattern(plan, 2, 31).tolist() == [0] * 30 + [0, 1, 2, 3]
-    assert _pattern(plan, 5, 28).tolist() == [0] * 27 + [*range(10)]
-    assert _pattern(plan, 32, 1).tolist() == [*range(64)]
+    assert _pattern(plan, 1, 32, 1).tolist() == [0] * 64
+    assert _pattern(plan, 2, 31, 1).tolist() == [0] * 30 + [0, 1, 2, 3]
+    assert _pattern(plan, 5, 28, 1).tolist() == [0] * 27 + [*range(10)]
+    assert _pattern(plan, 32, 1, 1).tolist() == [*range(64)]
+    assert _pattern(plan, 3, 2, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
     two = first(make_plan(8, aggregates=(UNITS,), contributions=2, public_keys=PUBLIC))
     assert (two.keys, two.extra, two.heavy) == (2, 2, 1)
 
@@ -226,6 +230,9 @@ PLANS: list[tuple[dict[str, object], float]] = [
     ({"mode": "rounds", "strategy": "tree"}, 0.3),
     ({"mode": "rounds", "strategy": "toeplitz", "final_flush": True}, 0.5),
     ({"contributions": 1, "strategy": "blt"}, 0.5**0.5),
+    ({"per_key_bound": 5, "public_keys": "f" * 32, "strategy": "blt"}, 1.0),
+    ({"per_key_bound": 2, "strategy": "blt"}, (2 / 3) ** 0.5),
+    ({"per_key_bound": 3, "strategy": "blt", "aggregates": (COUNT, UNITS)}, 0.7),
 ]  # fmt: skip
 
 
@@ -243,7 +250,8 @@ def test_designs_see_what_the_shares_allow(
         assert len(design.pattern) == len(design.when)
         assert (sent[: design.keys] >= 1).all() and sent[0] >= design.heavy
         # No more than C of the unit's records may count for the design's own figure.
-        assert design.heavy + design.keys - 1 <= plan.privacy.contributions
+        counted = design.heavy + (design.keys - 1) * design.each
+        assert counted <= plan.privacy.contributions
         for shape in design.weights(plan):
             assert shape.shape == (len(design.at), len(design.columns))
         assert design.expected().shape == (len(design.at), len(design.columns))

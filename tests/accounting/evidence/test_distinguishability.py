@@ -12,6 +12,7 @@ from dpstream.accounting.evidence.distinguishability import (
     prefix_covariance,
     spread,
 )
+from dpstream.accounting.shares import per_key_squares
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
 from tests.accounting.plans import Make
 from tests.accounting.strategies.dense import decode_matrix
@@ -63,6 +64,22 @@ def test_layouts_and_spread(make_plan: Make) -> None:
         assert (np.diff(found) > 0).all() and len(found) <= 66
     assert spread(make_plan(8), 5) == (28, 1)
     assert spread(make_plan(8, per_key_bound=1), 5) == (1, 1)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 5, 16, 31, 32, 40])
+@pytest.mark.parametrize("values", [0.0, 0.3, 1.0])
+def test_layouts_have_the_one_that_costs_most(make_plan: Make, bound: int, values: float) -> None:
+    """Of all ways to spread C pairs, at most k on a key, those that are tried have the worst."""
+    plan = make_plan(8, per_key_bound=bound)
+    tried = [(int(n), *spread(plan, int(n))) for n in layouts(plan)]
+    for keys, first, rest in tried:
+        assert 1 <= first <= bound and 1 <= rest <= bound
+        assert first + (keys - 1) * rest <= 32
+    cost = [n * (1 - values) + values * (a * a + (n - 1) * b * b) for n, a, b in tried]
+    n = np.arange(1, 33)
+    worst = (n * (1 - values) + values * per_key_squares(bound, 32)).max()
+    # Between the two ends some full keys and some single pairs can cost a hundredth more.
+    assert (0.99 if 0 < values < 1 else 1 - 1e-12) * worst <= max(cost) <= worst * (1 + 1e-12)
 
 
 def test_values_move_at_their_own_step(make_plan: Make) -> None:

@@ -288,7 +288,7 @@ def test_released_rows_become_numbers_of_trials(make_job: MakeJob) -> None:
     base = design.expected()[np.searchsorted(design.at, at)]
     columns = {}
     for i, c in enumerate(design.columns):
-        moved = np.where(key % width == 0, design.heavy, 1) * c.effect
+        moved = np.where(key % width == 0, design.heavy, design.each) * c.effect
         columns[c.name] = pa.array((base[:, i] + own * moved) * c.grid)
     rows = Released(key, np.zeros(len(key), np.int64), at, pa.table(columns))
     value = totals(design, rows)
