@@ -71,9 +71,8 @@ def collections(job: Job, kind: str) -> dict[str, list[Any]]:
         reader = source.read() if kind == "files" else Replay(job)
     engine = RUNNERS["FlinkRunner"]._replace(ends=ends, spreads=ends)
     pipeline, fitted = beam.Pipeline(), Engine(engine, None, PipelineOptions([])).fitted
-    stream._connect(
-        pipeline, job, sink_of(job, run), run, source, reader, source.bounded and ends, fitted
-    )
+    ends = source.bounded and ends
+    stream._connect(pipeline, job, sink_of(job, run), run, source, reader, ends, fitted, None)
     proto, context = pipeline.to_runner_api(return_context=True)
     found: dict[str, list[Any]] = {}
     for transform in proto.components.transforms.values():

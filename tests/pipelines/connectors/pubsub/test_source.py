@@ -369,7 +369,7 @@ def test_a_missing_client_is_a_usage_error(
     ):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("dpstream.pipelines.connectors.pubsub.client")
-    with pytest.raises(UsageError, match="dpstream\\[pubsub"):
+    with pytest.raises(UsageError, match=r"\[pubsub\]"):
         input_of(job)
 
 
