@@ -145,6 +145,8 @@ def _decide(
     again = plan.record_id is not None and units.decided > 0
     if again or units.ahead or (batch.trigger_time <= units.decided).any():
         _recall(plan, store, shard, batch)
+        if plan.record_id is not None:
+            _leave_out_later(plan, batch)
         if batch.per_key is not None and plan.record_id is not None:
             _leave_out_others(plan, batch, key_ids)
     if upto > units.decided:
@@ -209,6 +211,20 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     # The unit's C pairs are decided: there is nothing to wait for.
     batch.settled = settled | (missed & (full | ended))
     batch.trigger_time[missed] = units.decided + 1
+
+
+def _leave_out_later(plan: Plan, batch: Batch) -> None:
+    """Copies of a recalled record whose event lies later than that of the first can have lain.
+
+    An event is at most ``max_skew`` ahead of its stamp, and no decision is made before the stamp's
+    trigger time.  Let through, such a copy would count in a step that is still open, beside the
+    first, which may have been emitted by an attempt that this one does not go on from.
+    """
+    line = plan.timeline
+    ahead = -(-line.max_skew // line.trigger_every)
+    later = batch.known & (batch.event_trigger_time > batch.trigger_time + ahead)
+    if (batch.pairs[later] > 0).any():
+        batch.pairs[later] = 0
 
 
 def _leave_out_others(plan: Plan, batch: Batch, key_ids: KeyIdsOf | None) -> None:

@@ -90,6 +90,11 @@ def due(job: Job, through: str | None) -> Iterator[Due | None]:
     if noted is None and through is None:
         yield None
         return
+    if job.plan.timeline.max_skew:
+        # What counts at a later trigger time than it is decided at would lie between two passes.
+        raise UsageError(
+            FLAG, "is for events that are not ahead of their stamps", 'write max_skew = "0s"'
+        )
     upto = None if through is None else trigger_time_of(job.plan.timeline, through)
     if noted is not None and noted.pending:
         yield _again(job, noted)

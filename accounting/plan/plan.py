@@ -120,6 +120,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 "a count of units that is the selection continued is published at tests only",
                 "set weights, which give it noise of its own, or use select_every",
             )
+        if privacy.skip and self.record_id is not None:
+            # A copy with other contents would take the index of the first once more (section 9).
+            raise UsageError(
+                "privacy.skip", "is not for records that schema.record_id names", "omit skip"
+            )
         if privacy.skip and self.timeline.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
             raise UsageError(
                 "privacy.skip",

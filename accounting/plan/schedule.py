@@ -51,12 +51,13 @@ def triggers_of_tests(triggers: int, select_every: int, schedule: tuple[int, ...
 def check_tests(privacy: "Privacy", triggers: int) -> None:
     """Refuse a list of tests that does not rise, or does not end at the last trigger."""
     given = privacy.tests
+    if privacy.select_every is not None and (given is not None or privacy.skip):
+        name = "skip" if given is None else "tests"
+        raise UsageError(
+            f"privacy.{name}", "says when keys are tested, and so does select_every", "keep one"
+        )
     if given is None:
         return
-    if privacy.select_every is not None:
-        raise UsageError(
-            "privacy.tests", "says when keys are tested, and so does select_every", "keep one"
-        )
     if isinstance(given, int):
         if given < 1:
             raise UsageError("privacy.tests", "must be 1 or more", f"write {DEFAULT_TESTS}")

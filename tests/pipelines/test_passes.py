@@ -183,6 +183,16 @@ def test_instants_that_are_refused(tmp_path: Path, through: str | None, says: st
     assert error.value.field == passes.FLAG and released(folder) == before
 
 
+def test_events_ahead_of_their_stamps_are_not_read_in_passes(tmp_path: Path) -> None:
+    folder = place(tmp_path, "parquet")
+    job = folder / "job.toml"
+    job.write_text(job.read_text().replace("[time]", '[time]\nmax_skew = "1h"'))
+    arrive(folder, 1)
+    with pytest.raises(UsageError, match="not ahead of their stamps") as error:
+        run(folder, "2024-01-02")
+    assert error.value.field == passes.FLAG and not (folder / "s.db").exists()
+
+
 def test_nothing_joins_behind_the_end(tmp_path: Path) -> None:
     folder = joined(place(tmp_path))
     run(folder, "2030-01-01")

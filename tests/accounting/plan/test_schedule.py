@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.schedule import growing, triggers_of_tests
 from dpstream.accounting.weights import SelectionWeights
 from tests.streams import make_plan
@@ -72,6 +73,7 @@ def test_other_lists_are_refused(given: object) -> None:
         ("privacy.tests", {"tests": 3, "select_every": 2}),
         ("privacy.tests", {"tests": 3, "mode": "rounds"}),
         ("privacy.skip", {"skip": True}),
+        ("privacy.skip", {"skip": True, "weights": WEIGHTS, "select_every": 2}),
         ("privacy.skip", {"skip": True, "mode": "rounds", "weights": None}),
         ("privacy.skip", {"skip": True, "weights": WEIGHTS, "contributions": 1024}),
         ("privacy.weights", {"skip": True, "weights": WEIGHTS, "public": "list"}),
@@ -82,6 +84,14 @@ def test_what_cannot_be_is_refused(field: str, given: dict[str, object]) -> None
     with pytest.raises(UsageError) as raised:
         make_plan(triggers=12, **given)  # type: ignore[arg-type]
     assert raised.value.field == field
+
+
+def test_records_that_an_id_names_are_not_skipped() -> None:
+    plan = make_plan(triggers=12, skip=True, weights=WEIGHTS)
+    named = msgspec.structs.replace(plan, record_id=Field("id"))
+    with pytest.raises(UsageError, match="record_id") as raised:
+        named.check()
+    assert raised.value.field == "privacy.skip"
 
 
 def test_a_record_in_too_many_windows_is_refused() -> None:

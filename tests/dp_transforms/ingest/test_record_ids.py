@@ -262,6 +262,38 @@ def test_a_copy_with_other_contents_gets_no_decision_of_the_first(
     stores.close_all()
 
 
+@pytest.mark.parametrize("skew", [0, STEP])
+def test_a_later_event_gets_no_decision_of_the_first(tmp_path: Path, skew: int) -> None:
+    """Also where the first is not delivered again: it was counted by an attempt before."""
+    given = stamped_plan()
+    line = msgspec.structs.replace(
+        given.timeline, window=STEP, slide=STEP, end=START + 12 * STEP, max_skew=skew
+    )
+    plan = msgspec.structs.replace(given, timeline=line).check()
+    ring, instant = KEYS.ring(), pa.timestamp("us", "UTC")
+    store = begin(plan, tmp_path / "s.db", 1).open()
+
+    def admitted(event: float, stamp: float, key: str, upto: int) -> int:
+        columns = {
+            "user": ["x"],
+            "page": [key],
+            "time": pa.array([START + int(event * STEP)]).cast(instant),
+            "arrived": pa.array([START + int(stamp * STEP)]).cast(instant),
+            "value": [1.0],
+            "id": pa.array([b"1"], pa.binary()),
+        }
+        records, dead = Canonicaliser(plan, ring)(positioned(columns))
+        assert dead.num_rows == 0
+        return bound(plan, store, 0, records, upto, 0)[0].num_rows
+
+    ahead = skew / STEP
+    assert admitted(1.5 + ahead, 1.5, "a", 2) == 1
+    assert admitted(2.5 + ahead, 2.5, "b", 3) == 0  # another window, still open
+    assert admitted(4.5 + ahead, 4.5, "c", 5) == 0
+    assert admitted(1.5 + ahead, 2.5, "a", 5) == 1  # the record itself, sent again
+    stores.close_all()
+
+
 def test_a_position_kept_twice_shifts_nobody_elses() -> None:
     """It stands there twice where its first record has expired but was not yet deleted."""
     number = np.arange(4, dtype=np.int32)
