@@ -17,7 +17,7 @@ from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 from dpstream.accounting.plan.rules import REPEATS_FREE, RULES
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
-from dpstream.accounting.plan.skipping import skips, weights_of
+from dpstream.accounting.plan.skipping import skips, suits, weights_of
 from dpstream.accounting.weights import SelectionWeights
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def design_of(plan: "Plan") -> Design:
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
     given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    return resolve(*given)
+    return resolve(*given, suits(plan))
 
 
 def resolve(
