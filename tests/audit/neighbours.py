@@ -63,7 +63,8 @@ def plans() -> dict[str, Plan]:
         return make_plan(aggregates=aggregates, **{**BUDGET, **options})  # type: ignore[arg-type]
 
     def heavy(offset: float, power: float) -> dict[str, object]:
-        return {"weights": SelectionWeights(offset, power), "contributions": 4}
+        weights = SelectionWeights(offset, power)
+        return {"weights": weights, "contributions": 4, "skip": False}
 
     late: dict[str, object] = {"stamped": True, "lateness": 2, "skew": STEP // 2}
     sliding: dict[str, object] = {"slide": 3, "windows": 3, "lateness": 1, "stamped": True}
