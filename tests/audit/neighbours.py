@@ -92,7 +92,7 @@ def plans() -> dict[str, Plan]:
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
         "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
         "dense": plan(COUNT, UNITS, triggers=8, strategy="dense", **late),
-        **_per_key(plan, sliding, heavy(3, 1)),
+        **_per_key(plan, sliding, {"weights": SelectionWeights(3, 1)}),
         "weights": plan(COUNT, MEAN, triggers=8, **heavy(3, 1)),
         "weights_units": plan(
             COUNT, UNITS, triggers=6, strategy="toeplitz", **{**heavy(2, 0.5), "epsilon": 90.0}
