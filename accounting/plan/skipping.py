@@ -61,3 +61,21 @@ def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
         return privacy.weights
     kind = {"combine": privacy.combine, "sticky": True, "fused": False}
     return usual_weights(privacy.contributions, **kind, skip=True) or privacy.weights
+
+
+def hindrance(plan: "Plan") -> str | None:
+    """The field of the job that keeps a plan with weights from skipping by the rules of new runs;
+    ``None``: it skips, or has none to spare."""
+    privacy, line = plan.privacy, plan.timeline
+    if plan.design.skips or not plan.design.weighted or plan.rules < SKIPS_USUALLY:
+        return None
+    named = {
+        "privacy.skip": privacy.skip is False,
+        "privacy.select_every": privacy.select_every is not None,
+        "privacy.per_key_bound": privacy.per_key_bound not in (None, 1),
+        "privacy.contributions": privacy.contributions > limits.MAX_SKIPPING,
+        "schema.record_id": plan.record_id is not None,
+        "time.max_skew": line.max_skew > 0,
+        "time.slide": line.windows_per_record > limits.MAX_SKIPPING_WINDOWS,
+    }
+    return next((field for field, hinders in named.items() if hinders), "one test a window")
