@@ -28,7 +28,7 @@ from dpstream.accounting.plan.plan import Plan
 #: Tests that are looked at: of more, so many in equal steps, the last among them.
 _TESTS = 256
 #: Chances q at which mean weights are computed, closer where they are small; between, lines.
-_GRID = np.linspace(0, 1, 65) ** 2
+_GRID = np.linspace(0, 1, 129) ** 2
 
 
 class Published(NamedTuple):
@@ -65,15 +65,17 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
     times = plan.design.test_triggers[looked] / plan.design.triggers
     need, sd = tau[looked] / 2.0**DECODE_BITS, statistic.sd[looked]
     weighs = _mean_weights(plan, budget)
+    # Weights taken while q goes from 0 to each point of the grid.
+    summed = np.append(0.0, np.cumsum(np.diff(_GRID) * (weighs[1:] + weighs[:-1]) / 2))
     chances = np.zeros((len(looked), len(units)))
     best, before, taken, heavy = np.full(len(units), -np.inf), 0.0, 0.0, 0.0
     for j, time in enumerate(times.tolist()):
         skipped = float(mass @ ndtr(best)) if plan.design.skips else 0.0
         passed = time - before
-        takes = passed * (1 - skipped)
-        # Simpson's rule: mean weights change with q, and q evenly between two tests.
-        ends = np.interp([taken, taken + takes / 2, taken + takes], _GRID, weighs)
-        heavy += passed * float(ends @ (1, 4, 1)) / 6
+        # q grows evenly between two tests; where all is published it stands.
+        takes = max(passed * (1 - skipped), 1e-9)
+        ends = np.interp([taken, taken + takes], _GRID, summed)
+        heavy += passed * float(ends[1] - ends[0]) / takes
         before, taken = time, taken + takes
         adds = statistic.weighted * heavy + statistic.counted * time
         best = np.maximum(best, (units * adds - need[j]) / sd[j])
