@@ -15,6 +15,7 @@ from dpstream.accounting.weights import SelectionWeights, usual_weights
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
+    from dpstream.accounting.plan.timeline import Timeline
 
 
 def suits(plan: "Plan") -> bool:
@@ -22,15 +23,18 @@ def suits(plan: "Plan") -> bool:
 
     A record that an id names can come again with other contents, and would take the index of the
     first once more.  An event ahead of its stamp counts at a later trigger time than it is decided
-    at, which passes over files that join cannot tell apart; and a record's windows, and bits of
-    them, share a word with its indices.
+    at, which passes over files that join cannot tell apart.
     """
     line = plan.timeline
-    return (
-        plan.record_id is None
-        and line.max_skew == 0
-        and line.windows_per_record <= limits.MAX_SKIPPING_WINDOWS
-    )
+    return plan.record_id is None and line.max_skew == 0 and _apart(line)
+
+
+def _apart(line: "Timeline") -> bool:
+    """Whether windows are far enough apart: bits of a record's windows share a word with its
+    indices, and a live stream waits at each test."""
+    if line.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
+        return False
+    return line.end is not None or line.slide >= limits.LEAST_SKIPPING_SLIDE
 
 
 def skips(privacy: "Privacy", selects: bool, triggers: int, rules: int, suited: bool) -> bool:
@@ -76,6 +80,6 @@ def hindrance(plan: "Plan") -> str | None:
         "privacy.contributions": privacy.contributions > limits.MAX_SKIPPING,
         "schema.record_id": plan.record_id is not None,
         "time.max_skew": line.max_skew > 0,
-        "time.slide": line.windows_per_record > limits.MAX_SKIPPING_WINDOWS,
+        "time.slide": not _apart(line),
     }
     return next((field for field, hinders in named.items() if hinders), "one test a window")

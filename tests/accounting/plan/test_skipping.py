@@ -78,6 +78,8 @@ def test_its_weights_are_the_usual_ones_unless_named() -> None:
         ("schema.record_id", {}, {"record_id": Field("message")}, {}),
         ("time.max_skew", {}, {}, {"max_skew": 1}),
         ("time.slide", {}, {}, {"slide": 2 * SECOND}),
+        ("time.slide", {}, {}, {"end": None}),
+        (None, {}, {}, {"end": None, "window": 30 * SECOND, "slide": 30 * SECOND}),
         ("one test a window", {"tests": 1}, {}, {}),
         (None, {}, {}, {}),
         (None, {}, {}, {"slide": 3 * SECOND}),
@@ -86,7 +88,7 @@ def test_its_weights_are_the_usual_ones_unless_named() -> None:
     ],
 )
 def test_what_hinders_is_said(
-    field: str | None, changes: dict[str, Any], of_plan: dict[str, Any], of_line: dict[str, int]
+    field: str | None, changes: dict[str, Any], of_plan: dict[str, Any], of_line: dict[str, int | None]
 ) -> None:
     """And each of these alone hinders: the plan without it skips."""
     base = build(24, weights=MILD)
