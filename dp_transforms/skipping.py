@@ -18,9 +18,13 @@ It rests on three things, which the store keeps and the flow waits for: the coun
 decisions are committed before a pair is seen; what a test published is committed by all key shards
 before a pair behind it is decided; and whoever decides again reads the decision back.
 
-Pairs and indices share the store's numbers, so that copies, expiry and reshards know nothing of
-them: a unit's count is a sum of words, each ``pairs + indices taken << 16``; what is kept of the
-order of a record is ``rank + first index << 10 + published windows << 20``.
+With a bound of 1 per key BOUND keeps it (`dp_transforms.bounding`): repeats are not admitted, and
+the pairs that take an index are marked beside each record (``store.PerKey.fresh``), which is also
+how many its unit has taken.  Nothing below is used then.
+
+Without, pairs and indices share the store's numbers, so that copies, expiry and reshards know
+nothing of them: a unit's count is a sum of words, each ``pairs + indices taken << 16``; what is
+kept of the order of a record is ``rank + first index << 10 + published windows << 20``.
 """
 
 import numpy as np
