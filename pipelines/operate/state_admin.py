@@ -245,7 +245,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
         line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))
     ]
     most = job.plan.privacy.contributions
-    limit = exhausted(most) if job.plan.design.skips else most
+    limit = exhausted(most) if job.plan.design.packs_indices else most
     return Abandon(max(1, *trigger_times), limit)
 
 
