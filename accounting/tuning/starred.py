@@ -23,7 +23,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.tuning.reference import Standing, stand
-from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
+from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 
 #: Keys within this factor of the most count as the most: the last percents cost the most noise.
 _NEARLY = 0.975
@@ -115,12 +115,18 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     chosen = {} if best == privacy.strategy else {"strategy": best}
     unshared = {} if privacy.selection_share is None else {"selection_share": None}
     for weights in _weights(plan):
-        heavy = chosen if weights == privacy.weights else chosen | {"weights": weights}
+        heavy = chosen if weights == privacy.weights else chosen | _named(plan, weights)
         if heavy or unshared:
             yield heavy | unshared
         if _shared(plan, weights):
             for share in _shares(plan):
                 yield heavy | {"selection_share": share}
+
+
+def _named(plan: Plan, weights: SelectionWeights | None) -> dict[str, Any]:
+    """Weights of the job's own; where the last of them vanish it must say that it skips."""
+    vanish = weights is not None and not weights.integers(plan.privacy.contributions)[-1]
+    return {"weights": weights} | ({"skip": True} if vanish and plan.design.skips else {})
 
 
 def _strategies(plan: Plan) -> list[StrategyName]:
@@ -139,7 +145,8 @@ def _strategies(plan: Plan) -> list[StrategyName]:
 def _weights(plan: Plan) -> tuple[SelectionWeights | None, ...]:
     if plan.design.restarts or plan.privacy.contributions > limits.MAX_WEIGHTED:
         return (plan.privacy.weights,)
-    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS)))
+    spared = (SPARED,) if plan.design.skips else ()
+    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS, *spared)))
 
 
 def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
