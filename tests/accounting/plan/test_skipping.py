@@ -88,7 +88,10 @@ def test_its_weights_are_the_usual_ones_unless_named() -> None:
     ],
 )
 def test_what_hinders_is_said(
-    field: str | None, changes: dict[str, Any], of_plan: dict[str, Any], of_line: dict[str, int | None]
+    field: str | None,
+    changes: dict[str, Any],
+    of_plan: dict[str, Any],
+    of_line: dict[str, int | None],
 ) -> None:
     """And each of these alone hinders: the plan without it skips."""
     base = build(24, weights=MILD)
