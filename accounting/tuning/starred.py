@@ -30,6 +30,9 @@ _NEARLY = 0.975
 #: 1% more keys are worth 3% more noise and no more: about the price of `accounting.shares.knee`,
 #: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
 _WORTH = 3.0
+#: And never more noise than this: what keys were worth before published ones could be skipped.
+#: Skipping makes keys so cheap that by the price alone all figures would get 2.7 times the noise.
+_MOST_NOISE = 1.65
 #: The job stays starred where another way has not so much less noise.
 _SAME_NOISE = 1.05
 #: Another strategy is not worth a word where it saves less.
@@ -82,7 +85,7 @@ def ways(plan: Plan) -> Ways:
 
 
 def _starred(found: list[Way]) -> Way:
-    paid = [way for way in found if way.noise <= max(way.keys, 1.0) ** _WORTH]
+    paid = [way for way in found if way.noise <= min(max(way.keys, 1.0) ** _WORTH, _MOST_NOISE)]
     most = max(way.keys for way in paid)
     full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]
     best = min(full, key=lambda way: way.noise)
