@@ -51,7 +51,8 @@ class Came:
 
     Attributes:
         placed: serial -> (window, step index, rank) of each admitted pair; decided: as committed;
-        indices: serial -> which selection weights its pairs take, where the job skips; sink: (window, trigger) -> sealed bytes; counts: of every key at every step.
+        indices: serial -> which selection weights its pairs take, where the job skips;
+        sink: (window, trigger) -> sealed bytes; counts: of every key at every step.
     """
 
     placed: Placed
