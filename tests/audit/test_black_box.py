@@ -276,7 +276,8 @@ BROKEN = {
         SABOTAGED["published only with new data"].patch, "values", ("count",), {"public": True}
     ),
     "skip without a bound on contributions": Broken(
-        _wrapped(bounding.skipping, "admit", _never_full), "values", ("count",), SKIPPED | {"contributions": 2, "selection_share": "0.2"},
+        _wrapped(bounding.skipping, "admit", _never_full), "values", ("count",),
+        SKIPPED | {"contributions": 2, "selection_share": "0.2"},
     ),
     "combined skip, threshold six sds lower": Broken(
         _wrapped(step, "calibrated", budgets(with_tau(_six_sds_lower))), "alone", ("count",),

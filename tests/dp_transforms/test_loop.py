@@ -1,10 +1,12 @@
 """The loop of both stages in one process: stops, threads, stores that are begun again."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
@@ -77,6 +79,22 @@ def test_what_was_asked_for_before_is_not_given_again(store_paths: Iterator[str]
     base = plan.timeline.base
     left = [step for step in want if base(step[0][0]) + step[0][1] >= first]  # type: ignore[index]
     assert out == left and len(left) < len(want)
+    stores.close_all()
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_position_that_is_there_twice(store_paths: Iterator[str], once: bool) -> None:
+    """Refused where somebody else has numbered the rows, else one record that came again."""
+    plan = PLANS["skip"]
+    run, batches = begin(plan, next(store_paths)), stream_of(plan).batches(400)
+    found = alternate(run, flow.stages_of(run), by_shard(run, [*batches, batches[0]]), stops(plan),
+                      once=once)  # fmt: skip
+    with pytest.raises(UsageError, match="share a position") if once else nullcontext():
+        rows = sum(part.num_rows for _, part in found)
+        stores.close_all()
+        again = begin(plan, next(store_paths))
+        want = alternate(again, flow.stages_of(again), by_shard(again, batches), stops(plan))
+        assert rows == sum(part.num_rows for _, part in want)
     stores.close_all()
 
 
