@@ -31,7 +31,7 @@ __all__ = ["job"]
 def test_abandoned_units_are_exhausted(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: int, count: int
 ) -> None:
-    """As the rules of the run count, whatever new runs do."""
+    """As the rules of the run count; where it skips, its counter of weights is used up like C."""
     with monkeypatch.context() as patch:
         patch.setattr(
             runs, "calibrate", lambda p: calibrate(msgspec.structs.replace(p, rules=rules))
