@@ -247,7 +247,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     most = job.plan.privacy.contributions
     # By the rules of the run that is given up, not by those of new ones.
     design = stores.design_of_run(job.plan, store.identity)
-    limit = exhausted(most) if design.skips else most
+    limit = exhausted(most) if design.packs_indices else most
     return Abandon(max(1, *trigger_times), limit)
 
 

@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.accounting.calibration import calibrate
-from dpstream.accounting.plan.rules import RULES
-from dpstream.dp_transforms import run as runs
-from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
@@ -311,30 +306,6 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     assert {Path(n).parent.name for n in new} == {"window-000003"} and len(new) == 4
     assert done("info", job)["abandoned"] == 3 and not done("info", job)["restoring"]
     assert run(job).resumed and files(out) == after
-
-
-@pytest.mark.parametrize(("rules", "count"), [(3, 9), (RULES, exhausted(9))])
-def test_abandoned_units_are_exhausted(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: int, count: int
-) -> None:
-    """As the rules of the run count; where it skips, its counter of weights is used up like C."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            runs, "calibrate", lambda p: calibrate(msgspec.structs.replace(p, rules=rules))
-        )
-        stop_after(job, 1)
-    done("backup", job, "--out", tmp_path / "b")
-    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
-    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
-    for shard in (0, 1):
-        units = store.unit_shard(shard)
-        assert units.table.size > 10
-        assert set(units.counts[: units.table.size].tolist()) == {count}
-        # BOUND had decided the whole input (up to a test, where it waits), so all that is given up.
-        assert units.decided == units.forgotten
-        assert (units.decided == 4 * DAYS) is (rules == 3)
-    store.close()
 
 
 def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:
