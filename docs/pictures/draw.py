@@ -15,12 +15,8 @@ LABELS = {
     "every": "dpstream, every record counts",
     "one": "dpstream, one record per user and key",
 }
-#: Points that are named in the picture.
-NAMED = {
-    "paper, printed (its guarantee does not hold)": "the paper",
-    "default (`sticky`: blt, mild weights)": "default",
-    "`combined`": "combined",
-}
+#: Points that are named in the picture, by how their row begins.
+NAMED = {"paper, printed": "the paper", "default (": "default", "`combined`": "combined"}
 ONE_PER_KEY = ("per_key", "fused", "combined")
 
 
@@ -58,8 +54,9 @@ def draw(path: Path) -> None:
         colour = COLOURS[kind(mode)]
         face = colour if triggers == 100 else "#fbfbfd"
         axis.scatter(wrong, keys, s=52, color=face, edgecolors=colour, lw=1.6, zorder=3)
-        if triggers == 100 and mode in NAMED:
-            axis.annotate(NAMED[mode], (wrong, keys), (8, 7), fontsize=10,
+        name = next((NAMED[begin] for begin in NAMED if mode.startswith(begin)), None)
+        if triggers == 100 and name is not None:
+            axis.annotate(name, (wrong, keys), (8, 7), fontsize=10,
                           textcoords="offset points", color=colour, weight="bold")  # fmt: skip
     for name, label in LABELS.items():
         axis.scatter([], [], s=52, color=COLOURS[name], label=label)
