@@ -163,7 +163,7 @@ def _tau(budget: Budget) -> Float64:
 
 def _least(plan: Plan, budget: Budget) -> float:
     """What a unit adds at least (its last pair), relative to the most it adds."""
-    statistic, weights = budget.statistic, plan.privacy.weights
+    statistic, weights = budget.statistic, plan.design.weights
     if weights is None or statistic is None:
         return 1.0
     last = int(weights.integers(plan.privacy.contributions)[-1])
@@ -348,10 +348,11 @@ def _extras(plan: Plan) -> str:
             of_key = f"at most {many} records per unit, window and key count"
         repeats = ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
         words += f"; {of_key}{repeats}"
-    if privacy.weights is not None:
+    weights = plan.design.weights
+    if weights is not None:
         words += (
-            f"; the i-th pair of a unit weighs (i + {exact(privacy.weights.offset)})"
-            f"^-{exact(privacy.weights.power)} in selection"
+            f"; the i-th pair of a unit weighs (i + {exact(weights.offset)})"
+            f"^-{exact(weights.power)} in selection"
         )
     if privacy.combine:
         words += "; tested together with the published count"

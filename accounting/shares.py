@@ -69,7 +69,8 @@ class Shares(NamedTuple):
 def costs_of(plan: Resolved) -> Costs:
     """What a unit can cost the plan's streams."""
     privacy, count = plan.privacy, plan.privacy.contributions
-    weights = None if privacy.weights is None else privacy.weights.integers(count)
+    given = plan.design.weights
+    weights = None if given is None else given.integers(count)
     counted = square_parts(None, count)
     if privacy.per_key_bound is not None:
         squares = per_key_squares(privacy.per_key_bound, count)
@@ -153,7 +154,7 @@ def _selection_share(plan: Resolved, costs: Costs, rules: int) -> float:
         return COMBINED
     if plan.design.once_per_key or plan.design.units_apart:
         return SPLIT
-    if plan.privacy.weights:
+    if plan.design.weights:
         return WEIGHTED if rules == FIRST_RULES else knee(costs)
     return (1 - SLACK) / costs.most(1.0, 0.0, 1.0)
 

@@ -17,6 +17,8 @@ from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 from dpstream.accounting.plan.rules import REPEATS_FREE, RULES
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
+from dpstream.accounting.plan.skipping import skips, weights_of
+from dpstream.accounting.weights import SelectionWeights
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
@@ -46,6 +48,7 @@ class Design(msgspec.Struct, frozen=True):
             admit it and it takes nothing.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
+        weights: these weights.
         units_column: the count-of-units column, if any.
         streams: the noisy running sums behind the columns.
         derived: sums without a stream of their own, made from a mean's two.
@@ -81,6 +84,7 @@ class Design(msgspec.Struct, frozen=True):
     cells: Cells | None = None
     schedule: tuple[int, ...] | None = None
     skips: bool = False
+    weights: SelectionWeights | None = None
 
     @property
     def inverse_norm2(self) -> float:
@@ -139,9 +143,8 @@ def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
-    return resolve(
-        plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    )
+    given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
+    return resolve(*given)
 
 
 def resolve(
@@ -152,6 +155,7 @@ def resolve(
     periods_met: int = 1,
     cells: Cells | None = None,
     rules: int = RULES,
+    suited: bool = False,
 ) -> Design:
     """What settings mean together.
 
@@ -162,10 +166,12 @@ def resolve(
         periods_met: the most privacy periods that one window can meet.
         cells: how the noise of public keys is mixed.
         rules: of the run (``accounting.plan.rules``).
+        suited: records and time axis go with skipping (``accounting.plan.skipping``).
     """
+    skipping = skips(privacy, selects, triggers, rules, suited)
     per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
     # Where published keys are skipped BOUND counts indices of its own, and repeats cost as before.
-    repeats_cost = per_key is not None and (before or privacy.skip)
+    repeats_cost = per_key is not None and (before or skipping)
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
@@ -180,7 +186,7 @@ def resolve(
         selects=selects,
         restarts=restarts,
         unit_sets=sets,
-        units_from=_units_from(counted, selects, weighted or privacy.skip),
+        units_from=_units_from(counted, selects, weighted or skipping),
         per_key=per_key,
         repeats_cost=repeats_cost,
         ranked=weighted or per_key is not None,
@@ -195,8 +201,9 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=schedule_of(privacy, triggers) if selects and not restarts else None,
-        skips=privacy.skip,
+        schedule=schedule_of(privacy, triggers, skipping) if selects and not restarts else None,
+        skips=skipping,
+        weights=weights_of(privacy, skipping),
     )
 
 

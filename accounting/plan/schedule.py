@@ -16,7 +16,7 @@ from dpstream.accounting.errors import UsageError
 if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
 
-#: Tests of a window where a job says that published keys are skipped, and not how many tests.
+#: Tests of a window where published keys are skipped, and the job does not say how many.
 DEFAULT_TESTS = 15
 
 
@@ -26,10 +26,14 @@ def growing(triggers: int, tests: int) -> tuple[int, ...]:
     return tuple(sorted({-(-triggers * j * j // square) for j in range(1, tests + 1)}))
 
 
-def schedule_of(privacy: "Privacy", triggers: int) -> tuple[int, ...] | None:
-    """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart."""
+def schedule_of(privacy: "Privacy", triggers: int, skips: bool) -> tuple[int, ...] | None:
+    """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart.
+
+    Args:
+        skips: pairs on published keys take no selection weight.
+    """
     given = privacy.tests
-    if given is None and not privacy.skip:
+    if given is None and not skips:
         return None
     if given is None or isinstance(given, int):
         return growing(triggers, min(given or DEFAULT_TESTS, triggers))

@@ -1,0 +1,64 @@
+"""Which plans skip what is published by the rules alone, and with which weights."""
+
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.plan.design import resolve
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.rules import RULES, SKIPS_USUALLY
+from dpstream.accounting.plan.skipping import skips, weights_of
+from dpstream.accounting.weights import MILD, SPARED, STEEP
+
+COUNT = Aggregate("n", "count")
+
+
+def privacy(**changes: Any) -> Privacy:
+    return Privacy(
+        **({"epsilon": 6.0, "delta": 1e-9, "contributions": 32, "weights": MILD} | changes)
+    )
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_job_is_taken_at_its_word(said: bool) -> None:
+    assert skips(privacy(skip=said), True, 24, 1, False) is said
+
+
+def test_by_the_rules_of_new_runs() -> None:
+    assert skips(privacy(), True, 24, RULES, True) and skips(privacy(), True, 2, RULES, True)
+    assert not skips(privacy(), True, 24, SKIPS_USUALLY - 1, True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "rounds", "weights": None},
+        {"weights": None},
+        {"per_key_bound": 2},
+        {"contributions": 1024},
+        {"select_every": 4},
+        {"tests": 1},
+        {"tests": (24,)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_go_with_it(changes: dict[str, Any]) -> None:
+    assert not skips(privacy(**changes), True, 24, RULES, True)
+
+
+def test_records_and_time_that_do_not_go_with_it() -> None:
+    assert not skips(privacy(), True, 24, RULES, False)
+    assert not skips(privacy(), False, 24, RULES, True)
+    assert not skips(privacy(), True, 1, RULES, True)  # there is nothing to save
+
+
+def test_its_weights_are_the_usual_ones_unless_named() -> None:
+    combined = privacy(per_key_bound=1, combine=True, weights=STEEP)
+    unnamed = privacy(per_key_bound=1, combine=True, weights=STEEP, usual_weights=True)
+    assert weights_of(combined, True) == weights_of(unnamed, False) == STEEP
+    assert weights_of(unnamed, True) == SPARED
+    assert weights_of(privacy(usual_weights=True), True) == MILD
+    assert weights_of(privacy(skip=True, usual_weights=True, weights=STEEP), True) == STEEP
+    assert resolve(unnamed, (COUNT,), True, 24, suited=True).weights == SPARED
+    assert resolve(unnamed, (COUNT,), True, 24).weights == STEEP
