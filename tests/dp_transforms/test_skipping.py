@@ -94,7 +94,7 @@ def test_an_exhausted_unit_gets_nothing() -> None:
 TESTS = (1, 3, 5)
 PLAN = make_plan(
     triggers=5, windows=2, contributions=5, strategy="blt", skip=True, tests=TESTS,
-    weights=SelectionWeights(1.0, 2.0),
+    weights=SelectionWeights(1.0, 2.0), remember="never",
 )  # fmt: skip
 SHARDS = 2
 #: (window, key number) -> trigger at which it is selected.
