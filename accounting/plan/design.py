@@ -18,7 +18,7 @@ from dpstream.accounting.plan.fields import Aggregate, ValueStream
 from dpstream.accounting.plan.remembering import remembered_for, remembers
 from dpstream.accounting.plan.rules import REPEATS_FREE, RULES
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
-from dpstream.accounting.plan.skipping import skips, weights_of
+from dpstream.accounting.plan.skipping import skips, suits, weights_of
 from dpstream.accounting.weights import SelectionWeights
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def design_of(plan: "Plan") -> Design:
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
     given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    return resolve(*given, remembers=remembers(plan), remembered_for=remembered_for(plan))
+    return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
 
 
 def resolve(

@@ -93,6 +93,9 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
         kept |= {"select_every": None, "tests": None}
     if settings["weights"] is None:
         kept["skip"] = False
+    kept["usual_weights"] = (
+        settings["weights"] == plan.privacy.weights and plan.privacy.usual_weights
+    )
     kept["final_flush"] = settings["mode"] == "rounds"
     same = settings["per_key_bound"] == plan.privacy.per_key_bound
     try:

@@ -163,7 +163,9 @@ def _standing(plan: Plan, settings: dict[str, Any]) -> Standing | None:
 
 
 def with_privacy(plan: Plan, **settings: Any) -> Plan:
-    """The plan with other fields of ``Privacy``."""
+    """The plan with other fields of ``Privacy``; weights among them are named by the job."""
+    if "weights" in settings:
+        settings = {"usual_weights": False} | settings
     privacy = msgspec.structs.replace(plan.privacy, **settings)
     return msgspec.structs.replace(plan, privacy=privacy)
 

@@ -107,7 +107,7 @@ class Conductor(beam.DoFn):
             )
         records = [held.pop(shard) for shard in range(run.shards)]
         first, through = self._announced
-        ends, end = stops(run.plan, first, through), instant(run.plan.timeline, through)
+        ends, end = stops(run.explicit(), first, through), instant(run.plan.timeline, through)
         settings: dict[str, Any] = {"threads": self._threads, "once": self._once}
         for step in alternate(run, self._stages, records, ends, first=first, **settings):
             yield GlobalWindows.windowed_value(step, end)

@@ -88,7 +88,7 @@ def test_numbers_without_a_guarantee_are_marked(make_plan: Make) -> None:
 
 def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     """Other defaults, another table of coefficients, another calibration: the text decides."""
-    plan = make_plan(weights=SelectionWeights(), strategy="blt", triggers=250)
+    plan = make_plan(weights=SelectionWeights(), strategy="blt", triggers=250, skip=False)
     text, given = calibrate(plan), allocate(plan)
     other = {row: ((0.5,), (0.3,)) for row in blt_table.EXPONENTIALS}
     with (

@@ -31,7 +31,8 @@ def test_what_the_constant_wasted(make_plan: Make) -> None:
     """C = 8: nearly half the noise for less than 4% of the threshold; C = 32: hardly a change."""
     sds, taus = {}, {}
     for count in (8, 32):
-        plan = make_plan(13, contributions=count, weights=SelectionWeights(3, 0.5), strategy="blt")
+        weights = SelectionWeights(3, 0.5)
+        plan = make_plan(13, contributions=count, weights=weights, strategy="blt", skip=False)
         old, new = allocate(plan, FIRST_RULES), allocate(plan)
         assert old.tau is not None and new.tau is not None
         sds[count] = float(new.values[0].sd[-1] / old.values[0].sd[-1])

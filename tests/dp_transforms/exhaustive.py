@@ -21,7 +21,15 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from tests.dp_transforms.reference import Accepted, Pair, bounds_keys, covers, made_from_a_mean
+from tests.dp_transforms.reference import (
+    Accepted,
+    Pair,
+    bounds_keys,
+    covers,
+    made_from_a_mean,
+    remembers,
+    skips,
+)
 
 #: Weighted counts are whole numbers of 2^-8.
 LATTICE = 256
@@ -128,7 +136,7 @@ def tests_of(plan: Plan) -> list[int]:
     last, privacy = plan.timeline.triggers, plan.privacy
     if isinstance(privacy.tests, tuple):
         return list(privacy.tests)
-    if privacy.tests or privacy.skip:
+    if privacy.tests or skips(plan):
         n = min(privacy.tests or 15, last)
         return sorted({math.ceil(Fraction(last) * Fraction(j, n) ** 2) for j in range(1, n + 1)})
     every = 1 if plan.design.restarts else privacy.select_every or refreshes_every(plan)
@@ -192,13 +200,6 @@ class _Log:
         every = plan.timeline.trigger_every
         lasting = plan.remember if isinstance(plan.remember, int) else math.inf
         return {key for at, key in self._selected if at <= start and (start - at) * every < lasting}
-
-
-def remembers(plan: Plan) -> bool:
-    """Whether windows know what earlier ones have published: since rules 4, unless it says so."""
-    if plan.privacy.mode != "sticky" or plan.public_keys is not None:
-        return False
-    return plan.remember != "never" and (plan.remember is not None or plan.rules >= 4)
 
 
 def _step(
@@ -346,7 +347,7 @@ def _figures(
         elif a.kind == "units":
             assert budget.units is not None
             fused = plan.public_keys is None and plan.privacy.weights is None
-            assert not (fused and plan.privacy.skip)
+            assert not (fused and skips(plan))
             role = "selection" if fused else "units"
             drawn = noise.path(role, budget.units, window, key_id)
             step_index = test_of(plan, t) if fused else t

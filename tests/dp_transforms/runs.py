@@ -16,7 +16,7 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.step import run_name
 from dpstream.state.store import RunIdentity
 from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive, skipping
-from tests.dp_transforms.reference import accept, admitted
+from tests.dp_transforms.reference import accept, admitted, skips
 from tests.streams import (
     COUNT,
     MEAN,
@@ -78,7 +78,7 @@ PLANS: dict[str, Plan] = {
 def ranked_plan(weights: tuple[float, float] | None = None, **options: object) -> Plan:
     """A plan in which the order of a unit's pairs matters, with more pairs for each unit."""
     given = None if weights is None else SelectionWeights(*weights)
-    settings = {"contributions": 5, "epsilon": 9.0, "weights": given, **options}
+    settings = {"contributions": 5, "epsilon": 9.0, "weights": given, "skip": False, **options}
     return make_plan(**settings)  # type: ignore[arg-type]
 
 
@@ -218,7 +218,7 @@ def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
     stream = stream_of(plan) if stream is None else stream
     public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
     noise = SlowNoise(plan, ring, identity(plan))
-    if plan.privacy.skip:
+    if skips(plan):
         return skipping(plan, accept(plan, stream).values(), key_ids(ring), noise)
     return exhaustive(plan, admitted(plan, listed(plan, stream)), key_ids(ring), noise, public)
 

@@ -27,27 +27,28 @@ KINDS: dict[str, dict[str, object]] = {
     "paper": {"strategy": "tree", "mode": "rounds"},
     "strategy=toeplitz,weights=uniform": {"strategy": "toeplitz"},
     "strategy=blt,weights=uniform": {"strategy": "blt"},
-    "strategy=blt,weights={offset=3.0,power=0.5}": {
+    "strategy=blt,weights={offset=3.0,power=0.5},skip=false": {
         "strategy": "blt",
+        "skip": False,
         "weights": SelectionWeights(3.0, 0.5),
     },
     "strategy=toeplitz,per_key_bound=1,weights=uniform": {
         "strategy": "toeplitz",
         "per_key_bound": 1,
     },
-    "strategy=blt,per_key_bound=1,combine=true,weights={offset=3.0,power=1.5}": {
+    "combined,skip=false": {
+        "skip": False,
         "strategy": "blt",
         "per_key_bound": 1,
         "combine": True,
         "weights": SelectionWeights(3.0, 1.5),
     },
     "rounds,strategy=blt": {"strategy": "blt", "mode": "rounds"},
-    "skip": {"strategy": "blt", "weights": MILD, "skip": True, "selection_share": 0.8},
-    "combined-skip": {
+    "sticky": {"strategy": "blt", "weights": MILD},
+    "combined": {
         "strategy": "blt",
         "per_key_bound": 1,
         "combine": True,
-        "skip": True,
         "weights": SPARED,
     },
 }
