@@ -19,6 +19,7 @@ from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.skipping import hindrance
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
 from dpstream.accounting.tuning.answer import Tuned
 
@@ -251,6 +252,9 @@ def _publishing(plan: Plan) -> str:
             tested += ", and what is published takes no selection weight" * plan.design.skips
         elif plan.design.selects and plan.design.select_every > 1:
             tested = f"; keys are tested every {plan.design.select_every} triggers"
+        why = hindrance(plan)
+        if why is not None:
+            tested += f"; what is published takes selection weight like other keys ({why})"
         rule = f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
         return rule + _remembered(plan)
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""

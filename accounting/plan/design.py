@@ -209,7 +209,9 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=schedule_of(privacy, triggers, skipping) if selects and not restarts else None,
+        schedule=(
+            schedule_of(privacy, triggers, skipping, rules) if selects and not restarts else None
+        ),
         skips=skipping,
         weights=weights_of(privacy, skipping),
         remembers=remembers,

@@ -103,7 +103,8 @@ class Conductor(beam.DoFn):
             raise RunError(
                 "privacy.skip",
                 "this engine works on the shards of one stage apart, and was not told to wait",
-                "name the engine with --runner, or give DPStream a clock",
+                "name the engine with --runner, give DPStream a clock, or begin a run with "
+                "privacy.skip = false",
             )
         records = [held.pop(shard) for shard in range(run.shards)]
         first, through = self._announced

@@ -14,7 +14,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.rules import FIRST_RULES, RULES
 from dpstream.accounting.strategies import blt_table, make_strategy
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.weights import STEEP, SelectionWeights
 from tests.accounting.plans import UNITS, Make
 from tests.designs import redesigned
 
@@ -121,6 +121,18 @@ def test_a_run_keeps_its_rules(make_plan: Make, rules: int) -> None:
     assert begun(later, text) == plan and begun(later, text).hash == later.hash
     assert calibrated(later, text).plan.design.repeats_cost == (rules == 2)
     assert begun(later, "").rules == FIRST_RULES
+
+
+def test_a_run_keeps_the_weights_it_was_begun_with(make_plan: Make) -> None:
+    """A job that names the weights that are usual without skipping has the hash of one that names
+    none, and goes on with that one's run."""
+    kind = {"per_key_bound": 1, "combine": True, "weights": STEEP}
+    named, unnamed = (make_plan(usual_weights=usual, **kind) for usual in (False, True))
+    assert named.hash == unnamed.hash and named.design.weights != unnamed.design.weights
+    for begun_with, later in ((named, unnamed), (unnamed, named)):
+        text = calibrate(begun_with)
+        assert begun(later, text) == begun(begun_with, text) == begun_with
+        assert calibrated(later, text).plan.design.weights == begun_with.design.weights
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def skips(plan: Plan) -> bool:
     goes = privacy.mode == "sticky" and privacy.weights is not None and plan.public_keys is None
     goes = goes and privacy.per_key_bound in (None, 1) and privacy.contributions < 1024
     goes = goes and plan.record_id is None and line.max_skew == 0 and line.window <= 11 * line.slide
+    goes = goes and (line.end is not None or line.slide >= 30_000_000)
     several = line.triggers > 1 and privacy.tests not in (1, (line.triggers,))
     several = several or remembers(plan)
     return plan.rules >= 4 and goes and several and privacy.select_every is None

@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.guarantee import text
 from dpstream.accounting.plan.design import resolve
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.rules import RULES, SKIPS_USUALLY
-from dpstream.accounting.plan.skipping import skips, weights_of
+from dpstream.accounting.plan.skipping import hindrance, skips, suits, weights_of
 from dpstream.accounting.weights import MILD, SPARED, STEEP
+from tests.accounting.plans import SECOND, build
 
 COUNT = Aggregate("n", "count")
 
@@ -62,3 +66,44 @@ def test_its_weights_are_the_usual_ones_unless_named() -> None:
     assert weights_of(privacy(skip=True, usual_weights=True, weights=STEEP), True) == STEEP
     assert resolve(unnamed, (COUNT,), True, 24, suited=True).weights == SPARED
     assert resolve(unnamed, (COUNT,), True, 24).weights == STEEP
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "of_plan", "of_line"),
+    [
+        ("privacy.skip", {"skip": False}, {}, {}),
+        ("privacy.select_every", {"select_every": 4}, {}, {}),
+        ("privacy.per_key_bound", {"per_key_bound": 2}, {}, {}),
+        ("privacy.contributions", {"contributions": 1024}, {}, {}),
+        ("schema.record_id", {}, {"record_id": Field("message")}, {}),
+        ("time.max_skew", {}, {}, {"max_skew": 1}),
+        ("time.slide", {}, {}, {"slide": 2 * SECOND}),
+        ("time.slide", {}, {}, {"end": None}),
+        (None, {}, {}, {"end": None, "window": 30 * SECOND, "slide": 30 * SECOND}),
+        ("one test a window", {"tests": 1}, {}, {}),
+        (None, {}, {}, {}),
+        (None, {}, {}, {"slide": 3 * SECOND}),
+        (None, {"weights": None}, {}, {}),
+        (None, {"select_every": 4}, {"rules": SKIPS_USUALLY - 1}, {}),
+    ],
+)
+def test_what_hinders_is_said(
+    field: str | None,
+    changes: dict[str, Any],
+    of_plan: dict[str, Any],
+    of_line: dict[str, int | None],
+) -> None:
+    """And each of these alone hinders: the plan without it skips."""
+    base = build(24, weights=MILD)
+    assert base.design.skips and suits(base)
+    plan = msgspec.structs.replace(
+        base,
+        privacy=msgspec.structs.replace(base.privacy, **changes),
+        timeline=msgspec.structs.replace(base.timeline, **of_line),
+        **of_plan,
+    ).check()
+    assert hindrance(plan) == field
+    assert plan.design.skips == (field is None and plan.design.weighted and not of_plan)
+    words = text(plan, allocate(plan))
+    assert ("takes no selection weight" in words) == plan.design.skips
+    assert (f"like other keys ({field})" in words) == (field is not None)
