@@ -22,9 +22,13 @@ not matter which of them a decision that is read back stands for (`bounding` tak
 least stamp).  Copies that could say something else are those of records that ids name: plans with
 such ids do not skip (`accounting.plan.skipping.suits`).
 
-Pairs and indices share the store's numbers, so that copies, expiry and reshards know nothing of
-them: a unit's count is a sum of words, each ``pairs + indices taken << 16``; what is kept of the
-order of a record is ``rank + first index << 10 + published windows << 20``.
+With a bound of 1 per key BOUND keeps it (`dp_transforms.bounding`): repeats are not admitted, and
+the pairs that take an index are marked beside each record (``store.PerKey.fresh``), which is also
+how many its unit has taken.  Nothing below is used then.
+
+Without, pairs and indices share the store's numbers, so that copies, expiry and reshards know
+nothing of them: a unit's count is a sum of words, each ``pairs + indices taken << 16``; what is
+kept of the order of a record is ``rank + first index << 10 + published windows << 20``.
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 from dpstream.accounting.plan.remembering import remembered_for, remembers
-from dpstream.accounting.plan.rules import REPEATS_FREE, RULES
+from dpstream.accounting.plan.rules import REPEATS_FREE, RULES, SKIPS_USUALLY
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
 from dpstream.accounting.plan.skipping import skips, suits, weights_of
 from dpstream.accounting.weights import SelectionWeights
@@ -45,8 +45,8 @@ class Design(msgspec.Struct, frozen=True):
         units_from: where a published count of units gets its noise.
         per_key: k, the most records of a (unit, window, key) that count; ``None``: no such bound.
         repeats_cost: a record beyond the bound per key uses up C, and is left out behind BOUND
-            (runs from before rules 3, and where published keys are skipped); else BOUND does not
-            admit it and it takes nothing.
+            (runs from before rules 3, or rules 4 where published keys are skipped); else BOUND
+            does not admit it and it takes nothing.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
         weights: these weights.
@@ -110,6 +110,14 @@ class Design(msgspec.Struct, frozen=True):
     def admits_per_key(self) -> bool:
         """Whether BOUND keeps the bound per key, and says which pair is the first of its key."""
         return self.per_key is not None and not self.repeats_cost
+
+    @property
+    def packs_indices(self) -> bool:
+        """Whether a unit's count in the store holds its indices too (`dp_transforms.skipping`).
+
+        With a bound per key the marks of the pairs that take one say how many they are.
+        """
+        return self.skips and not self.admits_per_key
 
     @property
     def units_apart(self) -> bool:
@@ -178,8 +186,7 @@ def resolve(
     """
     skipping = skips(privacy, selects, triggers, rules, suited, remembers)
     per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
-    # Where published keys are skipped BOUND counts indices of its own, and repeats cost as before.
-    repeats_cost = per_key is not None and (before or skipping)
+    repeats_cost = per_key is not None and (before or (skipping and rules < SKIPS_USUALLY))
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"

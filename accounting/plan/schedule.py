@@ -77,9 +77,10 @@ def check_tests(privacy: "Privacy", triggers: int) -> None:
         return
     rises = all(a < b for a, b in itertools.pairwise(given))
     if not given or given[0] < 1 or not rises or given[-1] != triggers:
+        mended = [*sorted({t for t in given if 0 < t < triggers}), triggers]
         raise UsageError(
             "privacy.tests",
             "must be a list of triggers that rises from 1 or more to the last trigger of a "
             f"window, which is {triggers}",
-            f"write a number of tests, as {DEFAULT_TESTS}, or end the list with {triggers}",
+            f"write {DEFAULT_TESTS}, for that many tests, or the list {mended}",
         )

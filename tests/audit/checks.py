@@ -14,7 +14,7 @@ from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.audit import encoders
 from tests.audit.neighbours import Pair
-from tests.audit.recorder import Trace
+from tests.audit.recorder import Row, Trace
 from tests.audit.reference import (
     KeyRun,
     Mechanism,
@@ -67,6 +67,8 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         yield "rank: not one pair of each (unit, window, key) is the first"
     if plan.design.ranked and not _ranked(trace):
         yield "rank: not the number of the unit's pairs admitted before"
+    if plan.design.skips:
+        yield from sorted(set(_indices(mechanism, trace)))
     runs = replay(mechanism, trace.rows)
     yield from _against(mechanism, trace, runs)
 
@@ -79,6 +81,30 @@ def _ranked(trace: Trace) -> bool:
     # With a bound per key only first pairs have one.
     ranks = ([rank for *_, rank in sorted(rows) if rank >= 0] for rows in by_unit.values())
     return all(found == list(range(len(found))) for found in ranks)
+
+
+def decided(mechanism: Mechanism, row: Row) -> int:
+    """Trigger time at which a pair was decided: all records are there in time."""
+    return max(1, int(mechanism.plan.timeline.trigger_time_of(np.array([row.order[0]]))[0]))
+
+
+def _indices(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
+    """Weights are taken in order, by pairs on keys that no release before them has named."""
+    base, first = mechanism.plan.timeline.base, dict[tuple[int, str], int]()
+    for (window, trigger), rows in trace.released.items():
+        for page in rows:
+            time = base(window) + trigger
+            first[window, page] = min(time, first.get((window, page), time))
+    by_unit: dict[bytes, list[Row]] = {}
+    for row in trace.rows:
+        by_unit.setdefault(row.unit, []).append(row)
+        known = first.get((row.window, row.page), 1 << 40) < decided(mechanism, row)
+        if known != (row.index < 0):
+            yield "index: a pair does not know what was published before it, and no more"
+    for own in by_unit.values():
+        taken = [row.index for row in sorted(own, key=lambda r: r.rank) if row.index >= 0]
+        if taken != list(range(len(taken))):
+            yield "index: a unit's weights are not each taken once, in order"
 
 
 def _tau(mechanism: Mechanism) -> list[float]:
@@ -161,8 +187,11 @@ def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace
     both = without.draws.keys() & added.draws.keys()
     if any(without.draws[n] != added.draws[n] for n in both):
         yield "noise: a node has other noise on a neighbour"
+    if mechanism.plan.design.skips:
+        yield from _pair_that_skips(mechanism, mine, without, added)
+        return
     for trace in (without, added):
-        transcript = _transcript(trace)
+        transcript = transcript_of(trace)
         x = streams_of(mechanism, without.rows, transcript)
         y = streams_of(mechanism, added.rows, transcript)
         yield from sorted({*_sensitivity(mechanism, x, y, trace.sigmas)})
@@ -170,7 +199,37 @@ def pair_problems(mechanism: Mechanism, pair: Pair, without: Trace, added: Trace
     yield from sorted({*_sensitivity(mechanism, x, y, added.sigmas)})
 
 
-def _transcript(trace: Trace) -> Transcript:
+def _pair_that_skips(
+    mechanism: Mechanism, mine: set[int], without: Trace, added: Trace
+) -> Iterator[str]:
+    """As far as outputs are equal: what is skipped follows them, also of others' pairs."""
+    line = mechanism.plan.timeline
+    times = {(w, t): line.base(w) + t for w in range(line.windows) for t in _triggers(mechanism)}
+    same = min(
+        (
+            time
+            for name, time in times.items()
+            if without.released[name].keys() != added.released[name].keys()
+        ),
+        default=line.last_trigger_time,
+    )
+    here, there = (
+        {(r.serial, r.window): r.index for r in t.rows if decided(mechanism, r) <= same}
+        for t in (without, added)
+    )
+    if here != {name: index for name, index in there.items() if name[0] not in mine}:
+        yield "others: another unit takes other weights though outputs are equal"
+    cut = [
+        [r for r in t.rows if line.base(r.window) + r.step_index <= same] for t in (without, added)
+    ]
+    transcript = transcript_of(added)
+    x, y = (streams_of(mechanism, rows, transcript) for rows in cut)
+    yield from sorted({*_sensitivity(mechanism, x, y, added.sigmas)})
+    x, y = _observed(mechanism, without, added, same), _observed(mechanism, added, without, same)
+    yield from sorted({*_sensitivity(mechanism, x, y, added.sigmas)})
+
+
+def transcript_of(trace: Trace) -> Transcript:
     """Selections of a run, from the rounds of its states."""
     out: dict[tuple[int, str], list[int]] = {}
     for window, page, trigger in sorted(trace.rounds_after):
@@ -181,10 +240,14 @@ def _transcript(trace: Trace) -> Transcript:
     return out
 
 
-def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
-    """x as the product's own states moved, as far as both runs have the same transcript."""
+def _observed(mechanism: Mechanism, trace: Trace, other: Trace, same: int | None = None) -> Streams:
+    """x as the product's own states moved, as far as both runs have the same transcript.
+
+    Args:
+        same: the trigger time that ends it for all keys; ``None``: each key's own transcript does.
+    """
     plan, out = mechanism.plan, Streams()
-    mine, theirs = _transcript(trace), _transcript(other)
+    mine, theirs = transcript_of(trace), transcript_of(other)
     triggers = plan.timeline.triggers
     for window, page in {(w, p) for w, p, _ in trace.counts}:
         here, there = mine.get((window, page), []), theirs.get((window, page), [])
@@ -193,6 +256,8 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace) -> Streams:
             longer = here if len(here) > len(there) else there
             split = longer[min(len(here), len(there))]
         upto = triggers if split is None else split
+        if same is not None:
+            upto = min(triggers, same - plan.timeline.base(window))
         before, started, number = (0, (0,) * mechanism.plan.design.sums), 0, 0
         for trigger in range(1, upto + 1):
             now = trace.counts.get((window, page, trigger))

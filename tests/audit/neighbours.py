@@ -160,6 +160,15 @@ STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods
 STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
 STAMPED += ("combined_apart", "three_per_key")
 PERIODS = ("periods", "periods_rounds", "weights_periods")
+SKIP_STAMPED = ("skip_units", "skip_periods", "skip_combined_blt")
+
+
+def skipping_name(seed: int) -> str:
+    """A plan that skips what is published, for the kind of neighbours that a seed has."""
+    kind, number = KINDS[seed % len(KINDS)], seed // len(KINDS)
+    allowed = {"late": SKIP_STAMPED, "straddle": ("skip_periods",)}
+    names = allowed.get(kind, tuple(skipping_plans()))
+    return names[number % len(names)]
 
 
 def make_pair(seed: int, kind: str | None = None, name: str | None = None) -> Pair:
@@ -169,7 +178,7 @@ def make_pair(seed: int, kind: str | None = None, name: str | None = None) -> Pa
     if name is None:
         allowed = {"late": STAMPED, "straddle": PERIODS}.get(kind, tuple(plans()))
         name = allowed[(5 * (seed % len(KINDS)) + seed // len(KINDS)) % len(allowed)]
-    plan = plans()[name]
+    plan = (plans() | skipping_plans())[name]
     size = int(rng.integers(120, 260))
     others = [_ordinary(plan, rng, n, f"u{rng.integers(0, USERS)}") for n in range(size)]
     others += _joiners(plan, rng, size)

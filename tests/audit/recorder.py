@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,12 +31,16 @@ Path_ = tuple[int, str, str, bytes, int]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An admitted (record, window) pair; ``rank`` as BOUND gave it (0 where it gives none)."""
+    """An admitted (record, window) pair; ``rank`` as BOUND gave it (0 where it gives none).
+
+    ``index`` is that of the selection weight it takes, -1 for none; the rank where none is skipped.
+    """
 
     serial: int
     window: int
     step_index: int
     rank: int
+    index: int
     order: tuple[int, int, int]  # (stamp, partition, offset)
     unit: bytes
     page: str
@@ -90,14 +94,26 @@ def begin(plan: Plan, folder: Path, shards: int, keys: KeySource = KEYS) -> Run:
 
 
 def record(
-    plan: Plan, records: tuple[Record, ...], folder: Path, shards: int, seed: int | None = None
+    plan: Plan,
+    records: tuple[Record, ...],
+    folder: Path,
+    shards: int,
+    seed: int | None = None,
+    follow: Mapping[tuple[int, str], list[int]] | None = None,
 ) -> Trace:
-    """Run the whole flow on a delivery of the records."""
+    """Run the whole flow on a delivery of the records.
+
+    Args:
+        follow: (window, page) -> triggers of its selections, which tests are made to say.
+    """
     batches, serials = deliveries(records, seed)
     trace = Trace(plan)
     run = begin(plan, folder, shards)
     try:
-        with watched(trace, serials):
+        with (
+            watched(trace, serials),
+            contextlib.nullcontext() if follow is None else forced(follow),
+        ):
             releases, _ = flow.run_in_memory(run, batches)
     finally:
         stores.close_all()
@@ -106,6 +122,34 @@ def record(
         name = (int(metadata[b"dpstream.window"]), int(metadata[b"dpstream.trigger"]))
         trace.released[name] = {row["page"]: row for row in batch.to_pylist()}
     return trace
+
+
+@contextlib.contextmanager
+def forced(selections: Mapping[tuple[int, str], list[int]]) -> Iterator[None]:
+    """Tests say what another run's said."""
+    window_of: dict[int, int] = {}
+    sticky = step.Stepper._sticky
+
+    def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
+        window_of[id(states)] = window
+        return sticky(stepper, states, window, slots, trigger)
+
+    def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
+        pages = states.key_columns(slots).column("page").to_pylist()
+        window = window_of[id(states)]
+        chosen = [trigger in selections.get((window, page), ()) for page in pages]
+        return np.array(chosen, np.bool_)
+
+    def every_test(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
+        if trigger < plan.timeline.triggers:
+            step.wait_for_test(plan, states, slots, trigger + 1)
+
+    with (
+        mock.patch.object(step.Stepper, "_sticky", remember),
+        mock.patch.object(step, "select", select),
+        mock.patch.object(step, "predict", every_test),
+    ):
+        yield
 
 
 def record_bound_by_trigger_times(
@@ -163,7 +207,8 @@ def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> 
         )
         columns = [c for c in out.schema.names if c.startswith("v")]
         for order, row in zip(orders, out.to_pylist(), strict=True):
-            place = (row["window"], row["trigger"], row.get("rank", 0), order)
+            rank = row.get("rank", 0)
+            place = (row["window"], row["trigger"], rank, row.get("_index", rank), order)
             values = tuple(row[c] for c in columns)
             trace.rows.append(Row(serials[order[1:]], *place, row["unit"], row["page"], values))
         return out

@@ -81,11 +81,11 @@ class Mechanism:
             return "selection"
         return "units" if self.plan.design.units_column is not None else None
 
-    def unit_amounts(self, rank: int) -> dict[str, int]:
+    def unit_amounts(self, index: int) -> dict[str, int]:
         """What a unit that counts for the first time adds to each stream of units."""
         out = {} if self.plain_units is None else {self.plain_units: 1}
         if self.weights is not None:
-            out["selection"] = self.weights[rank]
+            out["selection"] = self.weights[index] if index >= 0 else 0
         return out
 
     @property
@@ -190,7 +190,7 @@ def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript
             first = row.rank >= 0
         if first:
             counted.add(place)
-            for stream, amount in mechanism.unit_amounts(row.rank).items():
+            for stream, amount in mechanism.unit_amounts(row.index).items():
                 add((row.window, row.page, stream, number), row.step_index - base, amount)
         if first or bounds_keys(plan) or not plan.privacy.per_key_bound:
             amounts = iter(row.values)
@@ -265,7 +265,7 @@ def _replay_key(
             if row.rank >= 0 if bounds_keys(plan) else first:
                 counted.add(row.unit)
                 units += 1
-                for stream, amount in mechanism.unit_amounts(row.rank).items():
+                for stream, amount in mechanism.unit_amounts(row.index).items():
                     inputs_of[stream][mechanism.step_index(stream, trigger - base) - 1] += amount
         sums = [exact[trigger - 1] for exact, _ in values.values()]
         weighted = [] if mechanism.weights is None else [sum(inputs_of["selection"])]

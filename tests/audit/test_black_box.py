@@ -93,7 +93,7 @@ def run(job: Job, trials: int, **asked: Any) -> AuditResult:
 
 
 COMBINED = {"per_key_bound": "1", "combine": "true", "weights": "{ offset = 3, power = 1.5 }"}
-SPARED = "{ offset = 1, power = 2 }"
+SKIPPED = {"skip": "true", "tests": "4", "weights": "{ offset = 1, power = 2 }"}
 #: Plans, and the share of the claimed mu that an audit must be able to see.
 SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "public": ({"public": True}, ("count",), 0.9999),
@@ -120,12 +120,8 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
         0.9999,
     ),
     "combined": (COMBINED, ("units", "count", "sum"), 0.6),
-    "skip": ({"skip": "true", "tests": "4", "weights": SPARED}, ("count",), 0.6),
-    "combined skip": (
-        COMBINED | {"skip": "true", "tests": "4", "weights": SPARED},
-        ("units", "count"),
-        0.6,
-    ),
+    "skip": (SKIPPED, ("count",), 0.6),
+    "combined skip": (COMBINED | SKIPPED, ("units", "count"), 0.6),
 }
 
 
@@ -134,6 +130,7 @@ def test_sound_plans_are_accepted(tmp_path: Path, name: str) -> None:
     options, kinds, least = SOUND[name]
     result = run(make_job(tmp_path, *kinds, **options), FEW)
     assert not result.refuted, text(result)
+    print(f"\n{name}: {result.visible / result.claim.mu:.3f} of mu are visible")
     assert least * result.claim.mu <= result.visible <= result.claim.mu * (1 + 1e-6)
     # What is visible is found; bounds and sampling cost some sds at each of two rates.
     for family in result.families:
@@ -228,6 +225,11 @@ def _noise_of_one_a_key(real: Any) -> Any:
     return budget
 
 
+def _never_full(real: Any) -> Any:
+    """Every pair is admitted, with the unit's last weights from C on."""
+    return lambda *given: real(*given[:6], 1 << 10, *given[7:])
+
+
 BROKEN = {
     "contributions not bounded": Broken(SABOTAGED["contributions not bounded"].patch, "values"),
     "not bounded over keys": Broken(
@@ -272,6 +274,14 @@ BROKEN = {
     ),
     "published only with new data": Broken(
         SABOTAGED["published only with new data"].patch, "values", ("count",), {"public": True}
+    ),
+    "skip without a bound on contributions": Broken(
+        _wrapped(bounding.skipping, "admit", _never_full), "values", ("count",),
+        SKIPPED | {"contributions": 2, "selection_share": "0.2"},
+    ),
+    "combined skip, threshold six sds lower": Broken(
+        _wrapped(step, "calibrated", budgets(with_tau(_six_sds_lower))), "alone", ("count",),
+        COMBINED | SKIPPED,
     ),
 }  # fmt: skip
 
@@ -330,3 +340,18 @@ def test_at_full_size(
     print(text(result))
     assert 0.85 * epsilon <= result.best.bound.epsilon <= epsilon
     assert not result.refuted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["skip", "combined skip"])
+@pytest.mark.parametrize("triggers", [6, 24])
+def test_skip_at_full_size(tmp_path: Path, name: str, triggers: int) -> None:
+    """What outputs show of a plan that skips, of all that it claims; a refund they would not show
+    (`tests.dp_transforms.test_every_path` looks at the streams)."""
+    options, kinds, least = SOUND[name]
+    result = run(make_job(tmp_path, *kinds, triggers=triggers, **options), 3 * CI)
+    print(f"\n{name}, T = {triggers}: {result.visible / result.claim.mu:.3f} of mu are visible")
+    print(text(result))
+    assert not result.refuted
+    assert least * result.claim.mu <= result.visible <= result.claim.mu * (1 + 1e-6)
+    assert result.best.bound.mu >= 0.85 * result.visible

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.checks import name_problems, pair_problems, run_problems, scale_problems
-from tests.audit.neighbours import KINDS, Pair, make_pair, plans
+from tests.audit.checks import (
+    name_problems,
+    pair_problems,
+    run_problems,
+    scale_problems,
+    transcript_of,
+)
+from tests.audit.neighbours import KINDS, Pair, make_pair, plans, skipping_name, skipping_plans
 from tests.audit.recorder import Trace, record, record_bound_by_trigger_times
 from tests.audit.reference import Mechanism
 
@@ -16,18 +22,26 @@ CI_PAIRS, LONG_PAIRS = 78, 500
 
 @cache
 def mechanism_of(name: str) -> Mechanism:
-    return Mechanism(plans()[name])
+    return Mechanism((plans() | skipping_plans())[name])
 
 
 def audit(pair: Pair, folder: Path) -> tuple[list[str], list[Trace]]:
     """Every breach of a pair, and what its two runs did."""
-    mechanism = mechanism_of(next(n for n, plan in plans().items() if plan == pair.plan))
+    known = plans() | skipping_plans()
+    mechanism = mechanism_of(next(n for n, plan in known.items() if plan == pair.plan))
     everyone = pair.others + pair.unit
     without = record(pair.plan, pair.others, folder, pair.shards)
     # The neighbour comes in another order, in other batches, some twice, on other shards.
     added = record(pair.plan, everyone, folder, 1 + pair.seed % 3, seed=pair.seed)
     problems = [*run_problems(mechanism, without), *run_problems(mechanism, added)]
     problems += pair_problems(mechanism, pair, without, added)
+    if pair.plan.design.skips:
+        # D on the path of outputs that D' took: the streams are compared to the end of it.
+        follow = transcript_of(added)
+        forced = record(pair.plan, pair.others, folder, pair.shards, follow=follow)
+        problems += pair_problems(mechanism, pair, forced, added)
+        problems += name_problems(mechanism)
+        return problems, [without, added]
     by_trigger_times = record_bound_by_trigger_times(pair.plan, everyone, folder, 1 + pair.seed % 2)
     if by_trigger_times.admitted() != added.admitted():
         problems.append("bound: deciding one trigger time at a time admits other records")
@@ -35,9 +49,9 @@ def audit(pair: Pair, folder: Path) -> tuple[list[str], list[Trace]]:
     return problems, [without, added]
 
 
-def audit_seeds(seeds: range, folder: Path) -> None:
+def audit_seeds(seeds: range, folder: Path, skipping: bool = False) -> None:
     for seed in seeds:
-        pair = make_pair(seed)
+        pair = make_pair(seed, name=skipping_name(seed) if skipping else None)
         assert audit(pair, folder)[0] == [], str(pair)
 
 
@@ -47,9 +61,15 @@ def test_neighbours_differ_in_one_unit_only(tmp_path: Path, part: int) -> None:
     audit_seeds(range(part * each, (part + 1) * each), tmp_path)
 
 
+@pytest.mark.parametrize("part", range(7))
+def test_neighbours_of_jobs_that_skip(tmp_path: Path, part: int) -> None:
+    audit_seeds(range(5 * part, 5 * part + 5), tmp_path, skipping=True)
+
+
 @pytest.mark.slow
 def test_neighbours_long(tmp_path: Path) -> None:
     audit_seeds(range(CI_PAIRS, LONG_PAIRS), tmp_path)
+    audit_seeds(range(35, LONG_PAIRS // 2), tmp_path, skipping=True)
 
 
 def test_noise_has_the_sd_of_the_plan(tmp_path: Path) -> None:

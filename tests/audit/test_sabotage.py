@@ -9,9 +9,10 @@ from tests.audit.checks import scale_problems
 from tests.audit.neighbours import make_pair
 from tests.audit.sabotaged import SABOTAGED
 from tests.audit.sabotaged_ranked import RANKED_SABOTAGED
+from tests.audit.sabotaged_skipping import SKIPPING_SABOTAGED
 from tests.audit.test_neighbours import audit, mechanism_of
 
-ALL = SABOTAGED | RANKED_SABOTAGED
+ALL = SABOTAGED | RANKED_SABOTAGED | SKIPPING_SABOTAGED
 #: Neighbours tried before a variant counts as undetected; the audit of CI has many more.
 TRIES = 4
 

@@ -23,7 +23,7 @@ def audit(seed: int, kind: str | None = None, name: str | None = None) -> tuple[
             more = with_unit(other, pair.unit, seed)
         added = live(more)
     except (Problem, AssertionError) as error:
-        return [str(error)], Came({}, {}, {}, {})
+        return [str(error)], Came({}, {}, {}, {}, {})
     problems = [*promised(base, came), *promised(more, added)]
     if came.placed != _without(pair, added):
         problems.append("others: a record is admitted otherwise beside one unit more")
@@ -39,7 +39,11 @@ def promised(history: Schedule, came: Came) -> list[str]:
     """What kept the source's promise is decided as if all had been there from the beginning."""
     late = {r.user for r in history.records if r.serial in history.tardy}
     users = {r.serial: r.user for r in history.records}
-    calmly = calm(history)
+    calmly, indices = calm(history)
     here = {s: p for s, p in came.placed.items() if users[s] not in late}
     there = {s: p for s, p in calmly.items() if users[s] not in late}
-    return [] if here == there else ["lost: a record is not where its stamp puts it"]
+    problems = [] if here == there else ["lost: a record is not where its stamp puts it"]
+    # A record that breaks the promise may change what is published, and so which weights are taken.
+    if not late and came.indices != indices:
+        problems.append("weights: a pair takes another weight than in a calm run")
+    return problems

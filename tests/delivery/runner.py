@@ -23,6 +23,7 @@ from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import record_schema
 from dpstream.dp_transforms.beam import clock, delivery
 from dpstream.dp_transforms.beam.clock import WallClock
+from dpstream.dp_transforms.pacing import Pace
 from dpstream.dp_transforms.release import Gather
 from dpstream.dp_transforms.run import Run
 
@@ -163,11 +164,14 @@ class Runner:
 
     Args:
         run: begun; first: the first trigger time that is announced.
+
+    Attributes:
+        now: what the clock on the wall shows, in micros.
     """
 
     def __init__(self, run: Run, first: int = 1) -> None:
         line, shards = run.plan.timeline, run.shards
-        self.run, self.line, self._now = run, line, line.start
+        self.run, self.line, self.now = run, line, line.start
         self._dofns = {
             "bound": flow.Bound(run, flow.CATCH_UP_LIMIT).buffer(),
             "release": flow.Release(run, flow.CATCH_UP_LIMIT).buffer(),
@@ -176,7 +180,8 @@ class Runner:
         for dofn in self._dofns.values():
             dofn.setup()
         self._gather, self._seal = Gather(shards), flow.SealFactory(run)()
-        self._clock = WallClock(line, first, lambda: self._now / 1e6)._clock
+        wall = WallClock(line, first, lambda: self.now / 1e6)
+        self._clock = (wall.paced(Pace(run)) if run.plan.design.skips else wall)._clock
         left = self._clock.initial_restriction(0)
         clock = self._clock.initial_estimator_state(0, left).micros
         counts = {"bound": shards, "release": shards, "delivered": 1}
@@ -234,7 +239,7 @@ class Runner:
 
     def tick(self, now: int) -> None:
         """The clock looks at the clock on the wall."""
-        state, self._now = self.state, now
+        state, self.now = self.state, now
         if state.left is None:
             return
         tracker = ThreadsafeRestrictionTracker(self._clock.create_tracker(state.left))

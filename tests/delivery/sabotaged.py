@@ -5,9 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
+from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer, clock
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
+from dpstream.dp_transforms.pacing import Pace
+from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.run import Run
 from tests.delivery import world
 
@@ -111,6 +116,32 @@ def _too_far(real: Any) -> Any:
     return resume_point
 
 
+def _does_not_wait(real: Any) -> Any:
+    """A clock that does not ask what key shards have committed."""
+    return lambda pace, first: pace._run.plan.timeline.last_trigger_time
+
+
+@contextlib.contextmanager
+def _uncommitted_is_unpublished() -> Iterator[None]:
+    """What is not committed yet counts as not published, and records do not wait for it."""
+    released = PublishedKeys._released
+
+    def found(known: PublishedKeys, window: int, trigger: int) -> Any:
+        try:
+            return released(known, window, trigger)
+        except RunError:
+            return np.empty((0, 2), np.uint64)
+
+    waits = _replaced(Pace, "__call__", _does_not_wait)
+    alone = _replaced(
+        PublishedKeys, "of_keys", lambda real: lambda known, ids, first, count, decided, upto: real(
+            known, ids, first, count, decided, decided
+        )
+    )  # fmt: skip
+    with waits(), alone(), mock.patch.object(PublishedKeys, "_released", found):
+        yield
+
+
 #: Name -> (patch, the rule it breaks, kind and plan of the neighbours that show it).
 SABOTAGED: dict[str, tuple[Patch, str, str | None, str | None]] = {
     "watermark from event times": (
@@ -139,5 +170,11 @@ SABOTAGED: dict[str, tuple[Patch, str, str | None, str | None]] = {
     ),
     "a restart goes on too far": (
         _replaced(world, "resume_point", _too_far), "another worker", None, None,
+    ),
+    "a clock that does not wait for tests": (
+        _replaced(Pace, "__call__", _does_not_wait), "decided before", None, "skip",
+    ),
+    "what is not committed is not published": (
+        _uncommitted_is_unpublished, "does not know what was published", "ordinary", "skip",
     ),
 }  # fmt: skip

@@ -5,17 +5,20 @@ from collections import Counter
 import pytest
 
 from dpstream.accounting.errors import RunError
+from tests.audit.neighbours import skipping_name
 from tests.delivery.audit import audit
 from tests.delivery.sabotaged import SABOTAGED
 from tests.delivery.schedules import Back, make
 
 CI, TOGETHER, LONG = 200, 10, 5_000
+#: Schedules of jobs that skip what is published.
+SKIPPING, FEWER = 100, 5
 
 
-def audited(seeds: range) -> Counter[str]:
+def audited(seeds: range, skipping: bool = False) -> Counter[str]:
     totals = Counter[str]()
     for seed in seeds:
-        problems, came = audit(seed)
+        problems, came = audit(seed, name=skipping_name(seed) if skipping else None)
         assert problems == [], f"seed {seed}"
         totals += Counter(fired=came.fired, restores=came.restores)
     return totals
@@ -27,9 +30,15 @@ def test_schedules(first: int) -> None:
     assert totals["fired"] > 5 * TOGETHER and totals["restores"] > 0
 
 
+@pytest.mark.parametrize("first", range(0, SKIPPING, FEWER))
+def test_schedules_of_jobs_that_skip(first: int) -> None:
+    totals = audited(range(first, first + FEWER), skipping=True)
+    assert totals["fired"] > 5 * FEWER
+
+
 @pytest.mark.slow
 def test_schedules_long() -> None:
-    print(audited(range(CI, LONG)))
+    print(audited(range(CI, LONG)), audited(range(SKIPPING, LONG // 5), skipping=True))
 
 
 @pytest.mark.parametrize("name", SABOTAGED)

@@ -31,6 +31,7 @@ from tests.simulation.checks import (
     Decision,
     Problem,
     Record,
+    check_skips,
     decisions,
     put_decision,
     still_there,
@@ -41,6 +42,7 @@ from tests.streams import sealed_bytes
 #: (window, page, trigger) -> (units, sums) of a key when its step was committed.
 Counts = dict[tuple[int, str, int], tuple[int, tuple[int, ...]]]
 Placed = dict[int, list[tuple[int, int, int]]]
+Indices = dict[int, list[int]]
 
 
 @dataclasses.dataclass
@@ -49,10 +51,12 @@ class Came:
 
     Attributes:
         placed: serial -> (window, step index, rank) of each admitted pair; decided: as committed;
+        indices: serial -> which selection weights its pairs take, where the job skips;
         sink: (window, trigger) -> sealed bytes; counts: of every key at every step.
     """
 
     placed: Placed
+    indices: Indices
     decided: dict[Record, Decision]
     sink: dict[tuple[int, int], bytes]
     counts: Counts
@@ -99,6 +103,12 @@ class World:
             self._happens(event)
         for stage in range(2):
             self._fire(Fire((True,) * 3, (False,) * 3, 1_000_000, stage))
+        # Where published keys are skipped the clock waits for every test.
+        for _ in range(self.plan.timeline.last_trigger_time):
+            if not self.plan.design.skips or self.runner.state.left is None:
+                break
+            self.runner.tick(self.runner.now)
+            self._fire(Fire((True,) * 3, (False,) * 3, 1_000_000, 2))
 
     def _happens(self, event: Any) -> None:
         if isinstance(event, Deliver):
@@ -239,9 +249,10 @@ def live(schedule: Schedule, how: Callable[[World], None] | None = None) -> Came
                 world.run.open(), world.plan, world.records, schedule.shards, world.gone
             )
             _complete(world)
-            came = Came(
-                placed(world, made), made, world.sink, world.counts, world.fired, world.restores
-            )
+            if world.plan.design.skips:
+                check_skips(world.plan, world.records, made, world.sink)
+            how_often = world.fired, world.restores
+            came = Came(*placed(world, made), made, world.sink, world.counts, *how_often)
             _released(world, made, folder)
             return came
         finally:
@@ -265,13 +276,15 @@ def _filled(world: World, made: dict[Record, Decision]) -> Batch:
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)
         if decision is not None:
+            if world.plan.design.skips:
+                decision = decision._replace(pairs=decision.pairs & 0xFFFF)
             put_decision(batch, row, decision)
     return batch
 
 
-def placed(world: World, made: dict[Record, Decision]) -> Placed:
-    """Serial -> (window, step index, rank) of its admitted pairs."""
-    batch, out = _filled(world, made), Placed()
+def placed(world: World, made: dict[Record, Decision]) -> tuple[Placed, Indices]:
+    """Serial -> (window, step index, rank) of its admitted pairs, and their weights' indices."""
+    batch, out, indices = _filled(world, made), Placed(), Indices()
     for row in np.flatnonzero(batch.pairs).tolist():
         pairs = expand(world.plan, world.records, np.array([row]), batch)
         ranks = (
@@ -279,7 +292,9 @@ def placed(world: World, made: dict[Record, Decision]) -> Placed:
         )
         columns = (pairs.column(c).to_pylist() for c in ("window", "trigger"))
         out[world.serials[row]] = list(zip(*columns, ranks, strict=True))
-    return out
+        if world.plan.design.skips:
+            indices[world.serials[row]] = pairs.column("_index").to_pylist()
+    return out, indices
 
 
 def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
@@ -308,8 +323,8 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         raise Problem("a release is not that of its decisions")
 
 
-def calm(schedule: Schedule) -> Placed:
-    """Where the records are when all are there from the beginning."""
+def calm(schedule: Schedule) -> tuple[Placed, Indices]:
+    """``placed`` when all records are there from the beginning."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as name, fast(), nothing_expires():
         try:
             world = World(schedule, Path(name))

@@ -245,6 +245,7 @@ def skipping(
     cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     used: dict[tuple[str, int], int] = defaultdict(int)
     taken: dict[tuple[str, int], int] = defaultdict(int)
+    of_key: set[tuple[tuple[str, int], int, str]] = set()
     by_time: dict[int, list[Accepted]] = defaultdict(list)
     log = _Log(plan)
     for record in records:
@@ -263,6 +264,9 @@ def skipping(
                     continue
                 if used[unit] == plan.privacy.contributions:
                     continue
+                if bounds_keys(plan) and (unit, window, record.key) in of_key:
+                    continue
+                of_key.add((unit, window, record.key))
                 state = states[window].get(record.key)
                 index = -1
                 if state is None or not state.round:

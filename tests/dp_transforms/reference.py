@@ -139,9 +139,10 @@ def skips(plan: Plan) -> bool:
 
 
 def bounds_keys(plan: Plan) -> bool:
-    """Whether records beyond the bound per key are not admitted (since rules 3)."""
+    """Whether records beyond the bound per key are not admitted (since rules 3; since rules 4 where
+    published keys are skipped)."""
     bound = plan.privacy.per_key_bound
-    return bound is not None and plan.rules >= 3 and not skips(plan)
+    return bound is not None and plan.rules >= (4 if skips(plan) else 3)
 
 
 class SlowBound:

@@ -139,6 +139,14 @@ SKIPPING: dict[str, Plan] = {
         (1, 2), skip=True, per_key_bound=1, combine=True, triggers=14, strategy="blt",
         aggregates=(COUNT, SUM), tests=6,
     ),
+    "skip combined before": ranked_plan(
+        (1, 2), skip=True, per_key_bound=1, combine=True, triggers=9, aggregates=(COUNT,), tests=5,
+        rules=3,
+    ),
+    "skip per key sliding": ranked_plan(
+        (2, 1), skip=True, per_key_bound=1, aggregates=(COUNT, UNITS, MEAN), contributions=8,
+        epsilon=40.0, tests=(1, 4, 9), **SLIDING, **LATE,
+    ),
     "skip units": ranked_plan(
         (3, 0.5), skip=True, aggregates=(UNITS, MEAN), strategy="blt", triggers=12, windows=3,
     ),

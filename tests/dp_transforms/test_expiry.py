@@ -11,13 +11,17 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
+from dpstream.dp_transforms.beam.split import KeyIds
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import steps_through
 from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.skipping import exhausted, pairs_in
 from dpstream.dp_transforms.step import Stepper
 from dpstream.state import arrow, retention
 from dpstream.state import open as stores
@@ -30,6 +34,7 @@ from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan,
 SHARDS = 2
 Releases = dict[tuple[int, int], bytes]
 
+SKIPPING = {"skip": True, "weights": SelectionWeights(1.0, 2.0), "contributions": 5}
 PLANS = {
     "tumbling": {"triggers": 6, "windows": 4, "lateness": 2, "skew": STEP + STEP // 2},
     "sliding": {"triggers": 7, "windows": 9, "slide": 2, "lateness": 1, "skew": STEP // 2,
@@ -38,6 +43,10 @@ PLANS = {
     "sliding periods": {"triggers": 5, "windows": 12, "slide": 1, "period": 4, "skew": 2 * STEP,
                         "contributions": 6},
     "ahead": {"triggers": 4, "windows": 5, "skew": 2 * STEP},
+    "skip": {"triggers": 6, "windows": 5, "lateness": 2, "skew": STEP, "tests": (1, 2, 4, 6),
+             **SKIPPING},
+    "skip sliding": {"triggers": 6, "windows": 9, "slide": 2, "skew": STEP // 2, "tests": (2, 5, 6),
+                     **SKIPPING},
 }  # fmt: skip
 
 
@@ -64,9 +73,13 @@ class Live:
     def deliver(self, records: pa.RecordBatch, upto: int) -> None:
         """Records whose input is complete up to a trigger time: decide, step, expire."""
         shard = shard_of(ids_of(records.column("unit")), SHARDS)
+        given: dict[str, Any] = {}
+        if self.run.plan.design.skips:
+            given["key_ids"] = KeyIds(self.run)()
+            given["published"] = PublishedKeys(self.run.plan, self.store)
         for n in range(SHARDS):
             mine = records.filter(pa.array(shard == n))
-            admitted, counts, _ = bound(self.run.plan, self.store, n, mine, upto)
+            admitted, counts, _ = bound(self.run.plan, self.store, n, mine, upto, **given)
             self.undelivered += counts["operator_records_undelivered"]
             self.held.append(admitted)
         rows = concat(self.held, admitted_schema(self.run.plan))
@@ -246,7 +259,9 @@ def abandoned(live: Live, folder: Path, trigger_time: int) -> Live:
     source, plan = live.store, live.run.plan
     create_store(folder / "new.db", msgspec.structs.replace(source.identity, epoch=1))
     new = SqliteStore(folder / "new.db", stores.key_schema(plan), plan.design.sums)
-    copy_store(source, new, plan.timeline, None, Abandon(trigger_time, plan.privacy.contributions))
+    spent = plan.privacy.contributions
+    spent = exhausted(spent) if plan.design.skips else spent
+    copy_store(source, new, plan.timeline, None, Abandon(trigger_time, spent))
     new.close()
     stores.close_all()
     return Live(live.run._replace(store=f"sqlite:{folder / 'new.db'}"))
@@ -273,7 +288,9 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
     seen = 0
     for n in range(SHARDS):
         shard = live.store.unit_shard(n)
-        for unit, count in zip(shard.table.ids.tolist(), shard.counts.tolist(), strict=False):
+        words = shard.counts
+        counts = (pairs_in(words) if plan.design.skips else words).tolist()
+        for unit, count in zip(shard.table.ids.tolist(), counts, strict=False):
             assert count <= plan.privacy.contributions
             # Units of the first epoch are spent for good; others start with the second's budget.
             seen += tuple(unit) not in known and count > 0

@@ -1,10 +1,12 @@
 """The loop of both stages in one process: stops, threads, stores that are begun again."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
@@ -12,12 +14,14 @@ from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.loop import Stages, alternate, stops
 from dpstream.dp_transforms.noise import prf
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from tests.dp_transforms.beam.test_workers import Once
-from tests.dp_transforms.runs import PLANS, SKIPPING, stream_of
+from tests.dp_transforms.runs import PLANS, SKIPPING, slow, stream_of
+from tests.dp_transforms.runs import run as released
 from tests.streams import begin
 
 
@@ -51,6 +55,56 @@ def test_stops_are_the_tests_of_all_windows_and_the_end(plan: Plan) -> None:
     if plan.design.remembers:  # and where windows begin, which know what was published
         want |= {line.base(w) for w in range(1, line.windows)}
     assert stops(plan) == sorted(want | {line.last_trigger_time})
+
+
+@pytest.mark.parametrize("name", ["skip late", "skip sliding"])
+def test_steps_are_those_of_the_reference(
+    name: str, ring: KeyRing, store_paths: Iterator[str]
+) -> None:
+    """Also where records wait for a later trigger time, and pairs for a later step."""
+    assert released(PLANS[name], store_paths) == slow(PLANS[name], ring)
+    stores.close_all()
+
+
+def test_what_was_asked_for_before_is_not_given_again(store_paths: Iterator[str]) -> None:
+    """A run that goes on behind a test gives the steps that are left, and the same ones."""
+    plan, path = PLANS["skip late"], next(store_paths)
+    source = stream_of(plan).batches(400)
+    want = steps(begin(plan, path), source)
+    stores.close_all()
+    run, ends = begin(plan, path), stops(plan)
+    first = ends[2] + 1
+    found = alternate(run, flow.stages_of(run), by_shard(run, source), stops(plan, first),
+                      first=first)  # fmt: skip
+    out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
+                 for name, part in found)  # fmt: skip
+    base = plan.timeline.base
+    left = [step for step in want if base(step[0][0]) + step[0][1] >= first]  # type: ignore[index]
+    assert out == left and len(left) < len(want)
+    stores.close_all()
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_position_that_is_there_twice(store_paths: Iterator[str], once: bool) -> None:
+    """Refused where somebody else has numbered the rows, else one record that came again."""
+    plan = PLANS["skip"]
+    run, batches = begin(plan, next(store_paths)), stream_of(plan).batches(400)
+    found = alternate(run, flow.stages_of(run), by_shard(run, [*batches, batches[0]]), stops(plan),
+                      once=once)  # fmt: skip
+    with pytest.raises(UsageError, match="share a position") if once else nullcontext():
+        rows = sum(part.num_rows for _, part in found)
+        stores.close_all()
+        again = begin(plan, next(store_paths))
+        want = alternate(again, flow.stages_of(again), by_shard(again, batches), stops(plan))
+        assert rows == sum(part.num_rows for _, part in want)
+    stores.close_all()
+
+
+def test_a_run_that_ends_before_its_plan_stops_there() -> None:
+    plan = PLANS["skip"]
+    ends = stops(plan)
+    assert stops(plan, 1, ends[3] + 1) == [*ends[:4], ends[3] + 1]
+    assert stops(plan, ends[1] + 1, ends[3]) == ends[2:4]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from dpstream.accounting.calibration import calibrate
 from dpstream.accounting.plan import schedule
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.batches import admitted_schema, concat, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, run_in_memory
@@ -24,9 +26,15 @@ from tests.dp_transforms.runs import (
     rows_of,
     stream_of,
 )
-from tests.streams import begin, by_name
+from tests.streams import begin, by_name, make_plan
 
-PLANS = pytest.mark.parametrize("plan", SKIPPING.values(), ids=list(SKIPPING))
+_SHORT: dict[str, object] = {"skip": True, "weights": SelectionWeights(1.0, 2.0)}
+#: Also windows that have one trigger, and ones that open at every trigger.
+SOME = SKIPPING | {
+    "one trigger": make_plan(triggers=1, windows=5, **_SHORT),  # type: ignore[arg-type]
+    "at every trigger": make_plan(triggers=4, slide=1, windows=6, tests=(3, 4), **_SHORT),  # type: ignore[arg-type]
+}
+PLANS = pytest.mark.parametrize("plan", SOME.values(), ids=list(SOME))
 
 
 def stops_by_hand(plan: Plan) -> dict[int, list[tuple[int, int]]]:
@@ -45,6 +53,22 @@ def test_the_next_test_of_any_window(plan: Plan) -> None:
     at, last = stops_by_hand(plan), plan.timeline.last_trigger_time
     for after in range(last + 1):
         assert next_test(plan, after) == min((t for t in at if t > after), default=None)
+
+
+def test_a_stream_without_end_has_a_next_test_always() -> None:
+    plan = SKIPPING["skip sliding"]
+    endless = msgspec.structs.replace(
+        plan, timeline=msgspec.structs.replace(plan.timeline, end=None)
+    )
+    last = plan.timeline.last_trigger_time
+    tests = {last + t for t in range(1, 60) for w in range(60) for k in plan.design.test_triggers
+             if plan.timeline.base(w) + k == last + t}  # fmt: skip
+    at, found = last, list[int]()
+    while at < last + 50:
+        test = next_test(endless, at)
+        assert test is not None
+        found.append(at := test)
+    assert found == [t for t in sorted(tests) if t <= found[-1]]
 
 
 @PLANS

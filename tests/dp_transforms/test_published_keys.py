@@ -75,13 +75,39 @@ def test_a_test_within_what_is_decided_is_refused(store_paths: Iterator[str]) ->
     stores.close_all()
 
 
-def test_few_windows_are_kept(store_paths: Iterator[str]) -> None:
-    plan = make_plan(triggers=3, windows=40, skip=True, weights=PLANS["skip"].privacy.weights)
-    path = next(store_paths)
+def test_windows_beyond_a_record_s_are_not_marked(store_paths: Iterator[str]) -> None:
+    plan, path = PLANS["skip sliding"], next(store_paths)
     released(plan, stream_of(plan).batches(400), path)
-    keys = known(path, plan)
-    for window in range(40):
-        at = np.full(1, window, np.int64)
-        keys.of_keys(ids(NAMES[:1]), at, 0 * at + 1, 3 * window + 3, 3 * window + 4)
-    assert len(keys._windows) < 10
+    keys, last = known(path, plan), plan.timeline.last_trigger_time
+    count = np.arange(len(NAMES)) % 3  # the fourth window is never asked for, others not by all
+    mask = keys.of_keys(ids(NAMES), 0 * count, count, last, last + 1)
+    assert (mask >> count == 0).all() and mask.any()
+    stores.close_all()
+
+
+@pytest.mark.parametrize("slide", [None, 1])
+def test_few_windows_are_kept_and_each_test_is_read_once(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch, slide: int | None
+) -> None:
+    plan = make_plan(
+        triggers=3, windows=20, slide=slide, skip=True, weights=PLANS["skip"].privacy.weights
+    )
+    path, read = next(store_paths), list[tuple[int, int]]()
+    released(plan, stream_of(plan).batches(400), path)
+    keys, line, real = known(path, plan), plan.timeline, PublishedKeys._released
+
+    def reads(own: PublishedKeys, window: int, trigger: int) -> Ids:
+        read.append((window, trigger))
+        return real(own, window, trigger)
+
+    monkeypatch.setattr(PublishedKeys, "_released", reads)
+    for time in range(1, line.last_trigger_time):
+        for window in line.windows_at(time):
+            at = np.full(1, window, np.int64)
+            keys.of_keys(ids(NAMES[:1]), at, 0 * at + 1, time, time + 1)
+    assert len(keys._windows) <= (5 if slide is None else 9)
+    last = line.last_trigger_time  # what was published at the end concerns no record
+    want = {(w, t) for w in range(20) for t in (1, 2, 3) if line.base(w) + t < last}
+    open_then = {(w, t) for w, t in want if line.base(w) + t in range(1, last)}
+    assert len(read) == len(set(read)) and set(read) == open_then
     stores.close_all()

@@ -1,10 +1,11 @@
 """Random sticky plans of all modes together against the exhaustive reference."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from dpstream.accounting.limits import MAX_SKIPPING_WINDOWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -12,6 +13,8 @@ from tests.dp_transforms.runs import run, slow
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, generate, make_plan
 
 CI, LONG = 18, 400
+#: Seeds of plans that skip what is published.
+SKIPPING, SKIPPING_LONG = 5, 200
 
 
 def random_plan(rng: np.random.Generator) -> Plan:
@@ -55,10 +58,34 @@ def random_timeline(rng: np.random.Generator) -> dict[str, object]:
     return out
 
 
-def check(seed: int, ring: KeyRing, paths: Iterator[str]) -> int:
+def random_skipping_plan(rng: np.random.Generator) -> Plan:
+    """A plan in which pairs on published keys take no selection weight, on any tests."""
+    strategy, combines = str(rng.choice(["tree", "toeplitz", "blt"])), rng.random() < 0.4
+    aggregates = tuple(a for a in (COUNT, SUM, MEAN, UNITS) if rng.random() < 0.5) or (COUNT,)
+    line = random_timeline(rng)
+    last = int(line["triggers"])  # type: ignore[call-overload]
+    if "slide" in line and last > MAX_SKIPPING_WINDOWS * int(line["slide"]):  # type: ignore
+        del line["slide"]
+    some = np.flatnonzero(rng.random(last - 1) < rng.choice([0.1, 0.4, 1.0])) + 1
+    tests = [None, int(rng.integers(1, 20)), (*some.tolist(), last)][int(rng.integers(3))]
+    weights = float(rng.choice([0.5, 1.0, 3.0])), float(rng.choice([0.5, 1.0, 2.0]))
+    if line["windows"] == 1 and rng.random() < 0.3:
+        line["period"] = int(rng.integers(1, last + 1))
+    return make_plan(
+        **line, aggregates=(COUNT, *aggregates[1:]) if combines else aggregates, strategy=strategy,
+        epsilon=60.0 if strategy == "toeplitz" else float(rng.choice([5.0, 9.0, 40.0])),
+        contributions=int(rng.integers(2, 9)), per_key_bound=1 if combines else None,
+        combine=combines, skip=True, tests=tests, weights=SelectionWeights(*weights),
+        refresh_every=int(rng.integers(1, 6)), pre_threshold=int(rng.choice([0, 0, 1, 3])),
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def check(
+    seed: int, ring: KeyRing, paths: Iterator[str], draw: Callable[..., Plan] = random_plan
+) -> int:
     """Compare one random plan on a random stream; returns how many rows it released."""
     rng = np.random.default_rng([seed, 11])
-    plan = random_plan(rng)
+    plan = draw(rng)
     users, heavy = int(rng.integers(50, 300)), bool(rng.random() < 0.5)
     stream = generate(plan, seed, users=users, keys=30, heavy=heavy)
     layout = {"shards": int(rng.integers(1, 5)), "look_ahead": int(rng.integers(1, 20))}
@@ -75,3 +102,14 @@ def test_random_plans(ring: KeyRing, store_paths: Iterator[str]) -> None:
 def test_random_plans_long(ring: KeyRing, store_paths: Iterator[str]) -> None:
     for seed in range(CI, LONG):
         check(seed, ring, store_paths)
+
+
+def test_random_plans_that_skip(ring: KeyRing, store_paths: Iterator[str]) -> None:
+    rows = [check(seed, ring, store_paths, random_skipping_plan) for seed in range(SKIPPING)]
+    assert sum(n > 20 for n in rows) > SKIPPING / 2
+
+
+@pytest.mark.slow
+def test_random_plans_that_skip_long(ring: KeyRing, store_paths: Iterator[str]) -> None:
+    for seed in range(SKIPPING, SKIPPING_LONG):
+        check(seed, ring, store_paths, random_skipping_plan)

@@ -47,12 +47,11 @@ end = "{end}"
 window = "{window}s"
 trigger_every = "1s"
 allowed_lateness = "{lateness}s"
-[keys]
-public = "keys.csv"
+{keys}
 [privacy]
 epsilon = 1000.0
 delta = 0.1
-contributions = 1
+contributions = {contributions}
 insecure_test_key = "{key}"
 insecure_test_run_id = "{run}"
 [state]
@@ -63,6 +62,12 @@ kind = "parquet"
 path = "{sink}"
 """
 KEYS = ("a", "b", "c")
+#: Keys that a list names; and keys that are selected, whose pairs are skipped from then on.
+LISTED = {"keys": '[keys]\npublic = "keys.csv"', "contributions": "1"}
+SKIPPED = {
+    "keys": "",
+    "contributions": "2\nskip = true\ntests = 3\nweights = { offset = 1, power = 2 }",
+}
 Counts = dict[tuple[datetime, str], int]
 
 
@@ -76,11 +81,14 @@ class Live(ABC):
     Args:
         folder: for the job; store: URL, a SQLite file below the folder by default.
         seconds: how long the stream is.
+        skips: the job selects its keys and skips what is published.
     """
 
     lateness = LATENESS
 
-    def __init__(self, folder: Path, seconds: int = 8, store: str = "sqlite:s.db") -> None:
+    def __init__(
+        self, folder: Path, seconds: int = 8, store: str = "sqlite:s.db", skips: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.number = folder, 0
         self.sent: Counter[tuple[datetime, str]] = Counter()
@@ -91,7 +99,7 @@ class Live(ABC):
             text = JOB.format(
                 source=self.source(), start=text_of(self.start), end=text_of(self.end),
                 window=WINDOW, lateness=self.lateness, key="11" * 32, run="22" * 16,
-                store=url, sink=sink,
+                store=url, sink=sink, **(SKIPPED if skips else LISTED),
             )  # fmt: skip
             (folder / f"{name}.toml").write_text(text)
 
@@ -267,9 +275,9 @@ class Growing(Live):
 class Topic(Live):
     """A topic of a broker."""
 
-    def __init__(self, broker: Broker, folder: Path, seconds: int = 8) -> None:
+    def __init__(self, broker: Broker, folder: Path, seconds: int = 8, skips: bool = False) -> None:
         self.broker, self.topic = broker, broker.topic(2)
-        super().__init__(folder, seconds)
+        super().__init__(folder, seconds, skips=skips)
 
     def source(self) -> str:
         return (

@@ -45,7 +45,7 @@ def resharded(run: Run, shards: int) -> Run:
 
 
 @pytest.mark.parametrize("stops", STOPS)
-@pytest.mark.parametrize("name", ["sticky", "rounds", "public"])
+@pytest.mark.parametrize("name", ["sticky", "rounds", "public", "skip"])
 def test_shards_change_in_the_midst(place: Places, name: str, stops: tuple[int, int]) -> None:
     run = job(name, place())
     go_on(run, stops[0], 1)
@@ -56,7 +56,7 @@ def test_shards_change_in_the_midst(place: Places, name: str, stops: tuple[int, 
     assert generation_of(connect(run.store)) == 2
 
 
-@pytest.mark.parametrize("name", ["sticky", "combined"])
+@pytest.mark.parametrize("name", ["sticky", "combined", "skip"])
 def test_a_step_cut_short_goes_on_after_a_reshard(place: Places, name: str) -> None:
     """Some parts of a step, or of a decision, are committed when the shards change."""
     for seed in range(4):
@@ -73,8 +73,9 @@ def test_a_step_cut_short_goes_on_after_a_reshard(place: Places, name: str) -> N
         stores.close_all()
 
 
-def test_a_backup_is_restored_to_either_kind(place: Places, tmp_path: Path) -> None:
-    run = job("sticky", place())
+@pytest.mark.parametrize("name", ["sticky", "skip"])
+def test_a_backup_is_restored_to_either_kind(place: Places, tmp_path: Path, name: str) -> None:
+    run = job(name, place())
     go_on(run, 15, 1)
     transfer.backup(run.store, run.plan, tmp_path / "b")
     go_on(run, 5, 2)
@@ -87,7 +88,7 @@ def test_a_backup_is_restored_to_either_kind(place: Places, tmp_path: Path) -> N
     transfer.restore(other, run.plan, tmp_path / "b")
     for url in (run.store, file, other):
         stores.close_all()
-        assert released(run._replace(store=url), redelivered(run.plan, 3)) == calm("sticky")
+        assert released(run._replace(store=url), redelivered(run.plan, 3)) == calm(name)
 
 
 def test_a_reshard_cut_short_leaves_the_old_store(place: Places) -> None:

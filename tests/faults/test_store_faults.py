@@ -36,16 +36,13 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.faults.child import batches_of, plan_of
+from tests.faults.failing import FailOnce, FailureError
 from tests.faults.places import KINDS, Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.streams import KEYS, generate
 
 NAMES = ("sticky", "rounds", "public", "skip")
 STORES = {"sqlite": SqliteStore, "spanner": SpannerStore}
-
-
-class FailureError(Exception):
-    """A failure of the machine."""
 
 
 @pytest.fixture(params=KINDS)
@@ -57,40 +54,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 def place(kind: str, tmp_path: Path) -> Iterator[Places]:
     with places(kind, tmp_path) as fresh:
         yield fresh
-
-
-class FailOnce:
-    """Wraps functions; the nth call of all fails, before or after it took effect.
-
-    A call that fails by itself, and is tried otherwise, has no effect that another failure could
-    come after: it is not counted there.
-
-    Attributes:
-        commits: calls that made something durable.
-    """
-
-    def __init__(self, nth: int, after: bool) -> None:
-        self.left, self.after, self.commits = nth, after, 0
-
-    def wrap(self, owner: Any, name: str) -> Any:
-        real = getattr(owner, name)
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.left -= not self.after
-            if self.left == 0 and not self.after:
-                raise FailureError
-            out = real(*args, **options)
-            self.commits += name.startswith("commit") and not name.endswith("releases")
-            self.left -= self.after
-            if self.left == 0 and self.after:
-                raise FailureError
-            return out
-
-        return mock.patch.object(owner, name, call)
-
-    @property
-    def failed(self) -> bool:
-        return self.left <= 0
 
 
 _CONTRACT = (

@@ -18,18 +18,25 @@ RUNS, KILLS, SECONDS = 6, 7, 32
 KINDS = ("replay", "folder", "kafka")
 
 
-def make(kind: str, folder: Path, request: pytest.FixtureRequest, seconds: int = 8) -> Live:
+def make(
+    kind: str,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    seconds: int = 8,
+    skips: bool = False,
+) -> Live:
     if kind == "kafka":
         broker: Broker = request.getfixturevalue("kafka")
-        return Topic(broker, folder, seconds)
-    return (Recorded if kind == "replay" else Growing)(folder, seconds)
+        return Topic(broker, folder, seconds, skips)
+    return (Recorded if kind == "replay" else Growing)(folder, seconds, skips=skips)
 
 
+@pytest.mark.parametrize("skips", [False, True], ids=["listed", "skip"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_and_started_again(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, skips: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    live = make(kind, tmp_path / "job", request)
+    live = make(kind, tmp_path / "job", request, skips=skips)
     feeder = live.feeding()
     if kind == "replay":
         feeder.join()
@@ -39,11 +46,14 @@ def test_killed_and_started_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("skips", [False, True], ids=["listed", "skip"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_many_times(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_killed_many_times(
+    kind: str, skips: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     between = kills = 0
     for run in range(RUNS):
-        live = make(kind, tmp_path / f"job{run}", request, SECONDS)
+        live = make(kind, tmp_path / f"job{run}", request, SECONDS, skips)
         feeder = live.feeding()
         if kind == "replay":
             feeder.join()

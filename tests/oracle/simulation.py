@@ -25,7 +25,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
-from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
+from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.pipelines.experiments.paper import published_budget
 
 Ints = npt.NDArray[np.signedinteger]
@@ -447,7 +447,13 @@ DESIGNS: tuple[dict[str, object], ...] = (
         "skip": False,
     },
     {"strategy": "blt", "weights": MILD},
-    {"strategy": "blt", "weights": SPARED, "per_key_bound": 1, "combine": True},
+    {
+        "strategy": "blt",
+        "weights": STEEP,
+        "usual_weights": True,
+        "per_key_bound": 1,
+        "combine": True,
+    },
 )
 
 

@@ -28,13 +28,15 @@ class Sabotage(NamedTuple):
     """A patch, the store that it shows on, and the rule that it must break (any by default).
 
     ``seeds``: those that find it, for a variant that few of CI's find; ``world --sabotage``
-    searches for others when the draws of the world have changed.
+    searches for others when the draws of the world have changed.  ``skipping``: in worlds of jobs
+    that skip what is published.
     """
 
     patch: Patch
     store: str
     rule: str = ""
     seeds: tuple[int, ...] = ()
+    skipping: bool = False
 
 
 def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
@@ -249,7 +251,34 @@ def _counters_go_too(real: Any) -> Any:
     return forget
 
 
+def _indices_forgotten(real: Any) -> Any:
+    """A decision that is read back takes the unit's first indices again."""
+
+    def recall(plan: Any, store: Any, shard: int, batch: Any) -> None:
+        real(plan, store, shard, batch)
+        if batch.rank.flags.writeable:
+            batch.rank[batch.known] &= ~(0x3FF << 10)
+
+    return recall
+
+
+def _counted_by_this_worker(real: Any) -> Any:
+    """The counter of indices is not read back: a worker that takes over counts from zero."""
+
+    def replay(units: Any, rows: Any) -> None:
+        real(units, rows)
+        units.counts[:] &= 0xFFFF
+
+    return replay
+
+
 SABOTAGED: dict[str, Sabotage] = {
+    "recalled pairs take the first weights": Sabotage(
+        _wrapped(bounding, "_recall", _indices_forgotten), "sqlite", skipping=True
+    ),
+    "indices from zero after a restart": Sabotage(
+        _wrapped(arrow, "replay_units", _counted_by_this_worker), "sqlite", skipping=True
+    ),
     "steps without a fence": Sabotage(
         _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite", seeds=(22,)
     ),

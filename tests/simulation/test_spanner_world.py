@@ -14,6 +14,8 @@ from tests.simulation.world import report, simulate
 #: In these a decision cut short had gone further than the one that was made in its place.
 REACHING = (777, 2429)
 SEEDS = (0, 3, 8, 21, 102, 120, *REACHING)
+#: Of jobs that skip what is published.
+SKIPPING = range(8)
 LONG = 500
 
 
@@ -27,6 +29,12 @@ def running() -> Iterator[None]:
 def test_histories(seed: int) -> None:
     outcome = simulate(seed, spanner)
     assert outcome.problem is None, report(seed, spanner, "spanner")
+
+
+@pytest.mark.parametrize("seed", SKIPPING)
+def test_histories_of_jobs_that_skip(seed: int) -> None:
+    outcome = simulate(seed, spanner, skipping=True)
+    assert outcome.problem is None, report(seed, spanner, "spanner", skipping=True)
 
 
 def _without_reach(real: Any) -> Any:
@@ -68,3 +76,10 @@ def test_long() -> None:
     for seed in range(1000, 1000 + LONG):
         outcome = simulate(seed, spanner)
         assert outcome.problem is None, report(seed, spanner, "spanner")
+
+
+@pytest.mark.slow
+def test_long_of_jobs_that_skip() -> None:
+    for seed in range(1000, 1000 + LONG // 5):
+        outcome = simulate(seed, spanner, skipping=True)
+        assert outcome.problem is None, report(seed, spanner, "spanner", skipping=True)

@@ -18,7 +18,7 @@ def live_through(seeds: range, skipping: bool = False) -> dict[str, int]:
     happened: dict[str, int] = {}
     for seed in seeds:
         outcome = simulate(seed, skipping=skipping)
-        assert outcome.problem is None, report(seed)
+        assert outcome.problem is None, report(seed, skipping=skipping)
         for name, amount in outcome.totals.items():
             happened[name] = happened.get(name, 0) + amount
     return happened
@@ -48,10 +48,10 @@ def test_sabotage_is_caught(name: str) -> None:
     number = list(DRAWN).index(sabotage.store)
     for seed in sabotage.seeds or range(number, CI, len(DRAWN)):
         with sabotage.patch():
-            problem = simulate(seed).problem
+            problem = simulate(seed, skipping=sabotage.skipping).problem
         if problem is not None and sabotage.rule in problem:
             # It is the sabotage that is caught: the product passes the same history.
-            assert simulate(seed).problem is None
+            assert simulate(seed, skipping=sabotage.skipping).problem is None
             return
     raise AssertionError(f"{name} was not caught")
 
@@ -67,3 +67,8 @@ def test_a_failure_says_how_to_replay_it() -> None:
 @pytest.mark.slow
 def test_long() -> None:
     live_through(range(CI, LONG))
+
+
+@pytest.mark.slow
+def test_long_of_jobs_that_skip() -> None:
+    live_through(range(60, LONG // 10), skipping=True)

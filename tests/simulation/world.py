@@ -51,22 +51,27 @@ def simulate(
         return Outcome(seed, problem, world.trace, world.totals)
 
 
-def smallest(seed: int, make: Make | None = None) -> tuple[Outcome, int | None]:
+def smallest(
+    seed: int, make: Make | None = None, skipping: bool = False
+) -> tuple[Outcome, int | None]:
     """The outcome of a seed that fails, with as few records as still make it fail."""
-    found, fewest = simulate(seed, make), None
+    found, fewest = simulate(seed, make, skipping=skipping), None
     for records in (5, 10, 20, 40, 80):
-        smaller = simulate(seed, make, records)
+        smaller = simulate(seed, make, records, skipping)
         if smaller.problem is not None:
             return smaller, records
     return found, fewest
 
 
-def report(seed: int, make: Make | None = None, store: str | None = None) -> str:
+def report(
+    seed: int, make: Make | None = None, store: str | None = None, skipping: bool = False
+) -> str:
     """What to print of a seed that failed: the rule and the command that replays it."""
-    outcome, records = smallest(seed, make)
+    outcome, records = smallest(seed, make, skipping)
     command = f"python -m tests.simulation.world --seed {seed}"
     command += f" --records {records}" if records else ""
     command += f" --store {store}" if store else ""
+    command += " --skipping" if skipping else ""
     return f"seed {seed}: {outcome.problem}\nreplay: {command} --trace"
 
 
@@ -89,6 +94,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="as many as this time allows")
     parser.add_argument("--store", choices=list(MAKERS), help="drawn if not given")
     parser.add_argument("--records", type=int, help="drawn if not given")
+    parser.add_argument("--skipping", action="store_true", help="jobs that skip what is published")
     parser.add_argument("--trace", action="store_true", help="print what happened")
     parser.add_argument("--sabotage", help="sabotage the product: which seeds find it?")
     options = parser.parse_args()
@@ -110,7 +116,7 @@ def _sabotaged(name: str) -> contextlib.AbstractContextManager[None]:
 def _run(options: argparse.Namespace, make: Make | None) -> None:
     failed, runs, totals, start = list[int](), 0, Counter[str](), time.monotonic()
     for seed in _seeds(options):
-        outcome = simulate(seed, make, options.records)
+        outcome = simulate(seed, make, options.records, options.skipping)
         runs += 1
         totals += outcome.totals
         if options.trace:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
+from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
@@ -49,7 +49,8 @@ KINDS: dict[str, dict[str, object]] = {
         "strategy": "blt",
         "per_key_bound": 1,
         "combine": True,
-        "weights": SPARED,
+        "weights": STEEP,
+        "usual_weights": True,
     },
 }
 
@@ -57,7 +58,7 @@ SIZES = [
     *(
         pytest.param(60_000, 60_000, 20, kind, 0.08, id=f"small-{kind}")
         for number, kind in enumerate(KINDS)
-        if number in (0, 1, 4, 7, 8, 10)
+        if number in (0, 1, 4, 7, 8, 9, 10)
     ),
     *(
         pytest.param(

@@ -1,6 +1,8 @@
 """When keys are tested: growing distances, lists, and what is refused."""
 
+import json
 import math
+import re
 from fractions import Fraction
 
 import msgspec
@@ -68,12 +70,31 @@ def test_skipping_has_sixteen_tests_unless_it_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [(), (0, 12), (3, 3, 12), (5, 4, 12), (3, 11), (12, 13), 0, -1, (1, 2, 3, 14)]
+    "given", [(), (0, 12), (3, 3, 12), (5, 4, 12), (3, 11), (12, 13), 0, -1, (1, 2, 3, 14), (-4,)]
 )
 def test_other_lists_are_refused(given: object) -> None:
     with pytest.raises(UsageError) as raised:
         make_plan(triggers=12, tests=given)
     assert raised.value.field == "privacy.tests"
+    # Whichever of the fixes is written as it stands, the plan is one.
+    fixes = re.findall(r"\[[\d, ]+\]|\d+", raised.value.fix)
+    assert len(fixes) == (2 if isinstance(given, tuple) else 1)
+    for fix in fixes:
+        mended = json.loads(fix)
+        make_plan(triggers=12, tests=tuple(mended) if isinstance(mended, list) else mended)
+
+
+def test_the_shortest_schedules_are_accepted() -> None:
+    def tests(given: object) -> list[int]:
+        return make_plan(triggers=12, tests=given).design.test_triggers.tolist()
+
+    assert (tests(1), tests((12,)), tests((1, 12))) == ([12], [12], [1, 12])
+
+
+def test_without_tests_or_skip_keys_are_tested_at_equal_distances() -> None:
+    design = make_plan(triggers=12, select_every=5, refresh_every=5, weights=WEIGHTS).design
+    assert design.schedule is None and design.test_triggers.tolist() == [5, 10, 12]
+    assert not design.test_triggers.flags.writeable  # all designs of equal numbers share it
 
 
 @pytest.mark.parametrize(

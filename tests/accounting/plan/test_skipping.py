@@ -107,3 +107,13 @@ def test_what_hinders_is_said(
     words = text(plan, allocate(plan))
     assert ("takes no selection weight" in words) == plan.design.skips
     assert (f"like other keys ({field})" in words) == (field is not None)
+
+
+@pytest.mark.parametrize(("rules", "cost"), [(SKIPS_USUALLY - 1, True), (RULES, False)])
+def test_repeats_of_a_key_take_nothing_by_the_rules_of_new_runs(rules: int, cost: bool) -> None:
+    combined = privacy(per_key_bound=1, combine=True, skip=True)
+    design = resolve(combined, (COUNT,), True, 24, rules=rules)
+    assert design.skips and design.repeats_cost is cost and design.packs_indices is cost
+    assert (design.unit_sets == "window") is cost
+    apart = resolve(privacy(skip=True), (COUNT,), True, 24, rules=rules)
+    assert apart.skips and not apart.repeats_cost and apart.packs_indices
