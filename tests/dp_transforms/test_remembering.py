@@ -6,6 +6,7 @@ count, rows without noise, a list of one shard, or of a test that is not over.
 """
 
 import contextlib
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,29 +14,96 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow, step
-from dpstream.dp_transforms.batches import ids_of
+from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.remembered_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
-from tests.dp_transforms import test_skipping as harness
-from tests.dp_transforms.test_skipping import Breach, Path_, Row, forced, stream
-from tests.streams import STEP, Stream, as_rows, begin, by_name, make_plan
+from tests.streams import START, STEP, Stream, as_rows, begin, by_name, key_name, make_plan
 
 SHARDS = 2
-TUMBLING = msgspec.structs.replace(harness.PLAN, remember="run")
-WEIGHTS = harness.PLAN.privacy.weights
+WEIGHTS = SelectionWeights(1.0, 2.0)
+#: A window of five triggers, three of them tests; what each key's test says is enumerated.
+TUMBLING = make_plan(
+    triggers=5, windows=2, contributions=5, strategy="blt", skip=True, tests=(1, 3, 5),
+    weights=WEIGHTS, remember="run",
+)  # fmt: skip
 #: Three windows of which two overlap; a selection is known to the next window but one at most.
 SLIDING = make_plan(
     triggers=4, slide=2, windows=3, contributions=5, strategy="blt", skip=True, tests=(1, 2, 4),
     weights=WEIGHTS, remember=3 * STEP,
 )  # fmt: skip
+
+
+#: (window, key number) -> trigger at which it is selected.
+Path_ = dict[tuple[int, int], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An admitted pair as it reaches the key shards."""
+
+    unit: bytes
+    window: int
+    trigger: int
+    page: str
+    index: int
+
+
+class Breach(Exception):
+    """What a sabotaged variant breaks."""
+
+
+def stream(rows: list[tuple[int, int, int]]) -> Stream:
+    """(user, key, quarters of a trigger since the start) of each record; offsets by time."""
+    user, key, at = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    time = START + at * STEP // 4
+    zero = np.zeros(len(rows), np.int64)
+    return Stream(user, key, time, time, zero.astype(float), zero, np.arange(len(rows)))
+
+
+@contextlib.contextmanager
+def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
+    """Tests say what the path says; what is aggregated is kept."""
+    window_of: dict[int, int] = {}
+    sticky, aggregate = step.Stepper._sticky, step.aggregate
+
+    def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
+        window_of[id(states)] = window
+        return sticky(stepper, states, window, slots, trigger)
+
+    def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
+        names = states.key_columns(slots).column("page").to_pylist()
+        window = window_of[id(states)]
+        chosen = {key_name(k) for (w, k), at in path.items() if w == window and at <= trigger}
+        return np.array([name in chosen for name in names], np.bool_)
+
+    def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
+        units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
+        columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
+        rows.extend(
+            Row(unit.tobytes(), *where, int(i))
+            for unit, i, *where in zip(units, index, *columns, strict=True)
+        )
+        return aggregate(plan, states, batch, ids, weights)
+
+    def predict(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
+        later = [t for t in plan.design.test_triggers.tolist() if t > trigger]
+        states.due[slots] = later[0] if later else np.iinfo(np.int32).max
+
+    with (
+        mock.patch.object(step.Stepper, "_sticky", remember),
+        mock.patch.object(step, "select", select),
+        mock.patch.object(step, "aggregate", keep),
+        mock.patch.object(step, "predict", predict),
+    ):
+        yield
 
 
 def paths(plan: Plan, keys: int) -> Iterator[Path_]:
@@ -53,12 +121,7 @@ class Outcome:
         self.rows: list[Row] = []
         self.selected: dict[tuple[int, str], list[int]] = defaultdict(list)
         run = begin(plan, file, shards=SHARDS)
-        tests = tuple(plan.design.test_triggers.tolist())
-        with (
-            mock.patch.object(harness, "TESTS", tests),
-            forced(path, self.rows),
-            self._noting(plan),
-        ):
+        with forced(plan, path, self.rows), self._noting(plan):
             releases, _ = flow.run_in_memory(run, records.batches(50))
         stores.close_all()
         self.bytes = by_name(releases)
@@ -268,7 +331,7 @@ def test_sabotage_is_caught(name: str, tmp_path: Path) -> None:
 def zero_rows(plan: Plan, folder: Path) -> list[tuple[float, float]]:
     """(value, sd) of remembered keys that have no record in the second window."""
     begin_, end = plan.timeline.window_bounds(0)
-    records = harness.stream([(u, k, 1 + u % 8) for u in range(400) for k in range(12)])
+    records = stream([(u, k, 1 + u % 8) for u in range(400) for k in range(12)])
     assert begin_ <= records.event.min() and records.event.max() < end
     run = begin(plan, folder / "zeros.db", shards=SHARDS)
     releases, _ = flow.run_in_memory(run, records.batches(50))

@@ -164,6 +164,23 @@ def check_end(world: Any) -> None:
         store.close()
 
 
+def _remembered(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[str]]:
+    """By window: keys that tests selected by its start and that are not forgotten.
+
+    Args:
+        first: (window, key) -> trigger time of its first release.
+    """
+    line, known, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
+    lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
+    for window in range(line.windows):
+        start = line.base(window)
+        mine = {page for at, page in selected if start - lasting < at <= start}
+        known.append(mine if plan.design.remembers else set())
+        new = [(at, page) for (w, page), at in first.items() if w == window]
+        selected += [(at, page) for at, page in new if page not in known[window]]
+    return known
+
+
 def _indices(
     plan: Plan, decision: Decision, opened: Sequence[int]
 ) -> Iterator[tuple[int, int | None]]:
@@ -183,23 +200,6 @@ def _indices(
     for window, free in zip(windows, spared, strict=True):
         yield window, None if free else index
         index += not free
-
-
-def _remembered(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[str]]:
-    """By window: keys that tests selected by its start and that are not forgotten.
-
-    Args:
-        first: (window, key) -> trigger time of its first release.
-    """
-    line, known, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
-    lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
-    for window in range(line.windows):
-        start = line.base(window)
-        mine = {page for at, page in selected if start - lasting < at <= start}
-        known.append(mine if plan.design.remembers else set())
-        new = [(at, page) for (w, page), at in first.items() if w == window]
-        selected += [(at, page) for at, page in new if page not in known[window]]
-    return known
 
 
 def check_skips(
