@@ -1,0 +1,50 @@
+"""A job that skips what is published goes on when a window is given up in its midst."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.state import open as stores
+from tests.pipelines.operate.test_state_admin import TEXT, done, run, stop_after, write_input
+from tests.pipelines.operate.test_state_view import files
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Where the job's file will be."""
+    return tmp_path / "job.toml"
+
+
+@pytest.mark.parametrize("commits", [2, 5, 9])
+def test_what_skips_goes_on_when_a_window_is_given_up_in_its_midst(
+    job: Path, tmp_path: Path, commits: int
+) -> None:
+    """At any test of a window: what is left has one value, and a restart repeats it."""
+    skip = "[privacy]\nskip = true\ntests = [1, 3, 4]\nweights = { offset = 1, power = 2 }"
+    job.write_text(TEXT.replace("[privacy]", skip).replace("epsilon = 22.0", "epsilon = 300.0"))
+    late = (f"{user},p{user % 3},2024-01-0{day}T05:00:00Z" for user in range(90, 160)
+            for day in (3, 4))  # fmt: skip
+    write_input(tmp_path, "\n".join(late) + "\n")
+    stop_after(job, commits)
+    out = tmp_path / "out"
+    before = files(out) if out.exists() else {}
+    done("backup", job, "--out", tmp_path / "b")
+    now = "2024-01-02T09:00:00Z"
+    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
+    run(job)
+    stores.close_all()
+    after = files(out)
+    assert {name: after[name] for name in before} == before
+    new = {Path(name).parent.name for name in set(after) - set(before)}
+    assert new == {"window-000002", "window-000003"} and len(set(after) - set(before)) == 8
+    # New users are counted, with weights of their own: keys are selected in the new epoch.
+    last = pq.read_table(out / "window-000003", partitioning=None)
+    assert set(last.column("page").to_pylist()) == {"p0", "p1", "p2"}
+    # What was committed before the loss and had not come to the sink is published now.
+    assert run(job).resumed
+    stores.close_all()
+    whole = files(out)
+    assert {name: whole[name] for name in after} == after
+    done("releases", job, "--out", tmp_path / "again")
+    assert files(tmp_path / "again") == whole
