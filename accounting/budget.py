@@ -160,8 +160,8 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     encoder = encoder_of(privacy.strategy, triggers)
     col2 = encoder.strategy.col2
     count = privacy.contributions
-    if name == "selection" and privacy.weights:
-        squared = float((privacy.weights.integers(count) ** 2).sum()) * col2
+    if name == "selection" and plan.design.weights:
+        squared = float((plan.design.weights.integers(count) ** 2).sum()) * col2
     elif value is None:
         squared = count * col2
     elif privacy.per_key_bound is not None:
@@ -190,7 +190,7 @@ def _delta_split(plan: Mechanism) -> tuple[float, float, float]:
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.design.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    if plan.once and privacy.weights is None and _even(privacy):
+    if plan.once and plan.design.weights is None and _even(privacy):
         # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
@@ -290,8 +290,8 @@ def _divided(plan: Mechanism, rules: int) -> Budget:
         )
     given = privacy.epsilon, privacy.delta, mu, theta, tail
     weights = None
-    if privacy.weights is not None:
-        weights = privacy.weights.integers(privacy.contributions)
+    if plan.design.weights is not None:
+        weights = plan.design.weights.integers(privacy.contributions)
     counts = selection, units, values
     return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights, rules)
 
@@ -307,7 +307,7 @@ def plain_count(
 
 def _statistic(plan: Resolved, selection: StreamNoise, plain: StreamNoise | None) -> Statistic:
     """What a key is tested on; see ``accounting.weights``."""
-    weights = plan.privacy.weights
+    weights = plan.design.weights
     rounding = selection.strategy_object.rounding * (1 + _SLACK)
     if weights is None:
         return Statistic(1, 0, 1, selection.sd, rounding)

@@ -173,7 +173,22 @@ def begun(plan: Plan, text: str) -> Plan:
         PolicyError: the text is damaged, or a newer program's.
     """
     rules = _read(text).rules if text else FIRST_RULES
-    return plan if plan.rules == rules else msgspec.structs.replace(plan, rules=rules)
+    plan = plan if plan.rules == rules else msgspec.structs.replace(plan, rules=rules)
+    if not text or _weighs(plan, text):
+        return plan
+    # Whose weights they are is no part of the hash: the run's own are those of the other case.
+    usual = not plan.privacy.usual_weights
+    privacy = msgspec.structs.replace(plan.privacy, usual_weights=usual)
+    other = msgspec.structs.replace(plan, privacy=privacy)
+    return other if _weighs(other, text) else plan
+
+
+def _weighs(plan: Plan, text: str) -> bool:
+    """Whether a unit's pairs weigh in the plan what was committed."""
+    found, mine = _read(text).weights, plan.design.weights
+    if found is None or mine is None:
+        return found is None and mine is None
+    return np.array_equal(_integers(found), mine.integers(plan.privacy.contributions))
 
 
 @functools.lru_cache(maxsize=16)

@@ -19,6 +19,7 @@ from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.skipping import hindrance
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
 from dpstream.accounting.tuning.answer import Tuned
 
@@ -163,7 +164,7 @@ def _tau(budget: Budget) -> Float64:
 
 def _least(plan: Plan, budget: Budget) -> float:
     """What a unit adds at least (its last pair), relative to the most it adds."""
-    statistic, weights = budget.statistic, plan.privacy.weights
+    statistic, weights = budget.statistic, plan.design.weights
     if weights is None or statistic is None:
         return 1.0
     last = int(weights.integers(plan.privacy.contributions)[-1])
@@ -251,6 +252,9 @@ def _publishing(plan: Plan) -> str:
             tested += ", and what is published takes no selection weight" * plan.design.skips
         elif plan.design.selects and plan.design.select_every > 1:
             tested = f"; keys are tested every {plan.design.select_every} triggers"
+        why = hindrance(plan)
+        if why is not None:
+            tested += f"; what is published takes selection weight like other keys ({why})"
         return f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
     return "a key at each trigger at which it is selected (again)" + flush
@@ -348,10 +352,11 @@ def _extras(plan: Plan) -> str:
             of_key = f"at most {many} records per unit, window and key count"
         repeats = ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
         words += f"; {of_key}{repeats}"
-    if privacy.weights is not None:
+    weights = plan.design.weights
+    if weights is not None:
         words += (
-            f"; the i-th pair of a unit weighs (i + {exact(privacy.weights.offset)})"
-            f"^-{exact(privacy.weights.power)} in selection"
+            f"; the i-th pair of a unit weighs (i + {exact(weights.offset)})"
+            f"^-{exact(weights.power)} in selection"
         )
     if privacy.combine:
         words += "; tested together with the published count"

@@ -31,6 +31,10 @@ MAX_CONTRIBUTIONS = 100_000
 #: share 31 bits (`dp_transforms.skipping`).
 MAX_SKIPPING = 1023
 MAX_SKIPPING_WINDOWS = 11
+#: Distance of the windows of a stream without end in which they are skipped unasked (micros): its
+#: clock stops at each of a window's tests, for a second or two where an engine's waits are that
+#: long (Flink 1.19), and must not fall behind for ever.
+LEAST_SKIPPING_SLIDE = 30 * MICROS_PER_SECOND
 #: m: values of one unit in a histogram that a clamp is chosen from; each multiplies the noise.
 MAX_VALUES_PER_UNIT = 64
 #: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.

@@ -155,7 +155,7 @@ def admitted_schema(plan: Plan) -> pa.Schema:
     of the unit admitted before this one, 0 .. C-1, only where that order matters.  With a bound
     per key, first pairs of a (unit, window, key) admitted before this one, and -1 if it is none.
     ``_index``: number of the pair's selection weight, -1 for none, only where published keys are
-    skipped.
+    skipped (``rank`` is 0 there with a bound per key: every pair is the first of its key).
     """
     fields = [
         pa.field("window", pa.int32(), nullable=False),

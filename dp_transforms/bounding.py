@@ -11,8 +11,10 @@ its unit has fewer than C pairs and its (unit, window, key) fewer than k; one th
 nothing, so that C counts admitted pairs only.  Of the pairs of a (unit, window, key) the one that
 was admitted first is marked and takes the unit's next index of selection: a unit's marked pairs are
 in different (window, key)s and have different indices, whatever the order in which their steps
-come.  Both counts are made of committed decisions on the unit's own records alone, and neither
-falls while a window that they speak of is open, so that a decision that is made again is the same.
+come.  (Where published keys are skipped, k is 1 and every admitted pair the first of its key; those
+on unpublished keys are marked and take the indices, `dp_transforms.skipping`.)  Both counts are
+made of committed decisions on the unit's own records alone, and neither falls while a window that
+they speak of is open, so that a decision that is made again is the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -202,7 +204,7 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     was = before.at(found)
     pairs: Int64 | Int32 = was.pairs
     counts: Int64 | Int32 = units.counts[batch.unit]
-    if plan.design.skips:
+    if plan.design.packs_indices:
         pairs, counts = skipping.pairs_in(pairs), skipping.pairs_in(counts)
     batch.write(known, pairs, was.rank, was.per_key)
     full = counts >= plan.privacy.contributions
@@ -272,14 +274,16 @@ def _admit_new(
     unit, position = batch.unit[new], (batch.stamp[new], batch.partition[new], batch.offset[new])
     order = stamp_order(*position, unit)
     limit, per_key, words = plan.privacy.contributions, None, None
-    if published is not None:
-        ids = _key_ids(batch, new, key_ids)
-        known = published.of_keys(ids, window, wanted, units.decided, upto)
+    if published is not None or plan.design.admits_per_key:
+        ids, known = _key_ids(batch, new, key_ids), np.zeros(len(unit), np.int32)
+        if published is not None:
+            known = published.of_keys(ids, window, wanted, units.decided, upto)
+    if plan.design.admits_per_key:
+        of = Wanted(unit, *position[1:], window, wanted, ids, known)
+        taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least)
+    elif published is not None:
         words, rank = skipping.admit(unit, *position[1:], wanted, known, units.counts, limit, order)
         taken = skipping.pairs_in(words)
-    elif plan.design.admits_per_key:
-        of = Wanted(unit, *position[1:], window, wanted, _key_ids(batch, new, key_ids))
-        taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least)
     else:
         taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
     some = np.flatnonzero(taken)

@@ -134,11 +134,14 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     event_trigger_time, pairs = batch.event_trigger_time[rows], batch.pairs[rows]
     entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
     rank, nth = batch.rank[rows], np.zeros(len(rows), np.int64)
+    index = None
     if batch.per_key is not None:
         taken = batch.per_key.at(rows)
-        repeated, nth, rank = _taken(taken.taken, taken.fresh, rank)
+        repeated, nth, index = _taken(taken.taken, taken.fresh, rank)
         rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
-        window = taken.first[repeated].astype(np.int64) + nth
+        window, rank = taken.first[repeated].astype(np.int64) + nth, index
+        if plan.design.skips:  # every pair is the first of its key
+            rank = np.zeros_like(index)
     else:
         window, _ = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
         if (pairs != 1).any():
@@ -146,13 +149,16 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
             nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
             rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
             window, rank = window[repeated] + nth, rank[repeated]
-        rank = rank if plan.design.skips else rank + nth
+        if plan.design.skips:
+            rank, index = skipping.laid_out(rank, nth)
+        else:
+            rank = rank + nth
     step_index = entry_trigger_time - window * stride
     own = [pa.array(window.astype(np.int32)), pa.array(step_index.astype(np.int32))]
-    if plan.design.skips:
-        own += map(pa.array, skipping.laid_out(rank, nth))
-    elif plan.design.ranked:
+    if plan.design.ranked:
         own.append(pa.array(rank.astype(np.int32)))
+    if plan.design.skips:
+        own.append(pa.array(index))
     take = pa.array(rows)
     names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
     arrays = [records.column(name).take(take) for name in names]
@@ -166,7 +172,8 @@ def _taken(taken: UInt64, fresh: UInt64, rank: Int32) -> tuple[Int64, Int64, Int
         taken, fresh, rank: (n,) as in ``store.PerKey``.
 
     Returns:
-        The rank of a pair that is not the first of its (unit, window, key) is -1.
+        The rank of a pair that is not the first of its (unit, window, key), or takes no index, is
+        -1.
     """
     most = int(np.bitwise_or.reduce(taken, initial=np.uint64(0))).bit_length()
     if most <= 1:

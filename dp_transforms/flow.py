@@ -339,11 +339,13 @@ class BoundCallback:
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
         run, store = self._run, self._run.open()
-        schema, design, key_ids = record_schema(run.plan), run.plan.design, None
+        # The tests of the run, not of this program: RELEASE goes by no others.
+        plan, key_ids = run.explicit(), None
+        schema, design = record_schema(plan), plan.design
         if design.admits_per_key or design.skips or not self._gathers:
             key_ids = KeyIds(run)()
         ids = None if self._gathers else key_ids
-        published = PublishedKeys(run.plan, store) if design.skips else None
+        published = PublishedKeys(plan, store) if design.skips else None
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
@@ -353,12 +355,12 @@ class BoundCallback:
                 if self._once:
                     require_once(records)
                 given = key_ids, published
-                decided = decide_records(run.plan, store, shard, records, upto, since, *given)
+                decided = decide_records(plan, store, shard, records, upto, since, *given)
             for name, amount in decided.counts.items():
                 count(name, amount)
             waiting = decided.waiting
             if upto == run.upto:
-                note_waiting(run.plan, store, shard, upto, waiting)
+                note_waiting(plan, store, shard, upto, waiting)
                 waiting = waiting.slice(0, 0)
             pieces = laid_out(decided)
             return Held(pieces if ids is None else by_key(pieces, ids), waiting)
@@ -478,7 +480,7 @@ def run_in_memory(
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     if run.plan.design.skips:
         shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
-        for name, part in alternate(run, stages_of(run), shards, stops(run.plan)):
+        for name, part in alternate(run, stages_of(run), shards, stops(run.explicit())):
             gathered.setdefault(name, []).append(part)
         return in_order(run.plan.timeline, gathered, sealed), [
             dead for _, dead in parts if dead.num_rows

@@ -60,11 +60,13 @@ class Pace:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._plan: Plan | None = None
 
     def __call__(self, first: int) -> int:
         """The last trigger time that may be announced now, ``first`` being the next one; before
         ``first``: none yet."""
-        plan = self._run.plan
+        # The tests of the run, not of this program: RELEASE goes by no others.
+        plan = self._plan = self._plan or self._run.explicit()
         if not may_decide(plan, self._run.open(), first):
             return first - 1
         stop = next_test(plan, first - 1)

@@ -108,7 +108,8 @@ class Run(NamedTuple):
     """What a worker needs to take part in a run.
 
     Attributes:
-        plan: the public plan, with the rules that the run was begun with.
+        plan: the public plan, with the rules that the run was begun with; what it leaves to
+            defaults is as this program has them (see ``explicit``).
         keys: where the noise key is found.
         store: URL of an initialised store, e.g. ``sqlite:flights.db``.
         shards: key shards and unit shards, as recorded in the store.
@@ -140,6 +141,11 @@ class Run(NamedTuple):
     def budget(self) -> Budget:
         """What the run spends, as committed when it began."""
         return calibrated(self.plan, self.open().identity.calibration).budget
+
+    def explicit(self) -> Plan:
+        """The plan with the defaults that were committed when the run began, above all when keys
+        are tested: every stage goes by it.  Its hash is not the run's."""
+        return calibrated(self.plan, self.open().identity.calibration).plan
 
     def destroy_keys(self) -> None:
         """Destroy every key ring this process has made for the run's workers.

@@ -16,11 +16,19 @@ sections 4 and 8 ask on each path (encoders are lower-triangular in time, so tha
 follow outputs).  A unit alone in a key adds at most max w, so thresholds stand as they are.
 It rests on three things, which the store keeps and the flow waits for: the counter and the
 decisions are committed before a pair is seen; what a test published is committed by all key shards
-before a pair behind it is decided; and whoever decides again reads the decision back.
+before a pair behind it is decided; and whoever decides again reads the decision back.  And on one
+that the source keeps: a position holds one record, so that copies of it say the same, and it does
+not matter which of them a decision that is read back stands for (`bounding` takes the one with the
+least stamp).  Copies that could say something else are those of records that ids name: plans with
+such ids do not skip (`accounting.plan.skipping.suits`).
 
-Pairs and indices share the store's numbers, so that copies, expiry and reshards know nothing of
-them: a unit's count is a sum of words, each ``pairs + indices taken << 16``; what is kept of the
-order of a record is ``rank + first index << 10 + published windows << 20``.
+With a bound of 1 per key BOUND keeps it (`dp_transforms.bounding`): repeats are not admitted, and
+the pairs that take an index are marked beside each record (``store.PerKey.fresh``), which is also
+how many its unit has taken.  Nothing below is used then.
+
+Without, pairs and indices share the store's numbers, so that copies, expiry and reshards know
+nothing of them: a unit's count is a sum of words, each ``pairs + indices taken << 16``; what is
+kept of the order of a record is ``rank + first index << 10 + published windows << 20``.
 """
 
 import numpy as np

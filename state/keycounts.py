@@ -61,6 +61,7 @@ def _admit(
     first: Int64,
     wanted: Int64,
     ids: Ids,
+    spared: Int32,
     pairs: Int32,
     indices: Int32,
     limit: int,
@@ -99,8 +100,9 @@ def _admit(
                 table[at] = entry
                 owner[entry], window[entry], used[entry] = slot, first[row] + nth, 0
                 key[entry, 0], key[entry, 1] = low, high
-                fresh[row] |= bit
-                indices[slot] += 1
+                if (spared[row] >> nth) & 1 == 0:
+                    fresh[row] |= bit
+                    indices[slot] += 1
             elif used[entry] >= bound:
                 continue
             used[entry] += 1
@@ -158,6 +160,7 @@ class Wanted(NamedTuple):
         unit: slot of each one's unit; partition, offset: its position.
         first, wanted: first window that is open for it, and how many are.
         ids: (n, 2) ids of the keys.
+        spared: bit i: the pair with window ``first + i`` takes no index (its key is published).
     """
 
     unit: Int64
@@ -166,6 +169,7 @@ class Wanted(NamedTuple):
     first: Int64
     wanted: Int64
     ids: Ids
+    spared: Int32
 
 
 class Taken(NamedTuple):
@@ -173,8 +177,8 @@ class Taken(NamedTuple):
 
     Attributes:
         pairs: bit i: the pair with window ``first + i`` is admitted; fresh: it is the first of its
-            (unit, window, key).
-        rank: first pairs of the unit that were admitted before.
+            (unit, window, key), and not spared: it takes an index of selection.
+        rank: pairs of the unit that took an index before.
     """
 
     pairs: UInt64
@@ -205,7 +209,7 @@ class KeyCounts:
         Args:
             order: (n,) rows, a unit's records in the order they count in, copies of one record one
                 behind the other.
-            pairs, indices: by unit slot, admitted pairs and first pairs so far.
+            pairs, indices: by unit slot, admitted pairs and indices taken so far.
             limit: C; bound: k.
             least: first window that can be open.
         """

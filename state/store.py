@@ -224,7 +224,9 @@ class PerKey(NamedTuple):
         ids: (n, 2) ids of their keys.
         first: first window that was open for each.
         taken: bit i: window ``first + i`` is admitted; fresh: and is the first pair of its (unit,
-            window, key), which counts the unit there and takes an index of selection.
+            window, key), which counts the unit there and takes an index of selection.  Where pairs
+            on published keys take none all pairs are first ones (k = 1), and ``fresh`` tells
+            those that take an index.
     """
 
     ids: Ids

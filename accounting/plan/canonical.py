@@ -109,6 +109,6 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         form["periods_share_windows"] = True
     if privacy.tests is not None:
         form["tests"] = privacy.tests
-    if privacy.skip:
-        form["skip"] = True
+    if privacy.skip is not None:
+        form["skip"] = privacy.skip
     return form

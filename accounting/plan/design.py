@@ -15,8 +15,10 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
-from dpstream.accounting.plan.rules import REPEATS_FREE, RULES
+from dpstream.accounting.plan.rules import REPEATS_FREE, RULES, SKIPS_USUALLY
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
+from dpstream.accounting.plan.skipping import skips, suits, weights_of
+from dpstream.accounting.weights import SelectionWeights
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
@@ -42,10 +44,11 @@ class Design(msgspec.Struct, frozen=True):
         units_from: where a published count of units gets its noise.
         per_key: k, the most records of a (unit, window, key) that count; ``None``: no such bound.
         repeats_cost: a record beyond the bound per key uses up C, and is left out behind BOUND
-            (runs from before rules 3, and where published keys are skipped); else BOUND does not
-            admit it and it takes nothing.
+            (runs from before rules 3, or rules 4 where published keys are skipped); else BOUND
+            does not admit it and it takes nothing.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
+        weights: these weights.
         units_column: the count-of-units column, if any.
         streams: the noisy running sums behind the columns.
         derived: sums without a stream of their own, made from a mean's two.
@@ -81,6 +84,7 @@ class Design(msgspec.Struct, frozen=True):
     cells: Cells | None = None
     schedule: tuple[int, ...] | None = None
     skips: bool = False
+    weights: SelectionWeights | None = None
 
     @property
     def inverse_norm2(self) -> float:
@@ -101,6 +105,14 @@ class Design(msgspec.Struct, frozen=True):
     def admits_per_key(self) -> bool:
         """Whether BOUND keeps the bound per key, and says which pair is the first of its key."""
         return self.per_key is not None and not self.repeats_cost
+
+    @property
+    def packs_indices(self) -> bool:
+        """Whether a unit's count in the store holds its indices too (`dp_transforms.skipping`).
+
+        With a bound per key the marks of the pairs that take one say how many they are.
+        """
+        return self.skips and not self.admits_per_key
 
     @property
     def units_apart(self) -> bool:
@@ -139,9 +151,8 @@ def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
-    return resolve(
-        plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    )
+    given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
+    return resolve(*given, suits(plan))
 
 
 def resolve(
@@ -152,6 +163,7 @@ def resolve(
     periods_met: int = 1,
     cells: Cells | None = None,
     rules: int = RULES,
+    suited: bool = False,
 ) -> Design:
     """What settings mean together.
 
@@ -162,10 +174,11 @@ def resolve(
         periods_met: the most privacy periods that one window can meet.
         cells: how the noise of public keys is mixed.
         rules: of the run (``accounting.plan.rules``).
+        suited: records and time axis go with skipping (``accounting.plan.skipping``).
     """
+    skipping = skips(privacy, selects, triggers, rules, suited)
     per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
-    # Where published keys are skipped BOUND counts indices of its own, and repeats cost as before.
-    repeats_cost = per_key is not None and (before or privacy.skip)
+    repeats_cost = per_key is not None and (before or (skipping and rules < SKIPS_USUALLY))
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
@@ -180,7 +193,7 @@ def resolve(
         selects=selects,
         restarts=restarts,
         unit_sets=sets,
-        units_from=_units_from(counted, selects, weighted or privacy.skip),
+        units_from=_units_from(counted, selects, weighted or skipping),
         per_key=per_key,
         repeats_cost=repeats_cost,
         ranked=weighted or per_key is not None,
@@ -195,8 +208,11 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=schedule_of(privacy, triggers) if selects and not restarts else None,
-        skips=privacy.skip,
+        schedule=(
+            schedule_of(privacy, triggers, skipping, rules) if selects and not restarts else None
+        ),
+        skips=skipping,
+        weights=weights_of(privacy, skipping),
     )
 
 

@@ -35,7 +35,10 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tests: instead of ``select_every``: how many tests a window has, at growing distances, or
             the triggers themselves (`accounting.plan.schedule`).
         skip: pairs on keys that are published already take no selection weight (sticky, with
-            weights; mechanism.md section 9).
+            weights; mechanism.md section 9); ``None``: as the run's rules say
+            (`accounting.plan.design.skips_usually`).
+        usual_weights: ``weights`` are those of a job that names none: where published keys are
+            skipped because of the rules they give way to ``Design.weights``.  No part of the hash.
         periods_share_windows: a window may meet several privacy periods though keys are selected
             (``Timeline.periods_met`` above 1): one person is several units in a key then, so
             thresholds rise until that many publish nothing by themselves.
@@ -57,7 +60,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     select_every: int | None = None
     periods_share_windows: bool = False
     tests: int | tuple[int, ...] | None = None
-    skip: bool = False
+    skip: bool | None = None
+    usual_weights: bool = False
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -98,7 +102,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"privacy.{name}", "needs mode 'sticky' (one selection a window)", "omit it"
                 )
         if self.weights is not None:
-            self.weights.check(self.contributions, vanishing=self.skip)
+            self.weights.check(self.contributions, vanishing=bool(self.skip))
         if self.combine and not (self.weights and self.per_key_bound == 1):
             raise UsageError(
                 "privacy.combine",

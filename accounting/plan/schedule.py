@@ -12,12 +12,17 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.rules import RULES, SKIPS_USUALLY
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
 
-#: Tests of a window where a job says that published keys are skipped, and not how many tests.
-DEFAULT_TESTS = 15
+#: Tests of a window where published keys are skipped, and the job does not say how many.  The 5th
+#: of 16 falls just before T/10 (25/256 of T), the 4th of 15 at 7% of T: a tenth more keys by then
+#: for 1% fewer at the end.
+DEFAULT_TESTS = 16
+#: The same by the rules before ``SKIPS_USUALLY``.
+_FORMER_TESTS = 15
 
 
 def growing(triggers: int, tests: int) -> tuple[int, ...]:
@@ -26,13 +31,21 @@ def growing(triggers: int, tests: int) -> tuple[int, ...]:
     return tuple(sorted({-(-triggers * j * j // square) for j in range(1, tests + 1)}))
 
 
-def schedule_of(privacy: "Privacy", triggers: int) -> tuple[int, ...] | None:
-    """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart."""
+def schedule_of(
+    privacy: "Privacy", triggers: int, skips: bool, rules: int = RULES
+) -> tuple[int, ...] | None:
+    """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart.
+
+    Args:
+        skips: pairs on published keys take no selection weight.
+        rules: of the run (``accounting.plan.rules``).
+    """
     given = privacy.tests
-    if given is None and not privacy.skip:
+    if given is None and not skips:
         return None
     if given is None or isinstance(given, int):
-        return growing(triggers, min(given or DEFAULT_TESTS, triggers))
+        usual = DEFAULT_TESTS if rules >= SKIPS_USUALLY else _FORMER_TESTS
+        return growing(triggers, min(given or usual, triggers))
     return given
 
 

@@ -15,6 +15,7 @@ One record is in one cell (``aggregates``), so that a is also what the whole bat
 have the range of a column that their own boxes have, so noise may differ from cell to cell.
 """
 
+import functools
 import math
 from fractions import Fraction
 from typing import NamedTuple
@@ -107,6 +108,7 @@ def _ranges(space: Space, cells: Cells, boxes: Int64, aggregate: Aggregate) -> R
     return cells.ranges(space, boxes, aggregate.column)
 
 
+@functools.lru_cache(maxsize=4096)  # every question is calibrated several times
 def _measure(
     aggregate: Aggregate, line: Line | None, bounds: tuple[int, int], kind: Kind, amount: Fraction
 ) -> Measure:

@@ -19,7 +19,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.tuning import wording
-from dpstream.accounting.tuning.reference import DENSITY, SIZES, chances_of_sizes, final_sd
+from dpstream.accounting.tuning.reference import DENSITY, SIZES, final_sd, published_sizes
 from dpstream.accounting.weights import EVEN, MILD, STEEP
 
 
@@ -93,6 +93,9 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
         kept |= {"select_every": None, "tests": None}
     if settings["weights"] is None:
         kept["skip"] = False
+    kept["usual_weights"] = (
+        settings["weights"] == plan.privacy.weights and plan.privacy.usual_weights
+    )
     kept["final_flush"] = settings["mode"] == "rounds"
     same = settings["per_key_bound"] == plan.privacy.per_key_bound
     try:
@@ -108,7 +111,7 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
 
 def _evaluate(plan: Plan, budget: Budget) -> dict[str, float]:
     """Expected keys, error, even-chance units and final sd on the reference population."""
-    chance, sd = chances_of_sizes(plan, budget), final_sd(plan, budget)
+    chance, sd = published_sizes(plan, budget).chances[-1], final_sd(plan, budget)
     wrong = chance * sd * math.sqrt(2 / math.pi) + (1 - chance) * SIZES
     density = SIZES**DENSITY
     return {

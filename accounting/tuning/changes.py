@@ -33,6 +33,8 @@ PER_KEY_BOUNDS = (None, 1, 2, 4)
 _HELPS = 1.03
 #: A change of less than this in both figures is none.
 _NOTHING = 0.005
+#: In an effect: where the ratio of early keys stands, once it is known.
+_BY_THEN = "{by then}"
 #: A digest for what has none yet: the list of keys that somebody would write.
 _SOME_LIST = "0" * 32
 
@@ -44,6 +46,7 @@ class Change(msgspec.Struct, frozen=True):
         settings: dotted fields of the job file and their values; ``None``: left out.
         words: the same as a person writes it; effect: what else is different then.
         keys: expected keys over the job's; ``None``: all keys of a list, whatever the data.
+        early: the same by a tenth of the window; ``None``: not known, or no keys by then.
         noise: root mean square of the remaining columns' sds (``typical_sd``) over the job's.
         cut: share of the reference's records that no longer count.
         another: another figure is counted, of fewer records of a unit in a key or more.
@@ -60,6 +63,7 @@ class Change(msgspec.Struct, frozen=True):
     another: bool = False
     same: bool = False
     starred: bool = False
+    early: float | None = None
 
     @property
     def gain(self) -> float:
@@ -101,6 +105,11 @@ def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Ch
     )
 
 
+def _early(own: Standing, other: Standing) -> float | None:
+    early = other.early_against(own)
+    return early if math.isfinite(early) else None
+
+
 def _row(
     plan: Plan, own: Standing, settings: dict[str, Any], effect: str, change: Callable[[], Plan]
 ) -> Change | None:
@@ -119,7 +128,12 @@ def _row(
     settings = written(settings | _said(plan, other))
     cut = 1 - kept(other.privacy.contributions) / kept(plan.privacy.contributions)
     another = other.privacy.per_key_bound != plan.privacy.per_key_bound
-    return Change(settings, in_words(settings), effect, keys, noise, max(cut, 0.0), another)
+    early = _early(own, standing)
+    if _BY_THEN in effect:
+        found = "no" if not early else f"x{early:.2g}"
+        effect = effect.replace(_BY_THEN, f"{found} keys by a tenth of the window")
+    words = in_words(settings)
+    return Change(settings, words, effect, keys, noise, max(cut, 0.0), another, early=early)
 
 
 def _said(plan: Plan, other: Plan) -> dict[str, Any]:
@@ -166,9 +180,17 @@ def _every(line: Timeline, every: int) -> Timeline:
 
 
 def _tests(plan: Plan) -> Iterator[Other]:
-    """Fewer tests of keys, with the values' triggers as they are."""
+    """Other tests of keys, with the values' triggers as they are; skip or not."""
     design = plan.design
     if not design.selects or design.restarts:
+        return
+    if design.skips:
+        yield from _growing_tests(plan)
+        return
+    skipping = {"skip": True, "select_every": None, "tests": None}
+    effect = f"pairs on published keys take no selection weight; tests grow apart, {_BY_THEN}"
+    yield _privacy(plan, _differ(plan, skipping), effect)
+    if design.schedule is not None:
         return
     for every in sorted({design.triggers, -(-design.triggers // 4)} - {design.select_every}):
         if every < design.select_every:
@@ -179,6 +201,19 @@ def _tests(plan: Plan) -> Iterator[Other]:
         last = every == design.triggers
         effect = "a key appears at the window's end" if last else "a key appears later"
         yield _privacy(plan, settings, effect)
+
+
+def _growing_tests(plan: Plan) -> Iterator[Other]:
+    """More tests and fewer where published keys are skipped, and skipping nothing."""
+    design = plan.design
+    for tests in sorted({1, 3, 6, 10, 16, 32, 64} - {design.tests}):
+        if tests >= design.triggers:
+            break
+        often = "once, at the window's end" if tests == 1 else f"{tests} times, growing apart"
+        yield _privacy(plan, {"tests": tests}, f"a key is tested {often}; {_BY_THEN}")
+    unskipped = {"skip": False, "tests": None}
+    effect = f"pairs on published keys take weights too; a key is tested more often, {_BY_THEN}"
+    yield _privacy(plan, _differ(plan, unskipped), effect)
 
 
 def _bounds(plan: Plan) -> Iterator[Other]:

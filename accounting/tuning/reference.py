@@ -4,8 +4,10 @@ The population says how many keys of what size there are and how many records un
 
 * keys have n units with density n^-1.7 (the sizes of a Zipf-Mandelbrot key distribution of
   exponent 1.4, the literature's; mechanism.md section 1), arriving evenly over the window;
+* keys have at most ``LARGEST`` units, which decides what part of all records falls on published
+  keys (and takes no weight where those are skipped): that of the exponent's own distribution;
 * a unit has at least i records with chance 1/i, up to C: a heavy tail, as of commits, orders
-  or visits.  With weights the records a key meets are the mean of a unit's C by these chances.
+  or visits.  What its records weigh at a key, and when, is that mix in expectation (``growing``).
 
 Figures are ratios of two plans on it, and honest as such: a key of n units is published if its
 statistic passes the threshold at the easiest of the tests (a lower bound of passing at any).
@@ -18,18 +20,20 @@ import math
 
 import msgspec
 import numpy as np
-from scipy.special import ndtr
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget
-from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.growing import Published, published
 
 #: Sizes of the reference keys and the exponent of their density.
 SIZES = np.geomspace(1, 1e6, 400)
 DENSITY = -1.7
-#: Tests that are looked at: of more, so many in equal steps, the last among them.
-_TESTS = 256
+#: Units of the largest key: that of 60 million records on a million keys of the exponent's
+#: distribution (mechanism.md section 1).
+LARGEST = 25_000
+#: A part of the window: keys by then are early.
+EARLY = 0.1
 #: Records of a unit, and popularities of keys, that ``expected_keys`` looks at.
 _RECORDS, _RANKS = 2048, 400
 
@@ -39,17 +43,24 @@ SHAPE = (
 )
 
 
+#: Shares of the records that fall on keys of ``SIZES``, steps of equal ratio.
+_MASS = np.where(SIZES <= LARGEST, SIZES ** (DENSITY + 2), 0.0)
+_MASS /= _MASS.sum()
+
+
 class Standing(msgspec.Struct, frozen=True):
     """A plan on the reference population.
 
     Attributes:
         keys: expected published keys at close, up to a factor that all plans share; infinite
             where keys are public.
+        early: the same by a tenth of the window.
         units: units of a key, of the reference's mix of records, for an even chance at close.
         noise: ``typical_sd`` by running sum, each in its own units (of counts and of the grid).
     """
 
     keys: float
+    early: float
     units: float
     noise: dict[str, float]
 
@@ -65,6 +76,10 @@ class Standing(msgspec.Struct, frozen=True):
             return math.nan if self.keys <= 0 else math.inf
         return self.keys / other.keys
 
+    def early_against(self, other: "Standing") -> float:
+        """Ratio of expected keys by a tenth of the window; not a number where there are none."""
+        return self.early / other.early if 0 < other.early < math.inf else math.nan
+
 
 def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
     """A plan's standing on the reference population.
@@ -77,34 +92,24 @@ def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
     if budget.units is not None:
         noise["units"] = noise.pop(budget.units.name)
     if budget.tau is None:
-        return Standing(math.inf, 0.0, noise)
-    chance = chances_of_sizes(plan, budget, of)
-    keys = float(np.trapezoid(SIZES**DENSITY * chance, SIZES))
-    return Standing(keys, float(np.interp(0.5, chance, SIZES)), noise)
+        return Standing(math.inf, math.inf, 0.0, noise)
+    found = published_sizes(plan, budget, of)
+    keys, early = (_of_density(found.by(time)) for time in (1.0, EARLY))
+    return Standing(keys, early, float(np.interp(0.5, found.chances[-1], SIZES)), noise)
 
 
-def chances_of_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Float64:
-    """(n,) chance of being published by the window's close, for keys of ``SIZES`` units.
+def _of_density(chance: Float64) -> float:
+    return float(np.trapezoid(SIZES**DENSITY * chance, SIZES))
+
+
+def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Published:
+    """When keys of ``SIZES`` units are published.
 
     Args:
         of: as for ``stand``.
     """
     part = kept(plan.privacy.contributions) / kept(of or plan.privacy.contributions)
-    return chances(budget, SIZES * part * _adds(plan, budget))
-
-
-def chances(budget: Budget, statistic: Float64) -> Float64:
-    """(n,) chance of being published by the window's close.
-
-    Args:
-        statistic: (n,) of keys at close, without noise; it grows evenly over the window.
-    """
-    assert budget.statistic is not None and budget.tau is not None
-    tests = len(budget.tau)
-    step = -(-tests // _TESTS)
-    at = np.arange(tests - 1, -1, -step)[::-1]
-    reached = np.multiply.outer(statistic, (at + 1) / tests) - budget.tau[at] / 2.0**DECODE_BITS
-    return np.asarray(ndtr((reached / budget.statistic.sd[at]).max(axis=1)), np.float64)
+    return published(plan, budget, SIZES * part, _MASS)
 
 
 def typical_sd(sd: Float64) -> float:
@@ -129,17 +134,6 @@ def kept(contributions: int) -> float:
     return float((1 / np.arange(1, contributions + 1)).sum())
 
 
-def _adds(plan: Plan, budget: Budget) -> float:
-    """What a reference unit adds to a key's statistic on average."""
-    statistic, total = budget.statistic, plan.privacy.contributions
-    assert statistic is not None
-    if budget.weights is None:
-        return float(statistic.weighted + statistic.counted)
-    there = 1 / np.arange(1, total + 1)
-    typical = float((there * budget.weights).sum() / there.sum())
-    return statistic.weighted * typical + statistic.counted
-
-
 def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     """Expected published keys of one window at its close.
 
@@ -148,8 +142,6 @@ def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     """
     if budget.tau is None:
         return float(keys)
-    statistic = budget.statistic
-    assert statistic is not None
     edges = np.unique(np.geomspace(1, keys + 1, _RANKS).astype(np.int64))
     if edges[-1] <= keys:
         edges = np.append(edges, keys + 1)
@@ -158,6 +150,6 @@ def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     first = np.arange(1, min(plan.privacy.contributions, _RECORDS) + 1)
     # A unit's i-th record is there with chance 1/i, and the key's first with p (1 - p)^(i - 1).
     chance = met[:, None] * (1 - met[:, None]) ** (first - 1) / first
-    weights = np.ones(len(first)) if budget.weights is None else budget.weights[: len(first)]
-    added = statistic.weighted * weights + statistic.counted
-    return float(np.diff(edges) @ chances(budget, units * (chance @ added)))
+    there, mass = np.diff(edges), met * np.diff(edges)
+    found = published(plan, budget, units * chance.sum(axis=1), mass / mass.sum())
+    return float(there @ found.chances[-1])

@@ -23,13 +23,16 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.tuning.reference import Standing, stand
-from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
+from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 
 #: Keys within this factor of the most count as the most: the last percents cost the most noise.
 _NEARLY = 0.975
 #: 1% more keys are worth 3% more noise and no more: about the price of `accounting.shares.knee`,
 #: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
 _WORTH = 3.0
+#: And never more noise than this: what keys were worth before published ones could be skipped.
+#: Skipping makes keys so cheap that by the price alone all figures would get 2.7 times the noise.
+_MOST_NOISE = 1.65
 #: The job stays starred where another way has not so much less noise.
 _SAME_NOISE = 1.05
 #: Another strategy is not worth a word where it saves less.
@@ -82,7 +85,7 @@ def ways(plan: Plan) -> Ways:
 
 
 def _starred(found: list[Way]) -> Way:
-    paid = [way for way in found if way.noise <= max(way.keys, 1.0) ** _WORTH]
+    paid = [way for way in found if way.noise <= min(max(way.keys, 1.0) ** _WORTH, _MOST_NOISE)]
     most = max(way.keys for way in paid)
     full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]
     best = min(full, key=lambda way: way.noise)
@@ -115,12 +118,18 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     chosen = {} if best == privacy.strategy else {"strategy": best}
     unshared = {} if privacy.selection_share is None else {"selection_share": None}
     for weights in _weights(plan):
-        heavy = chosen if weights == privacy.weights else chosen | {"weights": weights}
+        heavy = chosen if weights == privacy.weights else chosen | _named(plan, weights)
         if heavy or unshared:
             yield heavy | unshared
         if _shared(plan, weights):
             for share in _shares(plan):
                 yield heavy | {"selection_share": share}
+
+
+def _named(plan: Plan, weights: SelectionWeights | None) -> dict[str, Any]:
+    """Weights of the job's own; where the last of them vanish it must say that it skips."""
+    vanish = weights is not None and not weights.integers(plan.privacy.contributions)[-1]
+    return {"weights": weights} | ({"skip": True} if vanish and plan.design.skips else {})
 
 
 def _strategies(plan: Plan) -> list[StrategyName]:
@@ -139,7 +148,8 @@ def _strategies(plan: Plan) -> list[StrategyName]:
 def _weights(plan: Plan) -> tuple[SelectionWeights | None, ...]:
     if plan.design.restarts or plan.privacy.contributions > limits.MAX_WEIGHTED:
         return (plan.privacy.weights,)
-    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS)))
+    spared = (SPARED,) if plan.design.skips else ()
+    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS, *spared)))
 
 
 def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
@@ -163,7 +173,9 @@ def _standing(plan: Plan, settings: dict[str, Any]) -> Standing | None:
 
 
 def with_privacy(plan: Plan, **settings: Any) -> Plan:
-    """The plan with other fields of ``Privacy``."""
+    """The plan with other fields of ``Privacy``; weights among them are named by the job."""
+    if "weights" in settings:
+        settings = {"usual_weights": False} | settings
     privacy = msgspec.structs.replace(plan.privacy, **settings)
     return msgspec.structs.replace(plan, privacy=privacy)
 

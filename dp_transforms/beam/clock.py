@@ -114,7 +114,7 @@ def paced_clock(
         raise UsageError(
             "clock",
             "cannot wait, and the plan skips what is published",
-            "give a WallClock, or none",
+            "give a WallClock, or none, or a plan with privacy.skip = false",
         )
     return clock.paced(pace)
 

@@ -103,11 +103,12 @@ class Conductor(beam.DoFn):
             raise RunError(
                 "privacy.skip",
                 "this engine works on the shards of one stage apart, and was not told to wait",
-                "name the engine with --runner, or give DPStream a clock",
+                "name the engine with --runner, give DPStream a clock, or begin a run with "
+                "privacy.skip = false",
             )
         records = [held.pop(shard) for shard in range(run.shards)]
         first, through = self._announced
-        ends, end = stops(run.plan, first, through), instant(run.plan.timeline, through)
+        ends, end = stops(run.explicit(), first, through), instant(run.plan.timeline, through)
         settings: dict[str, Any] = {"threads": self._threads, "once": self._once}
         for step in alternate(run, self._stages, records, ends, first=first, **settings):
             yield GlobalWindows.windowed_value(step, end)

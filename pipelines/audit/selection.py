@@ -52,7 +52,7 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
     assert budget.tau is not None and budget.statistic is not None
     others = others_needed(plan, budget, 0.0)
     keys = min(plan.privacy.contributions, max(1, _ROWS // (2 * trials * (others + 1))), 64)
-    statistic, weights = budget.statistic, plan.privacy.weights
+    statistic, weights = budget.statistic, plan.design.weights
     adds = np.full(keys, statistic.alone, np.float64)
     if weights is not None:
         ranks = weights.integers(plan.privacy.contributions)[:keys]

@@ -1,9 +1,10 @@
 """What ``--modes`` names: settings of a job's ``[privacy]`` table.
 
-    sticky                             a named setting: the product's defaults
+    sticky                             a named setting: the product's defaults, in which published
+                                       keys take no selection weight (section 9)
     tree toeplitz blt dense            every record counts equally, one noise strategy each
     weights per_key combined fused     ways to more keys and less error (mechanism.md section 8)
-    skip combined-skip                 published keys take no selection weight (section 9)
+    combined,skip=false                as runs were before published keys were skipped
     sticky,strategy=toeplitz           with one more key of [privacy]
     per_key_bound=1,weights={power=1}  keys of [privacy] alone; values as in TOML, texts unquoted
 
@@ -33,8 +34,6 @@ NAMED: dict[str, dict[str, Any]] = {
     },
     "per_key": {**_EQUAL, "per_key_bound": 1},
     "combined": {"mode": "sticky", "per_key_bound": 1, "combine": True},
-    "skip": {"mode": "sticky", "skip": True, "selection_share": 0.8},
-    "combined-skip": {"mode": "sticky", "per_key_bound": 1, "combine": True, "skip": True},
     "fused": {**_EQUAL, "per_key_bound": 1},
     "rounds": {"mode": "rounds", "strategy": "tree"},
     "rounds+flush": {"mode": "rounds", "strategy": "tree", "final_flush": True},

@@ -279,8 +279,9 @@ def _timeline(file: JobFile) -> Timeline:
 
 
 def _privacy(file: JobFile) -> Privacy:
-    given = {name: getattr(file.privacy, name) for name in Privacy.__struct_fields__}
-    given["weights"] = _weights(file)
+    own = {"weights": _weights(file), "usual_weights": file.privacy.weights == "auto"}
+    names = [name for name in Privacy.__struct_fields__ if name not in own]
+    given = {name: getattr(file.privacy, name) for name in names} | own
     given["strategy"] = file.privacy.strategy or "blt"
     return Privacy(**given)
 
@@ -297,7 +298,7 @@ def _weights(file: JobFile) -> SelectionWeights | None:
         combine=privacy.combine,
         sticky=privacy.mode == "sticky" and file.keys.public is None,
         fused=any(a.kind == "units" for a in file.aggregate) and not privacy.skip,
-        skip=privacy.skip,
+        skip=bool(privacy.skip),
     )
 
 

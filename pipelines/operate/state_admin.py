@@ -245,7 +245,9 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
         line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))
     ]
     most = job.plan.privacy.contributions
-    limit = exhausted(most) if job.plan.design.skips else most
+    # By the rules of the run that is given up, not by those of new ones.
+    design = stores.design_of_run(job.plan, store.identity)
+    limit = exhausted(most) if design.packs_indices else most
     return Abandon(max(1, *trigger_times), limit)
 
 

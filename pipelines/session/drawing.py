@@ -51,7 +51,7 @@ def heat_words(space: Space, shown: HeatMap, kind: str) -> str:
     across, up = (space.dimensions[place].name for place in (shown.across, shown.up))
     blank = np.isnan(shown.left)
     least, most = (float(np.nanmin(shown.left)), _top(shown)) if not blank.all() else (0.0, 0.0)
-    closed = "; what is blank is closed for ever" if blank.any() else ""
+    closed = "; what is blank has nothing left for ever" if blank.any() else ""
     of = "" if shown.initial is None else f" of an initial {words.amount(_micro(shown.initial))}"
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "

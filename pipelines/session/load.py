@@ -38,6 +38,7 @@ from dpstream.pipelines.session.parts import (
     PART_ROWS,
     Manifest,
     Part,
+    budgets_of,
     checked_paths,
     commit,
     ids_in,
@@ -155,6 +156,7 @@ class _Change:
         self._folder = config.folder
         self._prf = None if manifest.id_key is None else Prf(bytes.fromhex(manifest.id_key))
         self._schema = schema_of(config.table.space, self._prf is not None)
+        self._budgets = budgets_of(config.table.space)
         self._letters = list[Letters]()
 
     @classmethod
@@ -235,7 +237,7 @@ class _Change:
                 kept.append(part)
             elif (slots < 0).any():
                 rows = read_part(self._folder, part).filter(pa.array(slots < 0))
-                kept.append(write_part(self._folder, rows, part.usable))
+                kept.append(write_part(self._folder, rows, part.usable, self._budgets))
         return tuple(kept), there
 
     def _written(self, records: Iterable[Records]) -> list[Part]:
@@ -254,7 +256,7 @@ class _Change:
     def _part(self, tables: list[pa.Table], usable: bool) -> Part:
         rows = pa.concat_tables(tables)
         tables.clear()
-        return write_part(self._folder, rows, usable)
+        return write_part(self._folder, rows, usable, self._budgets)
 
     def _committed(self, parts: tuple[Part, ...], taken: int) -> Loaded:
         """The new version; what was refused is on disk before it counts."""

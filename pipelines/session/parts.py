@@ -9,6 +9,12 @@ All of it is private (mode 0600 in a folder 0700).  A part is named by its diges
 durably, before a manifest names it: whoever is killed in between has changed nothing, and what he
 left is swept by the next writer.  A part that loses a record is written anew.  Readers keep the
 version that they opened: parts that no manifest names go when nobody reads.
+
+Records of a row group lie in the order of their initial budgets: almost every question compares
+those, and rows of equal budget, one after the other, are decoded and compared as runs.  Row groups
+keep the order in which records came, so that bounds of arrivals still tell them apart.  No answer
+depends on the order (sums are of integers), and parts that have another one, as older programs
+wrote them, are read as before.
 """
 
 import contextlib
@@ -17,7 +23,7 @@ import functools
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +35,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state import locks
@@ -115,15 +122,34 @@ def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.
     return pa.table(columns, schema=schema)
 
 
-def write_part(folder: Path, rows: pa.Table, usable: bool) -> Part:
+def budgets_of(space: Space) -> tuple[str, ...]:
+    """Columns of initial budgets."""
+    found = (p for p, dimension in enumerate(space.dimensions) if isinstance(dimension, Budget))
+    return tuple(f"x{place}" for place in found)
+
+
+def ordered(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Records with those of each row group in the order of some columns; equal ones stay."""
+    keys = [rows.column(name).to_numpy() for name in columns]
+    keys = [key for key in keys if len(key) and key.min() < key.max()]
+    if not keys:
+        return rows
+    order = np.lexsort((*reversed(keys), np.arange(rows.num_rows) // GROUP_ROWS))
+    return rows.take(pa.array(order))
+
+
+def write_part(folder: Path, rows: pa.Table, usable: bool, by: Sequence[str] = ()) -> Part:
     """Write a part, durably; nothing names it yet.
+
+    Args:
+        by: columns that the records of a row group are ordered by.
 
     Raises:
         RunError: it cannot be written.
     """
     buffer = io.BytesIO()
     pq.write_table(
-        rows, buffer, compression="lz4", row_group_size=GROUP_ROWS,
+        ordered(rows, by), buffer, compression="lz4", row_group_size=GROUP_ROWS,
         use_dictionary=[name for name in rows.column_names if name != ID],
     )  # fmt: skip
     data = buffer.getvalue()

@@ -2,10 +2,12 @@
 
 Everything is computed from the public account; no record is looked at.
 
-**The map is never too high.**  A pixel stands for the points of some coordinates of two dimensions
-and of any coordinate of the others.  It shows the least that any of them has left, of an initial
-budget that is named: what a query over the pixel may ask at most.  Points that were closed for ever
-are left out, and a pixel of none but those is blank.
+**What the map shows.**  A pixel stands for the points of some coordinates of two dimensions and of
+any coordinate of the others, of ONE initial budget, which is named: points of a smaller one have
+less.  It shows the least that any open point of them has left, so that none has less than is
+shown: what a query over those points may ask at most.  Left out are points that were closed for
+ever, and those that have spent the most that any budget can be (`amounts.MOST`): neither has
+anything left, and the account does not tell them apart.  A pixel of none but those is blank.
 """
 
 from typing import NamedTuple
@@ -71,7 +73,7 @@ def heat_map(
         top = (dimension.values - 1) * dimension.step
         at = (top if initial is None else initial) // dimension.step
         if not 0 <= at < dimension.values:
-            raise UsageError("--initial", "is no initial budget of the table", "use a smaller one")
+            raise UsageError("--epsilon", "is no initial budget of the table", "use a smaller one")
         frame[place] = at, at + 1
     highest = _highest(spent, frame, (x, columns), (y, rows))
     if at is not None:

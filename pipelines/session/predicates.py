@@ -80,10 +80,32 @@ class Predicate(NamedTuple):
 
     Attributes:
         space: of the points; condition: when it is true.
+        characters, words: of its text; depth: how deep that is nested.
     """
 
     space: Space
     condition: Condition
+    characters: int = 0
+    words: int = 0
+    depth: int = 0
+
+    def both(self, other: "Predicate") -> "Predicate":
+        """What ``(THIS) AND (OTHER)`` is parsed to, without parsing either again.
+
+        Raises:
+            UsageError: it is too large, as that text would be.
+        """
+        found = Predicate(
+            self.space,
+            All((self.condition, other.condition)),
+            self.characters + other.characters + len("() AND ()"),
+            self.words + other.words + 5,
+            max(self.depth, other.depth) + 1,
+        )
+        most = MAX_CHARACTERS, MAX_TOKENS, MAX_DEPTH
+        if any(a > b for a, b in zip(found[2:], most, strict=True)):
+            raise _too_large()
+        return found
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -121,7 +143,7 @@ def predicate_of(text: str, space: Space) -> Predicate:
     if not text.strip():
         return Predicate(space, All(()))
     try:
-        tree, words = _tree(text)
+        tree, words, depth = _tree(text)
         condition = _Reader(space).condition(tree, True)
         if _words(tree) != words:
             _refuse(tree, _NO_PREDICATE, _COMPARE)
@@ -135,17 +157,18 @@ def predicate_of(text: str, space: Space) -> Predicate:
     except (AttributeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError):
         # The parser met something that it does not expect: it never passes on what.
         raise _error(1, 1, _NO_PREDICATE, _COMPARE) from None
-    return Predicate(space, condition)
+    return Predicate(space, condition, len(text), words, depth)
 
 
-def _tree(text: str) -> tuple[exp.Expr, int]:
-    """The tree of a text, and how many words it has."""
+def _tree(text: str) -> tuple[exp.Expr, int, int]:
+    """The tree of a text, how many words it has, and how deep its brackets are nested."""
     tokens = _DIALECT.tokenize(text)
-    depth = 0
+    depth = deepest = 0
     for token in tokens:
         depth += (token.token_type in _OPEN) - (token.token_type in _CLOSE)
-        if depth > MAX_DEPTH:
-            raise _too_large()
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise _too_large()
     nested = sum(token.token_type in _NESTING for token in tokens)
     if len(tokens) > MAX_TOKENS or (nested > MAX_DEPTH and _longest(tokens) > MAX_DEPTH):
         raise _too_large()
@@ -155,7 +178,7 @@ def _tree(text: str) -> tuple[exp.Expr, int]:
     trees = _DIALECT.parser().parse(tokens, text)
     if len(trees) != 1 or trees[0] is None:
         raise _error(1, 1, _NO_PREDICATE, _COMPARE)
-    return trees[0], len(tokens)
+    return trees[0], len(tokens), deepest
 
 
 def _words(tree: exp.Expr) -> int:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
@@ -143,10 +142,13 @@ class Scan:
         items = ["count(*) AS n"]
         for place in columns.values():
             if self._always(place):
-                items.append(f"sum(x{place}) AS s{place}")
+                items.append(f"sum(x{place})::BIGINT AS s{place}")
                 continue
             there = f"FILTER (x{place} < {self._space.values[place]})"
-            items += [f"count(*) {there} AS n{place}", f"sum(x{place}) {there} AS s{place}"]
+            items += [
+                f"count(*) {there} AS n{place}",
+                f"(sum(x{place}) {there})::BIGINT AS s{place}",
+            ]
         found = nothing(cells.count, needs)
         rows = self._run(boxes, cells, items, needs.leaves)
         first = rows.taken(0)
@@ -213,16 +215,14 @@ class Scan:
             if asked.boxes is not None:
                 self._db.register(BOXES, asked.boxes)
             try:
-                rows = self._db.sql(text).to_arrow_table()
+                rows = self._db.execute(text).fetchnumpy()  # a relation is bound twice
             finally:
                 if asked.boxes is not None:
                     self._db.unregister(BOXES)
         if not self._in_memory and self._stamped() != self._stamps:
             raise damaged()
-        return {
-            name: rows.column(name).cast(pa.int64()).fill_null(0).to_numpy()
-            for name in rows.column_names
-        }
+        assert all(of.dtype.kind in "iu" for of in rows.values()), "whole numbers alone are exact"
+        return {name: np.ma.filled(of, 0).astype(np.int64) for name, of in rows.items()}
 
     def _open(self, held: bool) -> None:
         if self._paths:
@@ -283,7 +283,7 @@ def _coded() -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException:
         found = RunError("table", "needs more memory than it may have", "ask for fewer cells")
-    except (duckdb.Error, pa.ArrowException):
+    except duckdb.Error:
         found = RunError("table", "cannot be scanned", "check memory and disk")
     else:
         return

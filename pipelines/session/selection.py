@@ -26,11 +26,13 @@ class Selection:
         space: of which points.
         text: a predicate, empty for all points.
         fixed: (m, d, 2) disjoint boxes that it is cut to, ``None``: the whole space.
+        parsed: the text as it was parsed, ``None``: it was not yet.
     """
 
     space: Space
     text: str = ""
     fixed: Int64 | None = None
+    parsed: Predicate | None = None
 
     def where(self, text: str) -> "Selection":
         """The part of it where a predicate is true as well.
@@ -38,15 +40,13 @@ class Selection:
         Raises:
             UsageError: it is none.
         """
-        if not self.text:
-            found = dataclasses.replace(self, text=text)
-        else:
-            predicate_of(text, self.space)  # by itself: not half of a bracket
-            found = dataclasses.replace(
-                self, text=f"({self.text}) AND ({text})" if text else self.text
-            )
-        assert found.predicate
-        return found
+        predicate = predicate_of(text, self.space)  # by itself: not half of a bracket
+        if not text.strip():
+            return self
+        if self.text:
+            text = f"({self.text}) AND ({text})"
+            predicate = self.predicate.both(predicate)
+        return dataclasses.replace(self, text=text, parsed=predicate)
 
     def cut_to(self, boxes: Int64) -> "Selection":
         """The part of it in boxes that do not change."""
@@ -68,7 +68,7 @@ class Selection:
     @functools.cached_property
     def predicate(self) -> Predicate:
         """The predicate, parsed."""
-        return predicate_of(self.text, self.space)
+        return predicate_of(self.text, self.space) if self.parsed is None else self.parsed
 
     @functools.cached_property
     def _still(self) -> Int64:

@@ -112,9 +112,15 @@ def _together(parts: Sequence[Part]) -> Union:
 
 
 def _parts(desk: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
-    """Every cell of every answer to the same figure that lies within the boxes."""
+    """Every cell of every answer to the same figure that lies within the boxes.
+
+    Only answers that read one of their points are looked up.
+    """
     for run_id, charge in desk.account.history():
         if charge.budget == "closed":
+            continue
+        read = charge.read
+        if not any(len(overlapped(read, box)) for box in boxes):
             continue
         committed = desk.register.read(run_id)
         if committed is None or ticket_name(committed.receipt) is not None:

@@ -52,6 +52,7 @@ class SpannerKeyShard(KeyShard):
 
     Attributes:
         pending: steps since the last commit.
+        durable: last trigger that is known to be committed; other threads may read it.
         left: step -> its rows in ``Steps`` beyond the committed ones: of a commit cut short, or
             put there by a copy.
     """
@@ -68,6 +69,7 @@ class SpannerKeyShard(KeyShard):
         self.part, self.window = name
         self.complete, self._window_sets = complete, window_sets
         self.pending: list[PendingStep] = []
+        self.durable = 0
         self.left: dict[int, int] = {}
         #: By slot: raw ids in the key's own row, rows of ``KeyUnits`` in use, round of the set.
         self._inline: list[bytes] = []
@@ -281,6 +283,6 @@ class SpannerKeyShard(KeyShard):
         self._stored[self._changed] = True
         for flags in (self._changed, self._sets, self._examined):
             flags[:] = False
-        last = self.pending[-1].trigger
+        last = self.durable = self.pending[-1].trigger
         self.left = {step: rows for step, rows in self.left.items() if step > last}
         self.pending, self._overflow = [], []

@@ -114,6 +114,7 @@ class SpannerStore(SpannerRetention, Store):
             window_sets=self._window_sets,
         )
         states.mark_committed(committed or 0)
+        states.durable = states.committed
         states.left = left
         return states
 
@@ -298,9 +299,10 @@ class SpannerStore(SpannerRetention, Store):
         part = self._part(shard)
         with self._lock:
             cached = self._key_shards.get((window, shard))
-        waiting = cached is not None and bool(cached.pending)
-        unsure = cached is None or waiting or cached.committed < trigger
-        if unsure and (self._reached(part, window) or 0) < trigger:
+        # Another thread may be taking steps there: some are committed in parts, and only the
+        # last part makes such a step visible.
+        known = cached is not None and cached.durable >= trigger
+        if not known and (self._reached(part, window) or 0) < trigger:
             return None
         return self._releases(part, window, trigger)
 

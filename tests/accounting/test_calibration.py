@@ -14,7 +14,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.rules import FIRST_RULES, RULES
 from dpstream.accounting.strategies import blt_table, make_strategy
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.weights import STEEP, SelectionWeights
 from tests.accounting.plans import UNITS, Make
 from tests.designs import redesigned
 
@@ -88,7 +88,7 @@ def test_numbers_without_a_guarantee_are_marked(make_plan: Make) -> None:
 
 def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     """Other defaults, another table of coefficients, another calibration: the text decides."""
-    plan = make_plan(weights=SelectionWeights(), strategy="blt", triggers=250)
+    plan = make_plan(weights=SelectionWeights(), strategy="blt", triggers=250, skip=False)
     text, given = calibrate(plan), allocate(plan)
     other = {row: ((0.5,), (0.3,)) for row in blt_table.EXPONENTIALS}
     with (
@@ -123,14 +123,26 @@ def test_a_run_keeps_its_rules(make_plan: Make, rules: int) -> None:
     assert begun(later, "").rules == FIRST_RULES
 
 
+def test_a_run_keeps_the_weights_it_was_begun_with(make_plan: Make) -> None:
+    """A job that names the weights that are usual without skipping has the hash of one that names
+    none, and goes on with that one's run."""
+    kind = {"per_key_bound": 1, "combine": True, "weights": STEEP}
+    named, unnamed = (make_plan(usual_weights=usual, **kind) for usual in (False, True))
+    assert named.hash == unnamed.hash and named.design.weights != unnamed.design.weights
+    for begun_with, later in ((named, unnamed), (unnamed, named)):
+        text = calibrate(begun_with)
+        assert begun(later, text) == begun(begun_with, text) == begun_with
+        assert calibrated(later, text).plan.design.weights == begun_with.design.weights
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda text: text[:-9],
         lambda text: text.replace('"format":2', '"format":3'),
         lambda text: text.replace('"format":2', '"format":1'),
-        lambda text: text.replace('"rules":3', '"rules":4'),
-        lambda text: text.replace('"rules":3', '"rules":2'),
+        lambda text: text.replace('"rules":4', '"rules":5'),
+        lambda text: text.replace('"rules":4', '"rules":2'),
         lambda text: text.replace('"tau":"', '"tau":"0'),
         lambda text: text.replace('"encoder":0', '"encoder":5', 1),
         lambda text: text.replace('"strategy":"tree"', '"strategy":"oak"'),

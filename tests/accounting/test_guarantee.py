@@ -97,7 +97,8 @@ def test_a_test_of_a_key_stands_at_all_its_triggers(make_plan: Make) -> None:
 @pytest.mark.parametrize("combine", [False, True])
 def test_thresholds_are_in_units_that_count_in_full(make_plan: Make, combine: bool) -> None:
     weights = SelectionWeights(3.0, 1.5)
-    plan = make_plan(8, contributions=8, weights=weights, per_key_bound=1, combine=combine)
+    kind = {"per_key_bound": 1, "combine": combine, "skip": False}
+    plan = make_plan(8, contributions=8, weights=weights, **kind)
     budget = allocate(plan)
     statistic = budget.statistic
     assert statistic is not None and budget.tau is not None and statistic.alone > 1

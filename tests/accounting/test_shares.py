@@ -7,8 +7,8 @@ import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.plan.rules import FIRST_RULES
-from dpstream.accounting.shares import _direction, costs_of, divide, knee, per_key_squares
+from dpstream.accounting.plan.rules import FIRST_RULES, SKIPS_USUALLY
+from dpstream.accounting.shares import _direction, costs_of, divide, knee, per_key_squares, spared
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import Make
 
@@ -31,7 +31,8 @@ def test_what_the_constant_wasted(make_plan: Make) -> None:
     """C = 8: nearly half the noise for less than 4% of the threshold; C = 32: hardly a change."""
     sds, taus = {}, {}
     for count in (8, 32):
-        plan = make_plan(13, contributions=count, weights=SelectionWeights(3, 0.5), strategy="blt")
+        weights = SelectionWeights(3, 0.5)
+        plan = make_plan(13, contributions=count, weights=weights, strategy="blt", skip=False)
         old, new = allocate(plan, FIRST_RULES), allocate(plan)
         assert old.tau is not None and new.tau is not None
         sds[count] = float(new.values[0].sd[-1] / old.values[0].sd[-1])
@@ -139,7 +140,22 @@ def test_shares_that_runs_were_begun_with_stay(make_plan: Make) -> None:
     ):
         plan = make_plan(24, contributions=6, **kind)  # type: ignore[arg-type]
         assert divide(plan, FIRST_RULES).selection == share
-    assert divide(plan).selection == knee(costs_of(plan)) != 0.97
+    assert divide(plan, SKIPS_USUALLY - 1).selection == knee(costs_of(plan)) != 0.97
+    assert divide(plan).selection == spared(costs_of(plan)) == 0.85
+
+
+@pytest.mark.parametrize("count", [2, 5, 8, 16, 32, 64, 200])
+def test_skipping_stops_in_front_of_the_knee(count: int, make_plan: Make) -> None:
+    """The knee of few pairs a unit stands; the rest stops where more keys are mostly noise."""
+    kind = {"contributions": count, "weights": MILD}
+    skipping, other = make_plan(100, **kind), make_plan(100, **kind, skip=False)
+    assert skipping.design.skips and not other.design.skips
+    bend = knee(costs_of(skipping))
+    assert divide(other).selection == bend
+    assert divide(skipping).selection == min(bend, 0.85)
+    assert (bend < 0.85) == (count <= 5)
+    named = make_plan(100, **kind, selection_share=0.6)
+    assert divide(named).selection == 0.6
 
 
 @pytest.mark.parametrize(("share", "equal"), [(0.2, True), (4.0, True), (5.9, True), (6.1, False)])
@@ -161,7 +177,8 @@ def test_defaults_are_at_the_knee(
     """Over C, T and columns: no share is worth more than the default, where there is a bend."""
     aggregates = (MEAN, MEAN_2)[: columns - 1] or (Aggregate("n", "count"),)
     for count in (2, 3, 5, 8, 10, 15, 20, 30, 64, 200):
-        plan = make_plan(triggers, contributions=count, weights=weights, aggregates=aggregates)
+        kind = {"contributions": count, "weights": weights, "skip": False}
+        plan = make_plan(triggers, aggregates=aggregates, **kind)
         costs, shares = costs_of(plan), divide(plan)
         worth = max(share**2 * costs.largest(share, 0.0, 1.0) for share in STEPS[::10].tolist())
         assert shares.selection**2 * shares.values >= 0.999 * worth

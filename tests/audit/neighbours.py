@@ -63,7 +63,8 @@ def plans() -> dict[str, Plan]:
         return make_plan(aggregates=aggregates, **{**BUDGET, **options})  # type: ignore[arg-type]
 
     def heavy(offset: float, power: float) -> dict[str, object]:
-        return {"weights": SelectionWeights(offset, power), "contributions": 4}
+        weights = SelectionWeights(offset, power)
+        return {"weights": weights, "contributions": 4, "skip": False}
 
     late: dict[str, object] = {"stamped": True, "lateness": 2, "skew": STEP // 2}
     sliding: dict[str, object] = {"slide": 3, "windows": 3, "lateness": 1, "stamped": True}
@@ -91,7 +92,7 @@ def plans() -> dict[str, Plan]:
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
         "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
         "dense": plan(COUNT, UNITS, triggers=8, strategy="dense", **late),
-        **_per_key(plan, sliding, heavy(3, 1)),
+        **_per_key(plan, sliding, {"weights": SelectionWeights(3, 1)}),
         "weights": plan(COUNT, MEAN, triggers=8, **heavy(3, 1)),
         "weights_units": plan(
             COUNT, UNITS, triggers=6, strategy="toeplitz", **{**heavy(2, 0.5), "epsilon": 90.0}

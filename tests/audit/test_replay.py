@@ -309,8 +309,8 @@ def test_a_restored_store_that_replays_otherwise_is_stopped(place: Place) -> Non
     place.forget("state", 1)
     restore(place)
     changed = place.folder / "out" / "window-000001"
-    shutil.copyfile(changed / "trigger-000002.parquet", changed / "trigger-000001.parquet")
-    with pytest.raises(PolicyError, match="another release of window 1, trigger 1"):
+    shutil.copyfile(changed / "trigger-000004.parquet", changed / "trigger-000003.parquet")
+    with pytest.raises(PolicyError, match="another release of window 1, trigger 3"):
         place.run()
 
 

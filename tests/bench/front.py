@@ -1,11 +1,15 @@
-"""The front of keys against L1 over strategies, weights, shares and kinds, by simulation.
+"""The front of keys against L1 over skipping, tests, weights, shares and kinds, by simulation.
 
-    python -m tests.bench.front --users 1000000 --triggers 100 --picture front.png
+    python -m tests.bench.front --users 10000000 --triggers 100 --picture front.svg
 
 Every point is a whole plan at the same (epsilon, delta) = (6, 1e-9), C = 32, with the product's
-exact accounting; its mechanism is simulated directly (``tests.oracle.simulation``, which agrees
-with the pipeline within 3%).  ``same`` points count every record; ``per key`` points count one
-record per (user, key).  ``undominated`` marks points that no other of their kind beats in both.
+exact accounting; its mechanism is simulated directly (``tests.oracle.sweep``: the simulation that
+agrees with the pipeline within 3%, at the tests alone).  ``same`` points count every record;
+``per key`` points count one record per (user, key).  ``undominated`` marks points that no other of
+their kind beats in both.  The one-shot mechanism, which publishes keys once, at the end of the
+day, is drawn as lines: what continual release is held against.
+
+Nothing here reads private data: the records are generated (mechanism.md section 1).
 """
 
 import argparse
@@ -19,50 +23,70 @@ import numpy as np
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
 from tests.bench.common import emit, machine
-from tests.oracle.simulation import (
-    Design,
-    Records,
-    admit,
-    ranked,
-    simulate,
-    table1_plan,
-    table1_records,
-)
+from tests.oracle.simulation import Design, table1_plan, table1_records
+from tests.oracle.sweep import Sorted, sweep
 
-POWERS = (0.25, 0.35, 0.5, 0.75, 1.0, 1.5)
-OFFSETS = (1.0, 3.0, 6.0)
+#: A count of each record with the weights of selection; (offset, power).
+SAME = tuple(itertools.product((1.0, 3.0), (0.25, 0.35, 0.5, 0.75, 1.0)))
+#: One record per user and key.
+PER_KEY = ((3.0, 0.75), (3.0, 1.0), (3.0, 1.5), (1.0, 1.5), (1.0, 2.0), (0.0, 2.0))
+#: Tests of a window where published keys are skipped, beside the usual number.
+TESTS = (3, 6, 10, 32, 100)
+_COMBINED: dict[str, Any] = {"per_key_bound": 1, "combine": True}
+#: One test, at the end; no published key to skip.
+ONE_SHOT: dict[str, Any] = {
+    **_COMBINED,
+    "weights": SelectionWeights(2.0, 1.0),
+    "selection_share": 0.65,
+    "skip": False,
+}
 
 
 def settings() -> Iterator[dict[str, Any]]:
-    """Settings of ``[privacy]`` of every point."""
-    for strategy in ("tree", "toeplitz", "blt"):
-        yield {"strategy": strategy}
-        yield {"strategy": strategy, "fused": True}
-        for share in (0.5, 0.65, 0.8, 0.9):
-            yield {"strategy": strategy, "per_key_bound": 1, "selection_share": share}
-    for power, offset in itertools.product(POWERS, OFFSETS):
-        weights = {"strategy": "blt", "weights": SelectionWeights(offset, power)}
-        for share in (0.8, 0.9, 0.97):
-            yield {**weights, "selection_share": share}
-        for share in (0.5, 0.65, 0.8):
-            combined = {"per_key_bound": 1, "combine": True, "selection_share": share}
-            yield {**weights, **combined}
+    """Settings of ``[privacy]`` of every point; what is not said is the product's default."""
+    yield {}
+    yield {"fused": True}
+    for share in (0.5, 0.65, 0.8):
+        yield {"per_key_bound": 1, "selection_share": share}
+    for skip, weights, share in itertools.product((True, False), SAME, (0.6, 0.85, 0.95)):
+        yield {"skip": skip, "weights": SelectionWeights(*weights), "selection_share": share}
+    for skip, weights, share in itertools.product((True, False), PER_KEY, (0.5, 0.65, 0.8)):
+        kind = {**_COMBINED, "weights": SelectionWeights(*weights), "selection_share": share}
+        yield {"skip": skip, **kind}
+    for tests in TESTS:
+        yield {"skip": True, "weights": MILD, "tests": tests}
+        yield {"skip": True, "weights": SPARED, "tests": tests, **_COMBINED}
 
 
-def point(setting: dict[str, Any], triggers: int, bounded: Records, raw: Records) -> dict[str, Any]:
+def default_of(setting: dict[str, Any]) -> bool:
+    """Whether it is what a job gets that says nothing but its kind."""
+    if not setting.get("skip") or "tests" in setting:
+        return False
+    usual, share = (SPARED, 0.65) if setting.get("combine") else (MILD, 0.85)
+    return bool(setting["weights"] == usual and setting["selection_share"] == share)
+
+
+def point(setting: dict[str, Any], triggers: int, records: Sorted) -> dict[str, Any]:
     """Keys and errors of one setting at the last trigger, or why it is refused."""
     words = {k: str(v) for k, v in setting.items()}
     kind = "per key" if setting.get("per_key_bound") or setting.get("fused") else "same"
+    named = {"settings": words, "kind": kind, "skips": bool(setting.get("skip"))}
     try:
-        plan = table1_plan(triggers, **setting)
+        plan = table1_plan(triggers, **{"strategy": "blt", **setting})
         design = Design.of(plan, allocate(plan))
     except UsageError as error:
-        return {"settings": words, "kind": kind, "refused": error.rule}
-    found = simulate(design, bounded, raw, int(raw.key.max()) + 1, seed=2)
-    figures = {"keys": found.keys, "l1": round(found.l1), "l1_average": round(found.mean_l1)}
-    return {"settings": words, "kind": kind, **figures}
+        return {**named, "refused": error.rule}
+    found = sweep(design, records, seed=2)
+    figures = {"keys": found.published[-1], "l1": round(found.l1), "l2": round(found.l2)}
+    early = {"by_tenth": found.by(triggers / 10), "by_half": found.by(triggers / 2)}
+    return {**named, "default": default_of(setting), **figures, **early}
+
+
+def one_shot(triggers: int, records: Sorted) -> dict[str, Any]:
+    """Keys and error with one test, at the last trigger, and the values' noise as elsewhere."""
+    return point({**ONE_SHOT, "tests": (triggers,)}, triggers, records)
 
 
 def mark(points: list[dict[str, Any]]) -> None:
@@ -74,28 +98,47 @@ def mark(points: list[dict[str, Any]]) -> None:
             p["undominated"] = not better
 
 
-def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """Keys against L1; undominated points joined."""
+def draw(points: list[dict[str, Any]], reference: dict[str, Any], path: Path) -> None:
+    """Keys against L1: full where published keys are skipped; undominated points joined."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "dpstream"
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.8), layout="constrained", facecolor="#fbfbfd")
     axis = figure.subplots()
+    axis.set_facecolor("#fbfbfd")
     colours = {"same": "#1f5fa8", "per key": "#c2571a"}
     labels = {"same": "every record counts", "per key": "one record per user and key"}
     for kind, colour in colours.items():
         here = [p for p in points if p["kind"] == kind and "keys" in p]
-        keys, wrong = (np.array([p[name] for p in here], float) for name in ("keys", "l1"))
-        axis.scatter(wrong / 1e6, keys, s=14, color=colour, alpha=0.45, lw=0)
+        for skips in (False, True):
+            some = [p for p in here if p["skips"] == skips]
+            keys, wrong = (np.array([p[name] for p in some], float) for name in ("keys", "l1"))
+            face = colour if skips else "none"
+            axis.scatter(wrong / 1e6, keys, s=16, facecolors=face, edgecolors=colour, lw=0.9,
+                         alpha=0.6)  # fmt: skip
         best = sorted((p["l1"] / 1e6, p["keys"]) for p in here if p["undominated"])
         axis.plot(*zip(*best, strict=True), color=colour, lw=1.5, label=labels[kind])
-    axis.set_xlabel("L1 error at the last trigger, millions")
-    axis.set_ylabel("keys published")
-    axis.legend(frameon=False)
+        for p in (p for p in here if p.get("default")):
+            axis.scatter(p["l1"] / 1e6, p["keys"], s=130, marker="*", color=colour, zorder=4,
+                         edgecolors="white", lw=0.8)  # fmt: skip
+    axis.axhline(reference["keys"], color="#777", lw=1, ls="--")
+    axis.axvline(reference["l1"] / 1e6, color="#777", lw=1, ls="--",
+                 label="one-shot: keys published once, at the end")  # fmt: skip
+    axis.scatter([], [], s=130, marker="*", color="#555", label="default")
+    for face, label in (("#555", "published keys are skipped"), ("none", "they are not")):
+        axis.scatter([], [], s=16, facecolors=face, edgecolors="#555", label=label)
+    axis.set_xlabel("L1 error at the last trigger, millions (left is better)")
+    axis.set_ylabel("keys published (up is better)")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    # Shares that leave nothing for values lie far to the right.
+    axis.set_xlim(right=1.6 * max(p["l1"] for p in points if p.get("default")) / 1e6)
+    axis.grid(color="#e4e6ea", lw=0.6, zorder=0)
+    axis.legend(frameon=False, loc="lower right", fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
 
 
 def main() -> None:
@@ -108,14 +151,14 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="PNG or SVG")
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
-    raw = table1_records(args.users, args.keys, args.seed)
-    bounded = admit(ranked(raw), 32)
-    points = [point(setting, args.triggers, bounded, raw) for setting in settings()]
+    records = Sorted.of(table1_records(args.users, args.keys, args.seed), args.keys, 32)
+    points = [point(setting, args.triggers, records) for setting in settings()]
     mark(points)
+    reference = one_shot(args.triggers, records)
     if args.picture is not None:
-        draw(points, args.picture)
+        draw(points, reference, args.picture)
     sizes = {"users": args.users, "triggers": args.triggers, "seed": args.seed}
-    result = {"benchmark": "front", **sizes, **machine(), "points": points}
+    result = {"benchmark": "front", **sizes, **machine(), "one_shot": reference, "points": points}
     emit(json.loads(json.dumps(result)), args.out)
 
 

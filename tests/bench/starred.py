@@ -89,7 +89,8 @@ def starred(name: str, contributions: int, **privacy: object) -> Found:
     weights = usual_weights(
         contributions, combine=bool(privacy.get("combine")), sticky=True, fused=False
     )
-    job = with_privacy(of.plan, contributions=contributions, weights=weights, **privacy)
+    # Here selection is not simulated record by record, so nothing is skipped.
+    job = with_privacy(of.plan, skip=False, contributions=contributions, weights=weights, **privacy)
     settings = ways(job).starred.settings
     keys, sd = _on(of, with_privacy(job, **settings))
     grid = [_on(of, plan) for plan in _grid(job)]

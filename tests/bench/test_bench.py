@@ -12,7 +12,8 @@ import pytest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.file import lines
 from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, peers, week
-from tests.oracle.simulation import admit, ranked, table1_records
+from tests.oracle.simulation import table1_records
+from tests.oracle.sweep import Sorted
 
 AT = [1, 2, 4, 8]
 
@@ -139,13 +140,15 @@ def test_the_front_marks_what_nothing_of_its_kind_beats() -> None:
 
 
 def test_every_point_of_the_front_is_a_sound_plan_or_refused(tmp_path: Path) -> None:
-    raw = table1_records(3_000, 2_000, 1)
-    bounded = admit(ranked(raw), 32)
-    some = [s for n, s in enumerate(front.settings()) if n % 15 == 0]
-    points = [front.point(setting, 6, bounded, raw) for setting in some]
-    assert all(("keys" in p) != ("refused" in p) for p in points) and len(points) > 5
+    records = Sorted.of(table1_records(3_000, 2_000, 1), 2_000, 32)
+    named = list(front.settings())
+    some = [s for n, s in enumerate(named) if n % 15 == 0 or front.default_of(s)]
+    points = [front.point(setting, 6, records) for setting in some]
+    assert all(("keys" in p) != ("refused" in p) for p in points) and len(points) > 8
+    assert sum(p.get("default", False) for p in points) == 2
     front.mark(points)
-    front.draw([p for p in points if "keys" in p], tmp_path / "front.png")
+    reference = front.one_shot(6, records)
+    front.draw([p for p in points if "keys" in p], reference, tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 1000
 
 

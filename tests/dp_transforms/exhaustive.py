@@ -21,7 +21,14 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from tests.dp_transforms.reference import Accepted, Pair, bounds_keys, covers, made_from_a_mean
+from tests.dp_transforms.reference import (
+    Accepted,
+    Pair,
+    bounds_keys,
+    covers,
+    made_from_a_mean,
+    skips,
+)
 
 #: Weighted counts are whole numbers of 2^-8.
 LATTICE = 256
@@ -128,7 +135,7 @@ def tests_of(plan: Plan) -> list[int]:
     last, privacy = plan.timeline.triggers, plan.privacy
     if isinstance(privacy.tests, tuple):
         return list(privacy.tests)
-    if privacy.tests or privacy.skip:
+    if privacy.tests or skips(plan):
         n = min(privacy.tests or 15, last)
         return sorted({math.ceil(Fraction(last) * Fraction(j, n) ** 2) for j in range(1, n + 1)})
     every = 1 if plan.design.restarts else privacy.select_every or refreshes_every(plan)
@@ -205,6 +212,7 @@ def skipping(
     cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     used: dict[tuple[str, int], int] = defaultdict(int)
     taken: dict[tuple[str, int], int] = defaultdict(int)
+    of_key: set[tuple[tuple[str, int], int, str]] = set()
     by_time: dict[int, list[Accepted]] = defaultdict(list)
     for record in records:
         by_time[max(1, record.stamp_trigger_time)].append(record)
@@ -218,6 +226,9 @@ def skipping(
                     continue
                 if used[unit] == plan.privacy.contributions:
                     continue
+                if bounds_keys(plan) and (unit, window, record.key) in of_key:
+                    continue
+                of_key.add((unit, window, record.key))
                 state = states[window].get(record.key)
                 index = -1
                 if state is None or not state.round:
@@ -302,7 +313,7 @@ def _figures(
         elif a.kind == "units":
             assert budget.units is not None
             fused = plan.public_keys is None and plan.privacy.weights is None
-            assert not (fused and plan.privacy.skip)
+            assert not (fused and skips(plan))
             role = "selection" if fused else "units"
             drawn = noise.path(role, budget.units, window, key_id)
             step_index = test_of(plan, t) if fused else t

@@ -117,10 +117,24 @@ def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
     return out
 
 
+def skips(plan: Plan) -> bool:
+    """Whether pairs on published keys take no weight: said, or (since rules 4) wherever it can."""
+    privacy, line = plan.privacy, plan.timeline
+    if privacy.skip is not None:
+        return privacy.skip
+    goes = privacy.mode == "sticky" and privacy.weights is not None and plan.public_keys is None
+    goes = goes and privacy.per_key_bound in (None, 1) and privacy.contributions < 1024
+    goes = goes and plan.record_id is None and line.max_skew == 0 and line.window <= 11 * line.slide
+    goes = goes and (line.end is not None or line.slide >= 30_000_000)
+    several = line.triggers > 1 and privacy.tests not in (1, (line.triggers,))
+    return plan.rules >= 4 and goes and several and privacy.select_every is None
+
+
 def bounds_keys(plan: Plan) -> bool:
-    """Whether records beyond the bound per key are not admitted (since rules 3)."""
+    """Whether records beyond the bound per key are not admitted (since rules 3; since rules 4 where
+    published keys are skipped)."""
     bound = plan.privacy.per_key_bound
-    return bound is not None and plan.rules >= 3 and not plan.privacy.skip
+    return bound is not None and plan.rules >= (4 if skips(plan) else 3)
 
 
 class SlowBound:

@@ -16,7 +16,7 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.step import run_name
 from dpstream.state.store import RunIdentity
 from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive, skipping
-from tests.dp_transforms.reference import accept, admitted
+from tests.dp_transforms.reference import accept, admitted, skips
 from tests.streams import (
     COUNT,
     MEAN,
@@ -70,7 +70,7 @@ PLANS: dict[str, Plan] = {
 def ranked_plan(weights: tuple[float, float] | None = None, **options: object) -> Plan:
     """A plan in which the order of a unit's pairs matters, with more pairs for each unit."""
     given = None if weights is None else SelectionWeights(*weights)
-    settings = {"contributions": 5, "epsilon": 9.0, "weights": given, **options}
+    settings = {"contributions": 5, "epsilon": 9.0, "weights": given, "skip": False, **options}
     return make_plan(**settings)  # type: ignore[arg-type]
 
 
@@ -130,6 +130,14 @@ SKIPPING: dict[str, Plan] = {
     "skip combined": ranked_plan(
         (1, 2), skip=True, per_key_bound=1, combine=True, triggers=14, strategy="blt",
         aggregates=(COUNT, SUM), tests=6,
+    ),
+    "skip combined before": ranked_plan(
+        (1, 2), skip=True, per_key_bound=1, combine=True, triggers=9, aggregates=(COUNT,), tests=5,
+        rules=3,
+    ),
+    "skip per key sliding": ranked_plan(
+        (2, 1), skip=True, per_key_bound=1, aggregates=(COUNT, UNITS, MEAN), contributions=8,
+        epsilon=40.0, tests=(1, 4, 9), **SLIDING, **LATE,
     ),
     "skip units": ranked_plan(
         (3, 0.5), skip=True, aggregates=(UNITS, MEAN), strategy="blt", triggers=12, windows=3,
@@ -199,7 +207,7 @@ def slow(plan: Plan, ring: KeyRing, stream: Stream | None = None) -> Released:
     stream = stream_of(plan) if stream is None else stream
     public = [key_name(k) for k in PUBLIC] if plan.public_keys is not None else []
     noise = SlowNoise(plan, ring, identity(plan))
-    if plan.privacy.skip:
+    if skips(plan):
         return skipping(plan, accept(plan, stream).values(), key_ids(ring), noise)
     return exhaustive(plan, admitted(plan, listed(plan, stream)), key_ids(ring), noise, public)
 

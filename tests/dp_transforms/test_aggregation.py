@@ -86,7 +86,7 @@ def test_pairs_say_which_of_them_counts_the_unit(order: tuple[int, ...]) -> None
 
 
 def test_a_unit_counts_with_the_weight_of_its_first_pair() -> None:
-    plan = make_plan(weights=SelectionWeights())
+    plan = make_plan(weights=SelectionWeights(), skip=False)
     states = states_of(plan, [0, 5])
     rows: list[Pair] = [(1, 0, 2, {}), (1, 0, 1, {}), (2, 0, 0, {}), (1, 5, 2, {})]
     aggregate(plan, states, *batch_of(plan, rows), np.array([100, 10, 1]))

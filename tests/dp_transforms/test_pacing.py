@@ -5,14 +5,28 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from dpstream.accounting.calibration import calibrate
+from dpstream.accounting.plan import schedule
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.batches import admitted_schema, concat, record_schema
-from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
+from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, run_in_memory
+from dpstream.dp_transforms.loop import stops
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.pacing import Pace, last_tests, may_decide, next_test
 from dpstream.state import open as stores
-from tests.dp_transforms.runs import SKIPPING
-from tests.streams import begin, make_plan
+from tests.dp_transforms.exhaustive import SlowNoise, skipping
+from tests.dp_transforms.reference import accept
+from tests.dp_transforms.runs import (
+    SKIPPING,
+    identity,
+    key_ids,
+    ranked_plan,
+    rows_of,
+    stream_of,
+)
+from tests.streams import begin, by_name, make_plan
 
 _SHORT: dict[str, object] = {"skip": True, "weights": SelectionWeights(1.0, 2.0)}
 #: Also windows that have one trigger, and ones that open at every trigger.
@@ -87,4 +101,27 @@ def test_the_clock_waits_for_every_key_shard(plan: Plan, store_paths: Iterator[s
             list(release(shard, [pairs], upto, since).outputs)
         assert may_decide(plan, store, upto + 1) and pace(upto + 1) > upto
         since = upto
+    stores.close_all()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_every_stage_goes_by_the_tests_that_were_committed(
+    ring: KeyRing, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A run that an earlier program began with other defaults: it has 13 tests, not 4.
+
+    ``own``: the test notices a stage that goes by its own program's.
+    """
+    monkeypatch.setattr(schedule, "DEFAULT_TESTS", 4)
+    plan, then = (ranked_plan((1, 2), skip=None, triggers=20, tests=n) for n in (None, 15))
+    assert plan.design.tests == 4 and plan.design.skips and then.design.tests == 13
+    monkeypatch.setattr(runs, "calibrate", lambda _: calibrate(then))
+    if own:
+        monkeypatch.setattr(runs.Run, "explicit", lambda run: run.plan)
+    run, source = begin(plan, next(store_paths)), stream_of(plan)
+    assert (stops(run.explicit()) == stops(then)) is not own
+    assert (Pace(run)(1) == then.design.test_triggers[0]) is not own
+    found = rows_of(plan, by_name(run_in_memory(run, source.batches(400))[0]))
+    noise = SlowNoise(plan, ring, identity(plan))
+    assert (found == skipping(then, accept(then, source).values(), key_ids(ring), noise)) is not own
     stores.close_all()

@@ -14,9 +14,10 @@ import pytest
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import aggregation, bounding, step
-from dpstream.dp_transforms.batches import concat, ids_of, record_schema
+from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
+from dpstream.dp_transforms.loop import stops
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state import open as stores
 from tests.budgets import budgeted
@@ -75,12 +76,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
     settings = begin(plan, next(paths), shards=1, **options_of(plan))
     ingest = CanonicaliserFactory(plan, settings.keys, settings.public)()
     good = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
-    last = plan.timeline.last_trigger_time
-    rows = [batch for _, batch in BoundCallback(settings)()(0, [good], last, 0).outputs]
-    if seed is not None:
-        (whole,) = rows
-        order = np.random.default_rng(seed).permutation(whole.num_rows)
-        rows = [whole.take(pa.array(part)) for part in np.array_split(order, 7)]
+    bounding, releasing = BoundCallback(settings)(), ReleaseCallback(settings)()
     out: list[object] = []
     real = step.aggregate
 
@@ -91,8 +87,20 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "aggregate", watched)
-        for name, batch in ReleaseCallback(settings)()(0, rows, last, 0).outputs:
-            out.append((name, sealed_bytes(batch.sort_by("page"))))  # as the seal does
+        since, late, ahead = 0, [good], []
+        for upto in stops(plan) if plan.design.skips else [plan.timeline.last_trigger_time]:
+            held = bounding(0, late, upto, since)
+            late = [] if held.waiting is None else [held.waiting]
+            rows = [*ahead, *(batch for _, batch in held.outputs)]
+            if seed is not None:
+                whole = concat(rows, admitted_schema(plan))
+                order = np.random.default_rng(seed).permutation(whole.num_rows)
+                rows = [whole.take(pa.array(part)) for part in np.array_split(order, 7)]
+            steps = releasing(0, rows, upto, since)
+            ahead = [] if steps.waiting is None else [steps.waiting]
+            for name, batch in steps.outputs:
+                out.append((name, sealed_bytes(batch.sort_by("page"))))  # as the seal does
+            since = upto
     stores.close_all()
     return out
 

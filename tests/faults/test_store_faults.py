@@ -36,16 +36,13 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests.faults.child import batches_of, plan_of
+from tests.faults.failing import FailOnce, FailureError
 from tests.faults.places import KINDS, Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.streams import KEYS, generate
 
 NAMES = ("sticky", "rounds", "public", "skip")
 STORES = {"sqlite": SqliteStore, "spanner": SpannerStore}
-
-
-class FailureError(Exception):
-    """A failure of the machine."""
 
 
 @pytest.fixture(params=KINDS)
@@ -57,31 +54,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 def place(kind: str, tmp_path: Path) -> Iterator[Places]:
     with places(kind, tmp_path) as fresh:
         yield fresh
-
-
-class FailOnce:
-    """Wraps functions; the nth call of all fails, before or after it took effect."""
-
-    def __init__(self, nth: int, after: bool) -> None:
-        self.left, self.after = nth, after
-
-    def wrap(self, owner: Any, name: str) -> Any:
-        real = getattr(owner, name)
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0 and not self.after:
-                raise FailureError
-            out = real(*args, **options)
-            if self.left == 0:
-                raise FailureError
-            return out
-
-        return mock.patch.object(owner, name, call)
-
-    @property
-    def failed(self) -> bool:
-        return self.left <= 0
 
 
 _CONTRACT = (
@@ -155,8 +127,14 @@ def test_store_calls_fail_and_the_worker_restarts(kind: str, place: Places, name
 @pytest.mark.parametrize("after", [False, True])
 def test_calls_to_spanner_fail(place: Places, after: bool) -> None:
     run, batches = job("sticky", place()), batches_of(plan_of("sticky"))
-    go = fail_until_clean(run, batches, STORE_CALLS["spanner calls"], after, 5)
-    assert go(lambda run: stores.close_all() if after else None) == calm("sticky")
+    go, failed = fail_until_clean(run, batches, STORE_CALLS["spanner calls"], after, 5), list[Run]()
+
+    def recover(run: Run) -> None:
+        failed.append(run)
+        if after:
+            stores.close_all()
+
+    assert go(recover) == calm("sticky") and failed
 
 
 @pytest.mark.slow
@@ -167,7 +145,7 @@ def test_calls_to_spanner_fail(place: Places, after: bool) -> None:
 def test_every_call_on_spanner_fails(place: Places, name: str, after: bool, calls: str) -> None:
     in_parts = small_commits() if calls.endswith("parts") else contextlib.nullcontext()
     run, batches = job(name, place()), batches_of(plan_of(name))
-    failures = 0
+    wrapped, failures = STORE_CALLS[calls.partition(",")[0]], 0
 
     def recover(run: Run) -> None:
         nonlocal failures
@@ -176,10 +154,23 @@ def test_every_call_on_spanner_fails(place: Places, name: str, after: bool, call
             stores.close_all()
 
     with in_parts:
-        go = fail_until_clean(run, batches, STORE_CALLS[calls.partition(",")[0]], after, 1)
+        go = fail_until_clean(run, batches, wrapped, after, 1)
         assert go(recover) == calm(name)
+        commits = undisturbed_commits(job(name, place()), batches, wrapped)
     print(f"\nF1 {calls}, {name}: {failures} calls failed, one each run; releases as undisturbed")
-    assert failures >= 20
+    # Attempt i makes at most i commits, and the last one, which nothing fails in, no more than
+    # failures were before it: fewer failures would not have done the work.
+    assert failures * (failures + 3) / 2 >= commits >= 4
+
+
+def undisturbed_commits(run: Run, batches: list[pa.RecordBatch], calls: list[Any]) -> int:
+    """Commits among the calls of a run in which none fails."""
+    none = FailOnce(1 << 60, False)
+    with contextlib.ExitStack() as stack:
+        for owner, name in calls:
+            stack.enter_context(none.wrap(owner, name))
+        released(run, batches)
+    return none.commits
 
 
 @pytest.mark.parametrize("name", NAMES)

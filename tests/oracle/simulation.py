@@ -25,7 +25,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
-from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
+from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.pipelines.experiments.paper import published_budget
 
 Ints = npt.NDArray[np.signedinteger]
@@ -294,7 +294,7 @@ class Design:
         if statistic is None or selection is None or budget.tau is None:
             raise ValueError("simulates selected keys")
         published = budget.values[0] if budget.values else selection
-        count, weights = plan.privacy.contributions, plan.privacy.weights
+        count, weights = plan.privacy.contributions, plan.design.weights
         return cls(
             plan.timeline.triggers,
             selection.strategy_object,
@@ -310,7 +310,7 @@ class Design:
             plan.privacy.pre_threshold,
             plan.design.refresh_every,
             frozenset(plan.design.test_triggers.tolist()),
-            plan.privacy.skip,
+            plan.design.skips,
             plan.privacy.final_flush,
         )
 
@@ -437,16 +437,23 @@ DESIGNS: tuple[dict[str, object], ...] = (
     {"strategy": "blt"},
     {"strategy": "toeplitz", "per_key_bound": 1},
     {"strategy": "toeplitz", "fused": True},
-    {"strategy": "blt", "weights": SelectionWeights(3.0, 0.5)},
-    {"strategy": "blt", "weights": SelectionWeights(3.0, 1.0)},
+    {"strategy": "blt", "weights": SelectionWeights(3.0, 0.5), "skip": False},
+    {"strategy": "blt", "weights": SelectionWeights(3.0, 1.0), "skip": False},
     {
         "strategy": "blt",
         "weights": SelectionWeights(3.0, 1.5),
         "per_key_bound": 1,
         "combine": True,
+        "skip": False,
     },
-    {"strategy": "blt", "weights": MILD, "skip": True, "selection_share": 0.8},
-    {"strategy": "blt", "weights": SPARED, "per_key_bound": 1, "combine": True, "skip": True},
+    {"strategy": "blt", "weights": MILD},
+    {
+        "strategy": "blt",
+        "weights": STEEP,
+        "usual_weights": True,
+        "per_key_bound": 1,
+        "combine": True,
+    },
 )
 
 

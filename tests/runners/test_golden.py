@@ -55,6 +55,12 @@ def test_bounded(name: str, recorded: Path, tmp_path: Path) -> None:
     check(name, recorded, tmp_path, "DirectRunner", [])
 
 
+def test_numbers_are_of_the_rules_they_were_recorded_by() -> None:
+    """Old ones stay: what was begun by earlier rules keeps its bytes."""
+    rules = {name: json.loads(text)["rules"] for name, text in recorded_in(NUMBERS).items()}
+    assert {name for name, number in rules.items() if number >= 4} == {"usual", "usual_combined"}
+
+
 @pytest.mark.parametrize("name", ["tree", "toeplitz", "sliding", "public"])
 def test_a_run_from_before(name: str, recorded: Path, tmp_path: Path) -> None:
     """A store that holds no numbers goes on by the rules of its time: the recorded bytes."""

@@ -1,7 +1,7 @@
 """What must hold at the end of every history, whatever happened."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,6 +164,27 @@ def check_end(world: Any) -> None:
         store.close()
 
 
+def _indices(
+    plan: Plan, decision: Decision, opened: Sequence[int]
+) -> Iterator[tuple[int, int | None]]:
+    """(window, weight that it takes, ``None`` for none) of the admitted pairs of a record."""
+    assert decision.rank is not None
+    if plan.design.packs_indices:
+        index, skipped = decision.rank >> 10 & 0x3FF, decision.rank >> 20
+        windows = opened[: decision.pairs & 0xFFFF]
+        spared = [bool(skipped >> nth & 1) for nth in range(len(windows))]
+        if len(windows) - sum(spared) != decision.pairs >> 16:
+            raise Problem("a pair takes other than one weight")
+    else:
+        assert decision.per_key is not None
+        index, (_, begin, taken, fresh) = decision.rank, decision.per_key
+        bits = [nth for nth in range(taken.bit_length()) if taken >> nth & 1]
+        windows, spared = [begin + nth for nth in bits], [not fresh >> nth & 1 for nth in bits]
+    for window, free in zip(windows, spared, strict=True):
+        yield window, None if free else index
+        index += not free
+
+
 def check_skips(
     plan: Plan,
     records: pa.RecordBatch,
@@ -185,17 +206,12 @@ def check_skips(
             continue
         entry = max(int(batch.event_trigger_time[row]), decision.trigger_time)
         opened = [w for w in range(line.windows) if _open(plan, w, entry, batch, row)]
-        index, skipped = decision.rank >> 10 & 0x3FF, decision.rank >> 20
         indices = []
-        for nth, window in enumerate(opened[: decision.pairs & 0xFFFF]):
+        for window, index in _indices(plan, decision, opened):
             published = first.get((window, page), 1 << 40) < decision.trigger_time
-            if published != bool(skipped >> nth & 1):
+            if published != (index is None):
                 raise Problem("a pair does not know what was published before it")
-            if not published:
-                indices.append(index)
-                index += 1
-        if len(indices) != decision.pairs >> 16:
-            raise Problem("a pair takes other than one weight")
+            indices += [] if index is None else [index]
         taken.setdefault(unit, []).extend(indices)
     for found in taken.values():
         if sorted(found) != list(range(len(found))):
@@ -219,7 +235,7 @@ def _check_dead(world: Any, dead: Iterable[pa.RecordBatch]) -> None:
 def _check_bound(
     world: Any, records: pa.RecordBatch, made: dict[Record, Decision], calm: dict[Record, Decision]
 ) -> None:
-    skips = world.plan.design.skips
+    skips = world.plan.design.packs_indices
     pairs: Counter[bytes] = Counter()
     for record, decision in made.items():
         pairs[record[2]] += decision.pairs & 0xFFFF if skips else decision.pairs

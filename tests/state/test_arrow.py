@@ -180,7 +180,7 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
     for bound, open_ in ((1, [0, 0, 0, 1]), (2, [0, 1, 1, 1]), (3, [1, 1, 1, 1])):
         unit, window = np.array(asked).T
         of = Wanted(unit, np.zeros(4, np.int32), np.arange(4), window, np.ones(4, np.int64),
-                    ids([40] * 4))  # fmt: skip
+                    ids([40] * 4), np.zeros(4, np.int32))  # fmt: skip
         again = UnitShard()
         replay_units(again, rows)
         assert again.keys.size == 0  # only a shard that decides needs them

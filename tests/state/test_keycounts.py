@@ -36,9 +36,10 @@ class Slow:
                 key = (unit, int(of.first[row]) + nth, *of.ids[row].tolist())
                 if self.pairs[unit] == limits.pairs or self.of_key[key] == limits.per_key:
                     continue
-                fresh |= (self.of_key[key] == 0) << nth
+                indexed = self.of_key[key] == 0 and not int(of.spared[row]) >> nth & 1
+                fresh |= indexed << nth
                 taken |= 1 << nth
-                self.firsts[unit] += self.of_key[key] == 0
+                self.firsts[unit] += indexed
                 self.pairs[unit] += 1
                 self.of_key[key] += 1
             seen.add(place)
@@ -55,7 +56,9 @@ def wanted(rng: np.random.Generator, rows: int, begin: int, windows: int) -> Wan
     # Ids that differ in one of their words only, and in no low bit of it.
     ids = np.stack([rng.integers(0, 3, rows) << 40, rng.integers(0, 2, rows)], axis=1)[same]
     many = rng.integers(0, windows + 1, rows)[same]
-    return Wanted(unit, np.zeros(rows, np.int32), offset, first, many, ids.astype(np.uint64))
+    none = np.zeros(rows, np.int32)
+    spared = none if windows == 64 else rng.integers(0, 1 << windows, rows).astype(np.int32)[same]
+    return Wanted(unit, none, offset, first, many, ids.astype(np.uint64), spared)
 
 
 def plain(taken: Taken) -> list[tuple[int, int, int]]:
@@ -97,7 +100,7 @@ def test_equal_positions_of_two_units_are_two_records() -> None:
     """A source that reuses positions must not let one unit push out another's record."""
     counters, zero = (np.zeros(2, np.int32), np.zeros(2, np.int32)), np.zeros(4, np.int64)
     of = Wanted(np.array([0, 0, 1, 1]), zero.astype(np.int32), zero, zero, zero + 1,
-                np.zeros((4, 2), np.uint64))  # fmt: skip
+                np.zeros((4, 2), np.uint64), np.zeros(4, np.int32))  # fmt: skip
     taken = KeyCounts().admit(np.arange(4), of, *counters, 9, 9, 0)
     assert taken.pairs.tolist() == [1, 0, 1, 0] and counters[0].tolist() == [1, 1]
 
@@ -109,7 +112,8 @@ def test_closed_windows_leave_the_table() -> None:
     for window in range(60):
         ids = np.stack([np.arange(500), np.arange(500)], axis=1).astype(np.uint64)
         rows = np.zeros(500, np.int64)
-        of = Wanted(rows, rows.astype(np.int32), np.arange(500), rows + window, rows + 1, ids)
+        none = np.zeros(500, np.int32)
+        of = Wanted(rows, rows.astype(np.int32), np.arange(500), rows + window, rows + 1, ids, none)
         taken = counts.admit(np.arange(500), of, pairs, indices, 10**6, 1, window)
         assert (taken.fresh == 1).all()
         again = counts.admit(np.arange(500), of, pairs, indices, 10**6, 1, window)

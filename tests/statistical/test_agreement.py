@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
+from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
@@ -27,28 +27,30 @@ KINDS: dict[str, dict[str, object]] = {
     "paper": {"strategy": "tree", "mode": "rounds"},
     "strategy=toeplitz,weights=uniform": {"strategy": "toeplitz"},
     "strategy=blt,weights=uniform": {"strategy": "blt"},
-    "strategy=blt,weights={offset=3.0,power=0.5}": {
+    "strategy=blt,weights={offset=3.0,power=0.5},skip=false": {
         "strategy": "blt",
+        "skip": False,
         "weights": SelectionWeights(3.0, 0.5),
     },
     "strategy=toeplitz,per_key_bound=1,weights=uniform": {
         "strategy": "toeplitz",
         "per_key_bound": 1,
     },
-    "strategy=blt,per_key_bound=1,combine=true,weights={offset=3.0,power=1.5}": {
+    "combined,skip=false": {
+        "skip": False,
         "strategy": "blt",
         "per_key_bound": 1,
         "combine": True,
         "weights": SelectionWeights(3.0, 1.5),
     },
     "rounds,strategy=blt": {"strategy": "blt", "mode": "rounds"},
-    "skip": {"strategy": "blt", "weights": MILD, "skip": True, "selection_share": 0.8},
-    "combined-skip": {
+    "sticky": {"strategy": "blt", "weights": MILD},
+    "combined": {
         "strategy": "blt",
         "per_key_bound": 1,
         "combine": True,
-        "skip": True,
-        "weights": SPARED,
+        "weights": STEEP,
+        "usual_weights": True,
     },
 }
 
@@ -56,7 +58,7 @@ SIZES = [
     *(
         pytest.param(60_000, 60_000, 20, kind, 0.08, id=f"small-{kind}")
         for number, kind in enumerate(KINDS)
-        if number in (0, 1, 4, 7, 8, 10)
+        if number in (0, 1, 4, 7, 8, 9, 10)
     ),
     *(
         pytest.param(

@@ -229,8 +229,9 @@ def test_a_run_from_before_goes_on_and_promises_less() -> None:
         {},
         {"pre_threshold": 2},
         {"mode": "rounds"},
-        {"weights": SelectionWeights(), "contributions": 4, "selection_share": 0.6},
-        {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True},
+        {"weights": SelectionWeights(), "contributions": 4, "selection_share": 0.6, "skip": True},
+        {"weights": SelectionWeights(), "contributions": 4, "selection_share": 0.6, "skip": False},
+        {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True, "skip": False},
     ],
     ids=str,
 )

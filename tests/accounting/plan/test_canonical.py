@@ -106,12 +106,25 @@ def full() -> Plan:
     return with_(plan, aggregates=(COUNT, SUM, MEAN), public_keys="x", cells=cells)
 
 
-NAMED = [path for path in leaves(full()) if path != ("rules",)]
+#: What says by which rules, and whose, the settings become a mechanism.
+_APART = {("rules",), ("privacy", "usual_weights")}
+NAMED = [path for path in leaves(full()) if path not in _APART]
 
 
 def test_rules_are_not_part_of_the_hash() -> None:
     """A job file is the same plan whatever rules its run was begun with."""
-    assert {with_(full(), rules=rules).hash for rules in (1, 2, 3)} == {full().hash}
+    assert {with_(full(), rules=rules).hash for rules in (1, 2, 3, 4)} == {full().hash}
+
+
+def test_whose_weights_they_are_is_no_part_of_the_hash() -> None:
+    """A job file that names no weights is the same plan as before it mattered."""
+    assert of(weights=WEIGHTS, usual_weights=True).hash == of(weights=WEIGHTS).hash
+
+
+def test_saying_false_is_another_plan_than_saying_nothing() -> None:
+    """A store that was begun with the default refuses a job that turns it off, and the reverse."""
+    plans = [of(weights=WEIGHTS, skip=skip) for skip in (None, False, True)]
+    assert len({plan.hash for plan in plans}) == 3
 
 
 @pytest.mark.parametrize("path", NAMED, ids=lambda path: ".".join(map(str, path)))

@@ -10,7 +10,8 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
-from dpstream.accounting.plan.schedule import growing, triggers_of_tests
+from dpstream.accounting.plan.rules import RULES
+from dpstream.accounting.plan.schedule import DEFAULT_TESTS, growing, triggers_of_tests
 from dpstream.accounting.weights import SelectionWeights
 from tests.streams import make_plan
 
@@ -18,15 +19,20 @@ WEIGHTS = SelectionWeights(1.0, 2.0)
 
 
 @pytest.mark.parametrize("triggers", [1, 2, 5, 15, 16, 100, 1000])
-@pytest.mark.parametrize("tests", [1, 3, 15])
+@pytest.mark.parametrize("tests", [1, 3, 15, 16])
 def test_growing_tests_are_the_squares_rounded_up(triggers: int, tests: int) -> None:
     want = {math.ceil(triggers * Fraction(j, tests) ** 2) for j in range(1, tests + 1)}
     found = growing(triggers, tests)
     assert list(found) == sorted(want) and found[-1] == triggers and found[0] >= 1
 
 
-def test_the_first_test_is_in_the_first_hundredth() -> None:
-    assert growing(100, 15)[0] == 1 and growing(1000, 15)[0] <= 10
+@pytest.mark.parametrize("triggers", [100, 365, 1000, 1440])
+def test_the_first_test_is_in_the_first_hundredth(triggers: int) -> None:
+    """And the usual number puts one just before a tenth and just before a half of the window."""
+    usual = growing(triggers, DEFAULT_TESTS)
+    assert usual[0] <= triggers / 100 and len(usual) == 16
+    assert any(0.095 * triggers < at <= triggers / 10 for at in usual)
+    assert any(0.47 * triggers < at <= triggers / 2 for at in usual)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +59,14 @@ def test_a_step_holds_the_data_up_to_the_next_test() -> None:
     assert design.tests == 4
 
 
-def test_skipping_has_fifteen_tests_unless_it_says_otherwise() -> None:
-    def tests(**given: object) -> int:
-        return make_plan(triggers=100, skip=True, weights=WEIGHTS, **given).design.tests  # type: ignore[arg-type]
+def test_skipping_has_sixteen_tests_unless_it_says_otherwise() -> None:
+    def tests(rules: int = RULES, **given: object) -> int:
+        plan = make_plan(triggers=100, skip=True, weights=WEIGHTS, **given)  # type: ignore[arg-type]
+        return msgspec.structs.replace(plan, rules=rules).design.tests
 
-    assert (tests(), tests(tests=4), tests(tests=(5, 100))) == (15, 4, 2)
+    assert (tests(), tests(tests=4), tests(tests=(5, 100))) == (16, 4, 2)
+    # Runs that were begun before keep the fifteen they had.
+    assert (tests(3), tests(3, tests=4), tests(3, tests=(5, 100))) == (15, 4, 2)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     question = Question(kind="epsilon", amount=1)
     calibrated(SPACE, question, SPACE.whole)
     monkeypatch.setattr(calibration.limits, "MAX_REAL_SIGMA", 1e5)
+    monkeypatch.setattr(calibration, "_measure", calibration._measure.__wrapped__)
     with pytest.raises(UsageError, match="range of exact draws"):
         calibrated(SPACE, question, SPACE.whole)
     with pytest.raises(UsageError, match="budget"):

@@ -7,7 +7,7 @@ import tomllib
 import msgspec
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.plan.fields import Aggregate
@@ -40,7 +40,9 @@ def test_expected_keys_follow_what_was_simulated(make_plan: Make) -> None:
     blt = next(r for r in rows if r.settings["strategy"] == "blt" and not r.settings["weights"])
     assert 1.05 < blt.keys < 1.25 and 0.85 < blt.error < 1
     steep = max(r.keys for r in rows if r.settings["combine"])
-    assert 1.3 < steep < 1.8
+    assert 2.0 < steep < 2.6  # 106k of 46.2k
+    rows = compare(make_plan(strategy="tree", skip=False))
+    assert 1.3 < max(r.keys for r in rows if r.settings["combine"]) < 1.8
 
 
 def test_what_the_job_cannot_use_is_not_listed(make_plan: Make) -> None:
@@ -66,23 +68,34 @@ def test_the_comparison_never_stops_a_plan(make_plan: Make, least: int) -> None:
     assert all(math.isnan(r.keys) or r.keys >= 0 for r in rows)
 
 
+def mean_weights(plan: Plan, triggers: int) -> list[float]:
+    """What a record weighs on average up to each of T triggers, records in the order of time."""
+    if plan.privacy.weights is None:
+        return [1.0] * triggers
+    total = plan.privacy.contributions
+    weighs, fine = plan.privacy.weights.integers(total), 40
+    times = (np.arange(triggers * fine) + 0.5) / (triggers * fine)
+    at, whole = np.zeros(len(times)), 0.0
+    for records in range(1, total + 1):
+        # At least i records with chance 1/i; others of the unit are earlier with chance s each.
+        units = records * (1 / records - (0 if records == total else 1 / (records + 1)))
+        earlier = binom.pmf(np.arange(records)[:, None], records - 1, times)
+        at, whole = at + units * (weighs[:records] @ earlier), whole + units
+    return list((np.cumsum(at / whole) / np.arange(1, len(at) + 1))[fine - 1 :: fine])
+
+
 def expected(plan: Plan) -> tuple[float, float, float]:
     """(keys, error, units of an even chance) on the reference population, size by size."""
     budget = allocate(plan)
     statistic, tau = budget.statistic, budget.tau
     assert statistic is not None and tau is not None
-    adds, triggers = 1.0, len(tau)
-    if plan.privacy.weights is not None:
-        # A unit's i-th record is there with the chance of at least i records.
-        there = [1 / i for i in range(1, plan.privacy.contributions + 1)]
-        weighs = plan.privacy.weights.integers(plan.privacy.contributions).tolist()
-        mean = sum(p * w for p, w in zip(there, weighs, strict=True)) / sum(there)
-        adds = statistic.weighted * mean + statistic.counted
+    triggers = len(tau)
+    adds = [statistic.weighted * of + statistic.counted for of in mean_weights(plan, triggers)]
     noise = budget.values[0].sd[-1] / plan.design.streams[0].sensitivity
     sizes, keys, wrong, even = np.geomspace(1, 1e6, 400), [], [], math.nan
     for n in sizes:
         best = max(
-            (n * adds * t / triggers - tau[t - 1] / 256) / statistic.sd[t - 1]
+            (n * adds[t - 1] * t / triggers - tau[t - 1] / 256) / statistic.sd[t - 1]
             for t in range(1, triggers + 1)
         )
         chance = norm.cdf(best)
@@ -102,7 +115,7 @@ def expected(plan: Plan) -> tuple[float, float, float]:
 )
 def test_rows_by_their_definition(make_plan: Make, options: dict[str, object]) -> None:
     """Other mechanisms choose shares anew, and rounds have no calendar of tests."""
-    plan = make_plan(20, strategy="tree", **options)
+    plan = make_plan(20, strategy="tree", skip=False, **options)
     rows = compare(plan)
     assert rows[0].keys == rows[0].error == 1
     own = expected(plan)
@@ -115,8 +128,8 @@ def test_rows_by_their_definition(make_plan: Make, options: dict[str, object]) -
         privacy = msgspec.structs.replace(plan.privacy, **change)
         other = msgspec.structs.replace(plan, privacy=privacy)
         keys, error, even = expected(other)
-        assert row.keys == pytest.approx(keys / own[0]), row
-        assert row.error == pytest.approx(error / own[1]), row
+        assert row.keys == pytest.approx(keys / own[0], rel=1e-3), row
+        assert row.error == pytest.approx(error / own[1], rel=1e-3), row
         assert even <= row.units <= even * 1.04
         noise = allocate(other).values[0].sd[-1]
         assert row.sd == pytest.approx(noise / plan.design.streams[0].sensitivity)

@@ -45,8 +45,14 @@ def test_every_kind_of_change_is_there(plan: Plan) -> None:
     assert once.keys is not None and once.keys > 1.3 and once.noise < 0.7 and once.helps
     assert once.effect == "published once, at the window's end"
     assert row(rows, "time.trigger_every", "4s").noise > once.noise
-    tested = row(rows, "privacy.select_every", 12)
-    assert tested.noise == pytest.approx(1) and tested.keys is not None and tested.keys > 1.3
+    tested = row(rows, "privacy.tests", 3)
+    assert tested.noise == 1 and tested.keys is not None and tested.keys > 1.1
+    assert tested.early == 0
+    assert tested.effect == (
+        "a key is tested 3 times, growing apart; no keys by a tenth of the window"
+    )
+    unskipped = row(rows, "privacy.skip", False)
+    assert unskipped.keys is not None and unskipped.keys < 0.95 and not unskipped.helps
     assert row(rows, "privacy.contributions", 20).noise > 1.5
     one_less = row(rows, "aggregate.level")
     assert one_less.noise == pytest.approx(2**-0.5, rel=1e-3)
@@ -56,6 +62,31 @@ def test_every_kind_of_change_is_there(plan: Plan) -> None:
     }
     # The mean counts by itself, so that dropping the count changes nothing.
     assert not any("aggregate.n" in r.settings for r in rows)
+
+
+def test_a_job_that_does_not_skip_is_told_what_it_would_gain(make_plan: Make) -> None:
+    plan = make_plan(100, strategy="blt", weights=MILD, skip=False)
+    rows = rows_of(plan)
+    skipping = row(rows, "privacy.skip", True)
+    assert skipping.helps and skipping.keys is not None and 1.15 < skipping.keys < 1.4
+    assert skipping.early is not None and 1.05 < skipping.early < 1.3
+    assert skipping.effect == (
+        "pairs on published keys take no selection weight; tests grow apart, "
+        f"x{skipping.early:.2g} keys by a tenth of the window"
+    )
+    tested = row(rows, "privacy.select_every", 100)
+    assert tested.noise == 1 and tested.keys is not None and tested.keys > 1.3
+    # Where it cannot skip it is not told so.
+    plain = rows_of(make_plan(100, strategy="blt", contributions=3))
+    assert not any("privacy.skip" in r.settings for r in plain)
+
+
+def test_more_tests_are_told_by_what_comes_early(make_plan: Make) -> None:
+    plan = make_plan(100, strategy="blt", weights=MILD)
+    rows = {r.settings["privacy.tests"]: r for r in rows_of(plan) if "privacy.tests" in r.settings}
+    assert set(rows) == {1, 3, 6, 10, 32, 64}
+    assert rows[6].keys > 1.05 > 1 > rows[32].keys and rows[6].early < 0.8 < rows[32].early
+    assert rows[1].effect.startswith("a key is tested once, at the window's end")
 
 
 def test_fewer_records_are_no_gain_for_nothing(plan: Plan) -> None:

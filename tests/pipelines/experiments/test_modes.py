@@ -21,6 +21,7 @@ def test_more_keys_and_keys_alone() -> None:
     }  # fmt: skip
     assert parse_mode("per_key_bound=1").privacy == {"per_key_bound": 1}
     assert "strategy" not in NAMED["sticky"]
+    assert parse_mode("combined,skip=false").privacy == NAMED["combined"] | {"skip": False}
 
 
 @pytest.mark.parametrize("text", ["best", "", "sticky,tree", "sticky,A=1", "epsilon=3", "key=x"])

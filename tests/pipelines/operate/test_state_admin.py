@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
@@ -307,36 +306,6 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     assert {Path(n).parent.name for n in new} == {"window-000003"} and len(new) == 4
     assert done("info", job)["abandoned"] == 3 and not done("info", job)["restoring"]
     assert run(job).resumed and files(out) == after
-
-
-def test_abandoned_units_are_exhausted(job: Path, tmp_path: Path) -> None:
-    stop_after(job, 1)
-    done("backup", job, "--out", tmp_path / "b")
-    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
-    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
-    for shard in (0, 1):
-        units = store.unit_shard(shard)
-        assert units.table.size > 10
-        assert set(units.counts[: units.table.size].tolist()) == {9}
-        # BOUND had decided the whole input, so the whole input is given up.
-        assert units.decided == units.forgotten == 4 * DAYS
-    store.close()
-
-
-def test_abandoned_units_have_no_selection_weight_left(job: Path, tmp_path: Path) -> None:
-    """Where published keys are skipped, the counter of weights is used up like C."""
-    skip = "[privacy]\nskip = true\nweights = { offset = 1, power = 2 }"
-    job.write_text(TEXT.replace("[privacy]", skip).replace("epsilon = 22.0", "epsilon = 300.0"))
-    stop_after(job, 1)
-    done("backup", job, "--out", tmp_path / "b")
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
-    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 2)
-    for shard in (0, 1):
-        units = store.unit_shard(shard)
-        assert units.table.size > 0
-        assert set(units.counts[: units.table.size].tolist()) == {exhausted(9)}
-    store.close()
 
 
 def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:

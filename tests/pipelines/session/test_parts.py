@@ -16,6 +16,7 @@ from dpstream.pipelines.session.parts import (
     MANIFEST,
     Manifest,
     Part,
+    budgets_of,
     checked_paths,
     commit,
     ids_in,
@@ -66,6 +67,30 @@ def test_a_part_is_what_was_written(tmp_path: Path) -> None:
     both = pa.concat_tables([found.slice(2), found.slice(0, 1)])
     assert ids_in(both).tolist() == [[4, 5], [0, 1]]
     assert checked_paths(tmp_path, [part, part]) == [str(tmp_path / part.name)] * 2
+
+
+def test_records_of_a_row_group_are_in_the_order_of_their_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "GROUP_ROWS", 4)
+    at = np.array([[0, 3], [1, 1], [2, 3], [3, 0], [4, 9], [5, 2]])
+    ids = np.arange(12, dtype=np.uint64).reshape(-1, 2)
+    given = table_of(SCHEMA, at, True, ids)
+    assert budgets_of(TABLE.space) == ("x1",)
+    found = read_part(tmp_path, write_part(tmp_path, given, True, budgets_of(TABLE.space)))
+    # Equal ones stay in their order, and nobody leaves the row group.
+    assert found.column("x0").to_pylist() == [3, 1, 0, 2, 5, 4]
+    assert found.column("x1").to_pylist() == [0, 1, 3, 3, 2, 9]
+    assert ids_in(found)[:, 0].tolist() == [6, 2, 0, 4, 10, 8]
+    assert found.schema.equals(SCHEMA)
+
+
+def test_the_first_of_two_budgets_counts_before_the_second() -> None:
+    rows = pa.table({"x0": [2, 1, 1, 2], "x1": [5, 7, 6, 4]})
+    assert parts.ordered(rows, ("x0", "x1")).column("x1").to_pylist() == [6, 7, 4, 5]
+    same = pa.table({"x0": [3, 3], "x1": [5, 4]})
+    assert parts.ordered(same, ("x0",)) is same
+    assert parts.ordered(rows.slice(0, 0), ("x0",)).num_rows == 0
 
 
 def test_every_byte_of_a_part_counts(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_is_no_map() -> None:
         heat_map(spent, "age", "age")
     with pytest.raises(UsageError, match="not one of the table"):
         heat_map(spent, "age", "nothing")
-    with pytest.raises(UsageError, match="--initial"):
+    with pytest.raises(UsageError, match="--epsilon"):
         heat_map(spent, "age", "weight", 5_000_000)
 
 

@@ -9,6 +9,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.boxes import disjoint, points
 from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.pipelines.session.predicates import predicate_of
 from dpstream.pipelines.session.selection import Selection, common
 from tests.pipelines.session.people import PEOPLE, box, random_boxes
 
@@ -43,6 +44,51 @@ def test_predicates_are_joined_and_cut() -> None:
     assert fixed.cut_to(box(age=(30, 40))).boxes().tolist() == []
     with pytest.raises(UsageError):
         Selection(SPACE).where("age <")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("age < 10 OR age >= 90", "smoker = 'yes'"),
+        ("NOT (age < 10 OR age IS NULL)", "age <> 40", "smoker IN ('yes', 'no') OR age = 3"),
+        ("consumed_epsilon > 0", "age < 10 OR consumed_epsilon >= 0.5", "TRUE"),
+    ],
+)
+def test_joined_predicates_are_those_of_the_joined_text(texts: tuple[str, ...]) -> None:
+    joined = Selection(SPACE)
+    for text in texts:
+        joined = joined.where(text)
+    assert joined.predicate == predicate_of(joined.text, SPACE)  # as large and as deep, too
+    assert joined.identity == Selection(SPACE, joined.text).identity
+    assert joined.cut_to(box(age=(0, 9))).predicate is joined.predicate
+    assert joined.where(" ").text == joined.text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more"),
+    [
+        # 19,999 words, then 20,001; 200,000 characters, then one more.
+        ("age = 1 OR " * 3_000 + "age = 1", "age = 1 OR " * 1_997 + "age = 1", " OR TRUE"),
+        ("age = 1" + " " * 100_000, "age = 1" + " " * 99_977, " "),
+    ],
+)
+def test_what_is_joined_is_as_limited_as_its_text(first: str, second: str, more: str) -> None:
+    joined = Selection(SPACE).where(first).where(second)
+    assert joined.predicate == predicate_of(joined.text, SPACE)
+    with pytest.raises(UsageError) as parsed:
+        predicate_of(f"({first}) AND ({second + more})", SPACE)
+    with pytest.raises(UsageError) as found:
+        Selection(SPACE).where(first).where(second + more)
+    assert str(found.value) == str(parsed.value)
+
+
+def test_what_is_joined_is_nested_as_deep_as_one_text_may_be() -> None:
+    joined = Selection(SPACE).where("(age < 50)")
+    for _ in range(49):
+        joined = joined.where("age >= 10")
+    assert joined.boxes()[:, 0].tolist() == [[10, 50]]
+    with pytest.raises(UsageError, match="nested deeper than 50"):
+        joined.where("age >= 10")
 
 
 def test_an_identity_is_that_of_every_zlib(monkeypatch: pytest.MonkeyPatch) -> None:

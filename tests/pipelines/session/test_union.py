@@ -37,6 +37,19 @@ def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:
     assert len(session.desk.account.history()) == entries  # free
 
 
+def test_only_answers_that_read_some_of_it_are_looked_up(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for a in range(3):
+        session.where(f"epsilon >= 1 AND a = {a}").count(0.25)
+    looked, read = list[str](), session.desk.register.read
+    monkeypatch.setattr(
+        session.desk.register, "read", lambda run_id: (looked.append(run_id), read(run_id))[1]
+    )
+    found = session.where("epsilon >= 1 AND a >= 1 AND a < 3").union()
+    assert tuple(looked) == found.run_ids and len(looked) == 2
+
+
 def test_what_is_not_covered_is_named(session: Session) -> None:
     session.where("epsilon >= 1 AND a < 2").count(0.5)
     with pytest.raises(PolicyError, match="nothing is known of: a >= 2 AND epsilon >= 1"):

@@ -236,10 +236,10 @@ def test_a_fork_that_runs_at_the_same_time_is_noticed(broker: Broker, fresh: Pub
     fork = [changed(batch) for batch in batches[4:]]
     with (
         meanwhile(2, lambda: two.write(fork)),
-        pytest.raises(PolicyError, match="holds two releases of window 1, trigger 2"),
+        pytest.raises(PolicyError, match=r"holds two releases of window 1, trigger [1-3]"),
     ):
         one.write(batches[4:])
-    with pytest.raises(PolicyError, match="holds two releases of window 1, trigger 2"):
+    with pytest.raises(PolicyError, match=r"holds two releases of window 1, trigger [1-3]"):
         two.write(fork)  # and the first sees the second as soon as it looks again
 
 

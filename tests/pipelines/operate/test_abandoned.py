@@ -1,19 +1,54 @@
-"""A job that skips what is published goes on when a window is given up in its midst."""
+"""What is given up with ``--abandon``: its units have nothing left, and what is left goes on."""
 
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dpstream.accounting.calibration import calibrate
+from dpstream.accounting.plan.rules import RULES
+from dpstream.dp_transforms import run as runs
+from dpstream.dp_transforms.skipping import exhausted
 from dpstream.state import open as stores
-from tests.pipelines.operate.test_state_admin import TEXT, done, run, stop_after, write_input
+from dpstream.state.sqlite.store import SqliteStore
+from tests.pipelines.operate.test_state_admin import (
+    DAYS,
+    TEXT,
+    done,
+    job,
+    run,
+    stop_after,
+    write_input,
+)
 from tests.pipelines.operate.test_state_view import files
 
+__all__ = ["job"]
 
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    """Where the job's file will be."""
-    return tmp_path / "job.toml"
+
+@pytest.mark.parametrize(("rules", "count"), [(3, 9), (RULES, exhausted(9))])
+def test_abandoned_units_are_exhausted(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: int, count: int
+) -> None:
+    """As the rules of the run count; where it skips, its counter of weights is used up like C."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            runs, "calibrate", lambda p: calibrate(msgspec.structs.replace(p, rules=rules))
+        )
+        stop_after(job, 1)
+    done("backup", job, "--out", tmp_path / "b")
+    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
+    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
+    for shard in (0, 1):
+        units = store.unit_shard(shard)
+        assert units.table.size > 10
+        assert set(units.counts[: units.table.size].tolist()) == {count}
+        # BOUND had decided the whole input (up to a test, where it waits), so all that is given up.
+        assert units.decided == units.forgotten
+        assert (units.decided == 4 * DAYS) is (rules == 3)
+    store.close()
 
 
 @pytest.mark.parametrize("commits", [2, 5, 9])
