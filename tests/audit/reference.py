@@ -300,11 +300,14 @@ def _replay_key(
             if plan.design.units_column is not None:
                 assert mechanism.plain_units is not None
                 people = noisy_units(mechanism.plain_units, (0, trigger))
-            sd = 0.0
-            if mechanism.values and mechanism.values[0].name == "count":
-                sd = float(mechanism.budget.values[0].sd[trigger - 1])
-            run.published[trigger] = _columns(plan, at, people, sd)
+            run.published[trigger] = _columns(plan, at, people, _sd_of_count(mechanism, trigger))
     return run
+
+
+def _sd_of_count(mechanism: Mechanism, trigger: int) -> float:
+    if not mechanism.values or mechanism.values[0].name != "count":
+        return 0.0
+    return float(mechanism.budget.values[0].sd[trigger - 1])
 
 
 def _passes(mechanism: Mechanism, step_index: int, selection: int, plain: int | None) -> bool:
