@@ -255,9 +255,20 @@ def _publishing(plan: Plan) -> str:
         why = hindrance(plan)
         if why is not None:
             tested += f"; what is published takes selection weight like other keys ({why})"
-        return f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
+        rule = f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
+        return rule + _remembered(plan)
     flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
     return "a key at each trigger at which it is selected (again)" + flush
+
+
+def _remembered(plan: Plan) -> str:
+    """What later windows publish of what earlier ones selected, in words."""
+    if not plan.design.remembers:
+        return ""
+    known = "; what one window selects the later ones publish from their start, untested"
+    if isinstance(plan.remember, int):
+        known += f", for {duration(plan.remember)}"
+    return known
 
 
 def warnings_of(plan: Plan, budget: Budget) -> list[str]:

@@ -430,7 +430,8 @@ class ReleaseCallback:
                 if len(self._done) < run.shards:
                     return
             with timed("expire"):
-                expire(store, line, least=line.window // line.trigger_every)
+                every, lasting = line.window // line.trigger_every, run.plan.design.remembered_for
+                expire(store, line, every, lasting)
 
         return release
 

@@ -12,7 +12,8 @@ from dpstream.state.store import Store
 
 
 def next_test(plan: Plan, after: int) -> int | None:
-    """The first trigger time after ``after`` at which a window tests its keys; ``None``: none."""
+    """The first trigger time after ``after`` at which a window tests its keys, or begins and
+    remembers what others have published; ``None``: none."""
     line, design = plan.timeline, plan.design
     found = []
     # The oldest open windows, and the first that opens later: those behind it test later still.
@@ -24,6 +25,9 @@ def next_test(plan: Plan, after: int) -> int | None:
         test = design.selection_step_index(step)
         if test <= design.tests:
             found.append(line.base(window) + int(design.test_triggers[test - 1]))
+    if design.remembers:
+        begins = after // line.base(1) + 1
+        found += [line.base(begins)] if last is None or begins <= last else []
     return min(found, default=None)
 
 

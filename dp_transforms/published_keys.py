@@ -11,7 +11,8 @@ from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.dp_transforms.pacing import next_test
+from dpstream.dp_transforms.pacing import may_decide, next_test
+from dpstream.dp_transforms.remembered_keys import RememberedKeys
 from dpstream.state.idtable import IdTable
 from dpstream.state.store import NEVER, OvertakenError, Store
 
@@ -45,10 +46,12 @@ class PublishedKeys:
     def __init__(self, plan: Plan, store: Store) -> None:
         self._plan, self._store = plan, store
         self._windows: dict[int, _Window] = {}
+        every = range(store.identity.shards)
+        self._remembered = RememberedKeys(plan, store, every) if plan.design.remembers else None
 
     def of_keys(self, ids: Ids, first: Int64, count: Int64, decided: int, upto: int) -> Int32:
         """(n,) bit k: the record's window ``first + k`` has published its key by a test at or
-        before trigger time ``decided``.
+        before trigger time ``decided``, or remembers it and has begun by then.
 
         Args:
             ids: (n, 2) of the records' keys; first, count: (n,) their open windows.
@@ -76,8 +79,9 @@ class PublishedKeys:
     def _known(self, window: int, ids: Ids, decided: int) -> Bool:
         tests = self._plan.design.test_triggers
         number = int(np.searchsorted(tests, decided - self._plan.timeline.base(window), "right"))
+        known = self._known_before(window, ids, decided)
         if number == 0:
-            return np.zeros(len(ids), np.bool_)
+            return known
         if window not in self._windows:
             self._forget(window)
         found = self._windows.setdefault(window, _Window())
@@ -85,18 +89,25 @@ class PublishedKeys:
             test = found.read
             found.add(test, self._released(window, int(tests[test])))
         # For another shard more may have been read: what a later test published is not known here.
-        return np.asarray(found.test[found.keys.find(ids)] < number)
+        return np.asarray(known | (found.test[found.keys.find(ids)] < number))
+
+    def _known_before(self, window: int, ids: Ids, decided: int) -> Bool:
+        """Which keys earlier windows have published by the window's start."""
+        start = self._plan.timeline.base(window)
+        if self._remembered is None or not 0 < start <= decided:
+            return np.zeros(len(ids), np.bool_)
+        if not self._remembered.begun(window) and not may_decide(
+            self._plan, self._store, start + 1
+        ):
+            raise _uncommitted()
+        return self._remembered.at(window).knows(window, ids)
 
     def _released(self, window: int, trigger: int) -> Ids:
         found = []
         for shard in range(self._store.identity.shards):
             rows = self._store.committed_releases(window, shard, trigger)
             if rows is None:
-                raise RunError(
-                    "privacy.skip",
-                    "records are decided before what the last test published is committed",
-                    "run the job again; if it does not help, report it",
-                )
+                raise _uncommitted()
             found.append(ids_of(rows.column("_id")))
         return np.concatenate(found)
 
@@ -106,3 +117,11 @@ class PublishedKeys:
         kept = 2 * (line.triggers // max(1, line.base(1)) + 1)
         for other in [w for w in self._windows if w < window - kept]:
             del self._windows[other]
+
+
+def _uncommitted() -> RunError:
+    return RunError(
+        "privacy.skip",
+        "records are decided before what the last test published is committed",
+        "run the job again; if it does not help, report it",
+    )

@@ -25,7 +25,12 @@ from dpstream.accounting.plan.cells import checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy
 from dpstream.dp_transforms.aggregation import aggregate, distinct
-from dpstream.dp_transforms.batches import admitted_schema, empty, shard_release_schema
+from dpstream.dp_transforms.batches import (
+    admitted_schema,
+    empty,
+    ids_of,
+    shard_release_schema,
+)
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.mixing import MixedNoise
@@ -34,6 +39,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.perturbation import MixedPaths, Published, PublishedPaths, publish
 from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
+from dpstream.dp_transforms.remembered_keys import RememberedKeys
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
 from dpstream.state.arrow import id_array
 from dpstream.state.idtable import IdTable, shard_of
@@ -97,6 +103,7 @@ class Stepper:
         self._input = admitted_schema(plan)
         self._nothing = empty(shard_release_schema(plan))
         self._taken = TakenSteps(store.reshards)
+        self._remembered: dict[int, RememberedKeys] = {}
 
     def step(
         self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
@@ -153,6 +160,7 @@ class Stepper:
         except BaseException:
             # Half-changed states must not count these rows again when the step is repeated.
             self.store.forget(window, shard)
+            self._remembered.pop(shard, None)
             raise
 
     def steps(
@@ -169,7 +177,12 @@ class Stepper:
                     return [self._step_once(*step) for step in work]
             except OvertakenError:
                 # Each by itself: what the other worker committed is read back.
+                self._remembered.pop(shard, None)
                 return [self._step_again(*step) for step in work]
+            except BaseException:
+                # What was selected in the group, and read before it was committed, is not.
+                self._remembered.pop(shard, None)
+                raise
 
     def _ids_of(self, parts: Sequence[pa.RecordBatch]) -> list[Ids]:
         """Key ids of the rows of several steps, computed together: a step may have few rows."""
@@ -190,10 +203,10 @@ class Stepper:
     ) -> StepResult:
         rows = rows if rows is not None else empty(self._input)
         ids = key_ids(self.plan, self.keys.key, rows) if ids is None else ids
-        public, public_ids = self._public_of(window, shard, trigger)
+        public, public_ids = self._known_of(window, shard, trigger)
         named = np.concatenate([ids, public_ids]) if len(public_ids) else ids
         self.store.load_keys(window, shard, trigger, states, named)
-        entered = _NO_SLOTS if public is None else self._enter_public(states, public, public_ids)
+        entered = _NO_SLOTS if public is None else self._enter_known(states, public, public_ids)
         before = states.due_at(trigger)
         before, left = self._taken.left(states, window, trigger, before, ids)
         if left is not None:
@@ -215,9 +228,12 @@ class Stepper:
         if self.plan.design.restarts:
             self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
-        return StepResult(
-            changed, slots, batch.pair_slots, batch.pair_units, releases, chosen, closes
-        )
+        noted = None
+        if self.plan.design.remembers and len(selected):
+            noted = selected[self._remembered_of(shard).unknown(states.table.ids[selected])]
+        time = self.plan.timeline.base(window) + trigger
+        pairs = batch.pair_slots, batch.pair_units
+        return StepResult(changed, slots, *pairs, releases, chosen, closes, noted, time)
 
     def _sticky(
         self, states: KeyShard, window: int, slots: Int64, trigger: int
@@ -265,18 +281,36 @@ class Stepper:
         states.base[selected] = trigger
         states.units[selected] = 0
 
-    def _public_of(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
-        """Public keys that enter a shard at this step and their ids: all at the first."""
-        if self._public is None or trigger > 1:
-            return None, np.empty((0, 2), np.uint64)
-        table, ids = self._public
-        mine = shard_of(ids, self.store.identity.shards) == shard
+    def _known_of(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
+        """Public and remembered keys that enter a shard at this step and their ids: all at the
+        first."""
+        none = np.empty((0, 2), np.uint64)
+        if trigger > 1:
+            return None, none
+        if self._public is not None:
+            table, ids = self._public
+            mine = shard_of(ids, self.store.identity.shards) == shard
+        elif self.plan.design.remembers and window:
+            found = self._remembered_of(shard).at(window)
+            slots = found.of(window)
+            if found.columns is None or not len(slots):
+                return None, none
+            table = found.columns.take(pa.array(slots))
+            ids = ids_of(table.column("_id").combine_chunks())
+            mine = np.ones(len(ids), np.bool_)
+        else:
+            return None, none
         mine = np.flatnonzero(mine & ~self._taken.before_reshard(window, trigger, ids))
         return table.take(pa.array(mine)), ids[mine]
 
+    def _remembered_of(self, shard: int) -> RememberedKeys:
+        if shard not in self._remembered:
+            self._remembered[shard] = RememberedKeys(self.plan, self.store, [shard])
+        return self._remembered[shard]
+
     @staticmethod
-    def _enter_public(states: KeyShard, keys: pa.Table, ids: Ids) -> Int64:
-        """Public keys are released from the window's first trigger on, data or not."""
+    def _enter_known(states: KeyShard, keys: pa.Table, ids: Ids) -> Int64:
+        """They are released from the window's first trigger on, data or not."""
         if len(ids) == 0:
             return _NO_SLOTS
         slots = states.intern(ids, keys.combine_chunks().to_batches()[0])

@@ -205,12 +205,13 @@ def week_table(table: pa.Table, window: int, rows: int = 12) -> Table:
     for row in week.to_pylist():
         mean = row["mean_delay"]
         shown = "-" if mean is None else f"{mean:.1f} +- {row['mean_delay_sd']:.1f}"
+        true, late = row["true_flights"], row["true_delay"]  # none: a week without a flight
         view.add_row(
             row["origin"],
             row["carrier"],
             f"{row['flights']:.0f} +- {row['flights_sd']:.0f}",
-            str(row["true_flights"]),
+            str(true or 0),
             shown,
-            f"{row['true_delay']:.1f}",
+            "-" if late is None else f"{late:.1f}",
         )
     return view

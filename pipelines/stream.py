@@ -204,7 +204,8 @@ def _complete(
     """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
     try:
         complete(run, sink)
-        expire(run.open(), run.plan.timeline)
+        lasting = run.plan.design.remembered_for
+        expire(run.open(), run.plan.timeline, remembered_for=lasting)
         _finish(job, run, source, before, None)
         return _summary(job, run, sink, {})
     except Exception as error:

@@ -100,6 +100,12 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
     )
 
 
+def selected_keys(states: KeyShard, slots: Int64) -> pa.RecordBatch:
+    """Key columns and ``_id`` of some slots."""
+    keys = states.key_columns(slots)
+    return _one(keys.append_column("_id", id_array(states.table.ids[slots])))
+
+
 def _one(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)

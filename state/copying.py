@@ -28,6 +28,7 @@ from dpstream.state.idtable import shard_of
 from dpstream.state.retention_store import (
     ReshardProgress,
     RetainedWindows,
+    Selection,
     UnitPiece,
     UnitProgress,
     take_keys,
@@ -99,6 +100,7 @@ def copy_store(
                 _copy_units(source, target, shard, abandon)
                 tell(len(committed) + shard + 1, total)
             _copy_unit_progress(source, target, abandon)
+            _copy_selections(source, target)
 
 
 def _reshards(
@@ -176,6 +178,15 @@ def _copy_keys(
                 rows = np.flatnonzero(to == number)
                 if len(rows):
                     target.put_keys(window, number, take_keys(piece, rows))
+
+
+def _copy_selections(source: Store, target: Store) -> None:
+    """What tests selected: published keys, which an abandoned run remembers too."""
+    every = [s for shard in range(source.identity.shards) for s in source.selections(shard, -1)]
+    for trigger_time, window, keys in sorted(every, key=lambda s: s[:2]):
+        for shard, rows in _split(keys, target.identity.shards):
+            if rows.num_rows:
+                target.put_selection(shard, Selection(trigger_time, window, rows))
 
 
 def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | None) -> None:

@@ -17,6 +17,9 @@ the lateness, i.e. a trigger time of at most ``period_trigger_time``.  Once ``fo
 reached it no record of the period is decided any more, so its units' counters are never asked for
 again.
 
+**Selections.**  Window V asks for what was selected at most ``remembered_for`` trigger times before
+its start, if that is a fixed time, and windows that are complete ask no more.
+
 **Windows.**  Key states of a closed window go with its last step.  Its releases stay: they are
 the release.  They may be dropped when the sink has them; from then on a run skips the window, and
 nothing at all is kept of it.
@@ -96,12 +99,15 @@ def settled_trigger_time(line: Timeline, windows: int) -> int:
     return max(0, line.base(windows) - skew_trigger_times(line))
 
 
-def expire(store: Store, line: Timeline, least: int = 1) -> int:
-    """Drop positions, and counters of closed periods, that nothing can ask for any more.
+def expire(store: Store, line: Timeline, least: int = 1, remembered_for: int | None = None) -> int:
+    """Drop positions, counters of closed periods, and selections that are no longer remembered, as
+    far as nothing can ask for them any more.
 
     Args:
         least: leave a shard alone unless this many trigger times have become settled since the last
             time, so that the work of rewriting it is shared by many trigger times.
+        remembered_for: trigger times that a selection is remembered for; ``None``: for ever, or
+            none is.
 
     Returns:
         Shards that gave something up.
@@ -119,6 +125,9 @@ def expire(store: Store, line: Timeline, least: int = 1) -> int:
             with store.at_work("bound", shard):  # not while a decision uses the counters
                 store.forget_positions(shard, trigger_time)
             changed += 1
+    if remembered_for is not None and changed:
+        # The first window that may still begin, or be asked for, looks back that far.
+        store.forget_selections(line.base(windows) - remembered_for)
     return changed
 
 

@@ -113,6 +113,19 @@ class PositionPiece(NamedTuple):
         return msgspec.structs.replace(self.records, unit=slots.astype(np.int32))
 
 
+class Selection(NamedTuple):
+    """What one step selected of a shard's keys, or a part of it.
+
+    Attributes:
+        trigger_time: global trigger time of the step; window: whose step it was.
+        keys: key columns and ``_id`` (16 bytes).
+    """
+
+    trigger_time: int
+    window: int
+    keys: pa.RecordBatch
+
+
 class UnitProgress(NamedTuple):
     """How far a unit shard is.
 
@@ -131,7 +144,7 @@ class PartSize(NamedTuple):
     """Size of a part of a store.
 
     Attributes:
-        name: ``outbox``, ``keys``, ``units`` or ``positions``.
+        name: ``outbox``, ``keys``, ``selections``, ``units`` or ``positions``.
         window: the window it belongs to, if it belongs to one.
         rows: rows of the database (public); ``bytes`` says how much private data there is and
             is for the operator only.
@@ -248,6 +261,10 @@ class RetentionStore(ABC):
         """
 
     @abstractmethod
+    def forget_selections(self, trigger_time: int) -> None:
+        """Drop what was selected at or before a trigger time, which no window asks for again."""
+
+    @abstractmethod
     def compact(self) -> None:
         """Give space back that is no longer used, as far as the database does not by itself."""
 
@@ -267,6 +284,15 @@ class RetentionStore(ABC):
 
         Keys that took step ``committed + 1`` in a commit of a part of it are ``done``, and the
         part's releases are ``released_ahead`` at that trigger.
+        """
+
+    @abstractmethod
+    def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
+        """What tests of a shard selected behind trigger time ``after`` and up to ``upto`` (all,
+        where it is ``None``), in order of trigger time and window: of committed steps, of commits
+        of a part of one, and of those that wait in the thread's own group.
+
+        Only what was committed as ``StepResult.selected`` is there, and it outlives the releases.
         """
 
     @abstractmethod
@@ -308,6 +334,10 @@ class RetentionStore(ABC):
     @abstractmethod
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
         """Keys that the (window, shard) has not got yet; windows come one after the other."""
+
+    @abstractmethod
+    def put_selection(self, shard: int, selection: Selection) -> None:
+        """What a step selected of keys that are this shard's; in order of trigger time."""
 
     @abstractmethod
     def put_units(self, shard: int, piece: UnitPiece) -> None:

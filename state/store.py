@@ -169,6 +169,8 @@ class StepResult(msgspec.Struct, frozen=True):
         pair_slots, pair_units: unit pairs counted for the first time.
         releases: the released rows of this shard, possibly none; published: their slots.
         closes: this was the window's last trigger; its states may go.
+        selected: slots that a test selected, where later windows remember them (``selections``);
+            trigger_time: global trigger time of the step.
     """
 
     changed: Int64
@@ -178,6 +180,8 @@ class StepResult(msgspec.Struct, frozen=True):
     releases: pa.RecordBatch
     published: Int64
     closes: bool
+    selected: Int64 | None = None
+    trigger_time: int = 0
 
 
 class UnitShard:

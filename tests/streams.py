@@ -49,6 +49,7 @@ def make_plan(
     public: str | None = None,
     start: int = START,
     rules: int = RULES,
+    remember: str | int | None = None,
     **privacy: object,
 ) -> Plan:
     """A plan with lengths in triggers (``skew`` in micros); windows of T - lateness triggers.
@@ -81,6 +82,7 @@ def make_plan(
         privacy=Privacy(**settings),  # type: ignore[arg-type]
         stamp="arrived" if stamped else "event_time",
         public_keys=public,
+        remember=remember,  # type: ignore[arg-type]
         rules=rules,
     ).check()
 

@@ -43,6 +43,8 @@ def canonical(plan: "Plan") -> dict[str, Any]:
         form["record_id"] = _field(plan.record_id)
     if plan.query is not None:
         form["query"] = plan.query
+    if plan.remember is not None:
+        form["remember"] = plan.remember
     if plan.cells is not None:
         form["cells"] = _cells(plan.cells)
     return form

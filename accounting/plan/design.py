@@ -15,6 +15,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.plan.remembering import remembered_for, remembers
 from dpstream.accounting.plan.rules import REPEATS_FREE, RULES, SKIPS_USUALLY
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
 from dpstream.accounting.plan.skipping import skips, suits, weights_of
@@ -61,6 +62,8 @@ class Design(msgspec.Struct, frozen=True):
         select_every: triggers between two tests of a key; the last trigger is always one.
         schedule: triggers of the tests where they are not ``select_every`` apart.
         skips: pairs on published keys take no selection weight.
+        remembers: a window publishes from its start what earlier ones selected, and tests it no
+            more; remembered_for: so many trigger times after the selection, ``None``: for the run.
         cells: how the noise of public keys is mixed, if it is.
     """
 
@@ -85,6 +88,8 @@ class Design(msgspec.Struct, frozen=True):
     schedule: tuple[int, ...] | None = None
     skips: bool = False
     weights: SelectionWeights | None = None
+    remembers: bool = False
+    remembered_for: int | None = None
 
     @property
     def inverse_norm2(self) -> float:
@@ -152,7 +157,7 @@ def design_of(plan: "Plan") -> Design:
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
     given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    return resolve(*given, suits(plan))
+    return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
 
 
 def resolve(
@@ -164,6 +169,8 @@ def resolve(
     cells: Cells | None = None,
     rules: int = RULES,
     suited: bool = False,
+    remembers: bool = False,
+    remembered_for: int | None = None,
 ) -> Design:
     """What settings mean together.
 
@@ -172,27 +179,26 @@ def resolve(
         selects: keys are selected, not public.
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
-        cells: how the noise of public keys is mixed.
-        rules: of the run (``accounting.plan.rules``).
+        cells: how the noise of public keys is mixed; rules: of the run (``plan.rules``).
         suited: records and time axis go with skipping (``accounting.plan.skipping``).
+        remembers, remembered_for: see ``accounting.plan.remembering``.
     """
-    skipping = skips(privacy, selects, triggers, rules, suited)
+    skipping = skips(privacy, selects, triggers, rules, suited, remembers)
     per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
     repeats_cost = per_key is not None and (before or (skipping and rules < SKIPS_USUALLY))
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
+    tests = selects and not restarts
     refresh_every = privacy.refresh_every or max(1, triggers // 100)
     select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
     derived = () if before else derived_sums(aggregates)
     streams = streams_of(aggregates, {made.name for made in derived})
-    sets: UnitSets = "none"
-    if per_key is None or repeats_cost:
-        sets = _unit_sets(selects, restarts, counted is not None or repeats_cost)
+    counting, bounded = counted is not None, per_key is not None
     return Design(
         selects=selects,
         restarts=restarts,
-        unit_sets=sets,
+        unit_sets=_unit_sets(selects, restarts, counting, bounded, repeats_cost),
         units_from=_units_from(counted, selects, weighted or skipping),
         per_key=per_key,
         repeats_cost=repeats_cost,
@@ -208,19 +214,24 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=(
-            schedule_of(privacy, triggers, skipping, rules) if selects and not restarts else None
-        ),
+        schedule=schedule_of(privacy, triggers, skipping, rules) if tests else None,
         skips=skipping,
         weights=weights_of(privacy, skipping),
+        remembers=remembers,
+        remembered_for=remembered_for,
     )
 
 
-def _unit_sets(selects: bool, restarts: bool, counting: bool) -> UnitSets:
-    """``counting``: units are counted after the selection too."""
+def _unit_sets(
+    selects: bool, restarts: bool, counting: bool, bounded: bool, repeats_cost: bool
+) -> UnitSets:
+    """``counting``: units are counted after the selection too; ``bounded``: there is a bound per
+    key, which BOUND keeps unless repeats cost."""
+    if bounded and not repeats_cost:
+        return "none"
     if restarts:
         return "round"
-    if counting:
+    if counting or repeats_cost:
         return "window"
     return "until selected" if selects else "none"
 

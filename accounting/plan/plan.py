@@ -7,6 +7,7 @@ cache, workers) are a different class and are not part of it.
 
 import functools
 import re
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +20,7 @@ from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.design import Design, design_of
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.remembering import check_remember
 from dpstream.accounting.plan.rules import RULES
 from dpstream.accounting.plan.schedule import check_tests
 from dpstream.accounting.plan.timeline import Timeline
@@ -50,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         query: digest of the row-local query that rows go through before they are records, with
             the public tables it looks up; ``None``: there is none.
         cells: how the noise of public keys is mixed; ``None``: each has noise of its own.
+        remember: how long later windows know what a window has published: ``run``, micros, or
+            ``never``; ``None``: by the rules (`accounting.plan.remembering`).
         rules: by which the settings become a mechanism (``accounting.plan.rules``).  No part of the
             hash: a run that was begun says them in its calibration.
     """
@@ -67,6 +71,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     mechanism_version: int = MECHANISM_VERSION
     query: str | None = None
     cells: Cells | None = None
+    remember: Literal["run", "never"] | int | None = None
     rules: int = RULES
 
     def check(self) -> "Plan":
@@ -111,6 +116,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         refreshes = design.refresh_every < self.timeline.triggers
         uneven = refreshes and design.refresh_every % design.select_every
         check_tests(privacy, self.timeline.triggers)
+        check_remember(self)
         for name in ("tests", "skip"):
             if getattr(privacy, name) and not design.selects:
                 raise UsageError(f"privacy.{name}", "public keys need no selection", "omit it")

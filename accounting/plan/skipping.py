@@ -37,12 +37,19 @@ def _apart(line: "Timeline") -> bool:
     return line.end is not None or line.slide >= limits.LEAST_SKIPPING_SLIDE
 
 
-def skips(privacy: "Privacy", selects: bool, triggers: int, rules: int, suited: bool) -> bool:
+def skips(
+    privacy: "Privacy",
+    selects: bool,
+    triggers: int,
+    rules: int,
+    suited: bool,
+    remembers: bool = False,
+) -> bool:
     """Whether pairs on published keys take no selection weight.
 
     Args:
         selects: keys are selected, not public; triggers: T.
-        rules: of the run; suited: ``suits``.
+        rules: of the run; suited: ``suits``; remembers: later windows know what was published.
     """
     if privacy.skip is not None:
         return privacy.skip
@@ -55,7 +62,7 @@ def skips(privacy: "Privacy", selects: bool, triggers: int, rules: int, suited: 
         and privacy.per_key_bound in (None, 1)
         and privacy.contributions <= limits.MAX_SKIPPING
         and privacy.select_every is None
-        and len(schedule_of(privacy, triggers, True) or ()) > 1
+        and (remembers or len(schedule_of(privacy, triggers, True) or ()) > 1)
     )
 
 

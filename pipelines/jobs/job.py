@@ -9,7 +9,7 @@ and cannot change a released byte.
 import glob
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -166,7 +166,7 @@ def job_of(file: JobFile, path: Path) -> Job:
     """The checked job of decoded tables; ``path`` (absolute) is where paths start from."""
     _check_tables(file)
     folder = path.parent
-    keys = KeysConfig(_under(folder, file.keys.public))
+    keys = msgspec.structs.replace(file.keys, public=_under(folder, file.keys.public))
     plan = Plan(
         source=file.source.name,
         unit=file.schema.unit,
@@ -177,6 +177,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         privacy=_privacy(file),
         stamp=file.source.stamp_column,
         record_id=_record_id(file),
+        remember=_remember(keys.remember),
     ).check()
     if keys.public is not None:
         digest = public_key_digest(Path(keys.public), plan.key)
@@ -253,6 +254,13 @@ def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
     if key is not None and key.startswith("file:"):
         path, key = key.removeprefix("file:"), None
     return msgspec.structs.replace(privacy, key_file=_under(folder, path), key=key)
+
+
+def _remember(text: str | None) -> Literal["run", "never"] | int | None:
+    if text is None:
+        return None
+    named: dict[str, Literal["run", "never"]] = {"run": "run", "never": "never"}
+    return named.get(text) or duration_micros("keys.remember", text)
 
 
 def _timeline(file: JobFile) -> Timeline:

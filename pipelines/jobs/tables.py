@@ -189,9 +189,14 @@ class PrivacyConfig(_Table, frozen=True):
 
 
 class KeysConfig(_Table, frozen=True):
-    """``[keys]``: a CSV file whose header names the key columns; no selection is needed."""
+    """``[keys]``: a CSV file whose header names the key columns; no selection is needed.
+
+    ``remember``: how long later windows know what a window has published: ``run``, ``never``, or a
+    duration (`accounting.plan.remembering`).
+    """
 
     public: str | None = None
+    remember: str | None = None
 
 
 class StateConfig(_Table, frozen=True):

@@ -64,7 +64,8 @@ def expire(
     """
     try:
         store, line = open_job_store(job), job.plan.timeline
-        changed, dropped = retention.expire(store, line), 0
+        lasting = job.plan.design.remembered_for
+        changed, dropped = retention.expire(store, line, remembered_for=lasting), 0
         if releases_before is not None:
             before = _droppable(job, instant_micros("releases-before", releases_before))
             _require_published(job, before, progress)

@@ -104,6 +104,13 @@ def over_time(
     return Picture(drawn, words, places(figure, axes, when, first.values[seen]))
 
 
+def unbroken(values: Float64) -> bool:
+    """Whether a series has a value in each window since its first, and in three at least."""
+    known = np.isfinite(values)
+    since = known[int(known.argmax()) :]
+    return bool(since.all()) and len(since) > 2
+
+
 def _draw(axes: Any, line: Series, colour: str, band: bool) -> None:
     reach = WIDTH * line.sds
     few = len(line.when) <= MARKED
@@ -114,6 +121,8 @@ def _draw(axes: Any, line: Series, colour: str, band: bool) -> None:
         axes.plot(line.when, line.values, "-", marker=mark, ms=2.5, lw=1.2, color=colour)
         return
     # A band between two points, or over windows with gaps, cannot be seen.
+    if unbroken(line.values):
+        axes.plot(line.when, line.values, "-", lw=0.8, alpha=0.5, color=colour)
     axes.errorbar(line.when, line.values, reach, fmt="none", color=colour, lw=1, capsize=0)
     axes.plot(line.when, line.values, "o", ms=2.5, color=colour, clip_on=False)
 

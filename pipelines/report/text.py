@@ -111,6 +111,7 @@ def settings(job: Job) -> list[tuple[str, str]]:
         ("unit", _field(plan["unit"])),
         ("key", ", ".join(_field(f) for f in plan["key"])),
         ("public keys", plan["public_keys"] or "none: keys are selected privately"),
+        ("keys of earlier windows", _known(job)),
         ("event time", plan["event_time"]),
     ]
     if plan["query"] is not None:  # its text may hold literals that are somebody's
@@ -138,6 +139,15 @@ def settings(job: Job) -> list[tuple[str, str]]:
             ("ledger.limit", f"epsilon {exact(limit.epsilon)}, delta {exact(limit.delta)}"),
         ]
     return [(name, _plain(value)) for name, value in rows]
+
+
+def _known(job: Job) -> str:
+    """What a window knows of what earlier ones have published."""
+    if not job.plan.design.remembers:
+        return "not known"
+    lasting = job.plan.remember
+    how_long = duration(lasting) if isinstance(lasting, int) else "the run"
+    return f"published from the window's start, for {how_long}"
 
 
 def _field(field: dict[str, Any]) -> str:

@@ -179,6 +179,10 @@ def _trend(
     when = [moment_of(low) for low, _ in bounds]
     names = [f"{instant(low)} to {instant(high)}" for low, high in bounds]
     words = f"Final {aggregate.name} of key {label} by window"
+    known = np.flatnonzero(np.isfinite(values))
+    if series.unbroken(values) and len(known) < len(windows):
+        since, _ = report.job.plan.timeline.window_bounds(int(windows[known[0]]))
+        words += f", in every one since {instant(since)}"
     line = series.Series(when, values[kept], sds[kept])
     return over_time(chart, line, names, aggregate, words, joined=False)
 

@@ -10,11 +10,12 @@ from google.cloud.spanner_v1.database import Database
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
 from dpstream.state import arrow
-from dpstream.state.retention_store import KeyPiece
+from dpstream.state.retention_store import KeyPiece, Selection
 from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import commit
 from dpstream.state.spanner.rows import (
     DUE,
+    STEP,
     cell,
     due_cells,
     id_cells,
@@ -22,10 +23,11 @@ from dpstream.state.spanner.rows import (
     pack_states,
     release_cells,
 )
+from dpstream.state.spanner.schema import SELECTED
+from dpstream.state.spanner.selections import COPIED, piece_of
 from dpstream.state.spanner.units import SpannerUnitShard
 from dpstream.state.store import NEVER, KeyShard
 
-STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
 PROGRESS = ("Part", "WindowIndex", "Reached")
 #: Most mutations of a touched key: its row, a list of due keys, a row of its unit set.
 KEY_MUTATIONS = 6 + 6 + 5
@@ -50,7 +52,7 @@ class Filled:
         self._db, self._out, self._per_key = database, Mutations(), per_key
         self.reached: dict[tuple[int, int], int] = {}
         self.units: dict[int, SpannerUnitShard] = {}
-        self._lists = 0
+        self._lists = self._selections = 0
 
     def upsert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         """Write rows, sooner or later."""
@@ -71,6 +73,14 @@ class Filled:
             cells = [*release_cells(releases)]
         rows = [[part, window, step, n, _COPIED, value] for n, value in enumerate(cells)]
         self.upsert("Steps", STEP, rows)
+
+    def selection(self, part: int, selection: Selection) -> None:
+        """Rows of what a step selected, with numbers that no step of the run gives its own."""
+        for value in release_cells(selection.keys):
+            piece = piece_of(selection.window, COPIED + self._selections)
+            row = [part, SELECTED, selection.trigger_time, piece, _COPIED, value]
+            self._selections += 1
+            self.upsert("Steps", STEP, [row])
 
     def keys(
         self,

@@ -40,7 +40,8 @@ class PendingStep:
 
     def __init__(self, trigger: int, result: StepResult) -> None:
         self.trigger, self.releases, self.published = trigger, result.releases, result.published
-        self.closes = result.closes
+        self.closes, self.selected = result.closes, result.selected
+        self.trigger_time = result.trigger_time
 
 
 class SpannerKeyShard(KeyShard):
@@ -208,6 +209,8 @@ class SpannerKeyShard(KeyShard):
         sizes[new] += row_sizes(self.key_columns(new))
         for step in self.pending:
             np.add.at(sizes, step.published, row_sizes(step.releases))
+            if step.selected is not None:
+                sizes[step.selected] += 16 + row_sizes(self.key_columns(step.selected))
         return np.asarray(sizes[slots])
 
     def write_keys(self, out: Mutations, slots: Int64, trigger: int) -> None:

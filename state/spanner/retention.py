@@ -24,10 +24,11 @@ from dpstream.state.retention_store import (
     PartSize,
     PositionPiece,
     RetentionStore,
+    Selection,
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.spanner import epochs
+from dpstream.state.spanner import epochs, selections
 from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import (
     between,
@@ -53,7 +54,14 @@ from dpstream.state.spanner.rows import (
     unpack_columns,
     unpack_states,
 )
-from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, clear, read_identity
+from dpstream.state.spanner.schema import (
+    BOUND,
+    FORGOTTEN,
+    REACH,
+    SELECTED,
+    clear,
+    read_identity,
+)
 from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
 from dpstream.state.spanner.units import SpannerUnitShard
 from dpstream.state.store import RunIdentity
@@ -202,6 +210,13 @@ class SpannerRetention(RetentionStore):
         return {"first": self._first_part, "last": self._first_part + GENERATION - 1}
 
     @override
+    def forget_selections(self, trigger_time: int) -> None:
+        out = Mutations()
+        for part in range(self._first_part, self._first_part + self.identity.shards):
+            selections.forget(out, part, trigger_time)
+        commit(self._db, out.fill)
+
+    @override
     def compact(self) -> None:
         """Delete lists of keys whose trigger has passed, and replaced generations; Spanner gives
         space back by itself."""
@@ -242,6 +257,13 @@ class SpannerRetention(RetentionStore):
         [[rows, amount]] = query(self._db, statement, self._bounds())
         sizes["units", None] = rows, rows * (16 + head)
         sizes["positions", None] = rows, (amount or 0) - rows * head
+        statement = (
+            f"SELECT COUNT(*), SUM(BYTE_LENGTH(Releases)) FROM Steps {mine} AND WindowIndex = "
+            f"{SELECTED}"
+        )
+        [[rows, amount]] = query(self._db, statement, self._bounds())
+        if rows:
+            sizes["selections", None] = rows, amount or 0
         return [PartSize(*name, *size) for name, size in sizes.items()]
 
     # --- reading everything -------------------------------------------------------------
@@ -287,6 +309,12 @@ class SpannerRetention(RetentionStore):
             np.repeat(np.arange(len(rows)), [len(r) // 16 for r in raw]),
             ids_in(b"".join(raw)),
         )
+
+    @override
+    def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
+        some = [selections.between(self._first_part + shard, after, upto)]
+        rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=some)
+        return selections.of_rows(rows)
 
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")
@@ -362,6 +390,10 @@ class SpannerRetention(RetentionStore):
             some = states_of(piece, rows, self._schema, self._streams)
             sets = [raw[16 * int(end[r] - sizes[r]) : 16 * int(end[r])] for r in rows.tolist()]
             self._filled.keys(part, window, reached, some, sets, piece.done[rows])
+
+    @override
+    def put_selection(self, shard: int, selection: Selection) -> None:
+        self._filled.selection(self._first_part + shard, selection)
 
     @override
     def put_units(self, shard: int, piece: UnitPiece) -> None:

@@ -20,6 +20,8 @@ from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, PerKey
 
 #: Columns of ``KeysByDue``.
 DUE = ("Part", "WindowIndex", "Due", "Step", "Piece", "KeyIds")
+#: Columns of ``Steps``.
+STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
 #: Key of an id that two columns of 64 bits are.
 ID_BYTES = 16
 #: One admitted record: its position, the trigger time it was decided at, its pairs and their first

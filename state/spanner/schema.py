@@ -12,7 +12,8 @@ trigger), and why:
   commits of 8,000, and 18,000 without the index.)  A key that is found early is looked at early.
 * The users of a round stand in the key's row, beyond ``limits.INLINE_PAIRS`` in ``KeyUnits``.
 * Applied positions stand in the unit's row: a unit's state IS its admitted records.
-* ``Steps`` is the outbox and the fence: a row of it can be inserted only once.
+* ``Steps`` is the outbox and the fence: a row of it can be inserted only once.  Decisions of BOUND
+  and what tests selected have rows there, too, at a ``WindowIndex`` of their own.
 
 No table has a column per aggregate, so one schema serves every plan.
 """
@@ -47,6 +48,8 @@ SCHEMA_VERSION = 2
 #: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
 #: forgotten; of the trigger time that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
+#: ``WindowIndex`` of what tests selected, in ``Steps`` by trigger time: `state.spanner.selections`.
+SELECTED = -4
 #: Row of ``Meta``: the last generation that anybody has begun to fill.
 _CLAIMED = "claimed"
 #: ``deploy/spanner/schema.sql`` is a copy (a test compares them).

@@ -25,7 +25,8 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
-from dpstream.state.spanner import epochs
+from dpstream.state.retention_store import Selection
+from dpstream.state.spanner import epochs, selections
 from dpstream.state.spanner.batch import Mutations, fits, parts
 from dpstream.state.spanner.client import (
     ExistsError,
@@ -35,10 +36,10 @@ from dpstream.state.spanner.client import (
     prefix,
     read_rows,
 )
-from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, STEP
+from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS
 from dpstream.state.spanner.keys import SpannerKeyShard
 from dpstream.state.spanner.retention import SpannerRetention
-from dpstream.state.spanner.rows import cell
+from dpstream.state.spanner.rows import STEP, cell
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
 from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
 from dpstream.state.store import (
@@ -212,6 +213,7 @@ class SpannerStore(SpannerRetention, Store):
             first = states.left.get(step.trigger, 0)
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", STEP, rows)
+            selections.add(out, states, step, first)
         out.require(states.part, epochs.of_window(states.window))
         if last.closes:
             self._delete_states(out, states)
@@ -239,6 +241,7 @@ class SpannerStore(SpannerRetention, Store):
             cells = states.outbox(step, mine)
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", STEP, rows)
+            selections.add(out, states, step, states.pieces, mine)
             out.require(states.part, epochs.of_window(states.window))
             if last and step.closes:
                 self._delete_states(out, states)
@@ -316,6 +319,15 @@ class SpannerStore(SpannerRetention, Store):
             return batches[0]
         table = pa.Table.from_batches(batches).combine_chunks()
         return table.to_batches()[0] if table.num_rows else batches[0]
+
+    @override
+    def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
+        found, part = super().selections(shard, after, upto), self._part(shard)
+        for states in self._group.shards or ():
+            waits = (selections.of_step(states, s) for s in states.pending if states.part == part)
+            last = (1 << 62) if upto is None else upto
+            found += [s for s in waits if s is not None and after < s.trigger_time <= last]
+        return sorted(found, key=lambda selection: selection[:2])
 
     @override
     def forget(self, window: int, shard: int) -> None:

@@ -19,6 +19,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.state.seals import damaged, reading
 from dpstream.state.sqlite.rows import check_small
+from dpstream.state.sqlite.selections import SELECTIONS
 from dpstream.state.sqlite.tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
 from dpstream.state.sqlite.upgrade import upgrade, version_of
 from dpstream.state.store import Calibrate, RunIdentity
@@ -186,7 +187,11 @@ def check_structure(db: sqlite3.Connection) -> None:
     try:
         (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         # Others may be there: an operator's ANALYZE makes tables of its own.
-        if answer != "ok" or not _schema().items() <= dict(db.execute(_SCHEMA)).items():
+        found = dict(db.execute(_SCHEMA))
+        if answer != "ok" or not _schema(TABLES).items() <= found.items():
+            raise damaged()
+        later = _schema(SELECTIONS)
+        if found.keys() & later.keys() and not later.items() <= found.items():
             raise damaged()
         check_small(db)
     except (sqlite3.Error, UnicodeError) as error:
@@ -197,10 +202,10 @@ _SCHEMA = "SELECT name, sql FROM sqlite_master"
 
 
 @functools.cache
-def _schema() -> dict[str, str | None]:
+def _schema(tables: str) -> dict[str, str | None]:
     """Name and text of every table and index as a new store has them."""
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(TABLES)
+        db.executescript(tables)
         return dict(db.execute(_SCHEMA))
 
 

@@ -23,10 +23,12 @@ from dpstream.state.retention_store import (
     PartSize,
     PositionPiece,
     RetentionStore,
+    Selection,
     UnitPiece,
     UnitProgress,
     piece_bounds,
 )
+from dpstream.state.sqlite import selections
 from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
 from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
 from dpstream.state.sqlite.rows import (
@@ -174,6 +176,11 @@ class SqliteRetention(RetentionStore):
                 self._db.execute(f"DELETE FROM {table} WHERE window < ?", (before,))
 
     @override
+    def forget_selections(self, trigger_time: int) -> None:
+        with self._lock, self._changing():
+            selections.forget(self._db, trigger_time)
+
+    @override
     def compact(self) -> None:
         with self._lock:
             logged = "SELECT DISTINCT window, shard FROM steps WHERE states IS NOT NULL"
@@ -223,6 +230,9 @@ class SqliteRetention(RetentionStore):
         )
         sizes: dict[tuple[str, int | None], tuple[int, int]] = {}
         with self._lock:
+            if selections.there(self._db):
+                windows += " UNION ALL SELECT 'selections', NULL, count(*), sum(length(keys))"
+                windows += " FROM selections"
             for name, window, rows, size in self._read(windows):
                 before = sizes.get((name, window), (0, 0))
                 sizes[name, window] = (before[0] + rows, before[1] + (size or 0))
@@ -266,6 +276,14 @@ class SqliteRetention(RetentionStore):
         with self._lock:
             states = self._replayed(window, shard)
         return arrow.key_pieces(states)
+
+    @override
+    def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
+        try:
+            with self._lock:
+                return list(selections.read(self._db, shard, after, upto))
+        except sqlite3.Error as error:
+            raise failed(error) from None
 
     @override
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
@@ -350,6 +368,13 @@ class SqliteRetention(RetentionStore):
     ) -> None:
         values = snapshot_row(window, shard, before, arrow.piece_blobs(piece, slots))
         self._put("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", values)
+
+    @override
+    def put_selection(self, shard: int, selection: Selection) -> None:
+        try:
+            selections.add(self._db, shard, selection)
+        except sqlite3.Error as error:
+            raise failed(error) from None
 
     @override
     def put_units(self, shard: int, piece: UnitPiece) -> None:

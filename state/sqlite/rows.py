@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dpstream.state import arrow
+from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged, sealed, unsealed, unsealed_text
 
 #: Stands for releases that were dropped.
@@ -84,6 +85,12 @@ def unit_row(shard: int, row: UnitRow) -> tuple[int, bytes]:
     return shard, sealed(_name("unit_shards", (shard,), "progress"), _UNIT_ROW.pack(*row))
 
 
+def selection_row(shard: int, selection: Selection) -> tuple[int, int, int, bytes]:
+    """What a step selected."""
+    row = (shard, selection.trigger_time, selection.window)
+    return (*row, sealed(_name("selections", row, "keys"), arrow.to_bytes(selection.keys)))
+
+
 def meta_name(name: str) -> str:
     """Under which the value of a row of ``meta`` is sealed."""
     return f"meta/{name}/value"
@@ -135,6 +142,12 @@ def unit_row_of(shard: int, blob: object) -> UnitRow:
     return UnitRow(*_UNIT_ROW.unpack(data))
 
 
+def selection_of(shard: int, trigger_time: int, window: int, blob: object) -> Selection:
+    """What a step selected."""
+    name = _name("selections", (shard, trigger_time, window), "keys")
+    return Selection(trigger_time, window, arrow.from_bytes(unsealed(name, blob)))
+
+
 def check_small(db: Any) -> None:
     """Check the rows that are few: also one that is read under another name is noticed here."""
     for name, value in db.execute("SELECT name, value FROM meta"):
@@ -163,3 +176,7 @@ def check_all(db: Any) -> None:
     for (shard,) in list(db.execute("SELECT DISTINCT shard FROM admissions")):
         rows = "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid"
         admissions_of(shard, db.execute(rows, (shard,)))
+    made = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'selections'"
+    if db.execute(made).fetchone() is not None:
+        for row in db.execute("SELECT shard, trigger_time, window, keys FROM selections"):
+            selection_of(*row)

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
@@ -18,6 +19,8 @@ from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
+from dpstream.state.retention_store import Selection
+from dpstream.state.sqlite import selections
 from dpstream.state.sqlite.file import failed
 from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
 from dpstream.state.sqlite.rows import StepRow, UnitRow, admission_row, releases_of, step_row
@@ -30,14 +33,20 @@ from dpstream.state.store import (
     UnitShard,
 )
 
-#: Rows that wait for their group's commit, and whether each closes its window.
-_Steps = list[tuple[StepRow, bool]]
+
+class _Step(NamedTuple):
+    """A step that waits for its group's commit: its row, whether it closes its window, and what it
+    selected, where that is remembered."""
+
+    row: StepRow
+    closes: bool
+    selected: Selection | None = None
 
 
 class _Group(threading.local):
     """The group that the thread has open."""
 
-    steps: _Steps | None = None
+    steps: list[_Step] | None = None
 
 
 class SqliteStore(SqliteRetention, Store):
@@ -88,11 +97,15 @@ class SqliteStore(SqliteRetention, Store):
         releases = arrow.to_bytes(everything)
         blobs = () if result.closes else arrow.step_blobs(states, result)
         row = step_row(window, shard, trigger, releases, blobs)
-        group = self._group.steps
+        selected = None
+        if result.selected is not None and len(result.selected):
+            keys = arrow.selected_keys(states, result.selected)
+            selected = Selection(result.trigger_time, window, keys)
+        group, step = self._group.steps, _Step(row, result.closes, selected)
         if group is not None:
-            group.append((row, result.closes))
+            group.append(step)
         else:
-            self._write_steps([(row, result.closes)])
+            self._write_steps([step])
         states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
@@ -101,32 +114,34 @@ class SqliteStore(SqliteRetention, Store):
     @override
     @contextlib.contextmanager
     def grouped(self) -> Iterator[None]:
-        group: _Steps = []
+        group: list[_Step] = []
         self._group.steps = group
         try:
             yield
             self._write_steps(group)
         except BaseException:
-            for row, _ in group:
+            for row, *_ in group:
                 self.forget(row.window, row.shard)
             raise
         finally:
             self._group.steps = None
 
-    def _write_steps(self, steps: "_Steps") -> None:
+    def _write_steps(self, steps: list[_Step]) -> None:
         """Commit steps in one transaction, all or none; their states are dropped if it fails."""
         if not steps:
             return
-        closed = {(row.window, row.shard) for row, closes in steps if closes}
+        closed = {(row.window, row.shard) for row, closes, _ in steps if closes}
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
-                if min(row.window for row, _ in steps) < self.retained_windows.dropped:
+                if min(row.window for row, *_ in steps) < self.retained_windows.dropped:
                     raise OvertakenError  # long ago: the rows that would tell are gone
-                for row, _ in steps:
+                for row, _, selected in steps:
                     kept = row[:4] if (row.window, row.shard) in closed else row
                     values = (*kept, *(None,) * (7 - len(kept)))
                     self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                    if selected is not None:
+                        selections.add(self._db, row.shard, selected)
                 for name in closed:
                     self._db.execute(
                         "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
@@ -138,7 +153,7 @@ class SqliteStore(SqliteRetention, Store):
                             f"DELETE FROM {table} WHERE window = ? AND shard = ?", name
                         )
         except (sqlite3.Error, RunError, OvertakenError) as error:
-            for row, _ in steps:
+            for row, *_ in steps:
                 self.forget(row.window, row.shard)
             if isinstance(error, sqlite3.IntegrityError):
                 raise OvertakenError from None
@@ -160,6 +175,13 @@ class SqliteStore(SqliteRetention, Store):
     def forget(self, window: int, shard: int) -> None:
         with self._lock:
             self._key_shards.pop((window, shard), None)
+
+    @override
+    def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
+        found = super().selections(shard, after, upto)
+        waits = [s.selected for s in self._group.steps or () if s.row.shard == shard]
+        last = (1 << 62) if upto is None else upto
+        return found + [s for s in waits if s is not None and after < s.trigger_time <= last]
 
     @override
     def unit_shard(self, shard: int) -> UnitShard:

@@ -7,6 +7,7 @@ code that was bound at import, so that a sabotaged product cannot sabotage its j
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.audit import encoders
 from tests.audit.neighbours import PUBLIC
 from tests.audit.recorder import Row
 from tests.dp_transforms.exhaustive import test_of, tests_of, weights_of
-from tests.dp_transforms.reference import bounds_keys, made_from_a_mean
+from tests.dp_transforms.reference import bounds_keys, made_from_a_mean, remembers
 from tests.streams import KEYS, RUN_ID
 
 _Rounded, _Real = RoundedGaussian, ContinuousGaussian
@@ -219,11 +220,34 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
         for window in range(plan.timeline.windows):
             for page in PUBLIC:
                 by_key.setdefault((window, page), [])
-    return {key: _replay_key(mechanism, *key, rows) for key, rows in by_key.items()}
+    out: dict[tuple[int, str], KeyRun] = {}
+    selected: dict[str, list[int]] = {}  # page -> trigger times at which tests selected it
+    for window in range(plan.timeline.windows):
+        start = plan.timeline.base(window)
+        known = {
+            page
+            for page, times in selected.items()
+            if remembers(plan) and any(_lasts(plan, start - time) for time in times)
+        }
+        for page in sorted(known | {p for w, p in by_key if w == window}):
+            mine = by_key.get((window, page), [])
+            run = out[window, page] = _replay_key(mechanism, window, page, mine, page in known)
+            selected.setdefault(page, []).extend(start + t for t in run.selected if t)
+    return out
 
 
-def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -> KeyRun:
+def _lasts(plan: Plan, ago: int) -> bool:
+    """Whether a window knows what was selected so many triggers before its start."""
+    lasting = plan.remember if isinstance(plan.remember, int) else math.inf
+    return ago >= 0 and ago * plan.timeline.trigger_every < lasting
+
+
+def _replay_key(
+    mechanism: Mechanism, window: int, page: str, rows: list[Row], known: bool
+) -> KeyRun:
+    """``known``: the window knows it from earlier ones; it is selected at trigger 0."""
     plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
+    run.selected += [0] * known
     sticky = not plan.design.restarts
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:
@@ -276,11 +300,14 @@ def _replay_key(mechanism: Mechanism, window: int, page: str, rows: list[Row]) -
             if plan.design.units_column is not None:
                 assert mechanism.plain_units is not None
                 people = noisy_units(mechanism.plain_units, (0, trigger))
-            sd = 0.0
-            if mechanism.values and mechanism.values[0].name == "count":
-                sd = float(mechanism.budget.values[0].sd[trigger - 1])
-            run.published[trigger] = _columns(plan, at, people, sd)
+            run.published[trigger] = _columns(plan, at, people, _sd_of_count(mechanism, trigger))
     return run
+
+
+def _sd_of_count(mechanism: Mechanism, trigger: int) -> float:
+    if not mechanism.values or mechanism.values[0].name != "count":
+        return 0.0
+    return float(mechanism.budget.values[0].sd[trigger - 1])
 
 
 def _passes(mechanism: Mechanism, step_index: int, selection: int, plain: int | None) -> bool:

@@ -27,6 +27,7 @@ from tests.dp_transforms.reference import (
     bounds_keys,
     covers,
     made_from_a_mean,
+    remembers,
     skips,
 )
 
@@ -162,13 +163,43 @@ def exhaustive(
     cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         cells[pair.window, pair.step_index][pair.key].append(pair)
-    out = {}
-    for window in range(line.windows):
-        keys = {k: _Key([0] * len(plan.design.streams), round=1) for k in public}
-        for t in range(1, line.triggers + 1):
-            fed = cells[window, t]
-            out[window, t] = _step(plan, keys, fed, noise, window, key_ids, t)
+    out, log = {}, _Log(plan)
+    states: dict[int, dict[str, _Key]] = {}
+    for now in range(1, log.start(line.windows - 1) + line.triggers + 1):
+        for window in range(line.windows):
+            t = now - log.start(window)
+            if t == 1:
+                known = {*public, *log.remembered(window)}
+                states[window] = {k: _Key([0] * len(plan.design.streams), round=1) for k in known}
+            if 1 <= t <= line.triggers:
+                fed = cells[window, t]
+                out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
     return out
+
+
+class _Log:
+    """Which key was selected when, and what a window knows of it at its start (section 9)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._selected = plan, list[tuple[int, str]]()
+
+    def start(self, window: int) -> int:
+        """Trigger time at which a window starts."""
+        line = self._plan.timeline
+        return window * (line.slide // line.trigger_every)
+
+    def note(self, window: int, t: int, keys: Iterable[str]) -> None:
+        """A test at a window's trigger has selected keys."""
+        self._selected += [(self.start(window) + t, key) for key in keys]
+
+    def remembered(self, window: int) -> set[str]:
+        """Keys that were selected by the window's start, and no longer ago than is remembered."""
+        plan, start = self._plan, self.start(window)
+        if not remembers(plan):
+            return set()
+        every = plan.timeline.trigger_every
+        lasting = plan.remember if isinstance(plan.remember, int) else math.inf
+        return {key for at, key in self._selected if at <= start and (start - at) * every < lasting}
 
 
 def _step(
@@ -179,11 +210,13 @@ def _step(
     window: int,
     key_ids: Mapping[str, bytes],
     t: int,
+    log: _Log,
 ) -> list[Row]:
     """Sorted released rows of one window and trigger; ``keys`` are its states."""
     for key, pairs in fed.items():
         keys.setdefault(key, _Key([0] * len(plan.design.streams))).feed(plan, pairs)
     selected = set(_selected(plan, keys, noise, window, key_ids, t))
+    log.note(window, t, selected)
     chosen = _calendar(plan, keys, selected, t)
     out = [
         (key, _figures(plan, keys[key], noise, window, key_ids[key], t)) for key in sorted(chosen)
@@ -214,9 +247,14 @@ def skipping(
     taken: dict[tuple[str, int], int] = defaultdict(int)
     of_key: set[tuple[tuple[str, int], int, str]] = set()
     by_time: dict[int, list[Accepted]] = defaultdict(list)
+    log = _Log(plan)
     for record in records:
         by_time[max(1, record.stamp_trigger_time)].append(record)
     for now in range(1, (line.windows - 1) * stride + line.triggers + 1):
+        for window in range(line.windows):
+            if now == log.start(window) + 1:
+                for key in log.remembered(window):
+                    states[window][key] = _Key([0] * len(plan.design.streams), round=1)
         for record in sorted(by_time[now], key=lambda r: r.order):
             entry = max(record.event_trigger_time, now)
             event = line.start + (record.event_trigger_time - 1) * line.trigger_every
@@ -241,7 +279,7 @@ def skipping(
             t = now - window * stride
             if 1 <= t <= line.triggers:
                 fed = cells[window, t]
-                out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t)
+                out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
     return out
 
 

@@ -117,6 +117,13 @@ def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
     return out
 
 
+def remembers(plan: Plan) -> bool:
+    """Whether windows know what earlier ones have published: since rules 4, unless it says so."""
+    if plan.privacy.mode != "sticky" or plan.public_keys is not None or plan.timeline.windows == 1:
+        return False
+    return plan.remember != "never" and (plan.remember is not None or plan.rules >= 4)
+
+
 def skips(plan: Plan) -> bool:
     """Whether pairs on published keys take no weight: said, or (since rules 4) wherever it can."""
     privacy, line = plan.privacy, plan.timeline
@@ -127,6 +134,7 @@ def skips(plan: Plan) -> bool:
     goes = goes and plan.record_id is None and line.max_skew == 0 and line.window <= 11 * line.slide
     goes = goes and (line.end is not None or line.slide >= 30_000_000)
     several = line.triggers > 1 and privacy.tests not in (1, (line.triggers,))
+    several = several or remembers(plan)
     return plan.rules >= 4 and goes and several and privacy.select_every is None
 
 

@@ -52,6 +52,14 @@ PLANS: dict[str, Plan] = {
     "sticky sliding": make_plan(triggers=8, slide=4, windows=5, aggregates=(COUNT, UNITS)),
     "sticky periods": make_plan(triggers=6, windows=4, period=6),
     "one trigger": make_plan(triggers=1, windows=3),
+    "never remembered": make_plan(windows=3, triggers=6, remember="never"),
+    "remembered": make_plan(windows=4, triggers=5, remember="run", rules=3, refresh_every=2),
+    "remembered for a while": make_plan(
+        windows=6, triggers=4, remember=3 * STEP, aggregates=(COUNT, UNITS), pre_threshold=1
+    ),
+    "remembered sliding": make_plan(
+        triggers=8, slide=2, windows=9, remember=5 * STEP, stamped=True, lateness=2, skew=STEP
+    ),
     "rounds": make_plan(mode="rounds"),
     "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
     "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
@@ -148,6 +156,17 @@ SKIPPING: dict[str, Plan] = {
     "skip sliding": ranked_plan(
         (1, 1.5), skip=True, aggregates=(COUNT, SUM), strategy="toeplitz", epsilon=40.0,
         tests=(1, 4, 9), **SLIDING, **LATE,
+    ),
+    "skip three windows": ranked_plan(
+        (1, 2), skip=True, per_key_bound=1, combine=True, windows=4, triggers=7, tests=(2, 7),
+        aggregates=(COUNT, UNITS), refresh_every=3,
+    ),
+    "skip remembered for a while": ranked_plan(
+        (1, 1.5), skip=True, triggers=8, slide=2, windows=9, tests=(1, 3, 8), stamped=True,
+        lateness=2, skew=STEP, remember=5 * STEP, refresh_every=2,
+    ),
+    "skip, never remembered": ranked_plan(
+        (1, 2), skip=True, triggers=6, windows=3, tests=(2, 6), remember="never"
     ),
     "skip periods": ranked_plan(
         (2, 1), skip=True, triggers=6, windows=4, period=6, tests=(1, 3, 6)

@@ -29,7 +29,9 @@ def ids(names: list[str]) -> Ids:
     return key_ids(PLANS["skip"], KEYS.ring().key, rows)
 
 
-@pytest.mark.parametrize("name", ["skip", "skip combined", "skip sliding"])
+@pytest.mark.parametrize(
+    "name", ["skip", "skip combined", "skip sliding", "skip, never remembered"]
+)
 def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None:
     plan, path = PLANS[name], next(store_paths)
     line, tests = plan.timeline, plan.design.test_triggers.tolist()
@@ -40,8 +42,11 @@ def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None
     for decided in (line.last_trigger_time, 0, *range(1, line.last_trigger_time)):
         mask = keys.of_keys(ids(NAMES), first, count, decided, decided + 1)
         for window in range(line.windows):
-            own = [t for t in tests if line.base(window) + t <= decided]
-            pages = {str(row["page"]) for t in own for row in as_rows(out[window, t])}
+            own = [(window, t) for t in tests if line.base(window) + t <= decided]
+            start = line.base(window)
+            if plan.design.remembers and start <= decided:
+                own += [n for n in out if line.base(n[0]) + n[1] <= start]
+            pages = {str(row["page"]) for n in own for row in as_rows(out[n])}
             have = {page for page, bits in zip(NAMES, mask, strict=True) if bits >> window & 1}
             assert have == pages
             found += len(have)

@@ -155,7 +155,7 @@ def test_no_key_is_tested_below_the_pre_threshold(
         return msgspec.structs.replace(budget, tau=np.full_like(budget.tau, -(1 << 20)))
 
     monkeypatch.setattr(step, "calibrated", budgeted(wide_open))
-    plan = make_plan(mode=mode, pre_threshold=least)
+    plan = make_plan(mode=mode, pre_threshold=least, remember="never")
     stream = stream_of(plan)
     got = run(plan, store_paths, stream)
     pairs = admitted(plan, stream)
@@ -378,7 +378,7 @@ def true_figures(plan: Plan, pairs: list[Pair]) -> dict[tuple[int, int], list[tu
     "name", ["sticky", "sticky pre-threshold", "sticky all", "sticky late", "sticky sliding"]
 )
 def test_without_noise_it_is_a_group_by(name: str, store_paths: Iterator[str]) -> None:
-    plan = PLANS[name]
+    plan = msgspec.structs.replace(PLANS[name], remember="never")
     stream = stream_of(plan, seed=5)
     truth = true_figures(plan, admitted(plan, stream))
     middle = (-8 + 24) // 2  # of MEAN's bounds in grid units

@@ -12,6 +12,7 @@ import pytest
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
+from dpstream.state import copying
 from dpstream.state import open as stores
 from dpstream.state.copying import copy_store
 from dpstream.state.sqlite.file import create_store
@@ -76,6 +77,13 @@ def test_what_was_taken_before_is_not_taken_again(tmp_path: Path, monkeypatch: A
 def test_what_was_released_ahead_is_released(tmp_path: Path, monkeypatch: Any) -> None:
     """Sabotaged: releases of a shard that was ahead are lost."""
     monkeypatch.setattr(SqliteStore, "released_ahead", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check("sticky", tmp_path, (15, 3, 20))
+
+
+def test_what_was_selected_goes_along(tmp_path: Path, monkeypatch: Any) -> None:
+    """Sabotaged: the new shards do not know what the first window has published."""
+    monkeypatch.setattr(copying, "_copy_selections", lambda *_: None)
     with pytest.raises(AssertionError):
         check("sticky", tmp_path, (15, 3, 20))
 

@@ -1,4 +1,4 @@
-"""Eighteen jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+"""Twenty jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
 
 Noise is on, under the test key and a fixed run id; `digest` is what a run has published.  The
 numbers of each job (what its defaults and its calibration came to) are recorded as well, and its
@@ -85,6 +85,19 @@ JOBS: dict[str, dict[str, Any]] = {
         "aggregate": [COUNT, SUM],
     },
     "usual_combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
+    # Keys that one window selects are published in the later ones.
+    "remembered": {
+        "time": {"window": "4h", "trigger_every": "20m", "allowed_lateness": "1h"},
+        "source": {"stamp": "arrived"},
+        "privacy": {"contributions": 8},
+        "aggregate": [COUNT, SUM],
+    },
+    "remembered_a_while": {
+        "time": {"window": "6h", "slide": "2h", "trigger_every": "30m"},
+        "privacy": {"weights": "uniform"},
+        "aggregate": [COUNT, PEOPLE],
+        "remember": "5h",
+    },
     "derived": {"aggregate": [TWIN, MEAN, COUNT], "kind": "csv"},
     "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
 }
@@ -149,6 +162,8 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
     }
     if "keys" in own:
         tables["keys"] = {"public": "stream/" + own["keys"]["public"]}
+    if "remember" in own:
+        tables["keys"] = {"remember": own["remember"]}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
     (folder / "job.toml").write_text(tomlkit.dumps(tables))

@@ -164,6 +164,23 @@ def check_end(world: Any) -> None:
         store.close()
 
 
+def _remembered(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[str]]:
+    """By window: keys that tests selected by its start and that are not forgotten.
+
+    Args:
+        first: (window, key) -> trigger time of its first release.
+    """
+    line, known, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
+    lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
+    for window in range(line.windows):
+        start = line.base(window)
+        mine = {page for at, page in selected if start - lasting < at <= start}
+        known.append(mine if plan.design.remembers else set())
+        new = [(at, page) for (w, page), at in first.items() if w == window]
+        selected += [(at, page) for at, page in new if page not in known[window]]
+    return known
+
+
 def _indices(
     plan: Plan, decision: Decision, opened: Sequence[int]
 ) -> Iterator[tuple[int, int | None]]:
@@ -197,6 +214,7 @@ def check_skips(
     for (window, trigger), data in sorted(releases.items()):
         for row in as_rows(data):
             first.setdefault((window, str(row["page"])), line.base(window) + trigger)
+    known = _remembered(plan, first)
     batch, pages = Batch(plan, records), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}
     for row, page in enumerate(pages):
@@ -209,6 +227,7 @@ def check_skips(
         indices = []
         for window, index in _indices(plan, decision, opened):
             published = first.get((window, page), 1 << 40) < decision.trigger_time
+            published |= page in known[window] and line.base(window) < decision.trigger_time
             if published != (index is None):
                 raise Problem("a pair does not know what was published before it")
             indices += [] if index is None else [index]

@@ -33,7 +33,11 @@ def _struck(world: Any, name: str, real: Any) -> Any:
 
 def _sooner(world: Any, real: Any) -> Any:
     """Expiry as often as the world likes: how often is a setting for speed."""
-    return lambda store, line, least: real(store, line, min(least, world.expire_least))
+
+    def expire(store: Any, line: Any, least: int, *more: Any) -> Any:
+        return real(store, line, min(least, world.expire_least), *more)
+
+    return expire
 
 
 def _told(world: Any, real: Any) -> Any:

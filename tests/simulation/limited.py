@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids
-from dpstream.state.arrow import enter_keys, position_ids
+from dpstream.state.arrow import enter_keys, position_ids, selected_keys
 from dpstream.state.idtable import IdTable
+from dpstream.state.retention_store import Selection
 from dpstream.state.store import (
     Admitted,
     KeyShard,
@@ -103,7 +104,8 @@ class LimitedStore(LimitedRetention, Store):
         if trigger != states.committed + 1:
             self.forget(window, shard)
             raise OvertakenError
-        step = StepRows(window, shard, trigger, {}, by_key(result.releases), result.closes)
+        chosen = {} if result.selected is None else selected_by_key(states, window, result)
+        step = StepRows(window, shard, trigger, {}, by_key(result.releases), result.closes, chosen)
         touched = {k for k in step.releases if k is not None}
         for slot in result.examined.tolist():
             key = states.table.ids[slot].tobytes()
@@ -161,6 +163,7 @@ class LimitedStore(LimitedRetention, Store):
             part = step._replace(
                 rows={k: step.rows[k] for k in piece},
                 releases={k: step.releases[k] for k in mine if k in step.releases},
+                selected={k: row for k, row in step.selected.items() if k in piece},
             )
             self._transact([(part, last)], f"part {number} of {len(pieces)}")
 
@@ -192,6 +195,18 @@ class LimitedStore(LimitedRetention, Store):
             return None
         rows = self._tables.releases.get((window, shard, trigger))
         return None if rows is None else joined(rows)  # dropped
+
+    def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
+        rows = dict(self._tables.selected[shard])
+        for step in self._group.steps or []:
+            if step.shard == shard:
+                rows |= {(t, w, key): row for key, (t, w, row) in step.selected.items()}
+        out = []
+        for name in sorted({(t, w) for t, w, _ in rows if after < t <= (upto or 1 << 40)}):
+            some = [rows[key] for key in sorted(rows) if key[:2] == name]
+            table = pa.Table.from_batches(some).combine_chunks()
+            out.append(Selection(*name, table.to_batches()[0]))
+        return out
 
     def forget(self, window: int, shard: int) -> None:
         self._states.pop((window, shard), None)
@@ -272,6 +287,18 @@ class LimitedStore(LimitedRetention, Store):
 
     def close(self) -> None:
         self._states, self._units = {}, {}
+
+
+def selected_by_key(
+    states: KeyShard, window: int, result: StepResult
+) -> dict[bytes, tuple[int, int, pa.RecordBatch]]:
+    """Rows of what a step selected."""
+    assert result.selected is not None
+    keys = selected_keys(states, result.selected)
+    ids = states.table.ids[result.selected]
+    return {
+        ids[n].tobytes(): (result.trigger_time, window, keys.slice(n, 1)) for n in range(len(ids))
+    }
 
 
 def _enter(states: KeyShard, key: bytes, row: KeyRow) -> None:

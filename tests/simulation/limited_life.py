@@ -18,6 +18,7 @@ from dpstream.state.retention_store import (
     PartSize,
     PositionPiece,
     RetentionStore,
+    Selection,
     UnitPiece,
     UnitProgress,
 )
@@ -85,6 +86,11 @@ class LimitedRetention(RetentionStore):
         for name in [name for name in self.database.releases if name[0] < before]:
             del self.database.releases[name]
 
+    def forget_selections(self, trigger_time: int) -> None:
+        for rows in self.database.selected.values():
+            for name in [name for name in rows if name[0] <= trigger_time]:
+                del rows[name]
+
     def compact(self) -> None:
         """Nothing is kept that is not used."""
 
@@ -99,6 +105,11 @@ class LimitedRetention(RetentionStore):
             sizes["keys", window] += sum(48 + 16 * len(row.pairs) for row in keys.values())
         rows["units", None] = sum(len(counts) for counts in tables.counts.values())
         rows["positions", None] = sum(len(records) for records in tables.admitted.values())
+        names = {(s, t, w) for s, some in tables.selected.items() for t, w, _ in some}
+        if names:
+            rows["selections", None] = len(names)
+            own = (row.nbytes for some in tables.selected.values() for row in some.values())
+            sizes["selections", None] = sum(own)
         sizes["units", None] = 24 * rows["units", None]
         sizes["positions", None] = 40 * rows["positions", None]
         return [
@@ -199,6 +210,13 @@ class LimitedRetention(RetentionStore):
                 *(int(column[row]) for column in (piece.round, piece.base, piece.due)),
                 frozenset(pairs.get(row, ())),
             )
+
+    def put_selection(self, shard: int, selection: Selection) -> None:
+        time, window, keys = selection
+        for n, key in enumerate(ids_of(keys.column("_id"))):
+            name = time, window, key.tobytes()
+            assert name not in self.database.selected[shard], "selected twice"
+            self.database.selected[shard][name] = keys.slice(n, 1)
 
     def put_units(self, shard: int, piece: UnitPiece) -> None:
         counts = self.database.counts[shard]

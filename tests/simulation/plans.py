@@ -26,7 +26,8 @@ def draw_plan(rng: np.random.Generator, skipping: bool = False) -> Plan:
         skipping: one in which pairs on published keys take no selection weight.
     """
     # Without a further draw: what seeds do that are known for something stays what it was.
-    later = int(rng.bit_generator.state["state"]["state"]) // 7 % 12
+    dice = int(rng.bit_generator.state["state"]["state"])
+    later, remember = dice // 7 % 12, (None, None, "never", 3 * STEP)[dice // 84 % 4]
     some = skipping_plans() if skipping else plans()
     name = str(rng.choice([name for name in some if name not in LATER]))
     plan = plans()[LATER[later]] if later < len(LATER) and not skipping else some[name]
@@ -52,7 +53,10 @@ def draw_plan(rng: np.random.Generator, skipping: bool = False) -> Plan:
     )
     stamp = "arrived" if stamped else "event_time"
     privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=period is not None)
-    return msgspec.structs.replace(plan, timeline=line, stamp=stamp, privacy=privacy).check()
+    plan = msgspec.structs.replace(plan, timeline=line, stamp=stamp, privacy=privacy)
+    if plan.public_keys is None and privacy.mode == "sticky":
+        plan = msgspec.structs.replace(plan, remember=remember)
+    return plan.check()
 
 
 def public_of(plan: Plan) -> pa.Table | None:

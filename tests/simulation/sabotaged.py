@@ -54,7 +54,7 @@ def _overwriting(real: Any) -> Any:
     """No fence: the last to write a step wins."""
 
     def write(store: Any, steps: Any) -> None:
-        places = [row[:3] for row, _ in steps]
+        places = [step.row[:3] for step in steps]
         with contextlib.suppress(sqlite3.Error):
             for place in places:
                 store._db.execute(

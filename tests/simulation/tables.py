@@ -3,7 +3,8 @@
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -35,6 +36,8 @@ class StepRows(NamedTuple):
     rows: dict[bytes, KeyRow]
     releases: dict[bytes | None, pa.RecordBatch]
     closes: bool
+    #: What it selected, by key: (trigger time, window, the key's row).
+    selected: Mapping[bytes, tuple[int, int, pa.RecordBatch]] = MappingProxyType({})
 
     @property
     def place(self) -> Place:
@@ -86,6 +89,8 @@ class Tables:
         self.reach: dict[int, int] = defaultdict(int)
         self.counts: dict[int, dict[bytes, tuple[int, int, int]]] = defaultdict(dict)
         self.admitted: dict[int, list[Record]] = defaultdict(list)
+        #: By shard: (trigger time, window, key) -> the key's row.
+        self.selected: dict[int, dict[tuple[int, int, bytes], pa.RecordBatch]] = defaultdict(dict)
         self.whole = True  # not in the midst of being filled
 
     def copy(self) -> "Tables":
@@ -93,7 +98,7 @@ class Tables:
         other = copy.copy(self)
         for name in ("progress", "releases", "notes", "decided", "forgotten", "reach"):
             setattr(other, name, copy.copy(getattr(self, name)))
-        for name in ("keys", "counts", "admitted"):
+        for name in ("keys", "counts", "admitted", "selected"):
             rows = getattr(self, name)
             setattr(
                 other,
@@ -118,6 +123,9 @@ class Tables:
         for step, last in parts:
             self.keys[step.place].update(step.rows)
             self.releases.setdefault(step[:3], {}).update(step.releases)
+            for key, (time, window, row) in step.selected.items():
+                assert (time, window, key) not in self.selected[step.shard], "selected twice"
+                self.selected[step.shard][time, window, key] = row
             if last:
                 self.progress[step.place] = step.trigger
                 if step.closes:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Ids
-from dpstream.state.arrow import id_array, position_ids
+from dpstream.state.arrow import id_array, id_view, position_ids
 from dpstream.state.store import (
     NEVER,
     Admitted,
@@ -81,15 +81,27 @@ def change(
 
 
 def take_step(
-    store: Store, trigger: int, keys: list[int], seed: int, closes: bool = False, shard: int = 0
+    store: Store,
+    trigger: int,
+    keys: list[int],
+    seed: int,
+    closes: bool = False,
+    shard: int = 0,
+    selected: list[int] | None = None,
 ) -> pa.RecordBatch:
-    """Load, change and commit one step; returns what is committed."""
+    """Load, change and commit one step; returns what is committed.
+
+    Args:
+        selected: keys that are noted as selected, of those that change.
+    """
     states = store.key_shard(0, shard)
     store.load_keys(0, shard, trigger, states, ids(keys))
     changed, pair_slots, pair_units = change(states, keys, seed)
     out = releases(*((f"p{k}", float(seed)) for k in keys))
     published = states.table.find(ids(keys))
-    result = StepResult(changed, changed, pair_slots, pair_units, out, published, closes)
+    chosen = None if selected is None else states.table.find(ids(selected))
+    pairs = pair_slots, pair_units
+    result = StepResult(changed, changed, *pairs, out, published, closes, chosen, 10 * trigger)
     return store.commit_step(0, shard, trigger, states, result)
 
 
@@ -120,6 +132,24 @@ def picture(states: KeyShard) -> dict[str, object]:
             known,
         )
     return {"committed": states.committed, "keys": by_key}
+
+
+def log_of(
+    store: Store, shard: int = 0, after: int = -1, upto: int | None = None
+) -> list[tuple[int, int, list[tuple[str, int]]]]:
+    """(trigger time, window, sorted keys) of what was selected."""
+    out = []
+    for selection in store.selections(shard, after, upto):
+        keys = selection.keys
+        assert [i % UNIVERSE for i in id_view(keys.column("_id"))[:, 0]] == keys["lang"].to_pylist()
+        pairs = sorted(zip(keys["page"].to_pylist(), keys["lang"].to_pylist(), strict=True))
+        out.append((selection.trigger_time, selection.window, pairs))
+    return out
+
+
+def named(*keys: int) -> list[tuple[str, int]]:
+    """Keys as ``log_of`` says them."""
+    return sorted((f"p{key}", key) for key in keys)
 
 
 def look(store: Store, shard: int = 0) -> dict[str, object]:
@@ -314,6 +344,42 @@ class StoreConformance:
         assert bench.open().committed_releases(0, 0, 2) is None
         assert loser.committed_releases(0, 0, 1).equals(committed)
         assert look(loser) == look(bench.open())
+
+    def test_what_was_selected_is_read_back(self, bench: Bench) -> None:
+        store = bench.open()
+        assert log_of(store) == []
+        take_step(store, 1, [1, 2], 1, selected=[2])
+        take_step(store, 2, [2, 3], 2, selected=[])
+        take_step(store, 3, [3, 1, 4], 3, selected=[1, 4], closes=True)
+        take_step(store, 1, [6], 1, shard=1, selected=[6])
+        expected = [(10, 0, named(2)), (30, 0, named(1, 4))]
+        for handle in (store, bench.open()):
+            assert log_of(handle) == expected
+            assert log_of(handle, after=10) == expected[1:]
+            assert log_of(handle, after=9, upto=29) == expected[:1]
+            assert log_of(handle, after=30) == [] and log_of(handle, 2) == []
+            assert log_of(handle, 1) == [(10, 0, named(6))]
+
+    def test_a_selection_is_committed_with_its_step(self, bench: Bench) -> None:
+        store, other = bench.open(), bench.open()
+        with store.grouped():
+            take_step(store, 1, [1], 1, selected=[1])
+            take_step(store, 2, [2], 2, selected=[2])
+            take_step(store, 1, [5], 2, shard=1, selected=[5])
+            # The group's own thread builds on it; nobody else sees it.
+            assert log_of(store) == [(10, 0, named(1)), (20, 0, named(2))]
+            assert log_of(store, after=10) == [(20, 0, named(2))]
+            assert log_of(store, upto=10) == [(10, 0, named(1))]
+            assert log_of(other) == []
+        assert log_of(other) == log_of(store) == [(10, 0, named(1)), (20, 0, named(2))]
+        with pytest.raises(InterruptedError), store.grouped():
+            take_step(store, 3, [7], 3, selected=[7])
+            raise InterruptedError
+        assert log_of(store, after=20) == log_of(other, after=20) == []
+        take_step(other, 3, [8], 3, selected=[8])
+        with pytest.raises(OvertakenError):
+            take_step(store, 3, [9], 3, selected=[9])
+        assert log_of(store, after=20) == [(30, 0, named(8))]
 
     def test_decisions_are_read_back(self, bench: Bench) -> None:
         store = bench.open()

@@ -13,7 +13,7 @@ import pytest
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.state.arrow import id_array, position_ids
+from dpstream.state.arrow import id_array, id_view, position_ids
 from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import reached
@@ -58,8 +58,10 @@ def spread(numbers: list[int]) -> Ids:
     return out
 
 
-def fill_step(store: Store, window: int, shard: int, trigger: int, keys: list[int]) -> None:
-    """Commit a step that changes and releases keys (numbers of this shard)."""
+def fill_step(
+    store: Store, window: int, shard: int, trigger: int, keys: list[int], selects: bool = False
+) -> None:
+    """Commit a step that changes and releases (and selects) keys (numbers of this shard)."""
     states = store.key_shard(window, shard)
     store.load_keys(window, shard, trigger, states, spread(keys))
     changed, slots, units = change(states, keys, trigger, spread(keys))
@@ -71,8 +73,20 @@ def fill_step(store: Store, window: int, shard: int, trigger: int, keys: list[in
         rows_of(keys, trigger),
         states.table.find(spread(keys)),
         trigger == LINE.triggers,
+        states.table.find(spread(keys)) if selects else None,
+        LINE.base(window) + trigger,
     )
     store.commit_step(window, shard, trigger, states, result)
+
+
+def log_by_key(store: Store, shards: int) -> list[tuple[int, int, str]]:
+    """(trigger time, window, key) of everything that was selected, each on its own shard."""
+    out = []
+    for shard in range(shards):
+        for time, window, keys in store.selections(shard, -1):
+            assert (shard_of(id_view(keys.column("_id")), shards) == shard).all()
+            out += [(time, window, page) for page in keys["page"].to_pylist()]
+    return out
 
 
 def decide_units(
@@ -301,6 +315,48 @@ class RetentionConformance:
             decide_units(handle, 1, 5 + (handle is store), [1, 3])
         assert unit_counts(life.open(), 1)[1] == expected["units"][1] + 2
 
+    def test_selections_are_forgotten_by_time(self, life: RetentionBench) -> None:
+        store = life.open()
+        assert store.selections(0, -1) == []
+        store.forget_selections(3)  # of a store that has none
+        for window in range(3):
+            for shard in range(SHARDS):
+                fill_step(store, window, shard, 1, [shard, shard + 2 * window], True)
+                fill_step(store, window, shard, 2, [shard + 4 * window], True)
+        assert [s[:2] for s in store.selections(1, -1)] == [
+            (1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)
+        ]  # fmt: skip
+        store.retained_windows = RetainedWindows(2)
+        store.drop_releases(2)  # the list outlives the releases
+        assert len(store.selections(0, -1)) == 6
+        store.forget_selections(4)
+        store.forget_selections(2)
+        for handle in (store, life.open()):
+            assert [s[:2] for s in handle.selections(0, -1)] == [(5, 2), (6, 2)]
+            assert [s[:2] for s in handle.selections(1, 5)] == [(6, 2)]
+
+    @pytest.mark.parametrize("shards", [1, 2, 5])
+    def test_selections_are_copied(self, life: RetentionBench, shards: int) -> None:
+        store = life.open()
+        fill_step(store, 0, 0, 1, [0, 2, 4], True)
+        fill_step(store, 0, 1, 1, [1, 3, 5], True)
+        fill_step(store, 0, 0, 2, [6, 8], True)  # shard 1 is behind
+        expected = sorted(log_by_key(store, SHARDS))
+        assert len(expected) == 8
+        new = life.fresh(msgspec.structs.replace(OLD, shards=shards))
+        copy_store(store, new, LINE)
+        assert sorted(log_by_key(new, shards)) == expected
+        # And the new store goes on at the time that a part of its keys has been at.
+        mine = [k for k in (1, 3, 5) if shard_of(spread([k]), shards)[0] == 1 % shards]
+        fill_step(new, 0, 1 % shards, 2, mine, True)
+        assert len(log_by_key(new, shards)) == 8 + len(mine)
+        back = life.fresh(OLD)
+        copy_store(new, back, LINE)
+        assert sorted(log_by_key(back, SHARDS)) == sorted(log_by_key(new, shards))
+        gone = life.fresh(msgspec.structs.replace(OLD, epoch=1))
+        copy_store(store, gone, LINE, abandon=Abandon(5, 9))
+        assert sorted(log_by_key(gone, SHARDS)) == expected  # published is published
+
     def test_sizes_are_told_by_part(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
@@ -308,6 +364,9 @@ class RetentionConformance:
         assert {name for name, _ in found} == {"outbox", "keys", "units", "positions"}
         assert found["outbox", 0].bytes > 0 and found["keys", 1].bytes > 0
         assert ("keys", 0) not in found
+        fill_step(store, 2, 0, 1, [0, 2], True)
+        (size,) = (p for p in store.parts() if p.name == "selections")
+        assert size.window is None and size.rows == 1 and size.bytes > 32
         before = found["positions", None].bytes
         for shard in range(SHARDS):
             store.forget_positions(shard, 3)

@@ -93,6 +93,21 @@ def test_expiry_waits_until_it_is_worth_the_work(store: SqliteStore) -> None:
     assert expire(store, LINE) == 0, "nothing more has become settled"
 
 
+@pytest.mark.parametrize(("lasting", "left"), [(None, 9), (1, 2), (3, 4), (20, 9)])
+def test_selections_go_when_no_window_looks_back_so_far(
+    store: SqliteStore, lasting: int | None, left: int
+) -> None:
+    """Four windows are complete: the fifth, which is open, asks for what came behind 8 - D."""
+    for window in range(5):
+        for shard in range(SHARDS):
+            for trigger in (1, 2) if window < 4 else (1,):
+                decide_units(store, shard, 2 * window + trigger, [shard])
+                fill_step(store, window, shard, trigger, [shard], True)
+    assert expire(store, LINE, remembered_for=lasting) == SHARDS
+    times = [s.trigger_time for s in store.selections(0, -1)]
+    assert times == list(range(1, 10))[-left:]
+
+
 def test_a_shard_that_is_behind_keeps_its_positions(store: SqliteStore) -> None:
     run(store, range(2))
     decide_units(store, 0, 4, [0])

@@ -369,3 +369,20 @@ def test_insecure_settings_show(tmp_path: Path) -> None:
     assert load(tmp_path, 'key_file = "noise.key"', f'insecure_test_key = "{"0f" * 32}"').insecure
     with pytest.raises(UsageError):
         load(tmp_path, "key_file", f'insecure_test_key = "{"0f" * 32}"\nkey_file')
+
+
+@pytest.mark.parametrize(
+    ("text", "remember"),
+    [("run", "run"), ("never", "never"), ("30d", 30 * 86_400_000_000), ("12h", 43_200_000_000)],
+)
+def test_how_long_keys_are_remembered(text: str, remember: object, tmp_path: Path) -> None:
+    job = load(tmp_path, "[state]", f'[keys]\nremember = "{text}"\n[state]')
+    assert job.plan.remember == remember
+    assert job.plan.design.remembers == (remember != "never")
+    assert load(tmp_path).plan.remember is None
+
+
+@pytest.mark.parametrize("text", ["forever", "0d", "5h", ""])
+def test_other_words_are_no_time_to_remember(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"keys\.remember"):
+        load(tmp_path, "[state]", f'[keys]\nremember = "{text}"\n[state]')

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.pipelines.report.series import Bounds, Series, against, bounds_of, limits, over_time
+from dpstream.pipelines.report.series import (
+    Bounds,
+    Series,
+    against,
+    bounds_of,
+    limits,
+    over_time,
+    unbroken,
+)
 
 NAN = float("nan")
 
@@ -42,6 +50,22 @@ def test_a_count_begins_at_nothing_but_shows_what_noise_made_negative() -> None:
     assert high == 0.0
     low, high = limits(np.array([5.0]), np.array([0.0]), Bounds())
     assert low < 5.0 < high
+
+
+@pytest.mark.parametrize(
+    ("values", "whole"),
+    [
+        ([1, 2, 3], True), ([NAN, NAN, 1, 2, 3], True), ([1, 2], False), ([NAN, 1, 2], False),
+        ([1, NAN, 2, 3], False), ([1, 2, 3, NAN], False), ([NAN, NAN, NAN], False),
+    ],
+)  # fmt: skip
+def test_a_series_without_gaps_is_joined(values: list[float], whole: bool) -> None:
+    line = Series(days(len(values)), np.array(values, float), np.ones(len(values)))
+    assert unbroken(line.values) == whole
+    if np.isfinite(line.values).any():
+        drawn = over_time("c", [line], Bounds(0.0), "words", joined=False).svg
+        again = over_time("c", [line], Bounds(0.0), "words", joined=False).svg
+        assert drawn == again and ("stroke-opacity: 0.5" in drawn) == whole
 
 
 def days(count: int) -> list[datetime]:
