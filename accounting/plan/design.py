@@ -157,7 +157,11 @@ def design_of(plan: "Plan") -> Design:
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
     given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
+    knows = remembers(plan)
+    design = resolve(*given, suits(plan), knows)
+    return msgspec.structs.replace(
+        design, remembers=knows, remembered_for=remembered_for(plan) if knows else None
+    )
 
 
 def resolve(
@@ -170,7 +174,6 @@ def resolve(
     rules: int = RULES,
     suited: bool = False,
     remembers: bool = False,
-    remembered_for: int | None = None,
 ) -> Design:
     """What settings mean together.
 
@@ -180,9 +183,8 @@ def resolve(
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
         cells: how the noise of public keys is mixed.
-        rules: of the run (``accounting.plan.rules``).
-        suited: records and time axis go with skipping (``accounting.plan.skipping``).
-        remembers, remembered_for: see ``accounting.plan.remembering``.
+        rules: of the run; suited: records and time axis go with skipping (`.skipping`).
+        remembers: windows know what earlier ones published (``accounting.plan.remembering``).
     """
     skipping = skips(privacy, selects, triggers, rules, suited, remembers)
     per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
@@ -221,8 +223,6 @@ def resolve(
         ),
         skips=skipping,
         weights=weights_of(privacy, skipping),
-        remembers=remembers,
-        remembered_for=remembered_for,
     )
 
 

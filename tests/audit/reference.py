@@ -231,7 +231,7 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
         }
         for page in sorted(known | {p for w, p in by_key if w == window}):
             mine = by_key.get((window, page), [])
-            run = out[window, page] = _replay_key(mechanism, window, page, mine, page in known)
+            run = out[window, page] = _replay_key(mechanism, (window, page), mine, page in known)
             selected.setdefault(page, []).extend(start + t for t in run.selected if t)
     return out
 
@@ -242,12 +242,9 @@ def _lasts(plan: Plan, ago: int) -> bool:
     return ago >= 0 and ago * plan.timeline.trigger_every < lasting
 
 
-def _replay_key(
-    mechanism: Mechanism, window: int, page: str, rows: list[Row], known: bool
-) -> KeyRun:
-    """``known``: the window knows it from earlier ones; it is selected at trigger 0."""
-    plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
-    run.selected += [0] * known
+def _replay_key(mechanism: Mechanism, key: tuple[int, str], rows: list[Row], known: bool) -> KeyRun:
+    plan, triggers, (window, page) = mechanism.plan, mechanism.plan.timeline.triggers, key
+    run = KeyRun(selected=[0] * known)  # one that the window knows is selected at trigger 0
     sticky = not plan.design.restarts
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:

@@ -68,7 +68,8 @@ def test_only_what_is_said_is_hashed() -> None:
 
 
 def test_the_guarantee_says_it() -> None:
-    for remember, words in ((None, "untested"), (5 * STEP, "untested, for 5s"), ("never", "")):
+    lasting = (5 * STEP, "untested, for 5 seconds")
+    for remember, words in ((None, "untested"), lasting, ("never", "")):
         plan = make_plan(remember=remember)
         said = describe(plan, allocate(plan))["publishing"]
         assert said.endswith(words) and ("untested" in said) == bool(words)
