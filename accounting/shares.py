@@ -204,8 +204,8 @@ def spared(costs: Costs) -> float:
     knee looks at thresholds and noise alone and goes on past that point for C above 16 or so; a
     constant in front of it does not, and for small C the knee stands.  Found on the public
     reference data of the paper's Table 1 by ``tests.bench.front`` (docs/benchmarks.md): at C = 32
-    more keys than without skipping at less error, at C = 8 .. 200 a fifth more keys at an error
-    from 2% less (C = 8) to a few per cent more (C >= 64).
+    more keys than without skipping at less error, at C = 8 .. 64 a fifth more keys at an error
+    from 2% less (C = 8) to 3% more (C = 64).
     """
     return min(knee(costs), SPARED)
 

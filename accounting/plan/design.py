@@ -157,11 +157,7 @@ def design_of(plan: "Plan") -> Design:
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
     given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
-    knows = remembers(plan)
-    design = resolve(*given, suits(plan), knows)
-    return msgspec.structs.replace(
-        design, remembers=knows, remembered_for=remembered_for(plan) if knows else None
-    )
+    return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
 
 
 def resolve(
@@ -174,6 +170,7 @@ def resolve(
     rules: int = RULES,
     suited: bool = False,
     remembers: bool = False,
+    remembered_for: int | None = None,
 ) -> Design:
     """What settings mean together.
 
@@ -182,9 +179,9 @@ def resolve(
         selects: keys are selected, not public.
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
-        cells: how the noise of public keys is mixed.
-        rules: of the run; suited: records and time axis go with skipping (`.skipping`).
-        remembers: windows know what earlier ones published (``accounting.plan.remembering``).
+        cells: how the noise of public keys is mixed; rules: of the run (``plan.rules``).
+        suited: records and time axis go with skipping (``accounting.plan.skipping``).
+        remembers, remembered_for: see ``accounting.plan.remembering``.
     """
     skipping = skips(privacy, selects, triggers, rules, suited, remembers)
     per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
@@ -192,17 +189,16 @@ def resolve(
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
+    tests = selects and not restarts
     refresh_every = privacy.refresh_every or max(1, triggers // 100)
     select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
     derived = () if before else derived_sums(aggregates)
     streams = streams_of(aggregates, {made.name for made in derived})
-    sets: UnitSets = "none"
-    if per_key is None or repeats_cost:
-        sets = _unit_sets(selects, restarts, counted is not None or repeats_cost)
+    counting, bounded = counted is not None, per_key is not None
     return Design(
         selects=selects,
         restarts=restarts,
-        unit_sets=sets,
+        unit_sets=_unit_sets(selects, restarts, counting, bounded, repeats_cost),
         units_from=_units_from(counted, selects, weighted or skipping),
         per_key=per_key,
         repeats_cost=repeats_cost,
@@ -218,19 +214,24 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=(
-            schedule_of(privacy, triggers, skipping, rules) if selects and not restarts else None
-        ),
+        schedule=schedule_of(privacy, triggers, skipping, rules) if tests else None,
         skips=skipping,
         weights=weights_of(privacy, skipping),
+        remembers=remembers,
+        remembered_for=remembered_for,
     )
 
 
-def _unit_sets(selects: bool, restarts: bool, counting: bool) -> UnitSets:
-    """``counting``: units are counted after the selection too."""
+def _unit_sets(
+    selects: bool, restarts: bool, counting: bool, bounded: bool, repeats_cost: bool
+) -> UnitSets:
+    """``counting``: units are counted after the selection too; ``bounded``: there is a bound per
+    key, which BOUND keeps unless repeats cost."""
+    if bounded and not repeats_cost:
+        return "none"
     if restarts:
         return "round"
-    if counting:
+    if counting or repeats_cost:
         return "window"
     return "until selected" if selects else "none"
 

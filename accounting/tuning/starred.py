@@ -12,6 +12,7 @@ is starred.  More keys can cost noise: ``quieter`` and ``fuller`` say what there
 without a price.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,8 +31,8 @@ _NEARLY = 0.975
 #: 1% more keys are worth 3% more noise and no more: about the price of `accounting.shares.knee`,
 #: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
 _WORTH = 3.0
-#: And never more noise than this: what keys were worth before published ones could be skipped.
-#: Skipping makes keys so cheap that by the price alone all figures would get 2.7 times the noise.
+#: And where published keys are skipped never more noise than this, about what the price comes to
+#: elsewhere: there keys are so cheap that by it alone all figures would get 2.7 times the noise.
 _MOST_NOISE = 1.65
 #: The job stays starred where another way has not so much less noise.
 _SAME_NOISE = 1.05
@@ -81,11 +82,12 @@ def ways(plan: Plan) -> Ways:
             keys = standing.keys_against(own) if plan.design.selects else 1.0
             found.append(Way(settings, standing, keys, standing.noise_against(own)))
     found = [found[0], *(way for way in found[1:] if way.keys > 0)]
-    return Ways(_starred(found), _fuller(found), _quieter(found))
+    most = _MOST_NOISE if plan.design.skips else math.inf
+    return Ways(_starred(found, most), _fuller(found), _quieter(found))
 
 
-def _starred(found: list[Way]) -> Way:
-    paid = [way for way in found if way.noise <= min(max(way.keys, 1.0) ** _WORTH, _MOST_NOISE)]
+def _starred(found: list[Way], most_noise: float = math.inf) -> Way:
+    paid = [way for way in found if way.noise <= min(max(way.keys, 1.0) ** _WORTH, most_noise)]
     most = max(way.keys for way in paid)
     full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]
     best = min(full, key=lambda way: way.noise)

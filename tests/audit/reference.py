@@ -231,7 +231,7 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
         }
         for page in sorted(known | {p for w, p in by_key if w == window}):
             mine = by_key.get((window, page), [])
-            run = out[window, page] = _replay_key(mechanism, (window, page), mine, page in known)
+            run = out[window, page] = _replay_key(mechanism, window, page, mine, page in known)
             selected.setdefault(page, []).extend(start + t for t in run.selected if t)
     return out
 
@@ -242,9 +242,12 @@ def _lasts(plan: Plan, ago: int) -> bool:
     return ago >= 0 and ago * plan.timeline.trigger_every < lasting
 
 
-def _replay_key(mechanism: Mechanism, key: tuple[int, str], rows: list[Row], known: bool) -> KeyRun:
-    plan, triggers, (window, page) = mechanism.plan, mechanism.plan.timeline.triggers, key
-    run = KeyRun(selected=[0] * known)  # one that the window knows is selected at trigger 0
+def _replay_key(
+    mechanism: Mechanism, window: int, page: str, rows: list[Row], known: bool
+) -> KeyRun:
+    """``known``: the window knows it from earlier ones; it is selected at trigger 0."""
+    plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
+    run.selected += [0] * known
     sticky = not plan.design.restarts
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:
@@ -297,11 +300,14 @@ def _replay_key(mechanism: Mechanism, key: tuple[int, str], rows: list[Row], kno
             if plan.design.units_column is not None:
                 assert mechanism.plain_units is not None
                 people = noisy_units(mechanism.plain_units, (0, trigger))
-            sd = 0.0
-            if mechanism.values and mechanism.values[0].name == "count":
-                sd = float(mechanism.budget.values[0].sd[trigger - 1])
-            run.published[trigger] = _columns(plan, at, people, sd)
+            run.published[trigger] = _columns(plan, at, people, _sd_of_count(mechanism, trigger))
     return run
+
+
+def _sd_of_count(mechanism: Mechanism, trigger: int) -> float:
+    if not mechanism.values or mechanism.values[0].name != "count":
+        return 0.0
+    return float(mechanism.budget.values[0].sd[trigger - 1])
 
 
 def _passes(mechanism: Mechanism, step_index: int, selection: int, plain: int | None) -> bool:

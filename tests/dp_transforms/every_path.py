@@ -239,7 +239,7 @@ def _at(*rows: tuple[int, int, int]) -> tuple[Record, ...]:
 
 
 def _plan(**options: object) -> Plan:
-    settings = {"contributions": 5, "strategy": "blt", "skip": True}
+    settings = {"contributions": 5, "strategy": "blt", "skip": True, "remember": "never"}
     settings |= {"weights": SelectionWeights(1.0, 2.0), **options}
     settings = {"remember": "never", **settings}  # `test_remembering` has those that do
     return make_plan(**settings)  # type: ignore[arg-type]

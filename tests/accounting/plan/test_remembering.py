@@ -68,8 +68,11 @@ def test_only_what_is_said_is_hashed() -> None:
 
 
 def test_the_guarantee_says_it() -> None:
-    lasting = (5 * STEP, "untested, for 5 seconds")
-    for remember, words in ((None, "untested"), lasting, ("never", "")):
+    for remember, words in (
+        (None, "untested"),
+        (5 * STEP, "untested, for 5 seconds"),
+        ("never", ""),
+    ):
         plan = make_plan(remember=remember)
         said = describe(plan, allocate(plan))["publishing"]
         assert said.endswith(words) and ("untested" in said) == bool(words)

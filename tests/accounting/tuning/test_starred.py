@@ -78,13 +78,20 @@ def way(keys: float, noise: float) -> Way:
         ([way(1.0, 0.97)], 0),  # the job is as good as that
         ([way(1.2, 1.3), way(1.18, 1.2), way(1.1, 1.0)], 2),  # nearly the most keys
         ([way(1.1, 1.5), way(1.05, 0.9)], 2),  # 10% more keys are not worth that
-        ([way(2.0, 7.9)], 0),  # never so much noise, whatever it buys
-        ([way(2.0, 1.6)], 1),
+        ([way(2.0, 7.9)], 1),
     ],
 )
 def test_the_rule(others: list[Way], best: int) -> None:
     found = [Way({}, None, 1.0, 1.0), *others]  # type: ignore[arg-type]
     assert _starred(found) is found[best]
+
+
+def test_where_keys_are_cheap_noise_has_a_limit(make_plan: Make) -> None:
+    """A job that skips could have 79% more keys by the price, at 2.7 times the noise."""
+    found = [Way({}, None, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]  # type: ignore[arg-type]
+    assert _starred(found, 1.65) is found[2]
+    best = ways(make_plan(100, contributions=32, weights=MILD, strategy="blt")).starred
+    assert best.keys > 1.4 and 1.2 < best.noise <= 1.65
 
 
 @pytest.mark.parametrize("count", BOUNDS)
