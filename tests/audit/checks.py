@@ -26,7 +26,7 @@ from tests.audit.reference import (
     sampler_of,
     streams_of,
 )
-from tests.dp_transforms.reference import bounds_keys
+from tests.dp_transforms.reference import bounds_keys, remembered_keys
 
 #: sd of a node by (role, stream).
 Sigmas = Mapping[tuple[str, str], float]
@@ -96,9 +96,12 @@ def _indices(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
             time = base(window) + trigger
             first[window, page] = min(time, first.get((window, page), time))
     by_unit: dict[bytes, list[Row]] = {}
+    remembered = remembered_keys(mechanism.plan, first)
     for row in trace.rows:
         by_unit.setdefault(row.unit, []).append(row)
         known = first.get((row.window, row.page), 1 << 40) < decided(mechanism, row)
+        if row.page in remembered[row.window]:
+            known |= base(row.window) < decided(mechanism, row)
         if known != (row.index < 0):
             yield "index: a pair does not know what was published before it, and no more"
     for own in by_unit.values():

@@ -124,6 +124,23 @@ def remembers(plan: Plan) -> bool:
     return plan.remember != "never" and (plan.remember is not None or plan.rules >= 4)
 
 
+def remembered_keys(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[str]]:
+    """By window: keys that tests selected by its start and that are not forgotten.
+
+    Args:
+        first: (window, key) -> trigger time of its first release.
+    """
+    line, known, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
+    lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
+    for window in range(line.windows):
+        start = line.base(window)
+        mine = {page for at, page in selected if start - lasting < at <= start}
+        known.append(mine if remembers(plan) else set())
+        new = [(at, page) for (w, page), at in first.items() if w == window]
+        selected += [(at, page) for at, page in new if page not in known[window]]
+    return known
+
+
 def skips(plan: Plan) -> bool:
     """Whether pairs on published keys take no weight: said, or (since rules 4) wherever it can."""
     privacy, line = plan.privacy, plan.timeline

@@ -16,6 +16,7 @@ from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Admitted, PerKey, Store, UnitShard
+from tests.dp_transforms.reference import remembered_keys
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite
@@ -164,23 +165,6 @@ def check_end(world: Any) -> None:
         store.close()
 
 
-def _remembered(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[str]]:
-    """By window: keys that tests selected by its start and that are not forgotten.
-
-    Args:
-        first: (window, key) -> trigger time of its first release.
-    """
-    line, known, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
-    lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
-    for window in range(line.windows):
-        start = line.base(window)
-        mine = {page for at, page in selected if start - lasting < at <= start}
-        known.append(mine if plan.design.remembers else set())
-        new = [(at, page) for (w, page), at in first.items() if w == window]
-        selected += [(at, page) for at, page in new if page not in known[window]]
-    return known
-
-
 def _indices(
     plan: Plan, decision: Decision, opened: Sequence[int]
 ) -> Iterator[tuple[int, int | None]]:
@@ -214,7 +198,7 @@ def check_skips(
     for (window, trigger), data in sorted(releases.items()):
         for row in as_rows(data):
             first.setdefault((window, str(row["page"])), line.base(window) + trigger)
-    known = _remembered(plan, first)
+    known = remembered_keys(plan, first)
     batch, pages = Batch(plan, records), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}
     for row, page in enumerate(pages):
