@@ -26,7 +26,7 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.rules import FIRST_RULES, REPEATS_FREE, RULES
+from dpstream.accounting.plan.rules import FIRST_RULES, REPEATS_FREE, RULES, SKIPS_USUALLY
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import Statistic
 
@@ -75,6 +75,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         statistic: what keys are tested on; ``tau``: against what.
         unsound: written only of numbers without a guarantee, which older programs refuse.
         tests: triggers of the tests, written only where they are not ``select_every`` apart.
+        skips: pairs on published keys take no weight; written since rules 4 (before, the plan said).
     """
 
     format: int
@@ -96,6 +97,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     tau: str | None
     unsound: bool = False
     tests: tuple[int, ...] | None = None
+    skips: bool | None = None
 
 
 def calibrate(plan: Plan) -> str:
@@ -134,6 +136,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         tau=None if budget.tau is None else _packed(budget.tau),
         unsound=not budget.sound,
         tests=plan.design.schedule,
+        skips=plan.design.skips if budget.rules >= SKIPS_USUALLY else None,
     )
     return msgspec.json.encode(text).decode()
 
@@ -174,13 +177,29 @@ def begun(plan: Plan, text: str) -> Plan:
     """
     rules = _read(text).rules if text else FIRST_RULES
     plan = plan if plan.rules == rules else msgspec.structs.replace(plan, rules=rules)
-    if not text or _weighs(plan, text):
+    if not text:
+        return plan
+    plan = _skipping_as(plan, _read(text).skips)
+    if _weighs(plan, text):
         return plan
     # Whose weights they are is no part of the hash: the run's own are those of the other case.
     usual = not plan.privacy.usual_weights
     privacy = msgspec.structs.replace(plan.privacy, usual_weights=usual)
     other = msgspec.structs.replace(plan, privacy=privacy)
     return other if _weighs(other, text) else plan
+
+
+def _skipping_as(plan: Plan, skips: bool | None) -> Plan:
+    """The plan, skipping what is published if the run does: that a job says no is no part of the
+    hash, and neither is what the rules decide where it says nothing."""
+    if skips in (None, plan.design.skips):
+        return plan
+    said = None if plan.privacy.skip is False else False
+    privacy = msgspec.structs.replace(plan.privacy, skip=said)
+    other = msgspec.structs.replace(plan, privacy=privacy)
+    if other.design.skips != skips:
+        raise _unreadable()
+    return other
 
 
 def _weighs(plan: Plan, text: str) -> bool:

@@ -111,6 +111,6 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         form["periods_share_windows"] = True
     if privacy.tests is not None:
         form["tests"] = privacy.tests
-    if privacy.skip is not None:
-        form["skip"] = privacy.skip
+    if privacy.skip:  # a run that was begun says in its numbers whether it skips
+        form["skip"] = True
     return form

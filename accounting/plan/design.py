@@ -45,8 +45,8 @@ class Design(msgspec.Struct, frozen=True):
         units_from: where a published count of units gets its noise.
         per_key: k, the most records of a (unit, window, key) that count; ``None``: no such bound.
         repeats_cost: a record beyond the bound per key uses up C, and is left out behind BOUND
-            (runs from before rules 3, or rules 4 where published keys are skipped); else BOUND
-            does not admit it and it takes nothing.
+            (runs from before rules 3; where published keys are skipped, from before rules 4);
+            else BOUND does not admit it and it takes nothing.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
         weights: these weights.

@@ -36,7 +36,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the triggers themselves (`accounting.plan.schedule`).
         skip: pairs on keys that are published already take no selection weight (sticky, with
             weights; mechanism.md section 9); ``None``: as the run's rules say
-            (`accounting.plan.design.skips_usually`).
+            (`accounting.plan.skipping`).
         usual_weights: ``weights`` are those of a job that names none: where published keys are
             skipped because of the rules they give way to ``Design.weights``.  No part of the hash.
         periods_share_windows: a window may meet several privacy periods though keys are selected

@@ -257,10 +257,13 @@ def _keys(plan: Plan) -> Iterator[Other]:
     settings |= {"select_every": None, "mode": "sticky", "final_flush": False, "pre_threshold": 0}
 
     def change() -> Plan:
-        return msgspec.structs.replace(with_privacy(plan, **settings), public_keys=_SOME_LIST)
+        other = with_privacy(plan, **settings)
+        return msgspec.structs.replace(other, public_keys=_SOME_LIST, remember=None)
 
     given = {f"privacy.{k}": v for k, v in _differ(plan, settings).items() if k != "weights"}
     effect = "every key of your list, no other; needs the list from elsewhere"
+    if plan.remember is not None:
+        given |= {"keys.remember": None}
     yield given | {"keys.public": "keys.csv"}, effect, change
 
 

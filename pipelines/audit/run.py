@@ -82,7 +82,12 @@ def _on(plan: Plan, windows: int) -> Plan:
     line = plan.timeline
     end = line.start + windows * line.slide
     short = msgspec.structs.replace(line, end=end if line.end is None else min(end, line.end))
-    return msgspec.structs.replace(plan, timeline=short)
+    ended = msgspec.structs.replace(plan, timeline=short)
+    if ended.design.skips == plan.design.skips:
+        return ended
+    # Windows that follow each other closely skip by themselves only where there is an end.
+    privacy = msgspec.structs.replace(plan.privacy, skip=plan.design.skips)
+    return msgspec.structs.replace(ended, privacy=privacy)
 
 
 class Runner:

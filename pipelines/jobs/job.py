@@ -260,7 +260,11 @@ def _remember(text: str | None) -> Literal["run", "never"] | int | None:
     if text is None:
         return None
     named: dict[str, Literal["run", "never"]] = {"run": "run", "never": "never"}
-    return named.get(text) or duration_micros("keys.remember", text)
+    try:
+        return named.get(text) or duration_micros("keys.remember", text)
+    except UsageError as error:
+        fix = "write 'run', 'never', or a duration such as '30d'"
+        raise UsageError("keys.remember", error.rule, fix) from None
 
 
 def _timeline(file: JobFile) -> Timeline:

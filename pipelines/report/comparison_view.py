@@ -82,7 +82,7 @@ def _facts(found: Comparison) -> list[tuple[str, str, str]]:
 
 def differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
     """Settings that are not the same: (name, of A, of B)."""
-    left, right = dict(settings(a.job)), dict(settings(b.job))
+    left, right = dict(settings(a.job, a.plan)), dict(settings(b.job, b.plan))
     names = [*left, *(name for name in right if name not in left)]
     pairs = [(name, left.get(name, "–"), right.get(name, "–")) for name in names]
     return [row for row in pairs if row[1] != row[2]]

@@ -38,14 +38,15 @@ class Report(NamedTuple):
     """Everything the page shows.
 
     Attributes:
-        job, budget: the job and what its run spends: as committed when it began, or computed again
-            where the store's file is not here.
+        job, plan, budget: the job, what its settings mean in its run and what that spends: as
+            committed when it began, or computed again where the store's file is not here.
         figures: `accounting.guarantee.describe` of them.
         found, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
     """
 
     job: Job
+    plan: Plan
     budget: Budget
     figures: dict[str, Any]
     found: Inventory
@@ -87,7 +88,7 @@ def build(job: Job, truth: Path | None = None) -> Report:
     findings = collect(job.plan, found)
     decades = None if truth is None else by_size(job, truth, found, findings)
     figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
-    return Report(job, budget, figures, found, findings, decades)
+    return Report(job, plan, budget, figures, found, findings, decades)
 
 
 def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
@@ -141,7 +142,7 @@ def as_dict(report: Report) -> dict[str, Any]:
             "label": TRUTH_LABEL,
             "by_true_records": [decade._asdict() for decade in report.truth],
         },
-        "settings": dict(settings(report.job)),
+        "settings": dict(settings(report.job, report.plan)),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.figures import duration, exact
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job
 
@@ -98,11 +99,14 @@ def window_name(line: Timeline, window: int) -> str:
     return f"{instant(begin)} to {instant(end)}"
 
 
-def settings(job: Job) -> list[tuple[str, str]]:
+def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
     """(name, value) of every setting that is public.
 
     Paths of key, state, ledger and releases are the operator's and stay out, and so does an
     insecure test key: it would take the noise off.
+
+    Args:
+        in_force: the plan by the rules of the run: what it leaves open is shown as the run has it.
     """
     plan = msgspec.to_builtins(job.plan)
     rows = [
@@ -111,7 +115,7 @@ def settings(job: Job) -> list[tuple[str, str]]:
         ("unit", _field(plan["unit"])),
         ("key", ", ".join(_field(f) for f in plan["key"])),
         ("public keys", plan["public_keys"] or "none: keys are selected privately"),
-        ("keys of earlier windows", _known(job)),
+        ("keys of earlier windows", _known(in_force)),
         ("event time", plan["event_time"]),
     ]
     if plan["query"] is not None:  # its text may hold literals that are somebody's
@@ -123,7 +127,9 @@ def settings(job: Job) -> list[tuple[str, str]]:
             if name != "name" and value is not None
         ]
     rows += [(f"time.{k}", _time(k, v)) for k, v in plan["timeline"].items()]
-    rows += [(f"privacy.{k}", v) for k, v in plan["privacy"].items()]
+    resolved = {"weights": in_force.design.weights, "skip": in_force.design.skips}
+    privacy = plan["privacy"] | msgspec.to_builtins(resolved)
+    rows += [(f"privacy.{k}", v) for k, v in privacy.items() if k != "usual_weights"]
     rows += [
         ("privacy key", "INSECURE: fixed for tests" if job.insecure else "a secret key file"),
         ("sink.kind", job.sink.kind),
@@ -141,11 +147,11 @@ def settings(job: Job) -> list[tuple[str, str]]:
     return [(name, _plain(value)) for name, value in rows]
 
 
-def _known(job: Job) -> str:
+def _known(plan: Plan) -> str:
     """What a window knows of what earlier ones have published."""
-    if not job.plan.design.remembers:
+    if not plan.design.remembers:
         return "not known"
-    lasting = job.plan.remember
+    lasting = plan.remember
     how_long = duration(lasting) if isinstance(lasting, int) else "the run"
     return f"published from the window's start, for {how_long}"
 

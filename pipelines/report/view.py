@@ -80,7 +80,7 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
         "trigger_table": trigger_table(report.figures, line.triggers),
-        "settings": settings(report.job),
+        "settings": settings(report.job, report.plan),
     }
 
 

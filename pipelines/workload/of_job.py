@@ -50,7 +50,7 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
         privacy = replace(privacy, strategy="dense", refresh_every=None, select_every=None)
     plan = replace(
         plan, key=(CELL,), public_keys=domain.digest, cells=cells_of(mixing), timeline=timeline,
-        privacy=privacy,
+        privacy=privacy, remember=None,
     ).check()  # fmt: skip
     return replace(job, plan=plan, cells=JobCells(domain, mixing))
 

@@ -158,3 +158,20 @@ def test_damage(spoil: Callable[[str], str], make_plan: Make) -> None:
 
 def test_the_text_is_a_function_of_the_plan(make_plan: Make) -> None:
     assert calibrate(make_plan()) == calibrate(msgspec.structs.replace(make_plan()))
+
+
+def test_a_run_skips_as_it_was_begun() -> None:
+    """Whatever a job with the same hash says later: in its store indices lie as they were taken."""
+    plans = [make_plan(weights=SelectionWeights(), skip=skip) for skip in (None, False)]
+    assert [plan.design.skips for plan in plans] == [True, False]
+    assert plans[0].hash == plans[1].hash
+    for plan in plans:
+        text = calibrate(plan)
+        for other in plans:
+            mine, found = begun(other, text), calibrated(other, text)
+            assert mine.hash == other.hash and mine.design.skips == plan.design.skips
+            assert found.plan.design.skips == plan.design.skips
+            assert found.plan.design.test_triggers.tolist() == plan.design.test_triggers.tolist()
+    said = calibrate(make_plan(weights=SelectionWeights(), skip=True))
+    with pytest.raises(PolicyError, match="cannot be read"):
+        begun(make_plan(skip=False), said)

@@ -49,7 +49,7 @@ def test_instants(micros: int, text: str) -> None:
 
 def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
     job = make_job()
-    rows = dict(settings(job))
+    rows = dict(settings(job, job.plan))
     assert rows["privacy.contributions"] == "4" and rows["time.start"] == "2024-01-01 UTC"
     assert rows["privacy key"].startswith("INSECURE") and rows["aggregate total: kind"] == "sum"
     said = " ".join(rows.values())
@@ -57,9 +57,22 @@ def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
     assert window_name(job.plan.timeline, 0) == "2024-01-01 UTC to 2024-01-02 UTC"
 
 
+def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..., Job]) -> None:
+    """By the rules that it was begun with, not by those of new runs."""
+    job = make_job(extra="[privacy]\nweights = { offset = 3, power = 1 }")
+    before = msgspec.structs.replace(job.plan, rules=3)
+    for plan, known, skip in (
+        (job.plan, "published from the window's start, for the run", "True"),
+        (before, "not known", "False"),
+    ):
+        rows = dict(settings(job, plan))
+        assert rows["keys of earlier windows"] == known and rows["privacy.skip"] == skip
+        assert "privacy.usual_weights" not in rows and "3" in rows["privacy.weights"]
+
+
 def test_a_query_is_shown_by_its_digest_alone(tmp_path: Path) -> None:
     job = with_text(tmp_path, "SELECT page, n AS x FROM visits WHERE page <> 'Quitte'")
-    rows = dict(settings(job))
+    rows = dict(settings(job, job.plan))
     assert rows["query of rows, digest"] == job.plan.query and "Quitte" not in str(rows)
 
 
