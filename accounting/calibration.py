@@ -75,7 +75,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         statistic: what keys are tested on; ``tau``: against what.
         unsound: written only of numbers without a guarantee, which older programs refuse.
         tests: triggers of the tests, written only where they are not ``select_every`` apart.
-        skips: pairs on published keys take no weight; written since rules 4 (before, the plan said).
+        skips: pairs on published keys take no weight; written since rules 4 (the plan said before).
     """
 
     format: int

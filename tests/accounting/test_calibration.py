@@ -160,7 +160,7 @@ def test_the_text_is_a_function_of_the_plan(make_plan: Make) -> None:
     assert calibrate(make_plan()) == calibrate(msgspec.structs.replace(make_plan()))
 
 
-def test_a_run_skips_as_it_was_begun() -> None:
+def test_a_run_skips_as_it_was_begun(make_plan: Make) -> None:
     """Whatever a job with the same hash says later: in its store indices lie as they were taken."""
     plans = [make_plan(weights=SelectionWeights(), skip=skip) for skip in (None, False)]
     assert [plan.design.skips for plan in plans] == [True, False]

@@ -357,7 +357,7 @@ def data_days(hour: Hour) -> None:
 
 
 def few(hour: Hour) -> None:
-    hour.put("visits.parquet", visits().slice(0, 20))
+    hour.put("visits.parquet", visits().slice(0, 6))
 
 
 def text_int(hour: Hour) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from dpstream.accounting.weights import SelectionWeights
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.text import (
     instant,
@@ -59,10 +61,12 @@ def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
 
 def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..., Job]) -> None:
     """By the rules that it was begun with, not by those of new runs."""
-    job = make_job(extra="[privacy]\nweights = { offset = 3, power = 1 }")
-    before = msgspec.structs.replace(job.plan, rules=3)
+    job, weights = make_job(), SelectionWeights(3.0, 0.5)
+    privacy = msgspec.structs.replace(job.plan.privacy, weights=weights)
+    now = msgspec.structs.replace(job.plan, privacy=privacy)
+    before = msgspec.structs.replace(now, rules=3)
     for plan, known, skip in (
-        (job.plan, "published from the window's start, for the run", "True"),
+        (now, "published from the window's start, for the run", "True"),
         (before, "not known", "False"),
     ):
         rows = dict(settings(job, plan))
