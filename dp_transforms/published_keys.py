@@ -96,6 +96,7 @@ class PublishedKeys:
         start = self._plan.timeline.base(window)
         if self._remembered is None or not 0 < start <= decided:
             return np.zeros(len(ids), np.bool_)
+        # Of windows that were open at the start; those that closed before were stops of the clock.
         if not self._remembered.begun(window) and not may_decide(
             self._plan, self._store, start + 1
         ):
