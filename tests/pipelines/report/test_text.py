@@ -63,7 +63,10 @@ def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..
     """By the rules that it was begun with, not by those of new runs."""
     job, weights = make_job(), SelectionWeights(3.0, 0.5)
     privacy = msgspec.structs.replace(job.plan.privacy, weights=weights)
-    now = msgspec.structs.replace(job.plan, privacy=privacy)
+    line = job.plan.timeline
+    assert line.end is not None
+    longer = msgspec.structs.replace(line, end=line.end + line.window)
+    now = msgspec.structs.replace(job.plan, privacy=privacy, timeline=longer)
     before = msgspec.structs.replace(now, rules=3)
     for plan, known, skip in (
         (now, "published from the window's start, for the run", "True"),
