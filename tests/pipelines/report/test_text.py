@@ -69,8 +69,8 @@ def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..
     now = msgspec.structs.replace(job.plan, privacy=privacy, timeline=longer)
     before = msgspec.structs.replace(now, rules=3)
     for plan, known, skip in (
-        (now, "published from the window's start, for the run", "True"),
-        (before, "not known", "False"),
+        (now, "published from the window's start, for the run", "yes"),
+        (before, "not known", "no"),
     ):
         rows = dict(settings(job, plan))
         assert rows["keys of earlier windows"] == known and rows["privacy.skip"] == skip
