@@ -20,7 +20,7 @@ from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.dp_transforms.tabulation.records import Int8, Records
-from dpstream.pipelines.connectors.records.lines import too_long
+from dpstream.pipelines.connectors.records.lines import too_long, with_nul
 from dpstream.pipelines.connectors.records.rows import Refused
 from dpstream.pipelines.tabulation.config import states_of
 from dpstream.pipelines.tabulation.digits import numbers_of
@@ -125,7 +125,7 @@ def _rows(lines: Lines, layout: Layout) -> tuple[Int8, pa.Table]:
     of_line = (
         (field_counts(lines.lines) != len(columns), Rule.FIELD_COUNT),
         (too_long(lines.lines), Rule.LINE_TOO_LONG),
-        (stray_returns(lines.lines), Rule.MALFORMED),
+        (stray_returns(lines.lines) | with_nul(lines.lines), Rule.MALFORMED),
     )
     for bad, rule in of_line:
         fault[bad] = _ORDER[rule]

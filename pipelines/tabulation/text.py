@@ -1,9 +1,9 @@
 """Public text files: columns separated by ``|`` below a header that is not quoted.
 
 One line is one row; a quote is a character like any other.  Lines end in a line feed, or in
-carriage return and line feed; a carriage return anywhere else is a fault.  A byte order mark at
-the head of the file is none of its header's, as in every file that the engine reads; anywhere else
-it is text.  Blank lines are no rows, and are counted in the rows' numbers.
+carriage return and line feed; a carriage return anywhere else is a fault, and so is a NUL byte.  A
+byte order mark at the head of the file is none of its header's, as in every file that the engine
+reads; anywhere else it is text.  Blank lines are no rows, and are counted in the rows' numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,16 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv as pacsv
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.pipelines.connectors.records.lines import BOM, MAX_LINE_BYTES, split, too_long
+from dpstream.pipelines.connectors.records.fields import arrow_columns, columns_of
+from dpstream.pipelines.connectors.records.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    split,
+    too_long,
+    with_nul,
+)
 from dpstream.pipelines.tabulation.faults import Faults
 
 SEPARATOR = "|"
@@ -129,14 +135,13 @@ def simple_rows(
     """The columns of lines without carriage returns, if nothing is wrong with any of them.
 
     Returns:
-        ``None`` if one is blank, too long or has another number of fields.
+        ``None`` if one is blank, too long, has a NUL byte or another number of fields.
     """
-    if blank.any() or too_long(lines).any():
+    if len(lines) == 0 or blank.any() or too_long(lines).any() or with_nul(lines).any():
         return None
-    try:
-        return parse(lines, names, columns)
-    except pa.ArrowInvalid:  # its text shows the line
-        return None
+    places = [list(names).index(column) for column in columns]
+    arrays = arrow_columns(lines, len(names), places, SEPARATOR, quotes=False)
+    return None if arrays is None else pa.table(arrays, list(columns))
 
 
 def usable_header(
@@ -169,16 +174,22 @@ def line_faults(lines: pa.BinaryArray, width: int) -> list[tuple[Bool, str, str]
     """(which lines, rule, fix) for each thing that can be wrong with a line; no line has two."""
     longer = too_long(lines)
     broken = stray_returns(lines) & ~longer
+    nul = with_nul(lines) & ~longer & ~broken
     counted = field_counts(lines) != width
     foreign = np.zeros(len(lines), np.bool_)
     if not is_utf8(lines):
         foreign = np.array([not _decodes(line.as_py()) for line in lines], np.bool_)
-    miscounted = counted & ~longer & ~broken
+    miscounted = counted & ~longer & ~broken & ~nul
     return [
         (longer, f"is longer than {MAX_LINE_BYTES:,} bytes", "shorten the line"),
         (broken, "has a carriage return inside", "end lines in a line feed"),
+        (nul, "has a NUL byte", "remove it"),
         (miscounted, f"does not have {width} fields, as the header has", "correct the line"),
-        (foreign & ~longer & ~broken & ~miscounted, "is not UTF-8", "write the file in UTF-8"),
+        (
+            foreign & ~longer & ~broken & ~nul & ~miscounted,
+            "is not UTF-8",
+            "write the file in UTF-8",
+        ),
     ]
 
 
@@ -213,31 +224,12 @@ def _decodes(line: bytes) -> bool:
 
 
 def parse(lines: pa.BinaryArray, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
-    """Columns of lines that all have as many fields as ``names`` and no stray carriage return.
+    """Columns of lines that all have as many fields as ``names`` and no NUL byte, and a
+    carriage return at their end at most.
 
     Args:
         lines: without a gap between two of them, each with its line feed.
         names: of all fields, those of ``columns`` once each; others may repeat.
     """
-    if len(lines) == 0:
-        return pa.table({column: pa.array([], pa.string()) for column in columns})
-    _, offsets, text = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    data = text.slice(int(ends[0]), int(ends[-1] - ends[0]))
-    if data[:3].to_pybytes() == BOM:
-        data = pa.py_buffer(BOM + data.to_pybytes())  # Arrow drops one, which was the row's own
-    places = [str(number) for number in range(len(names))]
-    needed = [places[list(names).index(column)] for column in columns]
-    table = pacsv.read_csv(
-        pa.BufferReader(data),
-        pacsv.ReadOptions(use_threads=False, block_size=data.size + 1, column_names=places),
-        pacsv.ParseOptions(delimiter=SEPARATOR, quote_char=False, ignore_empty_lines=False),
-        pacsv.ConvertOptions(
-            check_utf8=False,
-            column_types=dict.fromkeys(needed, pa.string()),
-            include_columns=needed,
-            strings_can_be_null=False,
-        ),
-    )
-    assert table.num_rows == len(lines), "well-formed lines are rows"
-    return table.combine_chunks().rename_columns(list(columns))
+    places = [list(names).index(column) for column in columns]
+    return pa.table(columns_of(lines, len(names), places, SEPARATOR, quotes=False), list(columns))

@@ -2,8 +2,9 @@
 
 Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
 null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
-quote cannot swallow other users' lines.  A byte order mark at the head of the file is none of its
-header's; anywhere else it is text like any other, whichever line of whatever block it begins.
+quote cannot swallow other users' lines; so is a line with a NUL byte (see `fields`).  A byte order
+mark at the head of the file is none of its header's; anywhere else it is text like any other,
+whichever line of whatever block it begins.
 """
 
 import csv
@@ -14,11 +15,11 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv as pacsv
 
 from dpstream.accounting.arrays import Bool
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.records.compression import BrokenFileError
+from dpstream.pipelines.connectors.records.fields import columns_of
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
 from dpstream.pipelines.connectors.records.lines import (
     BOM,
@@ -27,6 +28,7 @@ from dpstream.pipelines.connectors.records.lines import (
     line_blocks,
     lines_of,
     too_long,
+    with_nul,
 )
 from dpstream.pipelines.connectors.records.rows import (
     Part,
@@ -113,7 +115,10 @@ def csv_lines(
     longer = too_long(lines)
     good = ~(malformed | miscounted | longer)
     rows = lines if good.all() else lines.filter(pa.array(good))
-    batch = _parse(rows, width, where, columns) if len(rows) else None
+    batch = None
+    if len(rows):
+        arrays = map(repair_text, columns_of(rows, width, where, ",", quotes=True))
+        batch = pa.RecordBatch.from_arrays(list(arrays), list(columns))
     return lines_of(good, malformed, longer, batch)
 
 
@@ -123,6 +128,7 @@ def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
     malformed = returns != 0
     if malformed.any():
         malformed = returns != pc.match_substring_regex(lines, r"\r\n$").to_numpy(False)
+    malformed = malformed | with_nul(lines)
     fields = pc.count_substring(lines, ",").to_numpy() + 1
     quoted = np.flatnonzero(pc.match_substring(lines, '"').to_numpy(False))
     if len(quoted):
@@ -133,35 +139,6 @@ def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
         fields = fields.copy()
         fields[quoted] = pc.count_substring(bare, ",").to_numpy() + 1
     return malformed, ~malformed & (fields != width)
-
-
-def _parse(
-    lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
-) -> pa.RecordBatch:
-    """Parsed columns of lines that all have ``width`` well-formed fields."""
-    _, offsets, text = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    data = text.slice(int(ends[0]), int(ends[-1] - ends[0]))
-    if data[:3].to_pybytes() == BOM:
-        data = pa.py_buffer(BOM + data.to_pybytes())  # Arrow drops one, which was the row's own
-    names = [str(i) for i in range(width)]
-    needed = [names[i] for i in where]
-    table = pacsv.read_csv(
-        pa.BufferReader(data),
-        pacsv.ReadOptions(use_threads=False, block_size=data.size + 1, column_names=names),
-        pacsv.ParseOptions(newlines_in_values=False),
-        pacsv.ConvertOptions(
-            check_utf8=False,
-            column_types=dict.fromkeys(needed, pa.string()),
-            include_columns=needed,
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    ).combine_chunks()
-    assert table.num_rows == len(lines), "well-formed lines are rows"
-    arrays = [repair_text(table.column(i).chunk(0)) for i in range(len(needed))]
-    return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
 def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pajson
 import pyarrow.parquet as pq
 from pyarrow import csv as pacsv
@@ -173,14 +174,22 @@ def table_of_text(text: bytes, kind: str, schema: pa.Schema) -> pa.Table:
 
 
 def _csv_of_text(text: bytes, schema: pa.Schema | None) -> pa.Table:
+    """The rows of CSV; Arrow misreads a NUL byte of a key, so an absent character replaces it."""
+    absent = next(c for c in map(chr, range(0xE000, 0x110000)) if c.encode() not in text)
+    encoded = text.replace(b"\0", absent.encode())
     table = pacsv.read_csv(
-        pa.BufferReader(text),
-        pacsv.ReadOptions(block_size=len(text) + 1),
+        pa.BufferReader(encoded),
+        pacsv.ReadOptions(block_size=len(encoded) + 1),
         pacsv.ParseOptions(newlines_in_values=True),
         pacsv.ConvertOptions(
             column_types=_text_types(schema), include_columns=schema.names if schema else None
         ),
     )
+    if b"\0" in text:
+        for number, field in enumerate(table.schema):
+            if pa.types.is_string(field.type):
+                column = pc.replace_substring(table.column(number), absent, "\0")
+                table = table.set_column(number, field, column)
     return table if schema is None else _from_hex(table, schema)
 
 

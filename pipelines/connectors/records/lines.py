@@ -74,6 +74,13 @@ def too_long(lines: pa.BinaryArray) -> Bool:
     return np.asarray(sizes > MAX_LINE_BYTES + 1)
 
 
+def with_nul(lines: pa.BinaryArray) -> Bool:
+    """Which lines hold a NUL byte."""
+    if not len(lines) or np.frombuffer(lines.buffers()[2], np.uint8).all():
+        return np.zeros(len(lines), np.bool_)
+    return np.asarray(pc.match_substring(lines, "\0").to_numpy(zero_copy_only=False))
+
+
 class Lines(NamedTuple):
     """What lines have become.
 

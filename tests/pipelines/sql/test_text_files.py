@@ -46,6 +46,20 @@ def test_a_row_of_csv_that_is_none_is_lost_by_itself(
     assert found <= {f"u{i}" for i in range(300)} | {None, "q"}
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_nul_bytes_change_no_other_row(kind: str, tmp_path: Path) -> None:
+    """Many rows of long fields: what stops other readers at a NUL byte."""
+    form = '{{"user":"u{}","page":"p{}"}}' if kind == "jsonl" else "u{},p{}"
+    lines = ["user,page"] if kind == "csv" else []
+    for i in range(20_000):
+        lines.append(form.format(i, "x" * 60))
+        if i % 97 == 0:
+            lines.append(form.format("y" * (i % 53) + "\0", "\0" * (i % 19)))
+    (tmp_path / f"t.{kind}").write_text("\n".join(lines) + "\n")
+    query = "SELECT COUNT(*) AS n, COUNT(DISTINCT \"user\") AS u FROM t WHERE page LIKE 'pxx%'"
+    assert rows(catalog(tmp_path, f"t.{kind}"), query) == [(20_000, 20_000)]
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_lines_end_as_they_do(end: bytes, tmp_path: Path) -> None:
     lines = [b"user,page", *(b'u%d,"a%sb"' % (i, end) for i in range(9))]

@@ -154,6 +154,20 @@ def test_states_that_do_not_run_are_left_out_without_a_word(tmp_path: Path, line
     assert one(tmp_path, "p", line) == (None, None)
 
 
+def test_nul_bytes_change_no_other_record(tmp_path: Path) -> None:
+    """Many records: what stops other readers at a NUL byte."""
+    lines = [PERSON] * 12_000
+    bad = range(9_000, 12_000, 53)
+    for number in bad:
+        lines[number] = PERSON.replace("|", "y" * (number % 17) + "\0|")
+    text = "|".join(LAYOUTS["p"].columns) + "\n" + "\n".join(lines) + "\n"
+    (tmp_path / "records.txt").write_text(text)
+    found = read(tmp_path / "records.txt", lookup("p"))
+    assert len(found.records) == 12_000 - len(bad) and len(found.rules) == len(bad)
+    assert set(found.rules.values()) == {Rule.MALFORMED}
+    assert len(set(map(str, found.records.values()))) == 1
+
+
 def test_all_eight_codes(tmp_path: Path) -> None:
     every = dict(zip(RACE_COLUMNS, itertools.cycle(CODES[:3]), strict=False))
     record, _ = one(tmp_path, "p", person(**every))

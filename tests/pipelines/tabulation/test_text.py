@@ -34,6 +34,18 @@ def test_every_fault_of_a_line(tmp_path: Path) -> None:
     ]
 
 
+def test_nul_bytes_change_no_other_line(tmp_path: Path) -> None:
+    """Many lines of long fields: what stops other readers at a NUL byte."""
+    lines = [b"%d|%s" % (i, b"x" * 40) for i in range(20_000)]
+    spoilt = {i: b"y" * (i % 37) + b"\0|" + b"\0" * (i % 11) for i in range(9_000, 20_000, 97)}
+    data = b"\n".join([b"A|B", *(spoilt.get(i, line) for i, line in enumerate(lines))])
+    rows, numbers, faults = read(tmp_path, data)
+    good = [i for i in range(20_000) if i not in spoilt]
+    assert rows is not None and rows["A"] == list(map(str, good))
+    assert set(rows["B"]) == {"x" * 40} and numbers == [i + 2 for i in good]
+    assert {rule for _, _, rule in faults} == {"has a NUL byte"}
+
+
 @pytest.mark.parametrize("value", [b"\xff", b"\xc3", b"a\rb", b"\r"])
 def test_a_value_alone_that_is_wrong(tmp_path: Path, value: bytes) -> None:
     rows, numbers, [(row, _, rule)] = read(tmp_path, b"A|B\n1|x\n2|" + value + b" \n3|y\n")
