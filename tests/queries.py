@@ -1,6 +1,7 @@
 """Queries for tests: raw rows, a slow stage 1 that is written from the definitions, plans."""
 
 import functools
+import math
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ def query(*columns: QueryColumn, **settings: Any) -> QueryPlan:
 
 
 class Raw(NamedTuple):
-    """Rows (unit, group, value); the value is in the columns' units, the same for all columns."""
+    """Rows (unit, group, value); the value is in the columns' units, the same for all columns, NaN
+    where the row has none."""
 
     unit: Int64
     group: Int64
@@ -74,7 +76,9 @@ def on_grid(column: QueryColumn, value: float) -> int:
 
 
 def partial(column: QueryColumn, what: str, values: list[float]) -> int:
-    """A unit's partial in one group, from its rows there (at most r of them)."""
+    """A unit's partial in one group, from its values there (at most r); 0 of none."""
+    if not values:
+        return 0
     if column.kind == "count":
         lo, hi = (0, column.rows) if column.per == "row" else column.grid_bounds()
         return min(max(len(values), lo), hi)
@@ -94,7 +98,7 @@ def stage_one(plan: QueryPlan, rows: Raw, units: int = 64, groups: int = 64) -> 
     """Partials of raw rows; of more than r rows of a (unit, group) the smallest are taken."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for u, g, v in zip(*(part.tolist() for part in rows), strict=True):
-        found[u, g].append(v)
+        found[u, g] += [] if math.isnan(v) else [v]
     parts, columns = parts_of(plan), {column.name: column for column in plan.columns}
     sums = []
     for index in stored_parts(plan):
@@ -106,7 +110,8 @@ def stage_one(plan: QueryPlan, rows: Raw, units: int = 64, groups: int = 64) -> 
     tables = {}
     for column in plan.columns:
         if column.kind == "quantiles":
-            value = np.rint(rows.value / column.grid).astype(np.int64)
-            tables[column.name] = Rows(rows.unit, rows.group, value)
+            there = ~np.isnan(rows.value)
+            value = np.rint(rows.value[there] / column.grid).astype(np.int64)
+            tables[column.name] = Rows(rows.unit[there], rows.group[there], value)
     unit, group = pairs[:, 0].copy(), pairs[:, 1].copy()
     return Partials(unit, group, ids(units, 1), ids(groups, 2), tuple(sums), tables)

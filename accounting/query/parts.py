@@ -13,8 +13,17 @@ x is a whole number of grid units within the bounds (lo, hi), middle = floor((lo
 h = max(hi - middle, middle - lo), so that a centred sum moves by h a row, not by max(|lo|, |hi|).
 A square lies in [0, h^2] and is taken from its own middle, centre = floor(h^2 / 2).
 
-**Sensitivity.**  One unit changes the sums of a part in at most n <= kappa groups, in each by at
-most L = max(|low|, |high|) of its partial (r sqrt(levels) for a tree in L2, r levels in L1).  So
+**Absent partials.**  A unit may be in a group without a value of a column (its values are NULL).
+Its partial is then absent and adds 0 to every part: not the bound that is nearest to 0, and
+neither (0 - middle) nor (0 - centre).  A partial of bounds (lo, hi) per group is therefore 0 or in
+[lo, hi], and the range that stage 2 holds it within is [min(lo, 0), max(hi, 0)]: 0 is in the range
+of every part, so that no clamp can turn an absent partial into a value.  Stage 1, which knows what
+is absent, clamps the others to [lo, hi].
+
+**Sensitivity.**  One unit more or less changes the sums of a part in at most n <= kappa groups, in
+each by its partial there: by at most L = max(|low|, |high|), which is max(|lo|, |hi|) for bounds
+per group, also where both have one sign, because the partial comes or goes as a whole and does not
+move within [lo, hi] (r sqrt(levels) for a tree in L2, r levels in L1).  So
 the whole vector moves by at most sqrt(n) L in L2 and n L in L1.  With a norm R it moves by at most
 min(sqrt(n) L, R'), R' = R times what one row adds: the unit's vectors of all parts of a column are
 multiplied by one factor f <= 1 with f |counts| <= R (|sums| for a sum), then rounded towards 0,
@@ -53,7 +62,7 @@ class QueryPart(msgspec.Struct, frozen=True):
     Attributes:
         column: name of its column, empty for a count that only thresholds need.
         what: see the module.
-        low, high: of a partial, in grid units; a partial outside is clamped.
+        low, high: of a partial, in grid units, low <= 0 <= high; a partial outside is clamped.
         nodes: levels of a tree, 1 for a sum.
         norm: R' in grid units, ``None`` where groups are sampled.
         refine: partials are whole numbers of 2^-refine grid units once they are scaled.
@@ -146,7 +155,7 @@ def _range(column: QueryColumn, what: What) -> tuple[int, int, float]:
     if what == "sum" and column.kind == "sum":
         lo, hi = column.grid_bounds()
         if column.per == "group":
-            return lo, hi, 1 / column.grid
+            return min(lo, 0), max(hi, 0), 1 / column.grid
         return min(lo, 0) * rows, max(hi, 0) * rows, 1 / column.grid
     if what == "sum":
         lo, hi = column.grid_bounds()
@@ -158,5 +167,5 @@ def _range(column: QueryColumn, what: What) -> tuple[int, int, float]:
     if column.kind == "units":
         return 0, 1, 1
     if column.kind == "count" and column.per == "group":
-        return *column.grid_bounds(), 1
+        return 0, column.grid_bounds()[1], 1
     return 0, rows, 1

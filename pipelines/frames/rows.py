@@ -113,8 +113,12 @@ def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
         return known._replace(sums=(np.ones(len(rows.unit), np.int64),))
     if column.kind == "mean":
         return _means(column, rows, known)
-    low, high = _limits(column)
-    return known._replace(sums=(_steps(rows, column.grid, low, high),))
+    steps = _steps(rows, column.grid, *_limits(column))
+    if column.per == "row":
+        return known._replace(sums=(steps,))
+    unit, group, total, _ = _by_pair(rows, steps)
+    bounded = np.clip(total, *column.grid_bounds())
+    return known._replace(unit=unit, group=group, sums=(bounded,))
 
 
 def wide_values(column: QueryColumn, rows: Rows) -> Values:

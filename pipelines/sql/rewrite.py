@@ -5,7 +5,7 @@ for each function i, in order of `Statement.functions`:
 
 * count: ``value_i``, its rows (or not-NULL arguments) clamped to the grid's bounds;
 * sum: ``value_i``, in grid steps, clamped to the bounds; where they hold per row, to r times the
-  bounds (0 among them), r = max_rows_contributed;
+  bounds, r = max_rows_contributed;
 * mean: ``value_i`` and ``count_i``, the sum of (x - middle) and the number of x, with middle =
   ``Grid.middle``; both scaled down where the unit has more than r rows: (sum r) div count and r,
   with r = 1 where bounds hold for a group (the unit adds its own mean), else max_rows_contributed;
@@ -18,7 +18,10 @@ for each function i, in order of `Statement.functions`:
   rows decides; that some values come with all their rows and others with none evens out over units;
 * units: nothing: each row is one.
 
-``value_i`` is 0 and ``rows_i`` empty where the unit has rows but no usable argument.
+**Absent.**  GoogleSQL ignores NULL inputs, so a unit whose arguments in a group are all NULL (or
+not usable) has no partial of that function there: ``value_i`` of a count or a sum is NULL,
+``count_i`` is 0, ``rows_i`` is empty.  It adds nothing, whatever the bounds; clamping a sum of
+nothing would add the bound nearest to 0.
 
 **Order-free and exact.**  Each argument becomes a whole number of grid steps before anything is
 grouped: per row, by a function of the row.  With bounds per row it is clamped there.  With bounds
@@ -166,8 +169,12 @@ def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) ->
             f"count_{i}": f"CAST({bound} AS BIGINT)",
         }  # fmt: skip
     else:
-        total = f"COUNT({x})" if function.kind == "count" else f"COALESCE(SUM({x}), 0)"
+        total = f"COUNT({x})" if function.kind == "count" else f"SUM({x})"
         if function.kind == "sum" and function.per == "row":
             low, high = min(low, 0) * rows, max(high, 0) * rows
-        texts = {f"value_{i}": f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT)"}
+        # LEAST and GREATEST skip a NULL: without the CASE nothing would become a bound.
+        texts = {
+            f"value_{i}": f"CASE WHEN COUNT({x}) > 0 THEN "
+                          f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT) END"
+        }  # fmt: skip
     return [exp.alias_(_sql(text), name, quoted=True) for name, text in texts.items()]

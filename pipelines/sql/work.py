@@ -169,15 +169,16 @@ def _values(found: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
     if f"rows_{i}" in found.column_names:
         at, value = _lists(found, i)
         return Rows(unit[at], group[at], value)
-    rows = Rows(unit, group, _ints(found, f"value_{i}"))
+    there = valid_of(found.column(f"value_{i}"))
     if f"count_{i}" in found.column_names:
-        there = np.flatnonzero(_ints(found, f"count_{i}") > 0)
-        rows = Rows(*(part[there] for part in rows))
-    return rows
+        there = _ints(found, f"count_{i}") > 0
+    rows = Rows(unit, group, _ints(found, f"value_{i}"))
+    return rows if there.all() else Rows(*(part[there] for part in rows))
 
 
 def _ints(found: pa.Table, name: str) -> Int64:
-    return np.asarray(values_of(found.column(name)), np.int64)
+    """Whole numbers; 0 for a partial that is absent."""
+    return np.asarray(values_of(pc.fill_null(found.column(name), 0)), np.int64)
 
 
 def _lists(found: pa.Table, i: int) -> tuple[Int64, Int64]:

@@ -83,10 +83,24 @@ def test_ranges_of_either_sign() -> None:
     assert ranges(QueryColumn("m", "mean", 10, 20, per="group")) == [
         ("sum", -5, 5, 1), ("count", 0, 1, 1),
     ]  # fmt: skip
-    assert ranges(QueryColumn("n", "count", 2, 9, per="group")) == [("count", 2, 9, 1)]
+    assert ranges(QueryColumn("n", "count", 2, 9, per="group")) == [("count", 0, 9, 1)]
     assert ranges(QueryColumn("s", "sum", -4, -1, rows=3)) == [("sum", -12, 0, 1)]
     low = parts_of(query(QueryColumn("s", "sum", -9, 2, per="group")))[0]
     assert low.most == 9 and low.squared(2) == 2 * 81 and low.alone == 9
+
+
+@pytest.mark.parametrize(("low", "high"), [(50, 150), (-150, -50), (-150, 50), (0, 150)])
+def test_a_unit_that_comes_or_goes_moves_a_sum_by_its_farther_bound(low: int, high: int) -> None:
+    """Absent (0) or in the bounds: never by the width of the bounds alone."""
+    part = parts_of(query(QueryColumn("s", "sum", low, high, per="group")))[0]
+    assert (part.low, part.high) == (min(low, 0), max(high, 0))
+    assert part.most == 150 and part.squared(3) == 3 * 150**2 and part.alone == 150
+
+
+def test_every_part_can_be_absent() -> None:
+    low = QueryColumn("l", "mean", 50, 150, per="group")
+    for part in parts_of(query(*ALL, low, QueryColumn("c", "count", 3, 9, per="group"))):
+        assert part.low <= 0 <= part.high
 
 
 def test_scaled_vectors_of_coarse_grids_are_refined() -> None:

@@ -90,7 +90,9 @@ def newcomers(seed: int) -> Iterator[Raw]:
                 given = random.normal(5, 20, groups * rows) if value is None else value
                 unit = np.full(groups * rows, NEWCOMER)
                 codes = np.repeat(random.permutation(GROUPS)[:groups], rows)
-                yield Raw(unit, codes, np.broadcast_to(np.asarray(given), unit.shape))
+                values = np.array(np.broadcast_to(np.asarray(given), unit.shape))
+                yield Raw(unit, codes, values)
+                yield Raw(unit, codes, np.where(codes % 2 > 0, values, np.nan))  # some are absent
 
 
 def worst(plan: QueryPlan, ring: KeyRing, change: Any = lambda partials: partials) -> float:
@@ -107,7 +109,9 @@ def worst(plan: QueryPlan, ring: KeyRing, change: Any = lambda partials: partial
     return max(found)
 
 
-EACH = [COUNT, ROWS, SUM, ROW_SUM, MEAN, VAR, STDDEV, UNITS, QUANTILES]
+ABOVE = QueryColumn("above", "sum", 50, 150, per="group")
+BELOW = QueryColumn("below", "sum", -150, -50, per="group")
+EACH = [COUNT, ROWS, SUM, ROW_SUM, MEAN, VAR, STDDEV, UNITS, QUANTILES, ABOVE, BELOW]
 PLANS = [
     *(query(column) for column in EACH),
     query(*ALL),
@@ -157,6 +161,22 @@ def test_a_share_that_is_not_charged_is_caught(ring: KeyRing) -> None:
 
     with mock.patch(f"{__name__}.allocate_query", free):
         assert worst(query(ROWS, SUM, selects=False), ring) > 1.2
+
+
+@pytest.mark.parametrize("column", [ABOVE, BELOW])
+def test_noise_for_the_width_of_the_bounds_is_caught(column: QueryColumn, ring: KeyRing) -> None:
+    """A unit that comes or goes moves its sum from 0 to a bound, not from bound to bound."""
+    plan, real = query(column, selects=False), calibration.allocate_query
+
+    def narrow(plan: QueryPlan) -> QueryBudget:
+        budget = real(plan)
+        [noise] = budget.parts
+        spoilt = msgspec.structs.replace(noise, scale=noise.scale * 100 / 150)
+        return msgspec.structs.replace(budget, parts=(spoilt,))
+
+    assert 0.99 < worst(plan, ring) <= 1
+    with mock.patch(f"{__name__}.allocate_query", narrow):
+        assert worst(plan, ring) > 1.2
 
 
 def test_a_mean_of_values_that_are_not_centred_is_caught(ring: KeyRing) -> None:

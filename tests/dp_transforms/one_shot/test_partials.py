@@ -5,9 +5,23 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.query.parts import centre_of, half_of, parts_of
-from dpstream.dp_transforms.one_shot import partials
+from dpstream.accounting.query.plan import QueryColumn
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.one_shot import bounded, partials
 from dpstream.dp_transforms.one_shot.partials import Partials, merged, stored_parts
-from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, generated, query, stage_one
+from tests.queries import (
+    ALL,
+    COUNT,
+    MEAN,
+    QUANTILES,
+    RUN,
+    SUM,
+    UNITS,
+    VAR,
+    generated,
+    query,
+    stage_one,
+)
 
 PLAN = query(COUNT, SUM)
 
@@ -91,6 +105,18 @@ def test_groups_that_are_not_public_are_dropped() -> None:
     some = given._replace(group=np.where(given.group > 5, -1, given.group))
     found = merged(PLAN, parts_of(PLAN), some)
     assert found.group.max() <= 5 and len(found.unit) == (given.group <= 5).sum()
+
+
+@pytest.mark.parametrize(("low", "high"), [(50, 150), (-150, -50)])
+def test_an_absent_partial_stays_0_whatever_the_bounds(low: int, high: int, ring: KeyRing) -> None:
+    columns = [QueryColumn("s", "sum", low, high, per="group"),
+               QueryColumn("c", "count", 3, 9, per="group"),
+               QueryColumn("a", "mean", low, high, per="group"), VAR]  # fmt: skip
+    plan = query(*columns)
+    given = stage_one(plan, generated(1))
+    nothing = given._replace(sums=tuple(s * 0 for s in given.sums))
+    assert not any(s.any() for s in merged(plan, parts_of(plan), nothing).sums)
+    assert not any(s.any() for s in bounded(plan, nothing, ring, RUN).sums.values())
 
 
 def test_an_empty_table_of_partials() -> None:

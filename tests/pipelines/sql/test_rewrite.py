@@ -91,9 +91,9 @@ def test_partials_are_those_of_the_rows(seed: int) -> None:
         mean, mean_rows = _mean(whole, 1), _mean(bounded, 2)
         assert found[key] == {
             "value_0": min(5, len(values)),
-            "value_1": min(5, sum(v is not None for v in values)),
-            "value_2": _clamped(sum(whole)),
-            "value_3": _clamped(sum(bounded), 2 * _LOW, 2 * _HIGH),
+            "value_1": min(5, sum(v is not None for v in values)) or None,
+            "value_2": _clamped(sum(whole)) if whole else None,
+            "value_3": _clamped(sum(bounded), 2 * _LOW, 2 * _HIGH) if whole else None,
             "value_4": mean[0], "count_4": mean[1],
             "value_5": mean_rows[0], "count_5": mean_rows[1],
             "rows_6": sorted(bounded), "rows_7": sorted(bounded),
@@ -279,14 +279,17 @@ def test_joins_that_multiply_rows_do_not_fill_the_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("low", "high"), [(-40, -20), (20, 40)])
-def test_a_unit_without_a_usable_row_adds_0_whatever_the_bounds(low: int, high: int) -> None:
-    statement = _asked("SUM(seconds, contribution_bounds_per_row => (-5, 10)) AS s", "FROM visits")
+@pytest.mark.parametrize("per", ["row", "group"])
+def test_a_unit_without_a_usable_row_has_no_partial(low: int, high: int, per: str) -> None:
+    statement = _asked(f"SUM(seconds, contribution_bounds_per_{per} => (-5, 10)) AS s",
+                       "FROM visits")  # fmt: skip
     query = stage_one(statement, _CATALOG, {"s": (_STEP, low, high)}).sql("duckdb")
     rows = ugly_rows(0)
     first, nobody = rows["visits"][0], 10**6
     for seconds in (None, math.nan):
         rows["visits"].append((nobody, first[1], seconds, *first[3:]))
     found = dict(database(_CATALOG, rows).execute(query).fetchall())
-    assert found[nobody] == 0 and set(found) > {nobody}
-    del found[nobody]
-    assert all(min(low, 0) * 2 <= value <= max(high, 0) * 2 for value in found.values())
+    assert found.pop(nobody) is None
+    least, most = (min(low, 0) * 2, max(high, 0) * 2) if per == "row" else (low, high)
+    values = [value for value in found.values() if value is not None]
+    assert values and all(least <= value <= most for value in values)
