@@ -9,6 +9,7 @@ import click
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 from dpstream.pipelines.cli.workload import FILE, STRATEGY, check_pure
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
+@OPERATOR
 @AS_JSON
 @click.pass_context
 def answer(
@@ -127,7 +129,7 @@ def once(
 
     done = answer_once(asked, job, mechanism, out, form, some, nonnegative)
     if done.dead_letters:
-        click.echo(f"Operator only: {done.dead_letters:,} records were refused", err=True)
+        echo_private(f"{done.dead_letters:,} records were refused.")
     tell(done.receipt, asked, out, not done.charged, as_json)
 
 

@@ -6,6 +6,7 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 
 
 @click.command(
@@ -26,6 +27,7 @@ from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print
     "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="A setting of Kafka's client (TLS, SASL); secrets as NAME=env:VARIABLE.",
 )  # fmt: skip
+@OPERATOR
 @AS_JSON
 def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
     """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
@@ -39,10 +41,9 @@ def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json
     given = dict(option.split("=", 1) for option in options)
     found = republish(loaded, target_of(target, given), pace)
     if as_json:
-        print_json(found._asdict())
+        print_json(with_private({"to": target, "speed": speed}, found._asdict()))
         return
-    click.echo(
-        f"Operator only: {found.rows:,} rows published in {found.seconds:.1f} s, "
-        f"{found.refused:,} refused.",
-        err=True,
+    click.echo("Published.")
+    echo_private(
+        f"{found.rows:,} rows published in {found.seconds:.1f} s, {found.refused:,} refused."
     )

@@ -17,10 +17,11 @@ from dpstream.pipelines.cli.parts import (
     print_json,
     stop_signals,
 )
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.operate.summary import Released, Summary
+    from dpstream.pipelines.operate.summary import Released
     from dpstream.pipelines.stream import Result
 
 _PORT = click.IntRange(0, 65535)
@@ -82,6 +83,7 @@ METRICS = options(
 @click.option("--fail-if-empty", is_flag=True, help="Exit with 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @METRICS
+@OPERATOR
 @AS_JSON
 @click.pass_context
 def run(
@@ -121,8 +123,6 @@ def run_checked(
     Raises:
         RunError: with ``fail_if_empty``, nothing was released.
     """
-    from msgspec import to_builtins
-
     from dpstream.pipelines.connectors.replay.source import parse_speed
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
@@ -140,18 +140,32 @@ def run_checked(
         result = run_job(
             checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop, through=through
         )
+    summary = result.summary
     if as_json:
-        print_json(to_builtins({**result._asdict(), "insecure": checked.insecure}))
+        _print_json(checked, result)
     else:
         _print_result(checked, result)
-    if result.summary is not None:
-        _warn(result.summary, fail_if_empty)
+    _print_operator(checked, result)
+    if summary is not None and summary.released.rows == 0 < summary.released.releases:
+        _nothing_released(checked, fail_if_empty)
+
+
+def _print_json(checked: "Job", result: "Result") -> None:
+    """The result; what is exact and private stands in one object, which --operator adds."""
+    from msgspec import to_builtins
+
+    fields, summary = result._asdict(), result.summary
+    private = dict(fields.pop("operator_only"))
+    fields["summary"] = None
+    if summary is not None:
+        fields["summary"] = {"released": to_builtins(summary.released)}
+        private["records"] = to_builtins(summary.operator_only)
+    print_json(with_private({**fields, "insecure": checked.insecure}, private))
 
 
 def _print_result(checked: "Job", result: "Result") -> None:
     """What a run says in words."""
     from dpstream.pipelines.connectors.registry import sink_of
-    from dpstream.pipelines.connectors.write import dead_letter_folder
 
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
     if result.through is not None:
@@ -159,9 +173,6 @@ def _print_result(checked: "Job", result: "Result") -> None:
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     if result.summary is not None:
         click.echo(released_in_words(result.summary.released))
-    _print_operator(result.operator_only, dead_letter_folder(checked), result.summary)
-    if not result.resumed:
-        _print_cut(checked, result.operator_only)
     click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
@@ -188,25 +199,47 @@ def _many(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
-def _warn(summary: "Summary", fail_if_empty: bool) -> None:
-    """Say loudly that nothing was released, or that every record is a dead letter.
+def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
+    """Say loudly that nothing was released.  Which of the reasons it was depends on the records, so
+    it is said to the operator alone (`_print_operator`).
 
     Raises:
-        RunError: with ``fail_if_empty``, nothing was released.
+        RunError: with ``fail_if_empty``.
     """
-    released, records = summary.released, summary.operator_only
-    empty, cause = released.rows == 0, records.cause
-    if cause is None:
-        return
-    what = "NOTHING WAS RELEASED" if empty else "EVERY RECORD WENT TO THE DEAD LETTER"
-    if empty and fail_if_empty:
-        raise RunError("run", f"released nothing; likely cause: {cause.problem}", cause.fix)
-    also = ", and every record went to the dead letter" if empty and records.dead else ""
-    click.echo(f"WARNING: {what}{also}. Likely cause: {cause.problem}. Fix: {cause.fix}.", err=True)
+    job = checked.path.name
+    why = "no key has enough units in a window, no record is usable, or there is no record"
+    fix = f"`dpstream plan {job}` says how many units a key needs; --operator says which it was"
+    if fail_if_empty:
+        raise RunError("run", f"released nothing: {why}", fix)
+    click.echo(f"WARNING: NOTHING WAS RELEASED: {why}. Fix: {fix}.", err=True)
+
+
+def _print_operator(checked: "Job", result: "Result") -> None:
+    """Exact counts of what this command has read, why nothing was released, and what C has cut."""
+    from dpstream.pipelines.connectors.write import dead_letter_folder
+
+    counts, records = result.operator_only, None
+    if result.summary is not None:
+        records = result.summary.operator_only
+    amounts = ", ".join(
+        f"{_COUNTED.get(name) or name.removeprefix('operator_').replace('_', ' ')} {amount:,}"
+        for name, amount in sorted(counts.items())
+        if name.startswith("operator_")
+    )
+    echo_private(f"{amounts or 'this command read no record'}.")
+    if counts.get("operator_dead_letters"):
+        share = None if records is None else records.dead_share
+        of_all = "" if share is None else f", {100 * share:.3g}% of the records"
+        folder = dead_letter_folder(checked)
+        echo_private(f"unusable records (position and reason{of_all}) are listed in {folder}.")
+    if records is not None and records.cause is not None:
+        echo_private(f"{records.cause.problem}. Fix: {records.cause.fix}.")
+    if not result.resumed:
+        _print_cut(checked, counts)
 
 
 def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
-    """How much C has cut, where it is much; exact, for the operator."""
+    """How much C has cut, where it is much."""
     rejected = counts.get("operator_pairs_rejected", 0)
     share = rejected / max(1, rejected + counts.get("operator_pairs_admitted", 0))
     if share < _MUCH:
@@ -214,28 +247,7 @@ def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
     line, bound = checked.plan.timeline, checked.plan.privacy.contributions
     falls = line.period is None and (line.end is None or line.windows > 1)
     later = ", most of it in later windows" if falls else ""
-    click.echo(
-        f"Operator only: privacy.contributions = {bound} left {100 * share:.3g}% of the records out"
-        f"{later}. `dpstream choose` weighs another one{_PERIOD * falls}.",
-        err=True,
+    echo_private(
+        f"privacy.contributions = {bound} left {100 * share:.3g}% of the records out"
+        f"{later}. `dpstream choose` weighs another one{_PERIOD * falls}."
     )
-
-
-def _print_operator(
-    counts: dict[str, int], dead_letters: Path, summary: "Summary | None" = None
-) -> None:
-    """Exact counts, for the operator: on stderr, apart from what may be shown."""
-    shown = ", ".join(
-        f"{_COUNTED.get(name) or name.removeprefix('operator_').replace('_', ' ')} {amount:,}"
-        for name, amount in sorted(counts.items())
-        if name.startswith("operator_")
-    )
-    click.echo(
-        f"Operator only, exact and private, do not publish: {shown or 'nothing new'}.", err=True
-    )
-    if counts.get("operator_dead_letters"):
-        share = None if summary is None else summary.operator_only.dead_share
-        of_all = "" if share is None else f", {100 * share:.3g}% of the records"
-        click.echo(
-            f"Operator only: dead letters (position and reason{of_all}) in {dead_letters}", err=True
-        )

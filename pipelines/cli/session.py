@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 from dpstream.pipelines.cli.session_ask import allot, ask, plan, select
 from dpstream.pipelines.cli.session_parts import ANALYST, TABLE, opened
 from dpstream.pipelines.cli.session_view import budget, picture, stand, transcript
@@ -34,6 +35,7 @@ def session() -> None:
 
 @session.command(epilog=examples("dpstream session init rides.toml"))
 @TABLE
+@OPERATOR
 @AS_JSON
 def init(table: Path, as_json: bool) -> None:
     """Make the table of the records that TABLE names."""
@@ -46,6 +48,7 @@ def init(table: Path, as_json: bool) -> None:
 @session.command(epilog=examples("dpstream session add rides.toml rides-2.parquet"))
 @TABLE
 @_FILES
+@OPERATOR
 @AS_JSON
 def add(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
     """Add the records of FILES; what points have spent stays."""
@@ -58,6 +61,7 @@ def add(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
 @session.command(epilog=examples("dpstream session replace rides.toml corrected.parquet"))
 @TABLE
 @_FILES
+@OPERATOR
 @AS_JSON
 def replace(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
     """Put the records of FILES in the place of those with the same ids."""
@@ -70,6 +74,7 @@ def replace(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
 @session.command(epilog=examples("dpstream session delete rides.toml gone.csv"))
 @TABLE
 @_FILES
+@OPERATOR
 @AS_JSON
 def delete(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
     """Delete the records whose ids FILES list; what their points have spent stays."""
@@ -80,16 +85,21 @@ def delete(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _loaded(found: "Loaded", as_json: bool) -> None:
-    """What whoever owns the records is told, and nobody who asks."""
+    """How many records there are is for their owner; whoever asks questions must not see it."""
+    public = {"version": found.version, "tidied": found.tidied}
     if as_json:
-        print_json({**found._asdict(), "dead_letter": found.dead_letter and str(found.dead_letter)})
+        private = {name: value for name, value in found._asdict().items() if name not in public}
+        private["dead_letter"] = found.dead_letter and str(found.dead_letter)
+        print_json(with_private(public, private))
         return
-    click.echo(f"Version {found.version}: {found.records:,} records, {found.usable:,} usable")
-    click.echo(f"Operator only: {found.taken:,} taken", err=True)
+    click.echo(f"Version {found.version} of the table is in place.")
+    echo_private(
+        f"{found.records:,} records, {found.usable:,} usable; {found.taken:,} taken by this change."
+    )
     for reason, count in sorted(found.refused.items()):
-        click.echo(f"Operator only: {count:,} refused: {reason}", err=True)
+        echo_private(f"{count:,} refused: {reason}")
     if found.dead_letter is not None:
-        click.echo(f"Operator only: dead letters in {found.dead_letter}", err=True)
+        echo_private(f"unusable records (position and reason) are listed in {found.dead_letter}.")
 
 
 @session.command(

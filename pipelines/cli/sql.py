@@ -8,6 +8,7 @@ import click
 
 from dpstream.accounting.figures import down, up
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
@@ -50,6 +51,7 @@ _BUDGET, _CHECK = "budget", "check"
     "--emit", is_flag=False, flag_value="-", metavar="[PATH]",
     help="Of --stream: write the whole job file (to stdout without PATH) instead of running it.",
 )  # fmt: skip
+@OPERATOR
 @AS_JSON
 def sql(
     catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,

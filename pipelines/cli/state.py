@@ -8,11 +8,10 @@ import click
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
 from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, requested
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.tables import FileKind
-
-OPERATOR = "OPERATOR ONLY: sizes tell about the number of units and keys; do not publish."
 
 
 @click.group()
@@ -45,13 +44,13 @@ def init(job: Path, as_json: bool) -> None:
     )
 )
 @JOB
-@click.option("--operator", is_flag=True, help="Add sizes by part (private: on stderr).")
+@OPERATOR
 @AS_JSON
-def info(job: Path, operator: bool, as_json: bool) -> None:
-    """Say which run a store holds and how far it is."""
+def info(job: Path, as_json: bool) -> None:
+    """Say which run a store holds and how far it is; with --operator also its sizes by part."""
     from dpstream.pipelines.operate.state_view import info as look
 
-    found = look(load_job(job), operator)
+    found = look(load_job(job), requested())
     if as_json:
         print_json(found)
         return
@@ -68,18 +67,18 @@ def info(job: Path, operator: bool, as_json: bool) -> None:
         click.echo(f"Abandoned windows before {found['abandoned']}: they get no more releases")
     if found["restoring"]:
         click.echo("Restored  the next run compares with the sink before it publishes")
-    if operator:
+    if requested():
         _print_sizes(found["operator_only"])
 
 
 def _print_sizes(sizes: dict[str, Any]) -> None:
-    click.echo(OPERATOR, err=True)
+    echo_private("sizes tell about the number of units and keys.")
     if sizes["bytes"] is not None:
-        click.echo(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB", err=True)
+        echo_private(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB")
     for part in sizes["parts"]:
         where = "" if part["window"] is None else f", window {part['window']}"
         size = f"{part['bytes'] / 2**20:12,.1f} MiB in {part['rows']:,} rows"
-        click.echo(f"{part['name']:<10}{size}{where}", err=True)
+        echo_private(f"{part['name']:<10}{size}{where}")
 
 
 @state.command(

@@ -7,6 +7,7 @@ import click
 
 from dpstream.accounting.figures import up
 from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.run import KeySource
@@ -143,6 +144,7 @@ def plan(
 @click.option("--runner", help="Beam runner whose workers do it; default: this process.")
 @click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
+@OPERATOR
 @AS_JSON
 def execute(
     parameters: Path, data: Path, out: Path, strict: bool, dead_letter: Path | None, fresh: bool,
@@ -178,7 +180,7 @@ def execute(
         said = "Charged" if done.charged else "Charged before" if ledger else "Costs"
         click.echo(f"{said} {shown}", err=True)
     if order.letters is not None and order.letters.exists():
-        click.echo(f"Operator only: dead letters (position and rule) in {order.letters}", err=True)
+        echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
     if manifest.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 

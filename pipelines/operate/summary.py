@@ -1,7 +1,8 @@
 """What a run has released, in a few figures; and, for the operator, what became of its records.
 
-``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: it
-goes to the terminal of whoever runs the job and to ``--json``, never to files, metrics or reports.
+``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: the
+command line shows it with ``--operator`` or on a terminal (`pipelines.cli.private_counts`), and it
+never goes to files, metrics or reports.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +48,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a run may have released nothing: what is the matter, and what helps."""
+    """Why nothing was released, or no record was usable: what happened, and what helps."""
 
     problem: str
     fix: str
@@ -59,7 +60,7 @@ class Records(msgspec.Struct, frozen=True):
     Attributes:
         read: records, and ``dead``: those that went to the dead letter.
         dead_share: their share, ``None`` where none was read.
-        cause: why nothing was released, or all records are dead letters.
+        cause: why nothing was released, or that every record is unusable and why.
     """
 
     read: int
@@ -191,45 +192,57 @@ def _names(plan: Plan) -> list[str]:
 
 
 def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Records:
-    """What became of the records, and why nothing was released, if nothing was."""
+    """What became of the records that this command has read, and why nothing was released."""
     at_source, dead = counts.get("operator_dead_source", 0), counts.get("operator_dead_letters", 0)
     read = counts.get("operator_records_in", 0) + at_source
-    all_dead = 0 < read == dead
     cause = None
-    if all_dead:
-        cause = _of_dead(job, counts)
-    elif released.rows == 0:
-        cause = _no_keys(job, known=bool(counts)) if read or not counts else _NO_RECORDS
+    if 0 < read == dead:
+        cause = _all_dead(job, counts, read)
+    elif released.rows == 0 < released.releases:  # none: the store has let go of them
+        cause = _empty(job, counts, read - dead)
     return Records(read, dead, dead / read if read else None, cause)
 
 
-_NO_RECORDS = Cause("the source holds no record", "look at the files that source.path names")
-
-
-def _no_keys(job: Job, known: bool) -> Cause:
-    """Args: known: records were read now; a run that has ended reads them no more."""
-    other = "" if known else ", or all records were dead letters, as the first run said"
+def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
+    """Why a run has no row, where not every record that it read was unusable."""
+    name = job.path.name
+    if not counts:
+        return Cause(
+            "nothing was released, and the records were read before or by other workers, so this"
+            " command cannot say why",
+            f"`dpstream plan {name}` says how many units a key needs in a window",
+        )
+    if usable == 0 and job.source.query is not None:
+        return Cause(
+            "the source holds no record, or source.query keeps none",
+            "correct the query's WHERE, or the files that source.path names",
+        )
+    if usable == 0:
+        return Cause("the source holds no record", "correct the files that source.path names")
     return Cause(
-        f"no key has enough units in a window to be published{other}",
-        f"`dpstream plan {job.path.name}` says how many a key needs; take longer windows, fewer"
+        f"{usable:,} records are usable, but no key has enough units in a window to be published",
+        f"`dpstream plan {name}` says how many a key needs; take longer windows, fewer"
         " triggers, a larger epsilon, or name the keys in [keys] public",
     )
 
 
-def _of_dead(job: Job, counts: Mapping[str, int]) -> Cause:
-    """The reason of most dead letters, as what to look at."""
-    causes = _causes(job)
-    return causes[max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))]
+def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
+    """The reason of most of them, as what to correct."""
+    causes = causes_of(job)
+    reason = max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))
+    cause, amount = causes[reason], counts.get(f"operator_dead_{reason}", 0)
+    most = f"all {dead:,} records are unusable, {amount:,} of them for this reason"
+    return Cause(f"{most}: {cause.problem}", cause.fix)
 
 
-def _causes(job: Job) -> dict[str, Cause]:
-    """What a reason means for this job, and what helps where it is that of all records."""
+def causes_of(job: Job) -> dict[str, Cause]:
+    """What each reason for an unusable record means for this job, and what helps."""
     plan, line = job.plan, job.plan.timeline
     start, end = (np.datetime64(t, "us").astype("M8[s]") for t in (line.start, line.horizon))
     keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)
     columns = ", ".join(f"'{a.column}'" for a in plan.aggregates if a.column is not None)
     unit, its_type = plan.unit.column, "write the type that it has"
-    found = {
+    texts = {
         "unit": (
             f"schema.unit: column '{unit}' holds no {plan.unit.type}",
             f'{its_type}, as in unit = {{ column = "{unit}", type = "string" }}',
@@ -255,4 +268,4 @@ def _causes(job: Job) -> dict[str, Cause]:
             "correct source.kind, or the files",
         ),
     }
-    return {reason: Cause(*words) for reason, words in found.items()}
+    return {reason: Cause(*words) for reason, words in texts.items()}

@@ -1,15 +1,17 @@
 """``dpstream run``: its examples, early refusals, private counts on stderr."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import RunError
-from dpstream.pipelines.cli.run import _print_cut, _print_operator, _warn, released_in_words
+from dpstream.pipelines.cli import private_counts
+from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_in_words
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.operate.summary import Cause, Records, Released, Summary
+from dpstream.pipelines.operate.summary import Released
+from dpstream.pipelines.stream import Result
 from dpstream.state import open as stores
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call, examples_of, refused
@@ -27,17 +29,30 @@ def test_refused_before_anything_is_read(make_job: Callable[..., Job], tmp_path:
     refused("run", tmp_path / "none.toml")
 
 
-def test_counts_are_for_the_operator_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_operator({"operator_dead_letters": 1234, "operator_records": 5, "public": 9}, Path("d"))
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with --operator."""
+    monkeypatch.setattr(private_counts, "visible", lambda: True)
+
+
+def result_of(counts: dict[str, int], resumed: bool = False) -> Result:
+    return Result("r", "h", 4, "out", resumed, counts)
+
+
+def test_counts_are_for_the_operator_on_stderr(
+    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str], operator: None
+) -> None:
+    counts = {"operator_dead_letters": 1234, "operator_records": 5, "public": 9}
+    _print_operator(make_job(), result_of(counts))
     out, err = capsys.readouterr()
     assert out == ""
-    assert "dead letters 1,234, records 5" in err and "9" not in err and "in d" in err
-    _print_operator({}, Path("d"))
-    assert "nothing new" in capsys.readouterr().err
+    assert "dead letters 1,234, records 5." in err and "public" not in err and "dead_letter" in err
+    _print_operator(make_job(), result_of({}))
+    assert "read no record" in capsys.readouterr().err
 
 
 def test_what_contributions_cut_is_said_if_it_is_much(
-    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str], operator: None
 ) -> None:
     job = make_job()
     _print_cut(job, {"operator_pairs_admitted": 81, "operator_pairs_rejected": 19})
@@ -75,23 +90,26 @@ def test_what_was_released_in_words(released: Released, words: str) -> None:
     assert released_in_words(released) == f"Released {words}"
 
 
-@pytest.mark.parametrize("rows", [0, 9])
-@pytest.mark.parametrize("dead", [0, 40])
-def test_warnings(rows: int, dead: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Loud where nothing was released, or all records are dead letters; else silent."""
-    cause = Cause("WHY", "HOW") if dead or not rows else None
-    released = Released(1, 0, 1, rows, rows, None)
-    summary = Summary(released, Records(40, dead, dead / 40, cause))
-    _warn(summary, fail_if_empty=False)
-    said = capsys.readouterr().err
-    assert (said == "") is (cause is None)
-    assert ("NOTHING WAS RELEASED" in said) is (rows == 0)
-    assert ("every record went" in said.lower()) is (dead > 0)
-    if rows == 0:
-        with pytest.raises(RunError, match=r"WHY\. Fix: HOW"):
-            _warn(summary, fail_if_empty=True)
-    else:
-        _warn(summary, fail_if_empty=True)
+def test_nothing_released_is_said_without_private_reasons(tmp_path: Path) -> None:
+    """One line for each public reason; why it was, for the operator; the same for every input."""
+    folder = place(tmp_path, kind="csv")
+    reasons = {
+        "3 of 9 records are unusable": ("x,p,now,\n" * 3 + "1,p,2024-01-01 00:00:00Z,1\n" * 6,
+                                        "6 records are usable, but no key"),
+        "all are unusable": ("1,p,2024-01-99,\n" * 3, "all 3 records are unusable"),
+        "no record": ("", "holds no record"),
+    }  # fmt: skip
+    public = set()
+    for rows, private in reasons.values():
+        (folder / "s.db").unlink(missing_ok=True)
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        (folder / "in" / "day-0.csv").write_text("user,page,at,amount\n" + rows)
+        told = call("run", folder / "job.toml", "--operator", "--fail-if-empty")
+        stores.close_all()
+        assert told.exit_code == 4 and private in told.stderr, told.output
+        lines = told.stderr.splitlines()
+        public.add("\n".join(line for line in lines if not line.startswith("Operator only")))
+    assert len(public) == 1 and "released nothing" in public.pop()
 
 
 def test_a_pass_in_json_and_in_words(tmp_path: Path) -> None:
@@ -100,15 +118,15 @@ def test_a_pass_in_json_and_in_words(tmp_path: Path) -> None:
     arrive(folder, 1)
     with open(folder / "in" / "day-0.csv", "a") as file:
         file.write("nobody,p1,2024-01-01 00:00:00Z,1\n")
-    told = call("run", folder / "job.toml", "--through", "2024-01-02", "--json")
+    told = call("run", folder / "job.toml", "--through", "2024-01-02", "--json", "--operator")
     stores.close_all()
     found = json.loads(told.stdout)
     assert found["through"] == "2024-01-02T00:00:00Z" and found["summary"]["released"]["rows"] > 10
-    records = found["summary"]["operator_only"]
+    records = found["operator_only"]["records"]
     assert (records["read"], records["dead"]) == (1_501, 1) and records["cause"] is None
     assert records["dead_share"] == pytest.approx(1 / 1_501)
     arrive(folder, 2)
-    shown = call("run", folder / "job.toml", "--through", "2024-01-03", "--quiet")
+    shown = call("run", folder / "job.toml", "--through", "2024-01-03", "--quiet", "--operator")
     stores.close_all()
     assert "released through 2024-01-03T00:00:00Z; files may join" in shown.output
     assert "position and reason, 0.0333% of the records" in shown.output

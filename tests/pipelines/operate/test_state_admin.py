@@ -134,7 +134,7 @@ def test_a_run_lets_go_of_settled_records_by_itself(job: Path) -> None:
     assert found["settled_cut"] == 4 * DAYS and 0 < positions[0]["bytes"] < 2_000
     assert "operator_only" not in done("info", job)
     shown = call("info", job, "--operator")
-    assert "OPERATOR ONLY" in shown.stderr and "positions" not in shown.stdout
+    assert "positions" in shown.stderr and "positions" not in shown.stdout
     before = files(job.parent / "out")
     assert run(job).resumed and files(job.parent / "out") == before
 

@@ -1,0 +1,51 @@
+"""Exact counts of private records: shown with ``--operator`` or on a terminal, and nowhere else.
+
+A scheduler or a CI system keeps what a command prints, and hands it to others.  So what is printed
+by default (stdout, stderr and ``--json``) is a function of the arguments and of what was released:
+two inputs that differ in one unit, or in rows that are refused, print the same but for released
+values.  This module is the only one that decides and prints otherwise; a test reads the others.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+_REQUESTED = "dpstream.operator"
+
+
+def _remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[_REQUESTED] = value
+
+
+#: The option of every command that counts private records.
+OPERATOR = click.option(
+    "--operator",
+    "show_private_counts",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember,
+    help="Also show exact counts of private records: for the operator, not to be published.",
+)
+
+
+def requested() -> bool:
+    """Whether ``--operator`` was given to the command that is running."""
+    return bool(click.get_current_context().meta.get(_REQUESTED))
+
+
+def visible() -> bool:
+    """Whether exact counts may be printed on stderr: asked for, or a person's terminal."""
+    return requested() or sys.stderr.isatty()
+
+
+def echo_private(text: str) -> None:
+    """A line on stderr for the operator; nothing where it could be kept unasked."""
+    if visible():
+        click.echo(f"Operator only, do not publish: {text}", err=True)
+
+
+def with_private(public: Mapping[str, Any], private: Mapping[str, Any]) -> dict[str, Any]:
+    """An object for ``--json``; with ``--operator`` it has the private one as ``operator_only``."""
+    return {**public, "operator_only": dict(private)} if requested() else dict(public)
