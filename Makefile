@@ -72,6 +72,7 @@ locks:
 	  --output-file deploy/runtime.lock
 	$(LOCK) --group pyproject.toml:build --constraint requirements.lock \
 	  --output-file deploy/build.lock
+	sed -i "s/^pysqlite3==[0-9.]*/& ; platform_machine == 'x86_64'/" requirements.lock deploy/runtime.lock
 
 # Beam's local streaming engine, built by Go (a minute); Beam's job server for Flink and a Flink
 # cluster's jars, by Maven (150 MB), for Java of 11 or later, with a JDK.  Both are mended, so that

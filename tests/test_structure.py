@@ -218,6 +218,26 @@ def dotted(path: Path) -> str:
     return f"{FACE}.{named(path).removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
 
 
+#: The one module that opens files of SQLite and decides their durability.
+SQLITE = "state/sqlite/database.py"
+
+
+def foreign_sqlite(source: str) -> list[str]:
+    """SQLite's own library, settings of durability, and connections that cannot roll back."""
+    settings = ("journal_mode = WAL", "PRAGMA synchronous", "mode=ro", "immutable=1", "query_only")
+    libraries = imports(source) & {"sqlite3", "pysqlite3", "apsw"}
+    return [*sorted(libraries), *(word for word in settings if word in source)]
+
+
+def test_one_module_opens_files_of_sqlite() -> None:
+    others = [path for path in sources(*LAYERS) if named(path) not in {SQLITE, READS_OF_OTHERS}]
+    assert offending(others, foreign_sqlite) == {}
+
+
+#: Tables of other programs, whose journal is rolled back by a connection of our own before.
+READS_OF_OTHERS = "pipelines/sql/databases.py"
+
+
 def test_no_module_imports_itself_over_others() -> None:
     assert circles({dotted(path): path.read_text() for path in sources(*LAYERS)}) == []
 
@@ -339,6 +359,8 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (lambda s: layer_offences("accounting", s), "def f():\n    import apache_beam as beam\n"),
     (lambda s: layer_offences("accounting", s), "from dpstream.state.store import Store\n"),
     (lambda s: layer_offences("accounting", s), "import sqlite3\n"),
+    (foreign_sqlite, "import sqlite3\n"),
+    (foreign_sqlite, "PLACE = 'file:ledger.db?mode=ro'\n"),
     (lambda s: layer_offences("state", s), "from apache_beam import DoFn\n"),
     (lambda s: layer_offences("state", s), "import dpstream.dp_transforms.flow\n"),
     (lambda s: layer_offences("dp_transforms", s), "from dpstream.pipelines import job\n"),

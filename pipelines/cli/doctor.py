@@ -40,6 +40,7 @@ def _print_report(report: dict[str, Any]) -> None:
     for name, found in {**report["runners"], **report["emulators"]}.items():
         table.add_row(name, (found if isinstance(found, str) else "found") if found else "missing")
     disk = report["disk"]
+    table.add_row("SQLite", report["sqlite"])
     table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
     Console(file=sys.stdout).print(table)
     for line in report["verdict"]:

@@ -17,6 +17,7 @@ from typing import Any
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.runners import parts, prism_build
 from dpstream.state.durable import put_once
+from dpstream.state.sqlite.database import sqlite3, wal_is_safe
 
 PACKAGES = (
     "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
@@ -38,11 +39,17 @@ HOW = {
     "Pub/Sub emulator": "gcloud components install pubsub-emulator",
     "Kafka broker's jars": "make kafka",
 }
+#: Of a version that can damage a file in WAL mode.
+OLD_SQLITE = (
+    "SQLite {version} can damage a database in WAL mode that several processes write, so stores "
+    "use a rollback journal, which is slower: pip install pysqlite3, or use SQLite 3.51.3 or newer."
+)
 
 
 def examine() -> dict[str, Any]:
     """The report: ``python``, ``packages``, ``optional``, ``runners``, ``emulators``,
-    ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (lines)."""
+    ``sqlite`` (its version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict``
+    (lines)."""
     packages = {name: installed(name) for name in PACKAGES}
     disk = _disk()
     missing = [name for name, version in packages.items() if version is None]
@@ -64,11 +71,13 @@ def examine() -> dict[str, Any]:
         "optional": {name: installed(name) for name in OPTIONAL},
         "runners": runners,
         "emulators": emulators,
+        "sqlite": sqlite3.sqlite_version,
         "disk": disk,
         "ready": not faults,
         "verdict": [
             f"Not ready: {'; '.join(faults)}." if faults else "Ready for local runs.",
             f"Not found (not needed locally): {', '.join(absent)}." if absent else "All found.",
+            *([] if wal_is_safe() else [OLD_SQLITE.format(version=sqlite3.sqlite_version)]),
             *([f"Prism is refused, it lets other machines in: {HOW['Prism']}."] if opened else []),
         ],
     }

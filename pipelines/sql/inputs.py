@@ -5,6 +5,7 @@ database has no such mark that could be had without its rows: it is named by its
 an exact re-ask is answered as before, with the date of that answer, until it is asked afresh.
 """
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -12,9 +13,10 @@ import stat
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.columns import sqlite_file
+from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
 
 FILES = ("parquet", "csv", "jsonl")
 #: Parameters of a server's address that say how to get in, and nothing of the rows.
@@ -65,8 +67,23 @@ def without(table: Table) -> RunError:
 
 
 def sqlite_path(table: Table) -> str:
-    """The file of a SQLite address."""
-    return sqlite_file(table.place)
+    """The file of a SQLite address.
+
+    A journal that a killed program left is rolled back first: who only reads cannot do it, and
+    the bytes of the file are not its rows before.
+
+    Raises:
+        DpstreamError: that is not possible.
+    """
+    path = sqlite_file(table.place)
+    if _filled(f"{path}-journal"):
+        try:
+            with contextlib.closing(open_file(path)) as db:
+                db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except (sqlite3.Error, OSError) as error:
+            subject = Subject(f"table {table.name}", "database", lambda: _damaged(table))
+            raise refused(subject, error, path) from None
+    return path
 
 
 def fingerprint_parts(catalog: Catalog, names: Iterable[str]) -> list[bytes]:
@@ -139,6 +156,10 @@ def _regular(path: str) -> bool:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
         return False
+
+
+def _damaged(table: Table) -> PolicyError:
+    return PolicyError(f"table {table.name}", "is a damaged database", "restore it from a backup")
 
 
 def _unreadable(table: Table) -> RunError:

@@ -1,12 +1,11 @@
 """A ledger's SQLite file: opened, upgraded and read, and what its errors mean."""
 
-import sqlite3
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.limits import BUSY_SECONDS
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger.charges import Charge, Entry, chained
 from dpstream.state.ledger.seal import (
     COLUMNS,
@@ -19,7 +18,7 @@ from dpstream.state.ledger.seal import (
     rows_of,
     sum_of,
 )
-from dpstream.state.sqlite.file import DAMAGE, wary
+from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
 
 #: 2: kinds, epochs and tokens; 3: identities of units, a seal; 4: charges of zCDP, answers of any
 #: kind, a seal of sums.  A program refuses what is newer than itself.
@@ -89,10 +88,8 @@ def connect(path: str | Path) -> sqlite3.Connection:
         PolicyError: it is damaged, another program's or of a newer version.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+    db = open_file(path, create=True)
     try:
-        wary(db)
-        db.execute("PRAGMA synchronous = FULL")
         check_pages(db)
         if version_of(db) != SCHEMA_VERSION:
             _upgrade(db)
@@ -132,10 +129,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
         UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
     """
     try:
-        uri = f"{Path(path).absolute().as_uri()}?mode=ro"
-        db = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-        try:
-            wary(db)
+        with contextlib.closing(open_file(path)) as db:
             db.execute("BEGIN")  # one state of it
             check_pages(db)
             version = version_of(db)
@@ -143,10 +137,8 @@ def read_ledger(path: str | Path) -> list[Entry]:
                 raise PolicyError("ledger.path", "is not a ledger", "name the ledger's file")
             new = version == SCHEMA_VERSION
             return [line.entry for line in (check_all(db)[0] if new else _check_old(db, version))]
-        finally:
-            db.close()
-    except (sqlite3.Error, UnicodeError) as error:
-        raise failed(error) from None
+    except (sqlite3.Error, OSError, UnicodeError) as error:
+        raise failed(error, path) from None
 
 
 def version_of(db: sqlite3.Connection) -> int:
@@ -173,18 +165,9 @@ def version_of(db: sqlite3.Connection) -> int:
     return version
 
 
-def failed(error: Exception) -> RunError | PolicyError:
-    """SQLite's error by its public code; its text can hold a path."""
-    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return RunError(
-            "ledger.path",
-            f"the ledger is busy: another process has held it for {BUSY_SECONDS:g} s",
-            "let that process end, then run again; nothing was charged",
-        )
-    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
-        return damaged()
-    if code == "SQLITE_NOTADB":
-        fix = damaged().fix
-        return PolicyError("ledger.path", "is damaged, or no ledger", f"{fix}, or check the path")
-    return RunError("ledger.path", f"the ledger cannot be used ({code})", "check path and rights")
+_LEDGER = Subject("ledger.path", "ledger", damaged)
+
+
+def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
+    """SQLite's error, or the system's, of a ledger; see ``refused``."""
+    return refused(_LEDGER, error, path)

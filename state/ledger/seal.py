@@ -8,13 +8,13 @@ not somebody who can write to the ledger, as everywhere in ``state.seals``.
 """
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.seals import digest, digest_at, place_of
+from dpstream.state.sqlite.database import sqlite3
 
 _NAME = "seal"
 #: Columns of each table, as they are added up.

@@ -12,7 +12,6 @@ decision of whoever had read them before.
 """
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from dpstream.state.ledger.seal import (
     sum_of,
     without,
 )
+from dpstream.state.sqlite.database import sqlite3
 
 
 class _Checked(NamedTuple):
@@ -59,13 +59,13 @@ class SqliteLedger(Ledger):
     """
 
     def __init__(self, path: str | Path, data_set: str) -> None:
-        self.data_set = data_set
+        self.data_set, self._path = data_set, path
         self._checked: _Checked | None = None
         self._book = Book()
         try:
             self._db = connect(path)
         except (sqlite3.Error, OSError, UnicodeError) as error:
-            raise failed(error) from None
+            raise failed(error, self._path) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -101,7 +101,7 @@ class SqliteLedger(Ledger):
                     self._db.execute("ROLLBACK")
         except (sqlite3.Error, UnicodeError) as error:
             self._checked = None  # what the file holds now is not known
-            raise failed(error) from None
+            raise failed(error, self._path) from None
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[sqlite3.Connection]:

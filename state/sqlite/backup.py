@@ -10,7 +10,6 @@ import functools
 import hashlib
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from dpstream.state import drafts
 from dpstream.state.drafts import SIDES
 from dpstream.state.durable import sync
 from dpstream.state.seals import damaged
+from dpstream.state.sqlite.database import open_file, sqlite3
 from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
 from dpstream.state.sqlite.rows import check_all
 from dpstream.state.store import RunIdentity
@@ -45,7 +45,7 @@ def backup_file(
         source = connect(path)
         try:
             read_identity(source)
-            target = sqlite3.connect(draft, isolation_level=None)
+            target = open_file(draft)
             try:
                 # The open transaction pins one state; other writers go on beside it.
                 source.execute("BEGIN")

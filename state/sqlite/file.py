@@ -7,8 +7,6 @@ store is opened (half a second for a GB that is in memory).
 
 import contextlib
 import functools
-import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.state.seals import damaged, reading
+from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
 from dpstream.state.sqlite.rows import check_small
 from dpstream.state.sqlite.selections import SELECTIONS
 from dpstream.state.sqlite.tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
@@ -83,7 +81,7 @@ def store_exists(path: str | Path) -> bool:
     try:
         with _looked_at(path) as db:
             return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
-    except sqlite3.Error:  # damaged, in use or no database: whoever opens it says which
+    except (sqlite3.Error, OSError):  # damaged, in use or no database: whoever opens it says which
         return True
 
 
@@ -103,7 +101,7 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
             else:
                 row = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
                 text = row and row[0]
-    except (sqlite3.Error, UnicodeError) as error:
+    except (sqlite3.Error, OSError, UnicodeError) as error:
         raise failed(error, path) from None
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
@@ -112,9 +110,7 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
 @contextlib.contextmanager
 def _looked_at(path: str | Path, patience: float = 0) -> Iterator[sqlite3.Connection]:
     """A short connection to a file that exists, as it is."""
-    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=patience)) as db:
-        wary(db)
+    with contextlib.closing(open_file(path, wait=patience)) as db:
         yield db
 
 
@@ -148,7 +144,7 @@ def _outdated(path: str | Path) -> bool:
         if Path(path).exists():
             with _looked_at(path) as db:
                 return version_of(db) < SCHEMA_VERSION
-    except (sqlite3.Error, UnicodeError, PolicyError):
+    except (sqlite3.Error, OSError, UnicodeError, PolicyError):
         pass  # whoever opens it says what is wrong
     return False
 
@@ -204,7 +200,7 @@ _SCHEMA = "SELECT name, sql FROM sqlite_master"
 @functools.cache
 def _schema(tables: str) -> dict[str, str | None]:
     """Name and text of every table and index as a new store has them."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+    with contextlib.closing(memory()) as db:
         db.executescript(tables)
         return dict(db.execute(_SCHEMA))
 
@@ -212,33 +208,9 @@ def _schema(tables: str) -> dict[str, str | None]:
 def connect(path: str | Path) -> sqlite3.Connection:
     """The file with durable commits, made for its owner only if it is new."""
     try:
-        # Exact counts live here: for the owner only, like the noise key.  A file that exists is
-        # not opened here: closing it would drop the locks of this process's other connections.
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        file = os.stat(path).st_ino
-        db = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
-        )
+        return open_file(path, create=True, log=True)
     except (sqlite3.Error, OSError) as error:
         raise failed(error, path) from None
-    try:
-        wary(db)
-        db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-        db.execute("PRAGMA synchronous = FULL")
-        # Zeros over what is deleted where that costs no write; ON would cost a run 3 to 4% more.
-        db.execute("PRAGMA secure_delete = FAST")
-        if os.stat(path).st_ino != file:
-            raise RunError("state.store", "was replaced while it was opened", "run it again")
-    except (sqlite3.Error, OSError) as error:
-        db.close()
-        raise failed(error, path) from None
-    except RunError:
-        db.close()
-        raise
-    return db
 
 
 @contextlib.contextmanager
@@ -255,10 +227,12 @@ def alone(
         InUseError: another process has it open.
     """
     wait = _PATIENCE if patience is None else patience
-    db = sqlite3.connect(path, isolation_level=None, timeout=wait)
+    try:
+        db = open_file(path, damaged=damaged, wait=wait)
+    except (sqlite3.Error, OSError) as error:
+        raise failed(error, path) from None
     try:
         try:
-            wary(db)
             db.execute("PRAGMA journal_size_limit = 0")  # a journal that is kept is empty
             # Works only for the one connection there is, and then nobody else gets in.
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -290,48 +264,9 @@ def in_use() -> InUseError:
     return InUseError("state.store", "a run has it open", "stop the run, or wait for its end")
 
 
-def wary(db: sqlite3.Connection) -> None:
-    """Let a connection expect damage."""
-    # A text that damage made no text any more is read as one that its digest does not fit.
-    db.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
-    db.execute("PRAGMA cell_size_check = ON")
+_STORE = Subject("state.store", "store", damaged)
 
 
-#: What SQLite says of bytes that it cannot have written; ``SQLITE_ERROR``: of a table or a column
-#: that is not there, or of a header that it does not know.
-DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
-
-
-def failed(
-    error: sqlite3.Error | OSError | UnicodeError, path: str | Path | None = None
-) -> RunError | UsageError | PolicyError:
-    """SQLite's error by its public code; its text can hold a path or a value.
-
-    Args:
-        path: of the file that was to be opened.
-    """
-    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    if code == "SQLITE_NOTADB":
-        fix = damaged().fix
-        return PolicyError("state.store", "is damaged, or no store", f"{fix}; or check the path")
-    if isinstance(error, OSError) or code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
-        if path is not None and _read_only(Path(path)):
-            return UsageError(
-                "state.store",
-                "is read-only here: the disk, the folder or the file may not be written",
-                "make all three writable; also who only looks at the store takes its lock",
-            )
-        if not code.startswith("SQLITE_READONLY"):
-            return UsageError("state.store", f"cannot be opened ({code})", "check the path")
-        fix = "check disk and rights; if both are right its header is damaged: restore a backup"
-        return RunError("state.store", f"the database refused ({code})", fix)
-    # A name of a column that is no text any more.
-    if isinstance(error, UnicodeError) or code.startswith(DAMAGE):
-        return damaged()
-    return RunError("state.store", f"the database refused ({code})", "check disk and rights")
-
-
-def _read_only(path: Path) -> bool:
-    """Whether the file, or one beside it, cannot be written."""
-    there = [name for name in (path.parent, path) if name.exists()]
-    return not path.is_dir() and not all(os.access(name, os.W_OK) for name in there)
+def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
+    """SQLite's error, or the system's, of a store; see ``refused``."""
+    return refused(_STORE, error, path)

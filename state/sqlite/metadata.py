@@ -1,7 +1,6 @@
 """Notes of the embedded store: small public texts in its meta table, changed by comparison."""
 
-import sqlite3
-
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import failed
 from dpstream.state.sqlite.tables import put_meta, read_meta
 

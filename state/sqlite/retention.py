@@ -5,7 +5,6 @@ A unit shard's log begins with its snapshot: rows that say the counts of their u
 """
 
 import contextlib
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from dpstream.state.retention_store import (
     piece_bounds,
 )
 from dpstream.state.sqlite import selections
+from dpstream.state.sqlite.database import sqlite3, unjournaled
 from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
 from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
 from dpstream.state.sqlite.rows import (
@@ -324,8 +324,7 @@ class SqliteRetention(RetentionStore):
         with self._lock:
             try:
                 # Nobody uses the file before it is complete: it needs no journal of its own.
-                self._db.execute("PRAGMA journal_mode = OFF")
-                self._db.execute("PRAGMA synchronous = OFF")
+                unjournaled(self._db)
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
                 self._db.execute("COMMIT")

@@ -4,10 +4,10 @@ One row a step that selected any key, written in the step's own transaction.  Th
 the first row, so that a store of a run that remembers nothing is as it always was.
 """
 
-import sqlite3
 from collections.abc import Iterator
 
 from dpstream.state.retention_store import Selection
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.rows import selection_of, selection_row
 
 TABLE = "selections"

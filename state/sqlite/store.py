@@ -6,7 +6,6 @@ would be an order of magnitude slower.  A cold start replays the log.
 """
 
 import contextlib
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.sqlite import selections
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import failed
 from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
 from dpstream.state.sqlite.rows import StepRow, UnitRow, admission_row, releases_of, step_row

@@ -4,9 +4,8 @@ Version 2 adds tables to version 1, version 3 the digests (`state.seals`); a fil
 version is upgraded in one transaction when it is opened (`state.sqlite.upgrade`).
 """
 
-import sqlite3
-
 from dpstream.state.seals import sealed_text, unsealed_text
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.rows import meta_name
 
 SCHEMA_VERSION = 3

@@ -4,12 +4,12 @@ Version 3 seals every row (`state.seals`).  What an earlier version wrote has no
 that is there already is noticed as far as SQLite's own check and Arrow's decoding notice it.
 """
 
-import sqlite3
 from typing import Any
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state import arrow
 from dpstream.state.seals import damaged
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.rows import (
     UnitRow,
     admission_row,

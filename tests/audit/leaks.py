@@ -7,7 +7,6 @@ import dataclasses
 import io
 import logging
 import re
-import sqlite3
 import traceback
 import zlib
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from dpstream.dp_transforms.noise.prf import PURPOSES
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.state.sqlite.database import sqlite3
 
 UNIT, KEY, VALUE = "unit-QZJ7741", "key-XWV3306", "7310.5529"
 #: Also the value as Python, numpy and Arrow would write it.

@@ -1,7 +1,6 @@
 """A small job that is run again and again: on the same store, on copies, on other data."""
 
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from dpstream.state import open as stores
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.seal import put_seal
+from dpstream.state.sqlite.database import sqlite3
 
 JOB = """
 [source]

@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.idtable import PairSet
 from dpstream.state.sqlite import retention as sqlite
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import KeyShard
 from tests.audit.leaks import (

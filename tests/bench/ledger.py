@@ -9,7 +9,6 @@ is reported apart: both ways pay it.
 
 import argparse
 import contextlib
-import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dpstream.state.ledger.charges import Charge, chained
 from dpstream.state.ledger.file import lines
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.seal import check_old_seal, old_seal
+from dpstream.state.sqlite.database import sqlite3
 from tests.bench.common import emit, machine
 
 LIMIT = (400.0, 1e-3)

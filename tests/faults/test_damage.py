@@ -27,7 +27,10 @@ from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, aft
 #: What may be said of a damaged file of a kind.
 SAID = {
     # The second: a header that forbids to write.
-    STORE: ("state.store: is damaged", "state.store: the database refused (SQLITE_READONLY)"),
+    STORE: (
+        "state.store: is damaged",
+        "state.store: the store cannot be used: it is read-only (SQLITE_READONLY)",
+    ),
     # The log is valid up to the flip: what it loses is an older store.
     WAL: ("state.store: is an older or forked copy",),
     BACKUP: ("backup: is damaged",),

@@ -7,7 +7,6 @@ the tests say so loudly.  SQLite's page limit covers every single commit.
 import contextlib
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.backup import check_file
+from dpstream.state.sqlite.database import sqlite3
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import redelivered
@@ -97,7 +97,7 @@ def test_a_read_only_disk_says_so(disk: Path, tmp_path: Path) -> None:
     stores.close_all()
     for path in (disk / "s.db", disk / "new.db"):
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with pytest.raises(UsageError, match="is read-only here"):
+        with pytest.raises(UsageError, match="file system is read-only"):
             job("sticky", path)
         stores.close_all()
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
@@ -228,7 +228,8 @@ def test_rights_that_are_lost(tmp_path: Path) -> None:
     before = path.read_bytes()
     os.chmod(path, 0o444)
     attempt = f"""
-import os, sqlite3
+import os
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.state.sqlite.file import connect, failed
 os.setgid(65534)

@@ -1,10 +1,10 @@
 """A store that lost what a test published: the test is taken again, or the store is refused."""
 
 import itertools
-import sqlite3
 from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.state.sqlite.database import sqlite3
 from tests.faults.runs import calm, job, released
 from tests.faults.test_reshard import go_on
 from tests.faults.test_store_faults import redelivered

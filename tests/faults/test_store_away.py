@@ -4,7 +4,6 @@ The longer run, a minute each: ``pytest -m slow tests/faults/test_store_away.py`
 """
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.state.sqlite.database import sqlite3
 from tests import emulator
 from tests.faults.live_jobs import LATENESS, WINDOW, Growing, Live
 from tests.faults.places import places

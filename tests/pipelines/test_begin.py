@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite import file as sqlite_file
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.sqlite.tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place

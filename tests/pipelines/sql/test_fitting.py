@@ -1,7 +1,6 @@
 """What a catalog says of columns that is not so is refused before anything is charged."""
 
 import contextlib
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.registration import register
+from dpstream.state.sqlite.database import sqlite3
 from tests.pipelines.sql.asking import KEY, charges, data_set, dp, visits
 from tests.pipelines.sql.test_databases import server  # noqa: F401
 

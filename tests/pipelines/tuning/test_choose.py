@@ -2,7 +2,6 @@
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -15,6 +14,7 @@ from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.tuning import choose as module
 from dpstream.state.ledger.answers import Register
+from dpstream.state.sqlite.database import sqlite3
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     CANARY,

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import sqlite3
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +18,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.sqlite import SqliteLedger
+from dpstream.state.sqlite.database import sqlite3
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     JOB,

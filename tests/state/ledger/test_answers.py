@@ -1,7 +1,6 @@
 """The register of answers: charged, drawn, committed, seen, in this order and once."""
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger, Limit
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.seal import put_seal
+from dpstream.state.sqlite.database import sqlite3
 from tests.state.ledger.conformance import (
     LIMIT,
     SCENARIOS,

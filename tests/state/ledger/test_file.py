@@ -1,15 +1,13 @@
 """A ledger's file: opened, upgraded from what older programs wrote, refused where it must be."""
 
 import contextlib
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state.ledger import file as module
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -17,6 +15,8 @@ from dpstream.state.ledger.file import SCHEMA_VERSION
 from dpstream.state.ledger.lineage import begun_epoch
 from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.ledger.seal import check_old_seal
+from dpstream.state.sqlite import database
+from dpstream.state.sqlite.database import sqlite3
 from tests.state.ledger.test_sqlite import DELTA, EPSILON, charge
 
 
@@ -107,7 +107,7 @@ def test_another_programs_database_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(PolicyError, match="is not a ledger"):
         read_ledger(tmp_path / "empty.db")
-    with pytest.raises(RunError, match="SQLITE_CANTOPEN"):
+    with pytest.raises(UsageError, match="no such file"):
         read_ledger(tmp_path / "none.db")
     assert not (tmp_path / "none.db").exists()
 
@@ -115,7 +115,7 @@ def test_another_programs_database_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_busy_ledger_says_so(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     other = open_ledger(tmp_path / "data" / "ledger.db", "flights")
     with (
         ledger.transaction(),

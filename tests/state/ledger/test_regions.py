@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.orders import Order, Paid, SessionRefusedError, Views
 from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.ledger.sqlite import SqliteLedger
+from dpstream.state.sqlite.database import sqlite3
 from tests.accounting.regions.spaces import amounts_of, members, some_boxes
 from tests.accounting.regions.test_snapping import inward
 from tests.state.ledger import region_conformance as suite

@@ -1,6 +1,5 @@
 """Sums of digests: every column of every row counts, in any order."""
 
-import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from dpstream.state.ledger.seal import (
     sum_of,
     without,
 )
+from dpstream.state.sqlite.database import sqlite3
 
 ROWS = {
     "entries": [(1, "flights", "a", "{}", "00"), (2, "flights", "b", "{}", "11")],

@@ -2,7 +2,6 @@
 
 import math
 import random
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.lineage import begun_epoch, promise
 from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.ledger.seal import put_seal
+from dpstream.state.sqlite.database import sqlite3
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -208,15 +208,15 @@ def of_unit(run: int, period: int, phase: int = 0, event_time: str = "time", **m
     )
 
 
-def test_units_that_only_look_alike_are_not_one(ledger: Ledger) -> None:
+def test_units_that_only_look_alike_are_not_one(ledger: Ledger, tmp_path: Path) -> None:
     """Half a month later, 4 s longer: composed as what they have in common, all records."""
     month = of_unit(1, 30 * DAY)
-    for other in (of_unit(2, 30 * DAY, 15 * DAY), of_unit(2, 30 * DAY + 4)):
+    for n, other in enumerate((of_unit(2, 30 * DAY, 15 * DAY), of_unit(2, 30 * DAY + 4))):
         assert other.unit == month.unit  # the words that used to decide
         mu = math.sqrt(2 * 4) * MU
         delta = delta_of(EPSILON, mu) + 8 * 0.4e-7
         assert delta > delta_of(EPSILON, math.sqrt(2) * MU) + 2 * 0.4e-7  # what was composed
-        book = open_ledger(":memory:", "flights")
+        book = open_ledger(tmp_path / f"{n}.db", "flights")
         assert book.charge(month, EPSILON, delta * 1.001)
         with pytest.raises(PolicyError, match="spend more"):
             book.charge(other, EPSILON, delta * 0.999)

@@ -1,8 +1,8 @@
 """A SQLite store for the suites and the tests of its modules."""
 
-import sqlite3
 from pathlib import Path
 
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import RunIdentity, Store

@@ -1,6 +1,5 @@
 """The embedded store's file: how it is begun, what of it is refused, and with which code."""
 
-import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.run import begin_run
 from dpstream.state import open as stores
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import connect, create_store, store_exists
 from dpstream.state.sqlite.store import SqliteStore
 from tests.state.conformance import (

@@ -1,10 +1,9 @@
 """Notes of the embedded store: changed by comparison, apart from its own rows, checked."""
 
-import sqlite3
-
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
 from dpstream.state.sqlite.tables import read_meta
 from tests.state.sqlite.bench import SqliteBench

@@ -1,6 +1,5 @@
 """Rows of the embedded store: a cell in another's place is damage, and so is a name."""
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.state import arrow, seals
 from dpstream.state.sqlite.backup import check_file
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
     UnitRow,

@@ -1,12 +1,12 @@
 """The embedded store's log of selections: made when it is needed, sealed, checked."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.sqlite.backup import backup_file, check_file
+from dpstream.state.sqlite.database import sqlite3
 from tests.state.conformance import IDENTITY, log_of, named, take_step
 from tests.state.sqlite.bench import SqliteBench
 

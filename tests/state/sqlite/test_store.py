@@ -1,13 +1,13 @@
 """The SQLite store: the suite that every store passes, and a fault at every database call."""
 
 import contextlib
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import OvertakenError, Store
 from tests.state.conformance import (

@@ -1,11 +1,11 @@
 """Tables by version, and rows of meta that are what was put there."""
 
 import re
-import sqlite3
 
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.tables import TABLES, VERSION_2, VERSION_3, put_meta, read_meta
 from tests.state.sqlite.bench import SqliteBench
 

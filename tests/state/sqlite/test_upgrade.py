@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.backup import backup_file, check_file
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.sqlite.tables import put_meta
@@ -140,7 +140,8 @@ WRITES = 15
 def test_a_migration_cut_short_changes_nothing(old: Path, tmp_path: Path, nth: int) -> None:
     """Killed after the nth statement: the old version or the new one, all of it."""
     child = f"""
-import os, signal, sqlite3
+import os, signal
+from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite import file as sqlite_file, upgrade as sqlite_upgrade
 class Db:
     def __init__(self, db): self.db, self.left = db, {nth}

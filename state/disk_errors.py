@@ -1,0 +1,110 @@
+"""What an error of the operating system means: its cause and its remedy, the same for every file.
+
+Error numbers are public; the texts that the system adds to them hold paths, which are not shown.
+"""
+
+import errno
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from dpstream.accounting.errors import RunError
+
+
+class Cause(NamedTuple):
+    """Why a file cannot be used, in words.
+
+    Attributes:
+        reason: what is wrong; fix: what to do about it.
+        choice: whether another path or other rights help, rather than the machine is at fault.
+    """
+
+    reason: str
+    fix: str
+    choice: bool = False
+
+
+FULL = Cause("the disk is full", "free space on it, then run the same command again")
+QUOTA = Cause(
+    "the disk quota is used up", "free space or raise the quota, then run the same command again"
+)
+READ_ONLY = Cause(
+    "the file system is read-only",
+    "use a path on a disk that can be written, or mount this one for writing",
+    choice=True,
+)
+RIGHTS = Cause(
+    "this user may not use it",
+    "run as its owner, or give this user the rights to the file and its folder (`chmod`)",
+    choice=True,
+)
+MISSING = Cause("there is no such file or folder", "correct the path", choice=True)
+FILES = Cause(
+    "too many files are open", "raise the limit (`ulimit -n 4096`), then run the same command again"
+)
+DEVICE = Cause(
+    "the disk reported an error",
+    "check the disk (`dmesg`) and its quota, then run the same command again",
+)
+MEMORY = Cause("there is not enough memory", "free memory, then run the same command again")
+#: What no other cause fits.
+UNKNOWN = Cause("the system refused", "check the path, the disk and the rights")
+
+_CAUSES = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: QUOTA,
+    errno.EROFS: READ_ONLY,
+    errno.EACCES: RIGHTS,
+    errno.EPERM: RIGHTS,
+    errno.ENOENT: MISSING,
+    errno.ENOTDIR: MISSING,
+    errno.EISDIR: Cause("it is a folder", "name a file", choice=True),
+    errno.EEXIST: Cause("a file of that name exists", "choose another path", choice=True),
+    errno.ENAMETOOLONG: Cause("its name is too long", "choose a shorter path", choice=True),
+    errno.ELOOP: Cause("its links lead nowhere", "correct the path", choice=True),
+    errno.EMFILE: FILES,
+    errno.ENFILE: FILES,
+    errno.EIO: DEVICE,
+    errno.ENOMEM: MEMORY,
+    errno.EFBIG: Cause("the file is too large", "raise the limit (`ulimit -f`)"),
+    errno.ENOLCK: Cause("the file system has no locks", "use a disk of this machine", choice=True),
+    errno.ESTALE: Cause("it was replaced while it was opened", "run the same command again"),
+}
+
+
+def cause_of(error: OSError) -> Cause:
+    """The cause of an error; its number is named where it is none of the known ones."""
+    if error.errno is None:
+        return UNKNOWN
+    name = errno.errorcode.get(error.errno, "of unknown number")
+    return _CAUSES.get(error.errno, UNKNOWN._replace(reason=f"{UNKNOWN.reason} ({name})"))
+
+
+def refused(field: str, cannot: str, error: OSError) -> RunError:
+    """What a person is told when a file cannot be used.
+
+    Args:
+        field: the public name of the file; cannot: what cannot be done (``cannot be written``).
+    """
+    cause = cause_of(error)
+    return RunError(field, f"{cannot}: {cause.reason}", cause.fix)
+
+
+def cause_at(path: Path) -> Cause | None:
+    """Why a file that cannot be written cannot, by a look at its disk and its rights.
+
+    The file itself is not opened: to close it would drop the locks that this process holds on it.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        place = path if path.exists() else path.parent
+        disk = os.statvfs(place)
+    except OSError as error:
+        return cause_of(error)
+    if disk.f_flag & os.ST_RDONLY:
+        return READ_ONLY
+    if path.is_dir():
+        return _CAUSES[errno.EISDIR]
+    if not all(os.access(p, os.W_OK) for p in (path, path.parent) if p.exists()):
+        return RIGHTS
+    return FULL if disk.f_bavail == 0 else None

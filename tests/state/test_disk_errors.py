@@ -1,0 +1,49 @@
+"""What errors of the system mean: the cause, and what to do."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dpstream.state.disk_errors import FULL, MISSING, UNKNOWN, cause_at, cause_of, refused
+
+GOLDEN = Path(__file__).with_name("disk_errors.txt")
+NUMBERS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE,
+    errno.ENFILE, errno.EIO, errno.ENOMEM, errno.EFBIG, errno.ENOLCK, errno.ESTALE, errno.EPIPE,
+)  # fmt: skip
+
+
+def test_what_each_number_means() -> None:
+    lines = []
+    for number in NUMBERS:
+        error = refused("sink.path", "cannot be written", OSError(number, "text", "/secret/path"))
+        lines.append(f"{errno.errorcode[number]}\n  {error}\n")
+    text = "".join(lines)
+    if os.environ.get("REWRITE"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+    assert "/secret" not in text
+
+
+def test_an_error_without_a_number() -> None:
+    assert cause_of(OSError("text")) == UNKNOWN
+    assert cause_of(OSError(errno.ENOSPC, "")) == FULL
+
+
+def test_a_look_at_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert cause_at(tmp_path / "file") is None
+    assert cause_at(tmp_path / "none" / "file") == MISSING
+    cause = cause_at(tmp_path)
+    assert cause is not None and cause.choice
+
+
+def test_too_many_open_files_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, "")
+
+    monkeypatch.setattr(os, "open", full)
+    assert cause_at(tmp_path / "file") == cause_of(OSError(errno.EMFILE, ""))
