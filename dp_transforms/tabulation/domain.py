@@ -2,10 +2,11 @@
 
 Nothing of a data file enters here, so the cells of a table, their order and with it the names of
 their noise are the same whatever the data are.  Regions are those that a block of the geography
-lies in, and of Puerto Rico or not by the state of the block; no block is of both.
+lies in, and of Puerto Rico or not by the state of the block; no block is of both.  Households have
+the regions of the published totals too, also where no block lies in one: its groups are empty.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.stability import Stability, explained
+from dpstream.accounting.tabulation.stability import Stability, stability
 
 #: The state whose blocks are those of Puerto Rico's levels, and of no other.
 PUERTO_RICO = "72"
@@ -105,8 +106,16 @@ class Domain(NamedTuple):
         return next((found for found in self.levels if found.level == level), None)
 
 
-def domain_of(files: PublicFiles, parameters: Parameters) -> Domain:
-    """The groups of all levels that run."""
+def domain_of(
+    files: PublicFiles,
+    parameters: Parameters,
+    more: Mapping[str, pa.StringArray] | None = None,
+) -> Domain:
+    """The groups of all levels that run.
+
+    Args:
+        more: by type, regions of published totals; a block may lie in them or not.
+    """
     levels, regions_of = list[LevelDomain](), dict[str, Int32]()
     names = dict[str, pa.StringArray]()
     for level in parameters.levels:
@@ -114,14 +123,17 @@ def domain_of(files: PublicFiles, parameters: Parameters) -> Domain:
             continue
         kind = level.region_type
         if kind not in names:
-            names[kind], regions_of[kind] = _regions(files.geography, level)
+            own = (more or {}).get(kind, pa.array([], pa.string()))
+            names[kind], regions_of[kind] = _regions(files.geography, level, own)
         found = _level(files, level, names[kind], parameters.max_race_codes)
         if found.groups:
             levels.append(found)
     return Domain(tuple(levels), regions_of, parameters.max_race_codes)
 
 
-def _regions(geography: pa.Table, level: Level) -> tuple[pa.StringArray, Int32]:
+def _regions(
+    geography: pa.Table, level: Level, more: pa.StringArray
+) -> tuple[pa.StringArray, Int32]:
     """Sorted ids of a type's regions, and each block's."""
     inside = pc.equal(geography.column("state"), PUERTO_RICO)
     mine = inside if level.puerto_rico else pc.invert(inside)
@@ -132,7 +144,7 @@ def _regions(geography: pa.Table, level: Level) -> tuple[pa.StringArray, Int32]:
     region = pc.if_else(mine, ids, pa.scalar(None, pa.string()))
     if isinstance(region, pa.ChunkedArray):
         region = region.combine_chunks()
-    known = pc.unique(region).drop_null().sort()
+    known = pc.unique(pa.concat_arrays([pc.unique(region).drop_null(), more])).sort()
     place = pc.index_in(region, value_set=known).fill_null(-1)
     return known, np.asarray(place.to_numpy(zero_copy_only=False), np.int32)
 
@@ -161,7 +173,7 @@ def _level(files: PublicFiles, level: Level, regions: pa.StringArray, races: int
         _members(alone, size),
         _members(combined, size),
         _members(ethnicity, size),
-        explained(alone, combined, ethnicity, races),
+        stability(alone, combined, ethnicity, races),
     )
 
 
