@@ -32,7 +32,7 @@ from dpstream.accounting.tabulation.stability import Stability
 from dpstream.accounting.tabulation.tables import Table
 
 #: Raised with any change of what is measured, drawn or published under the same parameters.
-VERSION = 1
+VERSION = 2
 
 
 class Cost(NamedTuple):

@@ -9,8 +9,8 @@ any detail by one (`expand`, `aggregate`).  A group is measured in one of three 
    the outcome of step 1 the cells are a fixed query of sensitivity one, so both steps compose
    adaptively to the budget / s.
 3. From a published total (program h): the detail is a function of public figures, and its cells
-   have the whole budget / s.  Groups that the published totals do not hold are left out, whatever
-   the data are.
+   have the whole budget / s, whether persons have a step 1 for the group or not (DETAILED_ONLY).
+   Groups that the published totals do not hold are left out, whatever the data are.
 
 All groups together: s of them can change, so a level costs at most s times the budget / s.  Detail
 that were chosen from the exact total would release which side of a threshold it is on, without
@@ -79,7 +79,6 @@ def perturbed(
         assert published is not None, "without a step 1 totals are published already"
         groups, totals = published.within(shard.first, shard.last)
         detail = _detail(totals, thresholds)
-        detail[only[groups - shard.first]] = 0
     else:
         if only.any():
             assert draws.total is not None, "groups of which the total alone is measured"

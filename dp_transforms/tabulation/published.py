@@ -49,18 +49,33 @@ def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
     return out
 
 
+def regions_of(totals: pa.Table) -> dict[str, pa.StringArray]:
+    """The regions of published totals, by type.
+
+    Args:
+        totals: as `published_of` has them.
+    """
+    kind, region = _Texts(totals.column("REGION_TYPE")), _Texts(totals.column("REGION_ID"))
+    pairs = np.unique(kind.index * len(region.values) + region.index)
+    of, at = np.divmod(pairs, max(1, len(region.values)))
+    return {
+        kind.values[number].as_py(): region.values.take(pa.array(at[of == number]))
+        for number in np.unique(of).tolist()
+    }
+
+
 class _Texts:
-    """A column of texts that are few."""
+    """A column of texts that are few: the distinct values, and (n,) which one each row has."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         whole = column.combine_chunks()
         if isinstance(whole, pa.ChunkedArray):  # of no chunks, or more than fits one
             whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
-        self._values = whole.dictionary
-        self._index = np.asarray(whole.indices.to_numpy(), np.int64)
+        self.values = whole.dictionary
+        self.index = np.asarray(whole.indices.to_numpy(), np.int64)
 
     def found(self, known: pa.StringArray, rows: Int64 | None = None) -> Int64:
         """(n,) place of each row's text among the known ones, -1: none."""
-        place = pc.index_in(self._values, value_set=known).fill_null(-1)
+        place = pc.index_in(self.values, value_set=known).fill_null(-1)
         of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
-        return of[self._index if rows is None else self._index[rows]]
+        return of[self.index if rows is None else self.index[rows]]

@@ -69,7 +69,7 @@ def read_characteristics(folder: Path, faults: dict[str, Faults]) -> Characteris
         "is an iteration of race too", "give iterations of race and ethnicity codes of their own",
     )  # fmt: skip
     every = _together(race.table, ethnicity.table)
-    _check_map(pairs, every, codes, faults)
+    _check_map(pairs, every, codes, faults[MAP])
     found = _resolved(every, codes.table["RACE_ETH_CODE"], pairs.table)
     _check_kinds(found, pairs, faults[MAP])
     return None if any(faults[name].found for name in COLUMNS) else found
@@ -113,21 +113,18 @@ def _check_code(
     faults.rows(repeated(column), numbers, name, "is there before", "keep one of the rows")
 
 
-def _check_map(rows: Rows, iterations: pa.Table, codes: Rows, faults: dict[str, Faults]) -> None:
-    """Pairs are of known codes, each once; every code belongs to an iteration."""
-    own, table, numbers = faults[MAP], rows.table, rows.numbers
+def _check_map(rows: Rows, iterations: pa.Table, codes: Rows, faults: Faults) -> None:
+    """Pairs are of codes of the lists, each once; a code may belong to no iteration."""
+    table, numbers = rows
     code = codes.table["RACE_ETH_CODE"]
     known = _bool(pc.is_in(table[_CODE], iterations["CODE"].combine_chunks()))
-    own.rows(~known, numbers, _CODE, "is no iteration of the two lists", "correct or remove it")
+    faults.rows(~known, numbers, _CODE, "is no iteration of the two lists", "correct or remove it")
     known = _bool(pc.is_in(table["RACE_ETH_CODE"], code.combine_chunks()))
-    own.rows(
+    faults.rows(
         ~known, numbers, "RACE_ETH_CODE", "is not in the list of codes", "correct or remove it"
     )
     pair = pc.binary_join_element_wise(table[_CODE], table["RACE_ETH_CODE"], "|")
-    own.rows(repeated(pair), numbers, "", "is there before", "keep one of the rows")
-    mapped = _bool(pc.is_in(code, table["RACE_ETH_CODE"].combine_chunks()))
-    faults[CODES].rows(~mapped, codes.numbers, "RACE_ETH_CODE", "belongs to no iteration",
-                       f"add it to {MAP}")  # fmt: skip
+    faults.rows(repeated(pair), numbers, "", "is there before", "keep one of the rows")
 
 
 def _together(race: pa.Table, ethnicity: pa.Table) -> pa.Table:

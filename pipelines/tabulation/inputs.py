@@ -16,7 +16,7 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.tabulation.domain import Domain, Shard, domain_of, shards_of
-from dpstream.dp_transforms.tabulation.published import Published, published_of
+from dpstream.dp_transforms.tabulation.published import Published, published_of, regions_of
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.files import Loaded, load, public_paths, records_path
 from dpstream.pipelines.tabulation.private import Lookup, lookup_of
@@ -99,7 +99,7 @@ def prepared(inputs: Inputs) -> Prepared:
 def prepared_of(loaded: Loaded, digest: str) -> Prepared:
     """The same from files that are loaded."""
     parameters, files, totals = loaded
-    domain = domain_of(files, parameters)
+    domain = domain_of(files, parameters, None if totals is None else regions_of(totals))
     if not domain.levels:
         raise UsageError(
             "config.json", "leaves no level with a budget and a group", "give a level a budget"

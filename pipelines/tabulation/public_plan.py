@@ -7,6 +7,8 @@ plan them they may still be missing, and then the plan has no hash yet.
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.describe import describe, text
 from dpstream.accounting.tabulation.guarantee import DELTA
@@ -74,12 +76,27 @@ def figures(found: Planned, delta: float | None = None, units: int | None = None
     prepared = found.prepared
     groups = {level.level: level.groups for level in prepared.domain.levels}
     out = describe(prepared.plan, delta, groups)
+    empty = _without_block(prepared)
+    if empty:
+        out["notes"] = [*out["notes"], f"{empty:,} groups of {TOTALS} are in regions without a "
+                        "block: their counts are noise alone"]  # fmt: skip
     if not found.whole:
         out["plan_hash"] = None
         out["notes"] = [*out["notes"], f"the plan has no hash before {TOTALS} is there"]
     if units is not None:
         out["scale"] = estimate(prepared, units)
     return out
+
+
+def _without_block(prepared: Prepared) -> int:
+    """Groups of published totals in regions without a block, where no record can be."""
+    count = 0
+    for level, published in (prepared.published or {}).items():
+        domain = prepared.domain.of(level)
+        assert domain is not None, "totals are of levels that run"
+        region = published.groups // len(domain.iterations)
+        count += int((~np.isin(region, prepared.domain.regions_of[level.region_type])).sum())
+    return count
 
 
 def words(shown: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """``pop-group-totals.txt``: the published t1 of persons, by which households choose their detail.
 
 It may be one file, or a folder of the ``*.csv`` files of a t1.  A group is there at most once.
-Groups that no level of the run counts are skipped: of region types that do not run, and of
-iterations that their region type does not take.
+Groups that no level of the run counts are skipped: of region types and states that do not run, of
+iterations that their region type does not take, and of AIANNH areas in which no block of the run
+lies.  A region of a state that runs counts also where no block lies in it: its groups are measured
+like any other, and are empty.
 """
 
 from collections.abc import Iterator
@@ -16,6 +18,8 @@ from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
+from dpstream.pipelines.tabulation.config import PUERTO_RICO
+from dpstream.pipelines.tabulation.digits import numbers_of
 from dpstream.pipelines.tabulation.faults import Fault, Faults
 from dpstream.pipelines.tabulation.text import Rows, read_blocks
 
@@ -27,6 +31,8 @@ _COUNT, _MOST = "^-?[0-9]{1,15}$", 10**15
 _OF_TYPE = {
     "STATE": "state", "COUNTY": "county", "TRACT": "tract", "PLACE": "place", "AIANNH": "aiannh",
 }  # fmt: skip
+#: Digits of a region's id by its type; `PR-` types have those of the type without it.
+_DIGITS = {"USA": 1, "STATE": 2, "COUNTY": 5, "TRACT": 11, "PLACE": 7, "AIANNH": 4}
 NATION = "1"
 
 
@@ -62,8 +68,8 @@ def read_totals(
             where.append((faults, numbers))
         found += faults.found
     found += _again(groups, where)
-    if len(found) == before and not any(table.num_rows for table in tables):
-        rule = "has no group that the run counts: it would pay for tables without a row"
+    if len(found) == before and not domain.has_block:
+        rule = "has no group of a region with a block of the run: its tables would be of nobody"
         found.append(Fault(TOTALS, None, "", rule, "give the t1 of the same geography"))
     if len(found) > before:
         return None
@@ -96,6 +102,9 @@ class _Domain:
         self.codes = files.iterations["CODE"].combine_chunks()
         self.taken = _taken(files.iterations, levels, self.types)
         self.regions = [_regions(files.geography, name) for name in self.types.to_pylist()]
+        self.states = pa.array(parameters.state_filter, pa.string())
+        #: Whether a row that counts lies in a region with a block.
+        self.has_block = False
 
     def counted(self, rows: Rows, faults: Faults) -> tuple[pa.Table, Int64, Int64]:
         """The rows that levels count, the number of each one's group, and its line."""
@@ -110,17 +119,39 @@ class _Domain:
         count, well = _counts(rows.table["COUNT"].combine_chunks())
         faults.rows(~well, numbers, "COUNT", "is not a whole number", "correct it")
         kind = _places(texts["REGION_TYPE"], self.types)
+        ids, of_id = texts["REGION_ID"].dictionary, _indices(texts["REGION_ID"])
+        numbered = [self._numbered(place, ids) for place in range(len(self.types))]
         # One row more: types that do not run have no regions.
-        ids = texts["REGION_ID"].dictionary
-        places = [_index(ids, regions) for regions in self.regions]
-        region = np.stack([*places, np.full(len(ids), -1)])[kind, _indices(texts["REGION_ID"])]
-        faults.rows((kind >= 0) & (region < 0), numbers, "REGION_ID",
-                    "is no region of the run", "give the t1 of the same geography")  # fmt: skip
+        region = np.stack([*(n for n, _ in numbered), np.full(len(ids), -1)])[kind, of_id]
+        bad = np.stack([*(b for _, b in numbered), np.zeros(len(ids), np.bool_)])[kind, of_id]
+        faults.rows(bad, numbers, "REGION_ID", "is not the id of a region of its type",
+                    "correct it")  # fmt: skip
         counted = (region >= 0) & (code >= 0) & well
         counted &= self.taken[kind, code]
+        lies = [_index(ids, regions) >= 0 for regions in self.regions]
+        self.has_block |= bool(np.stack(lies)[kind, of_id][counted].any())
         group = (region * len(self.types) + kind) * len(self.codes) + code
         table = pa.table({**texts, "COUNT": count}).filter(pa.array(counted))
         return table, group[counted], numbers[counted]
+
+    def _numbered(self, place: int, ids: pa.StringArray) -> tuple[Int64, Bool]:
+        """(ids,) each as a region of a type: its number, -1 if it does not count; and bad ones.
+
+        A region of a state that does not run is skipped whatever its form.
+        """
+        name = self.types[place].as_py()
+        kind = name.removeprefix("PR-")
+        number, well = numbers_of(ids, _DIGITS[kind])
+        if kind == "USA":
+            counted = well & (number == int(NATION))
+            bad = ~counted
+        elif kind == "AIANNH":
+            counted, bad = _index(ids, self.regions[place]) >= 0, ~well
+        else:
+            states = pa.array([PUERTO_RICO]) if name != kind else self.states
+            mine = _bool(pc.is_in(pc.utf8_slice_codeunits(ids, 0, 2), states))
+            counted, bad = mine & well, mine & ~well
+        return np.where(counted, number, -1), bad
 
 
 _PR = ("STATE", "COUNTY", "TRACT", "PLACE")

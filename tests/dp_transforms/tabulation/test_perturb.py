@@ -60,30 +60,35 @@ def test_households_take_their_detail_from_what_is_published() -> None:
     known = totals_as_published(w)
     for table in TABLES["h"]:
         steps = np.array((4.0, 15.0, 60.0)[: len(table.details) - 1])
-        seen = 0
+        seen, details = 0, [0] * len(table.details)
         for level, parts in measured(w, table, published=known):
             of = known[level.level]
             for part in parts:
                 assert part.first is None
-                only = level.total_only[part.groups % len(level.iterations)]
                 totals = of.totals[np.searchsorted(of.groups, part.groups)]
-                wanted = np.searchsorted(steps, totals, side="right")
-                assert (np.where(only, 0, wanted) == part.detail).all()
+                assert (np.searchsorted(steps, totals, side="right") == part.detail).all()
                 seen += len(part.groups)
+                only = level.total_only[part.groups % len(level.iterations)]
+                details[part.detail] += int(only.sum())
         assert seen == sum(len(of.groups) for of in known.values())
+        assert all(details), "groups of which persons have only the total have every detail"
 
 
 def scores(w: World, measure: Any = perturbed, scaled: Any = lambda d: d) -> dict[str, Any]:
     """Errors of an execution in units of the planned scales, and what they have in common."""
     exact = exact_counts(w, PERSONS)
-    plan = [p for _, parts in measured(w, PERSONS, measure=perturbed) for p in parts]
     found = measured(w, PERSONS, measure=measure, scaled=scaled)
-    kinds = {(p.detail, p.first is None): p.noise.scale for p in plan}
+    kinds = {level.level: draws(w.parameters, PERSONS, level.level, level.stability.groups)
+             for level in w.domain.levels}  # fmt: skip
     errors, firsts, same, known = [], [], [], []
-    for (_, counts), (_, parts) in zip(exact, found, strict=True):
+    for (level, counts), (_, parts) in zip(exact, found, strict=True):
         for part in parts:
             truth = counts.cells(part.groups, PERSONS.details[part.detail])
-            scale = kinds[part.detail, part.first is None]
+            planned = kinds[level.level]
+            assert planned is not None
+            own = planned.total if part.first is None else planned.detail
+            assert own is not None
+            scale = own.scale
             errors.append(((part.values - truth) / scale).reshape(-1))
             if part.first is not None:
                 totals = counts.totals[part.groups - counts.shard.first]
@@ -111,7 +116,7 @@ def _smaller(draws: Draws) -> Draws:
 
 
 def _one_less(draws: Draws) -> Draws:
-    """The scales of s - 1 groups where there are s = 9."""
+    """The scales of s - 1 groups where s = 9, and less of a change where s is smaller."""
     part = float(np.sqrt(8 / 9))
     return Draws(*(None if n is None else n._replace(scale=n.scale * part) for n in draws))
 

@@ -84,8 +84,6 @@ def test_without_noise_tables_of_households_are_exact_counts() -> None:
                 region, i = level.regions[group // m].as_py(), group % m
                 code = level.iterations[i].as_py()
                 detail = sum(total >= step for step in (4, 15, 60)[: len(table.details) - 1])
-                if level.total_only[i]:
-                    detail = 0
                 for cell in measured_cells[table.name][detail]:
                     count = sum(truth[(level.level, region, code), leaf]
                                 for leaf in table.data_cells[cell])  # fmt: skip

@@ -1,5 +1,8 @@
-"""Exact tables of an office's files by SQL: written from the tables' definition, with none of the
-engine's parts.  Everything is read as text."""
+"""Exact tables of an office's files by SQL, with none of the engine's parts.
+
+Written from the definition of the tables and, for households, from what the public production
+program does with the totals of persons.  Everything is read as text.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +121,48 @@ class Oracle:
             "GROUP BY ALL"
         ).fetchall()
         return {(*row[:3], *row[3].split("|"), row[4]): row[5] for row in rows}
+
+    def households(
+        self, table: str, totals: Path, thresholds: dict[str, list[float]]
+    ) -> list[dict[tuple[str, ...], int]]:
+        """By detail, every row that a table of households has: group and data cell, and how many.
+
+        Every group of the totals of persons is tabulated whose iteration its region type takes:
+        nation and state those that are not COARSE_ONLY, smaller regions those that are not
+        DETAILED_ONLY.  Its detail is the number of thresholds that its total reaches, whatever its
+        iteration; whether a block lies in its region does not matter.  Totals of other states, and
+        of AIANNH areas without a block, are not read.
+
+        Args:
+            totals: folder of the totals of persons.
+            thresholds: by level, as the configuration has them.
+        """
+        self._db.execute("CREATE OR REPLACE TABLE steps (kind TEXT, level TEXT, step DOUBLE)")
+        for label, steps in thresholds.items():
+            kind, level = label.strip("()").split(", ")
+            for step in steps[: len(CELLS[table]) - 1]:
+                self._db.execute("INSERT INTO steps VALUES (?, ?, ?)", [kind, level, step])
+        states = self._db.execute("SELECT DISTINCT state FROM block").fetchall()
+        rows = self._db.execute(
+            f"""
+            SELECT REGION_ID, REGION_TYPE, ITERATION_CODE,
+              (SELECT count(*) FROM steps WHERE steps.kind = REGION_TYPE
+               AND steps.level = i.level AND step <= CAST(t.COUNT AS BIGINT))
+            FROM {_file(totals / "*.csv")} t JOIN iteration i ON i.code = ITERATION_CODE
+            WHERE CASE WHEN REGION_TYPE IN ('USA', 'STATE', 'PR-STATE') THEN NOT i.coarse
+                       ELSE NOT i.detailed END
+            AND (REGION_TYPE = 'USA' OR REGION_TYPE <> 'AIANNH' AND left(REGION_ID, 2) IN ?
+                 OR REGION_TYPE = 'AIANNH' AND REGION_ID IN (SELECT aiannh FROM block))
+            """,
+            [[state for (state,) in states]],
+        ).fetchall()
+        counts, out = self.data_cells(table), [dict[tuple[str, ...], int]() for _ in CELLS[table]]
+        for *group, detail in rows:
+            for cell in CELLS[table][detail]:
+                key = (*group, str(cell))
+                assert key not in out[detail]
+                out[detail][key] = counts.get(key, 0)
+        return out
 
     def data_cells(self, table: str) -> dict[tuple[str, ...], int]:
         """By group and data cell: how many; those of nobody are not there."""

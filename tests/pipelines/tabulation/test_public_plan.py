@@ -61,7 +61,7 @@ def test_the_scale_of_a_load(made: Office) -> None:
 def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> None:
     """Budgets of rho are no budgets of epsilon: the noise would be beyond the sampler's tables."""
     assert faults(*spoilt, Choice("p")) == []
-    spoilt.configure(privacy_defn="puredp")
+    spoilt.configure(privacy_defn="puredp", privacy_budget_p_level_1_usa=1e-3)
     [fault] = faults(*spoilt, Choice("p"))
     assert (fault.file, fault.column) == ("config.json", "t1t2 (USA, 1)")
     assert "is so small that noise of a scale above" in fault.rule
@@ -72,3 +72,16 @@ def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> No
     assert (fault.file, fault.column) == ("config.json", "") and "no level" in fault.rule
     spoilt.configure(reader="cef")
     assert [found.column for found in faults(*spoilt, Choice("p"))] == ["reader"]
+
+
+def test_groups_without_a_block_are_named(spoilt: Office) -> None:
+    table = spoilt.load("p").files.iterations.to_pylist()
+    code = next(row["CODE"] for row in table if not (row["DETAILED_ONLY"] or row["COARSE_ONLY"]))
+    rows = [f"1|USA|{code}|12", f"01999|COUNTY|{code}|3", f"72999|PR-COUNTY|{code}|3"]
+    notes = []
+    for some in (rows[:1], rows):
+        lines = ["REGION_ID|REGION_TYPE|ITERATION_CODE|COUNT", *some]
+        (spoilt.data / "pop-group-totals.txt").write_text("\n".join(lines) + "\n")
+        shown = figures(plan(*spoilt, Choice("h")))
+        notes.append([note for note in shown["notes"] if "without a block" in note])
+    assert notes[0] == [] and len(notes[1]) == 1 and notes[1][0].startswith("2 groups")

@@ -72,8 +72,10 @@ def test_groups_of_no_level_are_skipped(spoilt: Office, made: Office, rows: list
     ("change", "column", "rule"),
     [
         (("USA", "WORLD"), "REGION_TYPE", "is no region type"),
-        (("1|USA", "2|USA"), "REGION_ID", "is no region of the run"),
-        (("1|USA", "02|COUNTY"), "REGION_ID", "is no region of the run"),
+        (("1|USA", "2|USA"), "REGION_ID", "is not the id of a region of its type"),
+        (("1|USA", "02|COUNTY"), "REGION_ID", "is not the id of a region of its type"),
+        (("1|USA", "720011|PR-COUNTY"), "REGION_ID", "is not the id of a region of its type"),
+        (("1|USA", "00x1|AIANNH"), "REGION_ID", "is not the id of a region of its type"),
         (("|120", "|12.5"), "COUNT", "is not a whole number"),
         (("|120", "|1" + "0" * 15), "COUNT", "is not a whole number"),
         (("|120", "|"), "COUNT", "is not a whole number"),
@@ -87,6 +89,21 @@ def test_faults(spoilt: Office, rows: list[str], change: tuple[str, str], column
     table, found = read(spoilt, [rows[0].replace(*change), *rows[1:]])
     assert table is None
     assert [(f.file, f.row, f.column, f.rule) for f in found] == [(TOTALS, 2, column, rule)]
+
+
+def test_regions_without_a_block(spoilt: Office, rows: list[str]) -> None:
+    """Those of states that run count; other states are skipped, whatever their ids look like."""
+    code = rows[0].split("|")[2]
+    empty = [f"01999|COUNTY|{code}|7", f"7299999|PR-PLACE|{code}|8"]
+    skipped = [f"55|STATE|{code}|1", f"55833|PLACE|{code}|2", f"8888|AIANNH|{code}|3",
+               f"01001|PR-COUNTY|{code}|4", f"72001|COUNTY|{code}|5"]  # fmt: skip
+    table, found = read(spoilt, [*rows, *empty, *skipped])
+    assert found == [] and table is not None
+    assert [row["COUNT"] for row in table] == [120, -3, 0, 7, 8]
+    _, found = read(spoilt, [*empty, *skipped])
+    assert [(fault.row, fault.rule) for fault in found] == [
+        (None, "has no group of a region with a block of the run: its tables would be of nobody")
+    ]
 
 
 def test_unknown_iterations(spoilt: Office, rows: list[str]) -> None:
@@ -106,6 +123,6 @@ def test_no_group_of_the_run_and_no_file(spoilt: Office, rows: list[str]) -> Non
     spoilt.configure(run_pr=False)
     for lines in ([], [""], rows[2:]):
         table, [fault] = read(spoilt, lines)
-        assert table is None and fault.rule.startswith("has no group that the run counts")
+        assert table is None and fault.rule.startswith("has no group of a region with a block")
     (spoilt.data / TOTALS).unlink()
     assert [fault.rule for fault in read(spoilt)[1]] == ["is missing"]

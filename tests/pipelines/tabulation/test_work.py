@@ -1,5 +1,6 @@
 """Files become tables: every cell equals that of an oracle, and one record changes few counts."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from dpstream.pipelines.tabulation.files import load, records_path
 from dpstream.pipelines.tabulation.generate import Size
 from dpstream.pipelines.tabulation.inputs import Prepared, prepared_of
 from dpstream.pipelines.tabulation.reading import read
+from dpstream.pipelines.tabulation.totals import TOTALS
 from dpstream.pipelines.tabulation.work import (
     Tally,
     counted,
@@ -53,10 +55,29 @@ def tables(found: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) ->
     return out
 
 
+#: A code that belongs to no iteration: whoever has it is in no group alone.
+NOBODY = "9998"
+
+
 @pytest.fixture(scope="module")
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Office:
-    """An office with groups of every detail."""
-    return office(tmp_path_factory.mktemp("larger"), Size(persons=4_000, seed=3))
+    """An office with groups of every detail, and records with a code of no iteration."""
+    made = office(tmp_path_factory.mktemp("larger"), Size(persons=4_000, seed=3))
+    made.spoil("race-and-ethnicity-codes.txt", lambda lines: [*lines, f"{NOBODY}|Nobody"])
+    for name in ("person-records.txt", "household-records.txt"):
+        columns = made.path(name).read_text().splitlines()[0].split("|")
+        places = [columns.index(column) for column in ("QRACE1", "QRACE2", "QSPAN")]
+
+        def change(lines: list[str], places: list[int] = places) -> None:
+            for number, place in enumerate(places):
+                for row in range(1 + number, len(lines), 40):
+                    fields = lines[row].split("|")
+                    fields[place] = NOBODY
+                    lines[row] = "|".join(fields)
+
+        made.spoil(name, change)
+    assert made.faults() == []
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -92,35 +113,29 @@ def test_without_noise_every_cell_of_persons_is_the_oracle_s(larger: Office, per
 def test_without_noise_every_cell_of_households_is_the_oracle_s(
     larger: Office, persons: Path, tmp_path: Path
 ) -> None:
-    own = Office(larger.parameters, tmp_path / "data")
+    """Groups of DETAILED_ONLY iterations and of regions without a block are tabulated too."""
+    own, totals = Office(larger.parameters, tmp_path / "data"), tmp_path / "data" / TOTALS
     shutil.copytree(larger.data, own.data)
-    (own.data / "pop-group-totals.txt").mkdir()
-    skipped = 0
+    totals.mkdir()
     for path in sorted((persons / "t1").glob("*.csv")):  # every third group is not published
         head, *rows = path.read_text().splitlines(keepends=True)
-        kept = [row for i, row in enumerate(rows) if i % 3]
-        skipped += len(rows) - len(kept)
-        (own.data / "pop-group-totals.txt" / path.name).write_text(head + "".join(kept))
-    asked = load(own.parameters, own.data, Choice("h")).parameters
+        (totals / path.name).write_text(head + "".join(r for i, r in enumerate(rows) if i % 3))
+    code = own.path("race-characteristic-iterations.txt").read_text().splitlines()[-1][:4]
+    empty = [f"01999|COUNTY|{code}|70", f"0199998|PLACE|{code}|-3", f"72999|PR-COUNTY|{code}|900"]
+    skipped = [f"55|STATE|{code}|9", f"55|PLACE|{code}|9", f"8888|AIANNH|{code}|9"]
+    (totals / "more.csv").write_text("\n".join([head.strip(), *empty, *skipped]) + "\n")
     out = tables(with_budget(own, "h", math.inf), own, tmp_path / "homes")
     oracle = Oracle(own, "h", _STATES)
-    known, all_ = published(own.data / "pop-group-totals.txt"), oracle.totals()
-    assert len(known) + skipped == len(all_)
+    config = json.loads(own.path("config.json").read_text())
+    only = {key[2] for key, row in oracle.totals().items() if row[2]}
     for table, details in CELLS.items():
-        steps = {(level.region_type, str(level.iteration_level)): thresholds
-                 for level, thresholds in asked.thresholds[table].items()}  # fmt: skip
-        cells = oracle.data_cells(table)
-        wanted: list[dict[tuple[str, ...], int]] = [{} for _ in details]
-        for key, total in known.items():
-            _, level, only = all_[key]
-            detail = 0 if only else details_of(total, steps[key[1], level])
-            for cell in details[detail]:
-                row = (*key, str(cell))
-                wanted[detail][row] = cells.get(row, 0)
+        wanted = oracle.households(table, totals, config[f"thresholds_h_{table}"])
         number = table.removeprefix("t")
         found = [published(out / table / f"T0{number}00{d + 1}") for d in range(len(details))]
         assert found == wanted
-        assert all(found)
+        assert all(found) and any(key[2] in only for key in found[-1])
+        groups = {key[:3] for rows in found for key in rows}
+        assert {tuple(row.split("|")[:3]) for row in empty} <= groups
 
 
 def audited(found: Prepared, path: Path, sample: int) -> int:
@@ -189,7 +204,8 @@ def test_what_is_published_of_whom_does_not_depend_on_the_records(
     larger: Office, spoilt: Office, tmp_path: Path
 ) -> None:
     """The same files, rows of t1 and columns, whoever is counted."""
-    shutil.copy(larger.data / "GRF-C.txt", spoilt.data / "GRF-C.txt")
+    for name in ("GRF-C.txt", "race-and-ethnicity-codes.txt"):
+        shutil.copy(larger.path(name), spoilt.path(name))
     rows = []
     for number, count in enumerate((0, 1, 4_000)):
         head, *lines = larger.path("person-records.txt").read_text().splitlines(keepends=True)
