@@ -21,6 +21,7 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.skipping import hindrance
 from dpstream.accounting.plan.unit import covers_several, several_mu, together
+from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tuning.answer import Tuned
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
@@ -284,9 +285,7 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
         found.append(_FOR_EVER + (_over_periods(plan) if budget.sound else ""))
     if budget.sound:
         found += _shared_windows(plan)
-    if budget.epsilon > 20:
-        found.append("an epsilon above 20 promises very little")
-    return found
+    return found + weaknesses(budget.epsilon, budget.delta)
 
 
 def _over_periods(plan: Plan) -> str:

@@ -61,7 +61,8 @@ def make_plan(
         privacy = {"periods_share_windows": True, **privacy}
     window = (triggers - lateness) * STEP
     hop = window if slide is None else slide * STEP
-    settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-3, "contributions": 3, **privacy}
+    settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-3, "contributions": 3}
+    settings |= {"allow_large_delta": True, **privacy}
     names = ["page", "lang", "zone", "kind"][: len(key)]
     return Plan(
         source="test",

@@ -113,4 +113,6 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         form["tests"] = privacy.tests
     if privacy.skip:  # a run that was begun says in its numbers whether it skips
         form["skip"] = True
+    if privacy.allow_large_delta:
+        form["allow_large_delta"] = True
     return form

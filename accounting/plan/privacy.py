@@ -6,6 +6,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
 Mode = Literal["sticky", "rounds"]
@@ -39,6 +40,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             (`accounting.plan.skipping`).
         usual_weights: ``weights`` are those of a job that names none: where published keys are
             skipped because of the rules they give way to ``Design.weights``.  No part of the hash.
+        allow_large_delta: a delta above `accounting.strength.MOST_DELTA` is wanted.
         periods_share_windows: a window may meet several privacy periods though keys are selected
             (``Timeline.periods_met`` above 1): one person is several units in a key then, so
             thresholds rise until that many publish nothing by themselves.
@@ -62,6 +64,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: int | tuple[int, ...] | None = None
     skip: bool | None = None
     usual_weights: bool = False
+    allow_large_delta: bool = False
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -73,6 +76,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not 0 < self.delta < 1:
             raise UsageError("privacy.delta", "must lie strictly between 0 and 1", "write 1e-9")
+        switch = "privacy.allow_large_delta = true"
+        check_delta(self.delta, self.allow_large_delta, "privacy.delta", switch)
         if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
             raise UsageError(
                 "privacy.contributions",

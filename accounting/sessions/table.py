@@ -28,6 +28,7 @@ from dpstream.accounting.regions.dimensions import (
     Timestamp,
 )
 from dpstream.accounting.regions.space import Space
+from dpstream.accounting.strength import weaknesses_of_budget
 
 #: First line of what the digest covers.
 _FORM = "dpstream session table/1"
@@ -69,6 +70,16 @@ class SessionTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def identity(self) -> UnitIdentity:
         """The unit of protection: one record of this table."""
         return UnitIdentity(f"record of {self.name}", "string")
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of initial budgets that may promise a record little."""
+        budgets = [d for d in self.dimensions if isinstance(d, Budget)]
+        return [
+            f"a record's initial budget may be {of.kind} {of.most}: {weakness}"
+            for of in budgets
+            for weakness in weaknesses_of_budget(of.kind, float(exact(of.most, of.name)))
+        ]
 
     @cached_property
     def digest(self) -> str:

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpstream.accounting.figures import up
+from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import combined, margins
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
@@ -57,7 +58,8 @@ def describe(
         ``guarantee``, ``accountings`` (name, epsilon, whether it ``holds`` for this noise, note),
         ``sides`` (budget of a record of Puerto Rico and of any other), ``same_margins`` (least
         budgets with the same margins of single counts), ``levels`` (budget, s and
-        its rule, noise, thresholds, ``figures`` with their exact 95% margins) and ``notes``.
+        its rule, noise, thresholds, ``figures`` with their exact 95% margins), ``notes`` and
+        ``warnings``.
     """
     asked = plan.parameters
     return {
@@ -76,6 +78,7 @@ def describe(
             for table, level, noise in plan.measured()
         ],
         "notes": _notes(plan),
+        "warnings": [] if plan.exact else weaknesses(*plan.cost(delta)[:2]),
     }
 
 
@@ -256,6 +259,7 @@ def text(figures: dict[str, Any]) -> str:
     for table in dict.fromkeys(row["table"] for row in figures["levels"]):
         lines += ["", *_table([row for row in figures["levels"] if row["table"] == table], name)]
     lines += [""] + [f"Note        {note}" for note in figures["notes"]]
+    lines += [f"Warning     {warning}" for warning in figures["warnings"]]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -8,7 +8,14 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.pipelines.cli.parts import AS_JSON, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    Bar,
+    examples,
+    load_job,
+    print_json,
+    print_warnings,
+)
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 from dpstream.pipelines.cli.workload import FILE, STRATEGY, check_pure
 
@@ -91,14 +98,16 @@ def answer(
         raise UsageError("--covariance", "is for --from", "ask it of the release")
     if over_time and (pure or tables):
         raise UsageError("--over-time", "is for Gaussian noise of cells", "omit --pure, --tables")
+    from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.execute import Order, execute
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
 
     loaded = load_job(job)
-    for warning in ledger_warnings(loaded):
-        click.echo(f"Warning: {warning}", err=True)
+    privacy = loaded.plan.privacy
+    warnings = weaknesses(privacy.epsilon, 0.0 if pure else privacy.delta)
+    print_warnings([*warnings, *ledger_warnings(loaded)])
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
@@ -135,12 +144,15 @@ def once(
 
 def tell(receipt: "Receipt", asked: "Workload", out: Path, resumed: bool, as_json: bool) -> None:
     """What was released."""
+    from dpstream.accounting.strength import weaknesses
+
     if as_json:
         print_json({
             "out": out.name, "run_id": receipt.run_id, "resumed": resumed,
             "strategy": receipt.strategy, "releases": len(receipt.moments),
             "answers": len(receipt.moments) * asked.queries, "epsilon": receipt.epsilon,
             "delta": receipt.delta, "mu": receipt.mu, "insecure": receipt.insecure,
+            "warnings": weaknesses(receipt.epsilon, receipt.delta),
         })  # fmt: skip
         return
     click.echo(

@@ -96,6 +96,7 @@ def _words(public: dict[str, Any]) -> str:
             f"{of['rank_error_95']:.3g} units (95%): good from {of['units_for_5_points']:,} units "
             f"in the first hours, no answer below about {of['no_answer_below']:,}"
         )
+    lines += [f"Warning     {warning}" for warning in public["warnings"]]
     return "\n".join(lines) + "\n"
 
 

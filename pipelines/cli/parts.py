@@ -4,7 +4,7 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+ALLOW_LARGE_DELTA = click.option(
+    "--allow-large-delta", is_flag=True, help="Take a --delta above 0.01, which is refused else."
+)
 JOB = click.argument("job", type=click.Path(path_type=Path))
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -35,6 +38,12 @@ def load_job(path: Path) -> "Job":
 def print_json(value: Any) -> None:
     """One line of JSON on stdout."""
     click.echo(json.dumps(value))
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Each on a line of stderr, apart from the output."""
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:

@@ -15,6 +15,7 @@ from dpstream.pipelines.cli.parts import (
     load_job,
     options,
     print_json,
+    print_warnings,
     stop_signals,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
@@ -123,14 +124,16 @@ def run_checked(
     Raises:
         RunError: with ``fail_if_empty``, nothing was released.
     """
+    from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.connectors.replay.source import parse_speed
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
     from dpstream.pipelines.stream import run_job
 
-    for warning in ledger_warnings(checked):
-        click.echo(f"Warning: {warning}", err=True)
+    privacy = checked.plan.privacy
+    warnings = [*weaknesses(privacy.epsilon, privacy.delta), *ledger_warnings(checked)]
+    print_warnings(warnings)
     pace = None if speed is None else parse_speed(speed)
     with (
         serving(checked, Ports(**metrics)),
@@ -142,7 +145,7 @@ def run_checked(
         )
     summary = result.summary
     if as_json:
-        _print_json(checked, result)
+        _print_json(checked, result, warnings)
     else:
         _print_result(checked, result)
     _print_operator(checked, result)
@@ -150,7 +153,7 @@ def run_checked(
         _nothing_released(checked, fail_if_empty)
 
 
-def _print_json(checked: "Job", result: "Result") -> None:
+def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
     """The result; what is exact and private stands in one object, which --operator adds."""
     from msgspec import to_builtins
 
@@ -160,7 +163,8 @@ def _print_json(checked: "Job", result: "Result") -> None:
     if summary is not None:
         fields["summary"] = {"released": to_builtins(summary.released)}
         private["records"] = to_builtins(summary.operator_only)
-    print_json(with_private({**fields, "insecure": checked.insecure}, private))
+    fields |= {"insecure": checked.insecure, "warnings": warnings}
+    print_json(with_private(fields, private))
 
 
 def _print_result(checked: "Job", result: "Result") -> None:

@@ -1,11 +1,12 @@
 """``dpstream session``: tables whose records have budgets of their own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json, print_warnings
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 from dpstream.pipelines.cli.session_ask import allot, ask, plan, select
 from dpstream.pipelines.cli.session_parts import ANALYST, TABLE, opened
@@ -42,7 +43,10 @@ def init(table: Path, as_json: bool) -> None:
     from dpstream.pipelines.session import load
     from dpstream.pipelines.session.config import load_config
 
-    _loaded(load.init(load_config(table)), as_json)
+    config = load_config(table)
+    loaded = load.init(config)
+    print_warnings(config.table.warnings)
+    _loaded(loaded, as_json, config.table.warnings)
 
 
 @session.command(epilog=examples("dpstream session add rides.toml rides-2.parquet"))
@@ -84,9 +88,9 @@ def delete(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
     _loaded(load.delete(load_config(table), files), as_json)
 
 
-def _loaded(found: "Loaded", as_json: bool) -> None:
+def _loaded(found: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> None:
     """How many records there are is for their owner; whoever asks questions must not see it."""
-    public = {"version": found.version, "tidied": found.tidied}
+    public = {"version": found.version, "tidied": found.tidied, "warnings": list(warnings)}
     if as_json:
         private = {name: value for name, value in found._asdict().items() if name not in public}
         private["dead_letter"] = found.dead_letter and str(found.dead_letter)

@@ -132,7 +132,7 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
             "run_id": head.run_id, "answered": head.answered, "charged": answer.charged,
             "kind": question.kind, "amount": question.amount / 1_000_000,
             "allotment": head.allotment, "receipt": answer.digest, "insecure": answer.insecure,
-            "rows": records(answer),
+            "rows": records(answer), "warnings": session.desk.table.warnings,
         })  # fmt: skip
         return
     click.echo(shown(answer), nl=False)

@@ -1,13 +1,14 @@
 """What the commands of ``dpstream session`` share: options, errors in words, an open session."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import options, print_json
+from dpstream.pipelines.cli.parts import options, print_json, print_warnings
 
 if TYPE_CHECKING:
     from dpstream.accounting.regions.decision import Decision
@@ -72,10 +73,15 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
 @contextlib.contextmanager
 def opened(table: Path, analyst: str, runner: "Runner | None" = None) -> "Iterator[Session]":
     """The session of a TABLE.toml; of a refusal it says which boxes lack budget."""
+    from dpstream.accounting.strength import WeakGuaranteeWarning
     from dpstream.pipelines.session.session import Session
     from dpstream.state.ledger.orders import SessionRefusedError
 
-    with Session(table, analyst, runner=runner) as session:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeakGuaranteeWarning)  # told below, as commands tell it
+        session_of_table = Session(table, analyst, runner=runner)
+    with session_of_table as session:
+        print_warnings(session.desk.table.warnings)
         try:
             yield session
         except SessionRefusedError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import down, up
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json, print_warnings
 from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
@@ -158,15 +158,17 @@ def _ask(
 ) -> None:
     import msgspec
 
+    from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.sql.ask import ask
     from dpstream.pipelines.sql.texts import records, shown
 
     answer = ask(catalog, text, fresh, runner=runner)
     head = answer.header
+    warnings = weaknesses(head.epsilon, head.delta)
     if as_json:
         public = msgspec.to_builtins(head)
         told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure,
-                "uncompared": answer.uncompared}  # fmt: skip
+                "uncompared": answer.uncompared, "warnings": warnings}  # fmt: skip
         print_json({**public, **told, "rows": records(answer)})
         return
     click.echo(shown(answer), nl=False)
@@ -183,6 +185,7 @@ def _ask(
         click.echo(f"Charged before {cost}; first answered {head.answered}", err=True)
         if answer.uncompared:
             click.echo("Rows of a database are not compared: --fresh asks anew", err=True)
+    print_warnings(warnings)
     if answer.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 
@@ -213,6 +216,7 @@ def _words(found: "Explanation") -> str:
             )
         for column in one.columns:
             lines += _column(column)
+        lines += [f"  Warning    {warning}" for warning in one.warnings]
         lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]
     lines.append(
         f"Together    epsilon {up(found.together['epsilon'])} at delta "

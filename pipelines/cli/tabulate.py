@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.parts import (
+    ALLOW_LARGE_DELTA,
+    AS_JSON,
+    examples,
+    options,
+    print_json,
+    print_warnings,
+)
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
@@ -97,19 +104,22 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
 @DATA
 @CHOICE
 @click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
+@ALLOW_LARGE_DELTA
 @click.option("--scale", type=int, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
-    parameters: Path, data: Path, delta: float | None, scale: int | None, as_json: bool,
-    **choice: str,
+    parameters: Path, data: Path, delta: float | None, scale: int | None,
+    allow_large_delta: bool, as_json: bool, **choice: str,
 ) -> None:  # fmt: skip
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
 
     Only public files are read; the records need not be there.
     """
+    from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.tabulation.public_plan import figures, words
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
+    check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     shown = figures(planned(parameters, data, choice_of(**choice)), delta, scale)
     if as_json:
         print_json(shown)
@@ -155,6 +165,7 @@ def execute(
     The charge comes before the first record is parsed, and OUT appears whole or not at all.  An
     execution that was cut off goes on under its run id, with the same noise and at no charge.
     """
+    from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.tabulation.execute import Order, inputs_of
     from dpstream.pipelines.tabulation.execute import execute as run
 
@@ -169,10 +180,12 @@ def execute(
     done = run(order)
     manifest = done.manifest
     cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
+    warnings = weaknesses(manifest.epsilon or 0.0, manifest.delta)
+    print_warnings(warnings)
     told = {"out": out.name, "run_id": manifest.run_id, "charged": done.charged,
             "drawn": done.drawn, "insecure": manifest.insecure, **cost}  # fmt: skip
     if as_json:
-        print_json({**told, "files": len(manifest.files)})
+        print_json({**told, "files": len(manifest.files), "warnings": warnings})
         return
     click.echo(f"{len(manifest.files):,} files in {out.name}; run {manifest.run_id}")
     if manifest.epsilon is not None:

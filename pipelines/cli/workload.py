@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.parts import ALLOW_LARGE_DELTA, AS_JSON, examples, options, print_json
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 STRATEGY = options(
@@ -54,6 +54,7 @@ def workload() -> None:
 @STRATEGY
 @click.option("--epsilon", type=float, help="With --delta: what every unit is promised.")
 @click.option("--delta", type=float, help="The same.")
+@ALLOW_LARGE_DELTA
 @click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
 @click.option("--contributions", type=int, default=1, show_default=True,
               help="C: records of a unit that count.")  # fmt: skip
@@ -64,12 +65,13 @@ def workload() -> None:
 def plan(
     file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
     delta: float | None, mu: float | None, contributions: int, picture: Path | None,
-    matrix: Path | None, pure: bool, as_json: bool,
+    matrix: Path | None, pure: bool, allow_large_delta: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
     No data is read.  The strategy is kept in the cache, from which `dpstream answer` takes it.
     """
+    from dpstream.accounting.strength import check_delta, weaknesses
     from dpstream.pipelines.workload.cache import folder_of
     from dpstream.pipelines.workload.files import read_workload
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
@@ -85,6 +87,7 @@ def plan(
         from dpstream.pipelines.workload.lattice import planned_purely
 
         shown = planned_purely(read_workload(file), epsilon, contributions, folder_of(cache))
+        shown["warnings"] = weaknesses(epsilon, 0.0)
         if as_json:
             print_json(shown)
         else:
@@ -93,7 +96,10 @@ def plan(
                 f"Error       {shown['rmse']:.6g}: RMSE of a query"
                 f" at epsilon {up(shown['epsilon'])}"
             )
+            for warning in shown["warnings"]:
+                click.echo(f"Warning     {warning}")
         return
+    check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     guarantee = guarantee_of(epsilon, delta, mu, contributions)
     found = planned(read_workload(file), folder_of(cache), objective, strategy)
     if picture is not None or matrix is not None:

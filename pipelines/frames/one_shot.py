@@ -44,6 +44,7 @@ def histogram(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """How many units each key has: a unit counts once in a key, however many rows it has there.
 
@@ -61,6 +62,7 @@ def histogram(
         noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
             account, which tells by it that a question was asked before.
         fresh: ask anew, at a new charge, what was answered before.
+        allow_large_delta: a delta above 0.01 is wanted; without it such a delta is refused.
 
     Returns:
         key's columns, ``units`` and its ``units_sd``, ``units_low`` and ``units_high`` (the ends of
@@ -70,7 +72,7 @@ def histogram(
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
     asked = _asked("units", unit, key, None, None, epsilon, delta, max_keys, 1, public_keys)
-    return _ask(data, asked, account, noise_key, fresh)
+    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
 
 
 def count(
@@ -86,6 +88,7 @@ def count(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """How many rows each key has; without a key, how many there are.
 
@@ -101,7 +104,7 @@ def count(
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
     asked = _asked("count", unit, key, None, None, epsilon, delta, max_keys, max_rows, public_keys)
-    return _ask(data, asked, account, noise_key, fresh)
+    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
 
 
 def sum(
@@ -119,6 +122,7 @@ def sum(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """The sum of a column for each key; without a key, of all rows.
 
@@ -142,7 +146,7 @@ def sum(
     asked = _asked(
         "sum", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
     )  # fmt: skip
-    return _ask(data, asked, account, noise_key, fresh)
+    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
 
 
 def mean(
@@ -160,6 +164,7 @@ def mean(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """The mean of a column for each key; without a key, of all rows.
 
@@ -181,7 +186,7 @@ def mean(
     asked = _asked(
         "mean", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
     )  # fmt: skip
-    return _ask(data, asked, account, noise_key, fresh)
+    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
 
 
 def _asked(*arguments: Any) -> "Asked":
@@ -196,9 +201,17 @@ def _ask(
     account: "LedgerAccount | None",
     noise_key: "str | KeySource | None",
     fresh: bool,
+    allow_large_delta: bool,
 ) -> "PrivateTable":
+    import warnings
+
+    from dpstream.accounting.strength import WeakGuaranteeWarning, check_delta, weaknesses
     from dpstream.pipelines.frames.answer import ask
     from dpstream.pipelines.frames.question import question_of
 
     question, columns = question_of(data, asked)
+    plan = question.gridded.plan
+    check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
+    for weakness in weaknesses(plan.epsilon, plan.delta):
+        warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)  # whoever called `count`, ...
     return ask(question, columns, account, noise_key, fresh)

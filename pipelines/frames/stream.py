@@ -1,5 +1,6 @@
 """``records | dpstream.DPStream(job)``: the flow, begun by a job or a plan, on rows of any kind."""
 
+import warnings
 from typing import Any
 
 import apache_beam as beam
@@ -9,6 +10,7 @@ from apache_beam.typehints import no_annotations, typehints
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.strength import WeakGuaranteeWarning, weaknesses
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
@@ -84,10 +86,12 @@ class DPStream(flow.DPStream):
             listed, self._public = _with_keys(plan.plan, public_keys)
             self._job = msgspec.structs.replace(plan, plan=listed)
             self._source, self._clock, self._once = source, clock, True
+            _warn(listed)
             return
         if isinstance(plan, Job):
             plan = plan.plan
         plan, public = _with_keys(plan, public_keys)
+        _warn(plan)
         super().__init__(
             plan, run, key_file=key_file, key=key, store=store or "sqlite:dpstream.db",
             shards=4 if shards is None else shards, source=source, clock=clock, account=account,
@@ -121,6 +125,12 @@ class DPStream(flow.DPStream):
             "is required: a store goes on only with the input it was begun with",
             "give DPStream(job, source=...) a name and version that tell these records from others",
         )
+
+
+def _warn(plan: Plan) -> None:
+    """A guarantee that promises little is told to whoever builds the pipeline."""
+    for weakness in weaknesses(plan.privacy.epsilon, plan.privacy.delta):
+        warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)
 
 
 def _with_keys(plan: Plan, given: Any) -> tuple[Plan, pa.Table | None]:

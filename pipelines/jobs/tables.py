@@ -150,6 +150,7 @@ class TimeConfig(_Table, frozen=True):
 class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
+    ``allow_large_delta``: a delta above 0.01 is wanted (`accounting.strength`).
     ``strategy`` is ``blt`` unless given.  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
 
@@ -177,6 +178,7 @@ class PrivacyConfig(_Table, frozen=True):
     periods_share_windows: bool = False
     tests: int | tuple[int, ...] | None = None
     skip: bool | None = None
+    allow_large_delta: bool = False
     key_file: str | None = None
     key: str | None = None
     insecure_test_key: str | None = None

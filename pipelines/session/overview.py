@@ -42,6 +42,7 @@ def overview(desk: Desk, selection: Selection) -> dict[str, Any]:
             for kind in kinds(desk.space)
         },
         "quotas": _quotas(desk),
+        "warnings": desk.table.warnings,
     }
 
 

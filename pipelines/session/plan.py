@@ -14,6 +14,7 @@ from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.decision import Decision
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.errors import Expected, expected
+from dpstream.accounting.strength import weaknesses_of_budget
 from dpstream.pipelines.session import words
 from dpstream.pipelines.session.ask import Wish, check, order_of, request_of
 from dpstream.pipelines.session.desk import Desk
@@ -107,6 +108,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "charged_points_per_asked": plan.waste,
         "answered": plan.answered,
         "union": None if plan.union is None else plan.union._asdict(),
+        "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
     }  # fmt: skip
 
 
@@ -133,4 +135,5 @@ def lines(plan: Plan) -> list[str]:
     found.append(f"Regions     {plan.regions:,} now, {plan.after:,} behind it")
     for of in plan.errors:
         found.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
-    return found
+    weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
+    return found + [f"Warning     {weakness}" for weakness in weak]

@@ -12,6 +12,7 @@
 What is asked is charged in the ledger before a record is read and committed before it is seen.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from dpstream.accounting.regions.amounts import MICRO, Number, charge_of
 from dpstream.accounting.sessions import aggregates as figures
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question
 from dpstream.accounting.sessions.cells import Axis, Cells, along
+from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.ask import Wish
 from dpstream.pipelines.session.config import Config, load_config
@@ -62,6 +64,8 @@ class Session:
     ) -> None:
         loaded = config if isinstance(config, Config) else load_config(config)
         self.desk = Desk(loaded, analyst, held, runner)
+        for weakness in loaded.table.warnings:
+            warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=2)
         self.names: dict[str, Subspace] = {}
 
     @property

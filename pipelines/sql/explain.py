@@ -16,6 +16,7 @@ from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.calibration import QueryBudget, expected
 from dpstream.accounting.query.grids import ASSUMED, grids_of
+from dpstream.accounting.strength import weaknesses
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
@@ -39,6 +40,7 @@ class Explained(NamedTuple):
             part's noise: ``sd`` and ``within``, the half-width of its 95% interval; both times
             ``times``, if that is not ``None``, of the bounds that the query will choose.
         cost: epsilon, delta, mu and threshold_delta of its charge.
+        warnings: of what its guarantee promises.
         selection: tau in units, and how many units a group needs for an even chance to be shown,
             each in one group or in as many as may be; ``None`` if no groups are selected.
     """
@@ -46,6 +48,7 @@ class Explained(NamedTuple):
     plan: str
     columns: list[dict[str, Any]]
     cost: dict[str, Any]
+    warnings: list[str]
     selection: dict[str, float] | None
 
 
@@ -125,9 +128,9 @@ def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explaine
         names, assumed = ", ".join(labels[row["name"]]), list(ASSUMED) if open_ else None
         columns.append({**row, "name": names, "automatic": open_, "assumed": assumed})
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
-    return Explained(
-        query.sql("duckdb", pretty=True, comments=False), columns, cost, _selection(question, found)
-    )
+    text = query.sql("duckdb", pretty=True, comments=False)
+    warnings = weaknesses(charge.epsilon, charge.delta)
+    return Explained(text, columns, cost, warnings, _selection(question, found))
 
 
 def _selection(question: Question, found: QueryBudget) -> dict[str, float] | None:

@@ -9,7 +9,8 @@ Two options have no default on purpose: epsilon and, where the answer has groups
 * ``group_selection_strategy``: thresholds, of the kind that goes with the noise;
 * ``min_privacy_units_per_group``: 1;
 * ``contribution_norm``: none.  With it no groups are sampled.
-* ``delta`` may be left out only where nothing needs it: Laplace noise and no selection.
+* ``delta`` may be left out only where nothing needs it: Laplace noise and no selection;
+* ``allow_large_delta``: FALSE, a delta above `accounting.strength.MOST_DELTA` is refused.
 """
 
 from typing import Literal
@@ -19,6 +20,7 @@ from sqlglot import exp
 
 from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS
 from dpstream.accounting.query.plan import MAX_GROUPS
+from dpstream.accounting.strength import refuses
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.numbers import number, usable, whole
 
@@ -28,6 +30,7 @@ MAX_MIN_UNITS = MAX_PAIRS
 _KNOWN = {
     "epsilon", "delta", "max_groups_contributed", "max_rows_contributed", "privacy_unit_column",
     "group_selection_strategy", "min_privacy_units_per_group", "contribution_norm", "mechanism",
+    "allow_large_delta",
 }  # fmt: skip
 _STRATEGIES = {
     "LAPLACE_THRESHOLD": "thresholds", "GAUSSIAN_THRESHOLD": "thresholds",
@@ -90,6 +93,10 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
         delta = 0.0
     else:
         require(delta is not None and 0 < delta < 1, "delta", given.get("delta", node))
+    allow = given.get("allow_large_delta", exp.false())
+    require(isinstance(allow, exp.Boolean), "allow-large-delta", allow)
+    at = given.get("delta", node)
+    require(not refuses(delta or 0.0, bool(allow.this)), "large-delta", at)
     norm = number(given.get("contribution_norm"))
     bad = "contribution_norm" in given and (norm is None or norm <= 0 or not usable(norm))
     require(not bad, "norm", given.get("contribution_norm", node))

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from dpstream.accounting.strength import TOO_LARGE, fix_of
+
 
 class Rule(NamedTuple):
     """One rule.
@@ -59,10 +61,16 @@ RULES: dict[str, Rule] = {
         "has an option that is not known or is given twice",
         "use each once: epsilon, delta, max_groups_contributed, max_rows_contributed, "
         "privacy_unit_column, group_selection_strategy, min_privacy_units_per_group, "
-        "contribution_norm, mechanism",
+        "contribution_norm, mechanism, allow_large_delta",
     ),
     "epsilon": Rule("needs epsilon, a number above 0 and at most 1000", "write epsilon = 1"),
     "delta": Rule("needs delta, a number above 0 and below 1", "write delta = 1e-9"),
+    "large-delta": Rule(
+        f"has a delta that {TOO_LARGE}", fix_of("allow_large_delta = TRUE"), privacy=True
+    ),
+    "allow-large-delta": Rule(
+        "has allow_large_delta that is neither TRUE nor FALSE", "write allow_large_delta = TRUE"
+    ),
     "max-groups": Rule(
         "needs max_groups_contributed, a whole number from 1 to 4096, where it has GROUP BY",
         "write max_groups_contributed = 32, or contribution_norm",

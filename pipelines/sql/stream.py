@@ -31,6 +31,7 @@ from tomlkit.items import InlineTable
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.strength import refuses
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.job import Job, decode_job, job_of, read_text, source_path
 from dpstream.pipelines.jobs.tables import LookUpConfig, QueryConfig, SourceConfig
@@ -154,6 +155,8 @@ def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
     require(options.rows or "contributions" in privacy, "stream-contributions")
     _agree(privacy, "epsilon", options.epsilon)
     _agree(privacy, "delta", options.delta)
+    if refuses(options.delta, False):  # the statement says so, or was refused
+        _agree(privacy, "allow_large_delta", True)
     _agree(privacy, "contributions", options.rows or privacy["contributions"])
     if options.min_units > 1:
         _agree(privacy, "pre_threshold", options.min_units - 1)

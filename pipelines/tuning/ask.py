@@ -14,6 +14,7 @@ import msgspec
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
 from dpstream.accounting.tuning.question import Question, TunedColumn, TuningDesign, design
 from dpstream.accounting.tuning.weighing import KEY_RECORDS
@@ -79,6 +80,7 @@ class Asked(NamedTuple):
             "delta": question.delta if self.private else None,
             "mu": self.design.mu if self.private else None,
             "histograms": expectation(question, self.design) if self.private else [],
+            "warnings": weaknesses(question.epsilon, question.delta) if self.private else [],
         }
 
 
@@ -129,6 +131,10 @@ def ask(request: Request) -> Asked:
         ),
         key_records=weighed,
     )
+    privacy = job.plan.privacy
+    if private:
+        switch = "privacy.allow_large_delta = true in the job file"
+        check_delta(question.delta, privacy.allow_large_delta, "--delta", switch)
     allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
     tuning_file.render(request.job, 1, widest, TuningConfig())  # or refused before it is paid for

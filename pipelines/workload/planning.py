@@ -15,6 +15,7 @@ from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.strength import weaknesses, weaknesses_of_mu
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.cache import largest, made, solved
 from dpstream.state.durable import replacing
@@ -38,6 +39,13 @@ class Guarantee(NamedTuple):
     epsilon: float | None = None
     delta: float | None = None
     contributions: int = 1
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of what it promises."""
+        if self.epsilon is None or self.delta is None:
+            return weaknesses_of_mu(self.mu)
+        return weaknesses(self.epsilon, self.delta)
 
     @property
     def scale(self) -> float:
@@ -179,6 +187,7 @@ def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
         "cached": planned.cached,
         "strategies": strategies,
         "products": queries,
+        "warnings": guarantee.warnings,
     }
 
 
@@ -229,4 +238,5 @@ def words(shown: dict[str, Any], most: int = 12) -> str:
                          f"{product['least']:>12.6g}{product['most']:>12.6g}")  # fmt: skip
         left = len(shown["products"]) - most
         lines += [f"... and {left:,} more products (--json)"] if left > 0 else []
+    lines += [f"Warning     {warning}" for warning in shown["warnings"]]
     return "\n".join(lines) + "\n"

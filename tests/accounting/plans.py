@@ -25,7 +25,8 @@ def build(
 ) -> Plan:
     """A plan of windows of so many triggers, a second each; `privacy` are fields of Privacy."""
     window = triggers * SECOND
-    settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-9, "contributions": 32, **privacy}
+    settings = {"strategy": "tree", "epsilon": 6.0, "delta": 1e-9, "contributions": 32}
+    settings |= {"allow_large_delta": True, **privacy}
     return Plan(
         source="files",
         unit=Field("user"),

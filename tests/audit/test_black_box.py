@@ -305,7 +305,7 @@ def test_published_mechanism_breaks_its_own_threshold(tmp_path: Path) -> None:
     """The paper's tau has no union over triggers: at a large delta it shows."""
     job = make_job(
         tmp_path, mode='"rounds"', strategy='"tree"', epsilon=0.5, delta=0.1, contributions=1,
-        triggers=24,
+        triggers=24, allow_large_delta="true",
     )  # fmt: skip
     with (
         mock.patch.object(step, "calibrated", budgeted(published_budget)),

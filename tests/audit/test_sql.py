@@ -93,7 +93,7 @@ def shown_alone(folder: Path, trial: Trial, trials: int) -> tuple[int, Claim]:
     return int(found.present.any(axis=1).sum()), found.claim
 
 
-_LARGE = "epsilon = 3, delta = 0.1"
+_LARGE = "epsilon = 3, delta = 0.1, allow_large_delta = TRUE"
 ALONE = {
     "in one group": Trial("COUNT(DISTINCT uid) AS u", [(0, 1)], groups=1, options=_LARGE,
                           public=False),

@@ -51,6 +51,7 @@ allowed_lateness = "{lateness}s"
 [privacy]
 epsilon = 1000.0
 delta = 0.1
+allow_large_delta = true
 contributions = {contributions}
 insecure_test_key = "{key}"
 insecure_test_run_id = "{run}"

@@ -414,7 +414,8 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
     day = 86_400_000_000
     day -= day % triggers
     kind: KindName = "units" if privacy.pop("fused", False) else "count"
-    given = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions}
+    given = {"epsilon": 6.0, "delta": 1e-9, "contributions": contributions,
+             "allow_large_delta": True}  # fmt: skip
     settings = {"strategy": "tree", **given, **privacy}
     return Plan(
         source="synthetic",

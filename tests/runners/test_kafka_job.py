@@ -40,6 +40,7 @@ public = "keys.csv"
 [privacy]
 epsilon = 1000.0
 delta = 0.1
+allow_large_delta = true
 contributions = 1
 insecure_test_key = "{key}"
 [state]

@@ -44,7 +44,7 @@ def test_for_a_person(plan: Plan) -> None:
         ({"refresh_every": 5}, "published every 5 seconds, 3 times each"),
         ({"select_every": 12}, " units in a window\n"),
         ({"period": 12_000_000, "windows": 4}, "Person      in all 4 periods: epsilon"),
-        ({"epsilon": 25.0}, "Warning     an epsilon above 20"),
+        ({"epsilon": 25.0}, "Warning     epsilon 25 promises little"),
         ({"aggregates": (UNITS,)}, "people"),
         ({"weights": STEEP, "per_key_bound": 1, "combine": True}, "Budget      shares of mu^2"),
     ],

@@ -23,7 +23,7 @@ def test_words_say_what_it_costs() -> None:
     public = {
         "how": "private", "rule": "R", "bias": "B", "epsilon": 0.5, "delta": 1e-9, "mu": 0.1,
         "histograms": [{"name": "pairs", "candidates": 7, "rank_error_95": 12.0,
-                        "units_for_5_points": 1000, "no_answer_below": 30}],
+                        "units_for_5_points": 1000, "no_answer_below": 30}], "warnings": [],
     }  # fmt: skip
     said = _words(public)
     assert said.startswith("Cost        (0.5") and "good from 1,000 units" in said

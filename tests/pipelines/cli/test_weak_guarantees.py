@@ -1,0 +1,218 @@
+"""A guarantee that promises little is warned of by every system, in text and in JSON; a delta that
+lets many units be revealed is refused before anything is charged, unless somebody wants it."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dpstream
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strength import WeakGuaranteeWarning
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.state import open as stores
+from tests.pipelines.cli import sessions
+from tests.pipelines.cli.called import call, refused
+from tests.pipelines.cli.mistakes import JOB, visits
+from tests.pipelines.sql.asking import COUNTED, charges, data_set
+from tests.pipelines.tabulation.office import SIZE, office
+from tests.pipelines.workload.survey import survey, write
+
+WEAK = "promises little"
+LEDGER = """
+[ledger]
+path = "ledger.db"
+data_set = "visits"
+limit = { epsilon = 100.0, delta = 0.9 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    stores.close_all()
+
+
+def of_json(*args: str | Path) -> list[str]:
+    """The warnings of a command's JSON."""
+    done = call(*args, "--json")
+    assert done.exit_code == 0, done.output
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])["warnings"]
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Callable[..., Path]:
+    """A job on real visits, whose lines are changed."""
+    pa.parquet.write_table(visits(), tmp_path / "visits.parquet")
+    new_key(tmp_path / "noise.key")
+
+    def write(*changes: tuple[str, str]) -> Path:
+        text = JOB + LEDGER
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "job.toml").write_text(text)
+        return tmp_path / "job.toml"
+
+    return write
+
+
+EPSILON, DELTA = ("epsilon = 6.0", "epsilon = 12.0"), ("delta = 1e-6", "delta = 0.02")
+ALLOWED = ("delta = 1e-6", "delta = 0.02\nallow_large_delta = true")
+
+
+def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
+    assert not any(WEAK in w for w in of_json("plan", place()))
+    job = place(EPSILON)
+    assert WEAK in call("plan", job).stdout and any(WEAK in w for w in of_json("plan", job))
+    done = call("run", job, "--quiet", "--json")
+    assert done.exit_code == 0 and WEAK in done.stderr
+    assert any(WEAK in w for w in json.loads(done.stdout)["warnings"])
+
+
+def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
+    job = place(DELTA)
+    for command in ("plan", "run", "choose"):
+        more = ("--dry-run", "--first", "1d", "--epsilon", "1") if command == "choose" else ()
+        assert "allow_large_delta" in refused(command, job, *more, code=3)
+    assert not (tmp_path / "ledger.db").exists()
+    job = place(ALLOWED)
+    assert sum(WEAK in w for w in of_json("plan", job)) == 1
+    assert load_job(job).plan.hash != load_job(place()).plan.hash
+    assert call("run", place(ALLOWED), "--quiet").exit_code == 0
+
+
+def test_tuning(place: Callable[..., Path], tmp_path: Path) -> None:
+    ask = ("choose", place(), "--first", "1d", "--dry-run")
+    assert of_json(*ask, "--epsilon", "1") == []
+    assert len(of_json(*ask, "--epsilon", "12")) == 1
+    assert WEAK in call(*ask, "--epsilon", "12").stdout
+    assert "allow_large_delta" in refused(*ask, "--epsilon", "1", "--delta", "0.02", code=3)
+    wanted = ("choose", place(ALLOWED), *ask[2:], "--epsilon", "1", "--delta", "0.02")
+    assert len(of_json(*wanted)) == 1
+
+
+def test_sql(tmp_path: Path) -> None:
+    catalog = data_set(tmp_path)
+    text = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({}, max_groups_contributed = 2) "
+        f"page, {COUNTED} AS n FROM visits GROUP BY page"
+    )
+    weak = text.format("epsilon = 12, delta = 1e-9")
+    for explained in ((catalog, weak, "--explain"), (catalog, f"EXPLAIN {weak}")):
+        assert WEAK in call("sql", *explained).stdout
+        done = call("sql", *explained, "--json")
+        assert len(json.loads(done.stdout)["statements"][0]["warnings"]) == 1
+    large = text.format("epsilon = 1, delta = 0.02")
+    assert "large-delta" in refused("sql", catalog, large, code=3)
+    assert "large-delta" in refused("sql", catalog, large, "--explain", code=3)
+    assert charges(tmp_path) == []
+    wanted = text.format("epsilon = 1, delta = 0.02, allow_large_delta = TRUE")
+    [statement] = json.loads(call("sql", catalog, wanted, "--explain", "--json").stdout)[
+        "statements"
+    ]
+    assert len(statement["warnings"]) == 1
+    no_choice = text.format("epsilon = 1, delta = 0.02, allow_large_delta = 1")
+    assert "allow-large-delta" in refused("sql", catalog, no_choice)
+
+
+def test_sql_answers(tmp_path: Path) -> None:
+    catalog = data_set(tmp_path)
+    text = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 2, delta = 1e-3, "
+        f"max_groups_contributed = 2) page, {COUNTED} AS n FROM visits GROUP BY page"
+    )
+    catalog.write_text(catalog.read_text().replace("delta = 1e-5", "delta = 1e-2"))
+    done = call("sql", catalog, text)
+    assert done.exit_code == 0, done.output
+    assert WEAK in done.stderr and len(of_json("sql", catalog, text)) == 1
+
+
+@pytest.mark.parametrize("kind", ["histogram", "count"])
+def test_frames(kind: str) -> None:
+    def ask(**given: Any) -> Any:
+        return getattr(dpstream, kind)(visits(), unit="user", key="page", **given)
+
+    with pytest.warns(WeakGuaranteeWarning, match=WEAK) as caught:
+        ask(epsilon=12.0)
+    assert caught[0].filename == __file__  # the line of whoever asks
+    with pytest.warns(WeakGuaranteeWarning, match="one unit in 50"):
+        ask(epsilon=1.0, delta=0.02, allow_large_delta=True)
+    with pytest.raises(PolicyError) as error:
+        ask(epsilon=1.0, delta=0.02)
+    assert "allow_large_delta=True" in error.value.fix
+
+
+def test_frames_are_refused_before_a_charge(tmp_path: Path) -> None:
+    account = dpstream.LedgerAccount(tmp_path / "l.db", "visits", epsilon=4, delta=0.5)
+    new_key(tmp_path / "noise.key")
+    with pytest.raises(PolicyError, match="delta"):
+        dpstream.histogram(
+            visits(), unit="user", key="page", epsilon=1.0, delta=0.02, account=account,
+            noise_key=f"file:{tmp_path / 'noise.key'}",
+        )  # fmt: skip
+    assert not (tmp_path / "l.db").exists()
+
+
+def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., Path]) -> None:
+    with pytest.warns(WeakGuaranteeWarning, match=WEAK):
+        dpstream.DPStream(load_job(place(EPSILON)))
+
+
+def test_sessions(tmp_path: Path) -> None:
+    table = sessions.loaded(tmp_path)
+    ask = ("session", "plan", table, "count", "--where", "a = 0")
+    assert sessions.told("budget", table)["warnings"] == []
+    assert of_json(*ask, "--epsilon", "1") == []
+    assert len(of_json(*ask, "--epsilon", "12")) == 1
+    large = tmp_path / "large"
+    large.mkdir()
+    wide = Path(sessions.prepared(large))
+    wide.write_text(wide.read_text().replace("most = 2.0", "most = 12.0"))
+    assert len(of_json("session", "init", wide)) == 1
+    done = call("session", "ask", wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
+    assert done.exit_code == 3 or len(json.loads(done.stdout)["warnings"]) == 1
+    assert WEAK in call("session", "budget", wide).stderr
+    assert len(of_json("session", "budget", wide)) == 1
+    with pytest.warns(WeakGuaranteeWarning, match=WEAK):
+        dpstream.Session(wide).close()
+
+
+def test_census_tables(tmp_path: Path) -> None:
+    made = office(tmp_path, SIZE)
+    plan = ("tabulate", "plan", *made)
+    assert len(of_json(*plan)) == 1 and WEAK in call(*plan).stdout  # production's budgets
+    assert "allow-large-delta" in refused(*plan, "--delta", "0.02", code=3)
+    assert call(*plan, "--delta", "0.02", "--allow-large-delta").exit_code == 0
+    new_key(tmp_path / "noise.key")
+    out = ("tabulate", "execute", *made, tmp_path / "out", "--key-file", tmp_path / "noise.key")
+    assert WEAK in call(*out).stderr
+    assert len(of_json(*out)) == 1
+
+
+def test_workloads(tmp_path: Path) -> None:
+    survey(tmp_path, 300)
+    asked, cache = tmp_path / "asked.json", ("--cache", tmp_path / "cache")
+    plan = ("workload", "plan", asked, *cache)
+    assert of_json(*plan, "--epsilon", "1", "--delta", "1e-8") == []
+    assert len(of_json(*plan, "--epsilon", "12", "--delta", "1e-8")) == 1
+    assert len(of_json(*plan, "--mu", "4")) == 1
+    ranges = write(tmp_path / "ranges.json", [{"factors": {"age": "range", "sex": "identity"}}])
+    assert len(of_json("workload", "plan", ranges, *cache, "--pure", "--epsilon", "12")) == 1
+    large = (*plan, "--epsilon", "1", "--delta", "0.02")
+    assert "allow-large-delta" in refused(*large, code=3)
+    assert len(of_json(*large, "--allow-large-delta")) == 1
+    job = tmp_path / "job.toml"
+    text = job.read_text()
+    weak = text.replace("epsilon = 6.0", "epsilon = 12.0", 1)
+    assert weak != text
+    job.write_text(weak)
+    answer = ("answer", asked, job, "--out", tmp_path / "out", *cache, "--json")
+    done = call(*answer)
+    assert done.exit_code in (0, 3), done.output
+    assert WEAK in done.stderr
