@@ -127,6 +127,19 @@ class Factor:
         return counts
 
     @functools.cached_property
+    def norms2(self) -> Float64:
+        """(n,) squared norm of each cell's column: the diagonal of the Gram matrix."""
+        if self.matrix is not None:
+            rows = self.matrix if self.scale is None else self.matrix * self.scale[:, None]
+            return np.asarray((rows**2).sum(axis=0))
+        if self.kind == "range":
+            return np.diag(self.gram()).copy()
+        lo, hi = self.spans
+        each = np.ones(len(lo)) if self.scale is None else self.scale**2
+        steps = np.bincount(lo, each, self.size + 1) - np.bincount(hi + 1, each, self.size + 1)
+        return np.asarray(np.cumsum(steps)[:-1])
+
+    @functools.cached_property
     def reversible(self) -> bool:
         """Whether the Gram matrix stays the same when the cells are reversed."""
         if self.matrix is None:

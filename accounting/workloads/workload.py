@@ -55,7 +55,7 @@ class Workload:
         """Cells of each attribute."""
         return tuple(attribute.size for attribute in self.attributes)
 
-    @property
+    @functools.cached_property
     def cells(self) -> int:
         """Cells of the domain; may be far beyond what an array holds."""
         return math.prod(self.sizes)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpstream.accounting.errors import UsageError
-from dpstream.accounting.limits import MAX_SOLVED_CELLS
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     Bar,
@@ -103,6 +102,7 @@ def answer(
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.execute import Order, execute
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
+    from dpstream.pipelines.workload.ways import way_of
 
     loaded = load_job(job)
     privacy = loaded.plan.privacy
@@ -118,7 +118,7 @@ def answer(
         from dpstream.accounting.strategies.cells.residual import residual
 
         chosen = residual(asked)[0]  # the table of all cells: the same errors
-    if tables or (chosen.name == "residual" and asked.cells > MAX_SOLVED_CELLS):
+    if tables or way_of(asked, chosen) == "tables":
         mechanism = table_mechanism(asked, chosen, loaded)
         once(asked, loaded, mechanism, out.absolute(), form, nonnegative, as_json, some=True)
         return
@@ -146,19 +146,27 @@ def tell(receipt: "Receipt", asked: "Workload", out: Path, resumed: bool, as_jso
     """What was released."""
     from dpstream.accounting.strength import weaknesses
 
+    answers = len(receipt.moments) * asked.queries
+    written = any(name.startswith("answers.") for name in receipt.files)
     if as_json:
         print_json({
             "out": out.name, "run_id": receipt.run_id, "resumed": resumed,
             "strategy": receipt.strategy, "releases": len(receipt.moments),
-            "answers": len(receipt.moments) * asked.queries, "epsilon": receipt.epsilon,
+            "answers": answers if written else 0, "epsilon": receipt.epsilon,
             "delta": receipt.delta, "mu": receipt.mu, "insecure": receipt.insecure,
             "warnings": weaknesses(receipt.epsilon, receipt.delta),
         })  # fmt: skip
         return
+    what = f"{asked.queries:,} answers" if written else "The estimate"
     click.echo(
-        f"{asked.queries:,} answers at {len(receipt.moments):,} release(s) in {out.name};"
+        f"{what} at {len(receipt.moments):,} release(s) in {out.name};"
         f" strategy {receipt.strategy}, run {receipt.run_id}"
     )
+    if not written:
+        click.echo(
+            f"{answers:,} answers are more than one table has: ask parts of them at no charge,"
+            f" `dpstream answer PART.json --from {out.name}`"
+        )
     if receipt.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
 
@@ -177,11 +185,16 @@ def _from(
         write_csv,
         write_table,
     )
+    from dpstream.pipelines.workload.ways import MAX_ANSWERS
 
     receipt, estimate = read_release(folder)
     check_domain(receipt, asked)
     several = len(receipt.moments) > 1
     table = answers(asked, estimate, receipt.moments, several, nonnegative)
+    if table is None:
+        raise PolicyError(
+            "queries", f"one table has at most {MAX_ANSWERS:,} answers", "ask a smaller workload"
+        )
     if covariance is not None:
         if covariance.suffix != ".npy" or several:
             raise UsageError("--covariance", "is an .npy file, of one release", "name such a file")

@@ -71,14 +71,12 @@ def plan(
 
     No data is read.  The strategy is kept in the cache, from which `dpstream answer` takes it.
     """
-    from dpstream.accounting.strength import check_delta, weaknesses
+    from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.workload.cache import folder_of
     from dpstream.pipelines.workload.files import read_workload
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
 
     if pure:
-        from dpstream.accounting.figures import up
-
         check_pure(strategy, objective)
         if epsilon is None or (delta, mu, picture, matrix) != (None, None, None, None):
             raise UsageError(
@@ -86,28 +84,17 @@ def plan(
             )
         from dpstream.pipelines.workload.lattice import planned_purely
 
-        shown = planned_purely(read_workload(file), epsilon, contributions, folder_of(cache))
-        shown["warnings"] = weaknesses(epsilon, 0.0)
-        if as_json:
-            print_json(shown)
-        else:
-            click.echo(
-                f"Strategy    {shown['strategy']}, no floor is known\n"
-                f"Error       {shown['rmse']:.6g}: RMSE of a query"
-                f" at epsilon {up(shown['epsilon'])}"
-            )
-            for warning in shown["warnings"]:
-                click.echo(f"Warning     {warning}")
-        return
-    check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
-    guarantee = guarantee_of(epsilon, delta, mu, contributions)
-    found = planned(read_workload(file), folder_of(cache), objective, strategy)
-    if picture is not None or matrix is not None:
-        from dpstream.pipelines.workload.picture import save
-
-        save(found, guarantee, picture, matrix)
-    shown = figures(found, guarantee)
-    if as_json:
-        print_json(shown)
+        result = planned_purely(read_workload(file), epsilon, contributions, folder_of(cache))
     else:
-        click.echo(words(shown), nl=False)
+        check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
+        guarantee = guarantee_of(epsilon, delta, mu, contributions)
+        solved_plan = planned(read_workload(file), folder_of(cache), objective, strategy)
+        if picture is not None or matrix is not None:
+            from dpstream.pipelines.workload.picture import save
+
+            save(solved_plan, guarantee, picture, matrix)
+        result = figures(solved_plan, guarantee)
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(words(result), nl=False)

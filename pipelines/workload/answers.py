@@ -5,15 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.estimate import Answers, Estimate
 from dpstream.pipelines.workload.labels import labelled
 from dpstream.pipelines.workload.release import Moment
 from dpstream.pipelines.workload.tables import TableEstimate
+from dpstream.pipelines.workload.ways import MAX_ANSWERS
 
-#: Rows of one table.
-MAX_ANSWERS = 1 << 25
 _TIMES = ("window_start", "window_end", "trigger_time")
 
 
@@ -23,21 +21,17 @@ def answers(
     moments: Sequence[Moment],
     over_time: bool = False,
     consistent: bool = False,
-) -> pa.Table:
-    """One row for each release and query.
+) -> pa.Table | None:
+    """One row for each release and query; ``None``: more than a table has, so that they are asked
+    of the release, part by part.
 
     Args:
         over_time: with the release's window and trigger.
         consistent: values are of the non-negative estimate of least squares; ``sd`` and the
             interval stay those of the linear answers, which they are exact for.
-
-    Raises:
-        PolicyError: more rows than a table may have.
     """
     if len(moments) * workload.queries > MAX_ANSWERS:
-        raise PolicyError(
-            "queries", f"one table has at most {MAX_ANSWERS} answers", "ask a smaller workload"
-        )
+        return None
     labels, parts = labelled(workload), []
     for moment, found in zip(moments, estimate.answers(workload, consistent), strict=True):
         columns = _moment(moment, len(found.sd)) if over_time else {}

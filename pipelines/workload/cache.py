@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
-from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
-from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.named import STRATEGIES, largest, named
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
 from dpstream.accounting.strategies.cells.stored import (
     from_arrays,
@@ -27,17 +25,9 @@ from dpstream.accounting.strategies.cells.stored import (
     lattice_of_arrays,
     to_arrays,
 )
-from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.state.durable import replacing
-
-_FIXED = {
-    "identity": fixed.identity, "workload": fixed.itself, "haar": fixed.haar,
-    "hierarchical": fixed.hierarchical, "fourier": fixed.fourier, "datacube": fixed.datacube,
-}  # fmt: skip
-#: What can be asked for by name.
-STRATEGIES = ("auto", "optimum", "eigen", *_FIXED)
 
 
 def folder_of(given: Path | None) -> Path:
@@ -124,24 +114,9 @@ def _solve(workload: Workload, objective: str, strategy: str) -> Plan:
         return best
     asked = workload.relative() if objective == "relative" else workload
     with one_thread():
-        found = made(asked, strategy)
+        found = named(asked, strategy)
         worst = objective == "worst"
         error = largest(asked, found) if worst else found.error(asked)
     if not math.isfinite(error):
         raise PolicyError("--strategy", "does not measure all that is asked", "choose another")
     return best._replace(strategy=found, error=error)
-
-
-def made(workload: Workload, strategy: str) -> CellStrategy:
-    """A strategy by its name."""
-    if strategy == "optimum":
-        return optimum(workload).strategy
-    if strategy == "eigen":
-        return eigen(spectrum(workload))
-    return _FIXED[strategy](workload)
-
-
-def largest(workload: Workload, strategy: CellStrategy) -> float:
-    """Largest weighted variance of a query at mu = 1."""
-    found = zip(workload.products, strategy.variances(workload), strict=True)
-    return max(float(product.weight * variances.max()) for product, variances in found)

@@ -16,11 +16,10 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Product, Workload
 from dpstream.pipelines.workload.nonnegative import nonnegative
+from dpstream.pipelines.workload.ways import HALF_WIDTH
 
 #: Numbers of the working arrays; of a covariance that is handed out.
 _AT_ONCE, MAX_COVARIANCE = 1 << 24, 1 << 24
-#: Half-width of a 95% interval of a Gaussian, in sds.
-HALF_WIDTH = 1.959963984540054
 
 
 class Answers(NamedTuple):

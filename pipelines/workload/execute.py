@@ -20,7 +20,7 @@ from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import CELL, domain_digest
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream import Progress, Result, run_job
-from dpstream.pipelines.workload.answers import MAX_ANSWERS, answers
+from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of
@@ -78,19 +78,11 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
 def _check(order: Order, job: Job) -> None:
     """What would fail only after the charge."""
     check_place(order.out, job.plan.hash, order.workload)
-    line = job.plan.timeline
-    releases = 1 if line.end is None else line.windows * line.triggers
-    if line.end is None:
+    if job.plan.timeline.end is None:
         raise PolicyError(
             "time.end", "is required: answers are written when the run has ended",
             "give the job an end; a stream without end is answered by `--from` its releases",
         )  # fmt: skip
-    if releases * order.workload.queries > MAX_ANSWERS:
-        raise PolicyError(
-            "queries",
-            f"answers of all triggers are at most {MAX_ANSWERS}",
-            "ask a smaller workload, and others with --from",
-        )
 
 
 def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Moment], Receipt]:

@@ -26,12 +26,14 @@ import scipy.linalg
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
+from dpstream.accounting.strategies.cells import pure
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.workload.cache import solved_purely
+from dpstream.pipelines.workload.cache import solved, solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.pipelines.workload.planning import Guarantee, queries_of
 
 #: Bits of a lattice over all its axes.
 BITS = 24
@@ -51,14 +53,19 @@ class Lattice(NamedTuple):
 
     @property
     def sd(self) -> float:
-        """Of a row's noise: sqrt(2 q) / (1 - q), q = e^(-1/b)."""
-        return math.sqrt(2 * math.exp(-1 / self.scale)) / -math.expm1(-1 / self.scale)
+        """Of a row's noise."""
+        return sd_of(self.scale)
 
     @property
     def half_width(self) -> float:
         """Of a 95% interval of any sum of rows' noises, in sds of it."""
         rows = math.prod(len(factor) for factor in self.strategy.factors)
         return (LAPLACE_HALF_WIDTH * math.sqrt(2) * self.scale + math.sqrt(rows)) / self.sd
+
+
+def sd_of(scale: float) -> float:
+    """Of geometric noise of scale b: sqrt(2 q) / (1 - q), q = e^(-1/b)."""
+    return math.sqrt(2 * math.exp(-1 / scale)) / -math.expm1(-1 / scale)
 
 
 def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) -> Lattice:
@@ -85,7 +92,13 @@ def bits_of(axes: int) -> int:
 def planned_purely(
     workload: Workload, epsilon: float, contributions: int, folder: Path
 ) -> dict[str, Any]:
-    """What a workload would cost in pure epsilon.
+    """What a workload would cost in pure epsilon: as `planning.figures`.
+
+    The floor: a strategy of whole numbers, D its largest L1 norm of a column, has noise of variance
+    v(C D / epsilon), v(b) = 2 q / (1 - q)^2 with q = e^(-1/b), and v(b) / b^2 grows with b.  As
+    D >= 1, that is at least v(C / epsilon) D^2.  The L2 norm of a column is at most D, so that the
+    total of the variances is at least v(C / epsilon) times the least of any Gaussian mechanism at
+    mu = 1.
 
     Args:
         folder: of solved strategies.
@@ -95,19 +108,48 @@ def planned_purely(
     """
     if not (0 < epsilon < math.inf and contributions >= 1):
         raise PolicyError("--epsilon", "is positive and finite, C at least 1", "give a budget")
-    name, strategy, cached = solved_purely(workload, bits_of(len(workload.sizes)), folder)
-    made = lattice_of(strategy, epsilon, contributions)
-    # One row's noise has sd ``sd``; least squares adds the strategy's own factor.
-    error = made.strategy.floats().gram.trace(workload) / workload.weight
+    bits = bits_of(len(workload.sizes))
+    name, strategy, cached = solved_purely(workload, bits, folder)
+    chosen = lattice_of(strategy, epsilon, contributions)
+    errors, absent = dict[str, float](), dict[str, str]()
+    for kind, other in pure.by_kind(workload).items():
+        if kind == name:
+            continue
+        try:
+            errors[kind] = _rmse(lattice_of(other.lattice(bits), epsilon, contributions), workload)
+        except PolicyError as refused:
+            absent[kind] = refused.rule
+    best = solved(workload, folder)[0]
+    floor = sd_of(contributions / epsilon) * math.sqrt(best.floor / workload.weight)
+    rmse = _rmse(chosen, workload)
+    spreads = chosen.strategy.floats().gram.spreads(workload)
+    guarantee = Guarantee(None, epsilon, 0.0, contributions)
     return {
-        "workload": workload.digest,
-        "queries": workload.queries,
+        **queries_of(workload, spreads, chosen.sd, chosen.half_width),
+        "structure": workload.structure,
+        "guarantee": guarantee._asdict(),
+        "objective": "total",
         "strategy": name,
+        "rmse": rmse,
+        "floor": floor,
+        "floor_of": "strategy of whole numbers with geometric noise",
+        "gap": (rmse / floor) ** 2 - 1,
+        "note": "the floor is that of the Gaussian mechanism with this noise: none may reach it",
+        "certificate": [len(array) for array in best.certificate],
+        "stored": None,
         "cached": cached,
-        "epsilon": epsilon,
-        "contributions": contributions,
-        "rmse": math.sqrt(error) * made.sd,
+        "strategies": errors,
+        "absent": absent,
+        "answered_by": "lattice",
+        "refused": None,
+        "warnings": guarantee.warnings,
     }
+
+
+def _rmse(lattice: Lattice, workload: Workload) -> float:
+    """Of a query; one row's noise has sd ``sd``, least squares adds the strategy's own factor."""
+    trace = lattice.strategy.floats().gram.trace(workload)
+    return math.sqrt(trace / workload.weight) * lattice.sd
 
 
 def published(lattice: Lattice, cells: Int64, keys: KeyRing, run_name: tuple[bytes, ...]) -> Int64:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.strategies.cells.mixing import matrices
+from dpstream.accounting.strategies.cells.named import named
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.pipelines.workload.cache import made
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
 
 mpl.use("Agg")
@@ -48,13 +48,11 @@ def curves(planned: Planned) -> dict[str, Float64]:
         own.weight if objective == "worst" else scaled.weight / own.weight for own, scaled in pairs
     ]
     for name in (planned.plan.strategy.name, *_NAMES):
-        if name in found or (name in _NAMES and name not in planned.compared):
+        if name in found or (name in _NAMES and name not in planned.compared.errors):
             continue
         chosen = planned.plan.strategy
-        strategy = chosen if name == chosen.name else made(asked, name)
+        strategy = chosen if name == chosen.name else named(asked, name)
         listed = errors(asked, strategy)
-        if listed is None:
-            raise UsageError("--picture", "is for fewer queries", "plan a part of the workload")
         each = [math.sqrt(f) * sds for f, sds in zip(factors, listed, strict=True)]
         found[name] = np.sort(np.concatenate(each))
     return found

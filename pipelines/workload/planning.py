@@ -1,5 +1,6 @@
 """What a workload's answers would cost: errors, floors and gaps, before any data is there."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -9,33 +10,28 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.figures import exact, up
+from dpstream.accounting.figures import exact, human, up
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.auto import Plan
-from dpstream.accounting.strategies.cells.strategy import CellStrategy
-from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.strategies.cells.named import Comparison, comparison
+from dpstream.accounting.strategies.cells.strategy import MAX_LISTED, CellStrategy, Spread
 from dpstream.accounting.strength import weaknesses, weaknesses_of_mu
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.workload.cache import largest, made, solved
+from dpstream.pipelines.workload.cache import solved
+from dpstream.pipelines.workload.ways import HALF_WIDTH, MAX_ANSWERS, way_of
 from dpstream.state.durable import replacing
-
-#: Cells up to which every known strategy is made for the comparison, and products.
-MAX_COMPARED_CELLS, MAX_COMPARED_PRODUCTS = 2048, 256
-#: Queries whose errors are computed one by one.
-MAX_LISTED = 1 << 22
-_COMPARED = ("identity", "workload", "haar", "hierarchical", "fourier", "datacube", "eigen")
 
 
 class Guarantee(NamedTuple):
     """What every unit is promised, and how often it counts.
 
     Attributes:
-        mu: Gaussian-DP parameter; epsilon, delta: as asked for, ``None`` where mu was.
+        mu: Gaussian-DP parameter, ``None`` of pure epsilon; epsilon, delta: as asked for, ``None``
+            where mu was.
         contributions: C, records of a unit that count.
     """
 
-    mu: float
+    mu: float | None
     epsilon: float | None = None
     delta: float | None = None
     contributions: int = 1
@@ -44,12 +40,14 @@ class Guarantee(NamedTuple):
     def warnings(self) -> list[str]:
         """Of what it promises."""
         if self.epsilon is None or self.delta is None:
+            assert self.mu is not None
             return weaknesses_of_mu(self.mu)
         return weaknesses(self.epsilon, self.delta)
 
     @property
     def scale(self) -> float:
         """Standard errors at this guarantee for one of 1 at mu = 1."""
+        assert self.mu is not None
         return self.contributions / self.mu
 
 
@@ -89,7 +87,7 @@ class Planned(NamedTuple):
     plan: Plan
     place: Path
     cached: bool
-    compared: dict[str, float]
+    compared: Comparison
 
     def per_query(self, variance: float) -> float:
         """Standard error of a query, of a total or of the largest, at mu = 1."""
@@ -111,132 +109,173 @@ def planned(
     """
     plan, place, cached = solved(workload, folder, objective, strategy)
     asked = workload.relative() if objective == "relative" else workload
-    compared = place.with_suffix(".json")
-    try:
-        known = json.loads(compared.read_bytes()) if cached else None
-        found = {str(name): float(error) for name, error in known.items()} if known else None
-    except (OSError, ValueError, AttributeError):
-        found = None
-    if found is None:
-        found = _compared(asked, objective)
+    beside = place.with_suffix(".json")
+    compared = _read(beside) if cached else None
+    if compared is None:
+        compared = comparison(asked, objective == "worst")
         if place.exists():
-            with replacing(compared, 0o600) as draft:
-                draft.write_text(json.dumps(found))
-    return Planned(workload, plan, place, cached, found)
+            with contextlib.suppress(OSError), replacing(beside, 0o600) as draft:
+                draft.write_text(json.dumps(compared._asdict()))
+    return Planned(workload, plan, place, cached, compared)
 
 
-@one_thread()
-def _compared(workload: Workload, objective: str) -> dict[str, float]:
-    """Errors of known strategies that span the workload, of a domain small enough for all."""
-    worst = objective == "worst"
-    found = {} if worst else {"gaussian": fixed.gaussian_error(workload)}
-    small = workload.cells <= MAX_COMPARED_CELLS
-    if not small or len(workload.products) > MAX_COMPARED_PRODUCTS:
-        return found
-    for name in _COMPARED:
-        strategy = made(workload, name)
-        error = strategy.error(workload)
-        if math.isfinite(error):
-            listed = workload.queries <= MAX_LISTED
-            if not worst or listed:
-                found[name] = largest(workload, strategy) if worst else error
-    return found
+def _read(path: Path) -> Comparison | None:
+    """What was compared before."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        stored = json.loads(path.read_bytes())
+        return Comparison(
+            {str(name): float(error) for name, error in stored["errors"].items()},
+            {str(name): str(reason) for name, reason in stored["absent"].items()},
+        )
+    return None
 
 
-def errors(workload: Workload, strategy: CellStrategy) -> list[Float64] | None:
-    """(queries of a product,) standard errors at mu = 1 for each product; ``None``: too many."""
+def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:
+    """(queries of a product,) standard errors at mu = 1 for each product.
+
+    Raises:
+        UsageError: more queries than are computed one by one.
+    """
     if workload.queries > MAX_LISTED:
-        return None
-    return [np.sqrt(found) for found in strategy.variances(workload)]
+        raise UsageError(
+            "--picture", f"is drawn of at most {MAX_LISTED:,} queries",
+            "omit it, or plan a part of the workload",
+        )  # fmt: skip
+    return [np.sqrt(variances) for variances in strategy.variances(workload)]
 
 
 def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
     """What is shown of a plan: public figures by name."""
     workload, plan, scale = planned.workload, planned.plan, guarantee.scale
-    listed = errors(workload, plan.strategy)
-    queries = [
-        {
-            "product": number,
-            "queries": product.rows,
-            "weight": product.weight,
-            "attributes": {
-                workload.attributes[axis].name: factor.kind
-                for axis, factor in zip(product.axes, product.factors, strict=True)
-            },
-            **({} if listed is None else _spread(listed[number] * scale)),
-        }
-        for number, product in enumerate(workload.products)
-    ]
-    strategies = {
-        name: planned.per_query(error) * scale for name, error in planned.compared.items()
-    }
+    compared = planned.compared
     return {
-        "workload": workload.digest,
+        **queries_of(workload, plan.strategy.spreads(workload), scale, HALF_WIDTH),
         "structure": workload.structure,
-        "cells": workload.cells,
-        "queries": workload.queries,
         "guarantee": guarantee._asdict(),
         "objective": plan.objective,
         "strategy": plan.strategy.name,
         "rmse": planned.per_query(plan.error) * scale,
         "floor": planned.per_query(plan.floor) * scale,
+        "floor_of": "Gaussian mechanism on these cells",
         "gap": plan.gap,
         "note": plan.note,
         "certificate": [len(array) for array in plan.certificate],
         "stored": str(planned.place) if planned.place.exists() else None,
         "cached": planned.cached,
-        "strategies": strategies,
-        "products": queries,
+        "strategies": {
+            name: planned.per_query(error) * scale for name, error in compared.errors.items()
+        },
+        "absent": compared.absent,
+        **answered_by(workload, plan.strategy),
         "warnings": guarantee.warnings,
     }
 
 
-def _spread(found: Float64) -> dict[str, float]:
+def queries_of(
+    workload: Workload, spreads: list[Spread], scale: float, half_width: float
+) -> dict[str, Any]:
+    """What is asked, and how exact each product's answers are.
+
+    Args:
+        spreads: variances of each product's queries; scale: sds for one of 1 there.
+        half_width: of a 95% interval, in sds.
+    """
     return {
-        "rmse": float(np.sqrt(np.mean(found**2))),
-        "least": float(found.min()),
-        "most": float(found.max()),
+        "workload": workload.digest,
+        "cells": workload.cells,
+        "queries": workload.queries,
+        "half_width": half_width,
+        "products": [
+            {
+                "product": number,
+                "queries": product.rows,
+                "weight": product.weight,
+                "attributes": {
+                    workload.attributes[axis].name: factor.kind
+                    for axis, factor in zip(product.axes, product.factors, strict=True)
+                },
+                "rmse": math.sqrt(spread.mean) * scale,
+                "least": None if spread.least is None else math.sqrt(spread.least) * scale,
+                "most": None if spread.most is None else math.sqrt(spread.most) * scale,
+            }
+            for number, (product, spread) in enumerate(zip(workload.products, spreads, strict=True))
+        ],
     }
 
 
-def words(shown: dict[str, Any], most: int = 12) -> str:
+def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | None]:
+    """How `dpstream answer` answers it, or why it does not."""
+    try:
+        return {"answered_by": way_of(workload, strategy), "refused": None}
+    except PolicyError as refused:
+        return {"answered_by": None, "refused": f"{refused.rule}; {refused.fix}"}
+
+
+def words(result: dict[str, Any], most: int = 12) -> str:
     """The same for a person at a terminal; of many products the first ones."""
-    guarantee = shown["guarantee"]
-    budget = f"mu {exact(guarantee['mu'])}"
-    if guarantee["epsilon"] is not None:
-        budget = f"({up(guarantee['epsilon'])}, {up(guarantee['delta'])}), mu {up(guarantee['mu'])}"
     what = {
         "worst": "largest standard error of a query (weighted)",
         "relative": "RMSE of a query divided by its norm",
-    }.get(shown["objective"], "RMSE of a query (weighted)")
+    }.get(result["objective"], "RMSE of a query (weighted)")
     lines = [
-        f"Workload    {shown['queries']:,} queries of {shown['cells']:,} cells;"
-        f" {shown['workload'][:16]}",
-        f"Guarantee   {budget}; {guarantee['contributions']} record(s) of a unit",
-        f"Strategy    {shown['strategy']}",
-        f"Error       {shown['rmse']:.6g}: {what}",
-        f"Floor       {shown['floor']:.6g}: no Gaussian mechanism on these cells has less"
-        f" (gap {shown['gap']:.2g} of the squared error)",
+        f"Workload    {result['queries']:,} queries of {result['cells']:,} cells;"
+        f" {result['workload'][:16]}",
+        f"Guarantee   {_budget(result['guarantee'])};"
+        f" {result['guarantee']['contributions']} record(s) of a unit",
+        f"Answers     {_ways(result)}",
+        f"Strategy    {result['strategy']}",
+        f"Error       {result['rmse']:.6g}: {what}",
     ]
-    if shown["note"]:
-        lines.append(f"            {shown['note']}")
-    if shown["stored"] is not None:
-        proof = "closed form" if not shown["certificate"] else "weights that prove the floor"
-        lines.append(f"Certificate {proof}, with the strategy in {shown['stored']}")
-    if shown["strategies"]:
-        rated = sorted([*shown["strategies"].items(), (shown["strategy"] + " *", shown["rmse"])],
-                       key=lambda one: one[1])  # fmt: skip
-        lines += ["", f"{'Strategy':<14}{'error':>12}{'over the floor':>16}"]
-        lines += [
-            f"{name:<14}{error:>12.6g}{error / shown['floor']:>16.4f}" for name, error in rated
-        ]
-    if "rmse" in shown["products"][0]:
-        lines += ["", f"{'Queries':<40}{'number':>10}{'RMSE':>12}{'least':>12}{'most':>12}"]
-        for product in shown["products"][:most]:
-            named = " x ".join(f"{a}: {k}" for a, k in product["attributes"].items()) or "total"
-            lines.append(f"{named[:39]:<40}{product['queries']:>10,}{product['rmse']:>12.6g}"
-                         f"{product['least']:>12.6g}{product['most']:>12.6g}")  # fmt: skip
-        left = len(shown["products"]) - most
-        lines += [f"... and {left:,} more products (--json)"] if left > 0 else []
-    lines += [f"Warning     {warning}" for warning in shown["warnings"]]
+    if result["objective"] == "total":
+        within = human(result["rmse"] * result["half_width"])
+        lines.append(f"            an answer of this error has a 95% interval of ±{within}")
+    lines.append(
+        f"Floor       {result['floor']:.6g}: no {result['floor_of']} has less"
+        f" (gap {result['gap']:.2g} of the squared error)"
+    )
+    if result["note"]:
+        lines.append(f"            {result['note']}")
+    if result["stored"] is not None:
+        proof = "closed form" if not result["certificate"] else "weights that prove the floor"
+        lines.append(f"Certificate {proof}, with the strategy in {result['stored']}")
+    rated = sorted([*result["strategies"].items(), (result["strategy"] + " *", result["rmse"])],
+                   key=lambda one: one[1])  # fmt: skip
+    lines += ["", f"{'Strategy':<14}{'error':>12}{'over the floor':>16}"]
+    for name, error in rated:
+        over = error / result["floor"]
+        ratio = f"{over:.4f}" if over < 10**6 else f"{over:.3g}"
+        lines.append(f"{name:<14}{error:>12.6g}{ratio:>16}")
+    lines += [f"{name:<14}{'absent':>12}  {reason}" for name, reason in result["absent"].items()]
+    lines += ["", f"{'Queries':<40}{'number':>10}{'RMSE':>12}{'least':>12}{'most':>12}"]
+    for product in result["products"][:most]:
+        asked = " x ".join(f"{a}: {k}" for a, k in product["attributes"].items()) or "total"
+        each = [product["rmse"], product["least"], product["most"]]
+        figures = "".join(f"{'-' if each is None else f'{each:.6g}':>12}" for each in each)
+        count = product["queries"]
+        number = f"{count:,}" if count < 10**8 else f"{count:.3g}"
+        lines.append(f"{asked[:39]:<40}{number:>10}{figures}")
+    left = len(result["products"]) - most
+    lines += [f"... and {left:,} more products (--json)"] if left > 0 else []
+    lines += [f"Warning     {warning}" for warning in result["warnings"]]
     return "\n".join(lines) + "\n"
+
+
+def _budget(guarantee: dict[str, Any]) -> str:
+    if guarantee["mu"] is None:
+        return f"pure epsilon {up(guarantee['epsilon'])}"
+    if guarantee["epsilon"] is None:
+        return f"mu {exact(guarantee['mu'])}"
+    return f"({up(guarantee['epsilon'])}, {up(guarantee['delta'])}), mu {up(guarantee['mu'])}"
+
+
+def _ways(result: dict[str, Any]) -> str:
+    if result["answered_by"] is None:
+        return f"none, `dpstream answer` refuses: {result['refused']}"
+    way = {
+        "cells": "from noisy cells, all of which are published",
+        "tables": "from noisy residual tables, without a histogram of all cells",
+        "lattice": "from noisy sums of cells, all of which are published",
+    }[result["answered_by"]]
+    if result["queries"] > MAX_ANSWERS:
+        return f"{way}; {MAX_ANSWERS:,} at most are written, others by --from"
+    return f"all, {way}"

@@ -17,7 +17,6 @@ import numpy as np
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
@@ -30,7 +29,7 @@ from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.workload import lattice
-from dpstream.pipelines.workload.answers import MAX_ANSWERS, answers
+from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.bounded import bounded
 from dpstream.pipelines.workload.cache import solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
@@ -38,12 +37,10 @@ from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import asked_once, check_job, domain_of_job
 from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
 from dpstream.pipelines.workload.tables import TableEstimate
+from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import open_ledger
-
-#: Numbers that are published of all tables.
-MAX_PUBLISHED = 1 << 24
 
 
 class Mechanism(NamedTuple):
@@ -110,18 +107,7 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     gram, sizes = strategy.gram, workload.sizes
     if not isinstance(gram, Residual):
         raise UsageError("--tables", "is for workloads of tables of counts", "ask such, or omit it")
-    if sum(gram.dims.tolist()) > MAX_PUBLISHED:
-        raise PolicyError(
-            "queries", f"at most {MAX_PUBLISHED} numbers are published", "ask fewer tables"
-        )
-    # Noise is mixed table by table: a limit of that is told before anything is charged.
-    largest = [sizes[axis] - 1 for key in gram.keys for axis in key]
-    if max(largest, default=0) > MAX_FACTOR or gram.dims.max() > MAX_MIXED_CELLS:
-        raise PolicyError(
-            "queries",
-            f"a table has at most {MAX_MIXED_CELLS} cells, and {MAX_FACTOR} of an attribute",
-            "ask smaller tables, or use coarser cells",
-        )
+    check_tables(gram)  # noise is mixed table by table: a limit of that is told before a charge
     privacy = job.plan.privacy
     mu = mu_of(privacy.epsilon, privacy.delta)
     shapes = [[sizes[axis] for axis in key] for key in gram.keys]
@@ -210,8 +196,6 @@ def _check(workload: Workload, job: Job) -> None:
         raise UsageError("source.kind", "must be files that are all there", "name such a source")
     if job.ledger is None:
         raise UsageError("ledger", "is required for answers that no store keeps", "add [ledger]")
-    if workload.queries > MAX_ANSWERS:
-        raise PolicyError("queries", f"are at most {MAX_ANSWERS} at once", "ask fewer")
     if job.plan.privacy.per_key_bound:
         raise UsageError(
             "privacy.per_key_bound",

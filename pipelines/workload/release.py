@@ -1,6 +1,7 @@
 """The output of an answer: a folder of answers and of the estimate from which more can be asked.
 
-    OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals
+    OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals; not there if
+                                  they are more than a table has
     OUT/estimate.npz              estimates of the cells, and the mix of their noise
     OUT/release.json              the receipt: what they are of, and the digests of both
 
@@ -119,7 +120,7 @@ def write_release(
     out: Path,
     receipt: Receipt,
     estimate: Estimate | TableEstimate,
-    answers: pa.Table,
+    answers: pa.Table | None,
     form: str,
     commit: Callable[[bytes], None] = lambda _: None,
 ) -> Receipt:
@@ -139,7 +140,8 @@ def write_release(
         raise RunError("--out", "has a folder that cannot be written", "check it") from None
     try:
         np.savez(draft / ESTIMATE, **to_arrays(estimate))  # type: ignore[arg-type]
-        write_table(draft / f"answers.{form}", answers)
+        if answers is not None:
+            write_table(draft / f"answers.{form}", answers)
         files = {path.name: _written(path) for path in sorted(draft.iterdir())}
         receipt = msgspec.structs.replace(receipt, files=files)
         (draft / RECEIPT).write_bytes(receipt.encoded)

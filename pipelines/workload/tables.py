@@ -20,7 +20,8 @@ from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.differences import restored
 from dpstream.accounting.workloads.workload import Product, Workload
-from dpstream.pipelines.workload.estimate import HALF_WIDTH, Answers
+from dpstream.pipelines.workload.estimate import Answers
+from dpstream.pipelines.workload.ways import HALF_WIDTH
 
 
 class TableEstimate(NamedTuple):

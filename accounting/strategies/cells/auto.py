@@ -6,16 +6,13 @@ multiple of residual spaces; its floor is what each product would cost alone, an
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
-
-import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.limits import MAX_SOLVED_CELLS
+from dpstream.accounting.limits import MAX_MIXED_CELLS, MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells import fixed
-from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
+from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import alternating, floor_of, product_optimum
 from dpstream.accounting.strategies.cells.residual import residual, worst_table
@@ -24,8 +21,8 @@ from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.worst import worst
 from dpstream.accounting.workloads.workload import Workload
 
-#: Products times axes up to which axes take turns, and products up to which all are compared.
-_TURNS, _COMPARED = 20_000, 64
+#: Products times axes up to which axes take turns.
+_TURNS = 20_000
 OBJECTIVES = ("total", "relative", "worst")
 #: Note of a union for which no floor of all cells is computed.
 LARGE = "the union is too large for one matrix: the floor is the sum of its products' floors"
@@ -93,7 +90,9 @@ def _total(workload: Workload, tolerance: float) -> Plan:
     floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
     best = Plan(residual(workload)[0], "total", math.inf, floor, (), LARGE)
     candidates = [best.strategy]
-    if len(workload.products) * len(workload.sizes) <= _TURNS:
+    # A product over more cells than are ever noised one by one answers nothing.
+    few = workload.cells <= MAX_MIXED_CELLS
+    if few and len(workload.products) * len(workload.sizes) <= _TURNS:
         candidates.append(alternating(workload, tolerance))
     return _better(best, workload, candidates)
 
@@ -113,23 +112,3 @@ def _worst(workload: Workload, tolerance: float) -> Plan:
     solved = worst(workload, tolerance)
     flat = tuple(array for pair in solved.certificate for array in pair)
     return Plan(solved.strategy, "worst", solved.error, solved.floor, flat)
-
-
-def compared(workload: Workload) -> dict[str, float]:
-    """Weighted total error at mu = 1 of each strategy that is known for a workload."""
-    makers: list[Callable[[Workload], CellStrategy]] = [fixed.identity, fixed.fourier]
-    if len(workload.products) <= _COMPARED and max(workload.sizes) <= MAX_SOLVED_CELLS:
-        makers += [fixed.itself, fixed.haar, fixed.hierarchical, fixed.datacube]
-    found = dict[str, float]()
-    with one_thread():
-        for make in makers:
-            strategy = make(workload)
-            found[strategy.name] = strategy.error(workload)
-        if fixed.itself in makers:
-            found["gaussian"] = fixed.gaussian_error(workload)
-        if workload.cells <= MAX_SOLVED_CELLS:
-            known = spectrum(workload)
-            found["eigen"] = eigen(known).error(workload)
-            found["root"] = root(known).error(workload)
-    found["auto"] = auto(workload).error
-    return {name: error for name, error in found.items() if np.isfinite(error)}

@@ -10,12 +10,14 @@ each is
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.folding import folding_of
 from dpstream.accounting.strategies.cells.residual import Residual, spaces_of, tables
 from dpstream.accounting.strategies.cells.strategy import (
@@ -23,9 +25,14 @@ from dpstream.accounting.strategies.cells.strategy import (
     CellStrategy,
     Gram,
     Kron,
+    Spread,
     dense_gram,
 )
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.workload import Product, Workload
+
+#: Cells times products over which the largest column is searched, and numbers of one attribute.
+_MAX_ENUMERATED, _MAX_SEARCHED = 1 << 26, 1 << 30
 
 
 class Identity(Gram):
@@ -39,7 +46,9 @@ class Identity(Gram):
     @override
     def trace(self, workload: Workload) -> float:
         return math.fsum(
-            product.weight * math.prod(sum(f.masses) for f in workload.factors_of(product))
+            product.weight
+            * _summed(workload, product)
+            * math.prod(sum(f.masses) for f in product.factors)
             for product in workload.products
         )
 
@@ -52,6 +61,26 @@ class Identity(Gram):
                 norms = np.kron(norms, sum(factor.parts))
             found.append(norms)
         return found
+
+    @override
+    def spreads(self, workload: Workload) -> list[Spread]:
+        of_factor: dict[Factor, Spread] = {}
+        for factor in {f for product in workload.products for f in product.factors}:
+            each = np.add(*factor.parts)
+            of_factor[factor] = Spread(float(each.mean()), float(each.min()), float(each.max()))
+        spreads = []
+        for product in workload.products:
+            sides = [of_factor[factor] for factor in product.factors]
+            summed = _summed(workload, product)
+            spreads.append(Spread(*(
+                summed * math.prod(side) for side in zip((1.0, 1.0, 1.0), *sides, strict=True)
+            )))  # fmt: skip
+        return spreads
+
+
+def _summed(workload: Workload, product: Product) -> float:
+    """Cells of the attributes that a product sums out."""
+    return float(workload.cells // math.prod(workload.sizes[axis] for axis in product.axes))
 
 
 def identity(workload: Workload) -> CellStrategy:
@@ -67,7 +96,7 @@ def itself(workload: Workload) -> CellStrategy:
         kept = np.flatnonzero((traces > 0) & (spaces.dims > 0))
         y = traces[kept] / spaces.dims[kept]
         gram: Gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), y)
-    elif len(workload.products) == 1:
+    elif len(workload.products) == 1 and max(workload.sizes) <= MAX_SOLVED_CELLS:
         factors = workload.factors_of(workload.products[0])
         gram = Kron(tuple(dense_gram(factor.gram()) for factor in factors))
     else:
@@ -80,9 +109,69 @@ def gaussian_error(workload: Workload) -> float:
     """Error of noise on each query by itself: the Gaussian mechanism, without least squares.
 
     Weights are those of the total alone: each query is asked once.
+
+    Raises:
+        PolicyError: the largest column needs a search over more cells than a limit.
     """
-    plain = replace(workload, products=tuple(p._replace(weight=1.0) for p in workload.products))
-    return itself(plain).sensitivity2 * workload.weight
+    return column_norm2(workload) * workload.weight
+
+
+def column_norm2(workload: Workload) -> float:
+    """Largest squared norm of a cell's column, each query asked once, without a matrix over all
+    cells.
+
+    The squared norm of a cell is a sum over the products of a product over the attributes, and no
+    term is negative.  So a cell of an attribute is left out where another cell of it has no less in
+    every factor.  What is left on each attribute (one cell for prefixes, for ranges the middle
+    one) is enumerated.
+
+    Raises:
+        PolicyError: more is left than a limit.
+    """
+    factors = [dict[Factor, None]() for _ in workload.sizes]
+    for product in workload.products:
+        for axis, factor in zip(product.axes, product.factors, strict=True):
+            factors[axis][factor] = None
+    norms = [
+        dict(zip(of, _undominated([factor.norms2 for factor in of]), strict=True)) for of in factors
+    ]
+    left = [max((len(row) for row in of.values()), default=1) for of in norms]
+    place = {axis: at for at, axis in enumerate(k for k, n in enumerate(left) if n > 1)}
+    if math.prod(left) * len(workload.products) > _MAX_ENUMERATED:
+        raise _too_many()
+    total = np.zeros([left[axis] for axis in place])
+    for product in workload.products:
+        term = np.ones((1,) * len(place))
+        for axis, factor in zip(product.axes, product.factors, strict=True):
+            row = norms[axis][factor]
+            shape = [-1 if at == place.get(axis) else 1 for at in range(len(place))]
+            term = term * row.reshape(shape)
+        total += term
+    return float(total.max())
+
+
+def _undominated(rows: list[Float64]) -> list[Float64]:
+    """Rows over the cells, without the cells than which another one has as much in every row.
+
+    Raises:
+        PolicyError: the search is beyond a limit.
+    """
+    if not rows:
+        return rows
+    columns = np.unique(np.array(rows).T, axis=0)
+    columns = columns[np.argsort(-columns.sum(axis=1), kind="stable")]
+    size = 0
+    for column in columns:  # what dominates a column has no smaller sum: it comes before
+        if not (columns[:size] >= column).all(axis=1).any():
+            columns[size] = column
+            size += 1
+        if size * columns.size > _MAX_SEARCHED:
+            raise _too_many()
+    return list(columns[:size].T)
+
+
+def _too_many() -> PolicyError:
+    return PolicyError("strategy", "needs a search over too many cells", "choose another")
 
 
 def haar(workload: Workload) -> CellStrategy:
@@ -124,7 +213,13 @@ def datacube(workload: Workload) -> CellStrategy:
     return tables(workload, [tuple(sorted(table)) for table in best[1]], "datacube")
 
 
-def _each(workload: Workload, make) -> Kron:  # type: ignore[no-untyped-def]
+def _each(workload: Workload, make: Callable[[int], Float64]) -> Kron:
+    if max(workload.sizes) > MAX_SOLVED_CELLS:
+        raise PolicyError(
+            "strategy",
+            f"is a matrix of at most {MAX_SOLVED_CELLS:,} cells for each attribute",
+            "choose another, or use coarser cells",
+        )
     found = {}
     for size in workload.sizes:
         if size not in found:
@@ -159,3 +254,10 @@ def tree(size: int) -> Float64:
     for row, (lo, hi) in zip(rows, _nodes(size), strict=True):
         row[lo:hi] = 1.0
     return rows
+
+
+#: Strategies by name.
+BY_NAME: dict[str, Callable[[Workload], CellStrategy]] = {
+    "identity": identity, "workload": itself, "haar": haar, "hierarchical": hierarchical,
+    "fourier": fourier, "datacube": datacube,
+}  # fmt: skip

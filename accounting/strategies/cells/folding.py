@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload
 
@@ -144,7 +146,17 @@ class Folding:
 
 
 def folding_of(workload: Workload) -> Folding:
-    """Folds every axis that all products allow to."""
+    """Folds every axis that all products allow to.
+
+    Raises:
+        PolicyError: more cells than one matrix is made for.
+    """
+    if workload.cells > MAX_SOLVED_CELLS:
+        raise PolicyError(
+            "strategy",
+            f"is one matrix over all cells: at most {MAX_SOLVED_CELLS:,}",
+            "choose another, or use coarser cells",
+        )
     folded = [True] * len(workload.sizes)
     seen: set[tuple[int, Factor]] = set()
     for product in workload.products:

@@ -11,6 +11,7 @@ asked one by one (nearly rank one), so that the choice is by the errors of what 
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ from dpstream.accounting.workloads.workload import Workload
 #: Cells of an axis for which the p-identity is looked for.
 MAX_PURE_CELLS = 1024
 _UP = 1 + 2.0**-40
+_FIXED: dict[str, Callable[[int], Float64]] = {
+    "identity": np.eye, "haar": wavelet, "hierarchical": tree,
+}  # fmt: skip
 
 
 class PureStrategy(NamedTuple):
@@ -121,11 +125,7 @@ def _best(part: Workload, bits: int | None) -> PureStrategy:
             f"pure epsilon needs attributes of at most {MAX_PURE_CELLS} cells",
             "merge cells",
         )
-    found = [
-        PureStrategy("identity", (np.eye(part.cells),)),
-        PureStrategy("haar", (wavelet(part.cells),)),
-        PureStrategy("hierarchical", (tree(part.cells),)),
-    ]
+    found = [PureStrategy(name, (make(part.cells),)) for name, make in _FIXED.items()]
     rows = max(1, part.cells // 16)
     gram = part.gram()
     for start in range(3):
@@ -137,6 +137,14 @@ def _best(part: Workload, bits: int | None) -> PureStrategy:
         return rounded.error(part)
 
     return min(found, key=error)
+
+
+def by_kind(workload: Workload) -> dict[str, PureStrategy]:
+    """Strategies that depend on the domain alone, one kind on all axes: to compare with."""
+    return {
+        name: PureStrategy(name, tuple(make(size) for size in workload.sizes))
+        for name, make in _FIXED.items()
+    }
 
 
 def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:

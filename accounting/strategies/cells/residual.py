@@ -25,7 +25,7 @@ from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_RESIDUAL_PARTS
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Spread
 from dpstream.accounting.workloads.workload import Product, Workload
 
 _UP = 1 + 2.0**-40
@@ -167,8 +167,14 @@ class Residual(Gram):
             return math.inf
         return float(masses @ self._inverse(spaces, masses))
 
+    @override
+    def spreads(self, workload: Workload) -> list[Spread]:
+        if workload.marginal:  # the cells of a table have one variance
+            return [Spread(mean, mean, mean) for mean in self.means(workload).tolist()]
+        return super().spreads(workload)
+
+    @override
     def means(self, workload: Workload) -> Float64:
-        """(products,) mean variance of a product's queries if node noise has sd 1."""
         spaces = spaces_of(workload)
         total = spaces.back(self._inverse(spaces, np.ones(len(spaces.keys))))
         rows = np.array([float(product.rows) for product in workload.products])

@@ -11,7 +11,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,19 @@ from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload
 
+#: Queries whose errors are computed one by one.
+MAX_LISTED = 1 << 22
 #: Eigenvalues below this part of the largest entry of all blocks are taken for 0.
 RANK = 1e-11
 _UP = 1 + 2.0**-40
+
+
+class Spread(NamedTuple):
+    """Variances of the queries of one product; ``None``: too many to be computed one by one."""
+
+    mean: float
+    least: float | None
+    most: float | None
 
 
 class Gram(ABC):
@@ -43,6 +53,23 @@ class Gram(ABC):
     @abstractmethod
     def variances(self, workload: Workload) -> list[Float64]:
         """Variance of each query of each product if node noise has sd 1 (flat, in their order)."""
+
+    def spreads(self, workload: Workload) -> list[Spread]:
+        """Mean, least and largest variance of each product's queries if node noise has sd 1."""
+        if workload.queries > MAX_LISTED:
+            return [Spread(mean, None, None) for mean in self.means(workload).tolist()]
+        return [
+            Spread(float(each.mean()), float(each.min()), float(each.max()))
+            for each in self.variances(workload)
+        ]
+
+    def means(self, workload: Workload) -> Float64:
+        """(products,) mean variance of a product's queries if node noise has sd 1."""
+        alone = [
+            replace(workload, products=(product._replace(weight=1.0),))
+            for product in workload.products
+        ]
+        return np.array([self.trace(one) / one.queries for one in alone])
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +182,19 @@ class Kron(Gram):
             for parts in map(workload.axes, workload.products)
         ]
 
+    @override
+    def spreads(self, workload: Workload) -> list[Spread]:
+        of_axis: dict[tuple[int, Workload], tuple[float, float, float]] = {}
+        spreads = []
+        for parts in map(workload.axes, workload.products):
+            for axis, part in enumerate(parts):
+                if (axis, part) not in of_axis:
+                    [each] = self.factors[axis].variances(part)
+                    of_axis[axis, part] = float(each.mean()), float(each.min()), float(each.max())
+            sides = zip(*(of_axis[key] for key in enumerate(parts)), strict=True)
+            spreads.append(Spread(*map(math.prod, sides)))
+        return spreads
+
 
 class CellStrategy(NamedTuple):
     """A named strategy; ``gram`` need not be scaled."""
@@ -178,6 +218,14 @@ class CellStrategy(NamedTuple):
     def variances(self, workload: Workload) -> list[Float64]:
         """(queries of a product,) variances at mu = 1, for each product."""
         return [self.sensitivity2 * found for found in self.gram.variances(workload)]
+
+    def spreads(self, workload: Workload) -> list[Spread]:
+        """Mean, least and largest variance of each product's queries at mu = 1."""
+        scale = self.sensitivity2
+        return [
+            Spread(*(None if figure is None else scale * figure for figure in spread))  # type: ignore[arg-type]
+            for spread in self.gram.spreads(workload)
+        ]
 
 
 def dense_gram(matrix: Float64, sizes: Sequence[int] | None = None) -> Blocks:

@@ -28,8 +28,13 @@ def test_pure(tmp_path: Path) -> None:
     shown = call("workload", "plan", file, "--epsilon", "1", "--pure", *kept, "--json")
     found = json.loads(shown.stdout)
     text = call("workload", "plan", file, "--epsilon", "1", "--pure", *kept).stdout
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-    assert f"{found['rmse']:.6g}" in text and "no floor" in text
+    assert f"{found['rmse']:.6g}" in text and f"{found['floor']:.6g}" in text
+    assert found["floor"] < found["rmse"] <= min(found["strategies"].values())
+    assert {"identity", "haar", "hierarchical", found["strategy"]} == {
+        *found["strategies"], found["strategy"],
+    }  # fmt: skip
+    [product] = found["products"]
+    assert product["least"] < product["rmse"] < product["most"] and found["half_width"] > 2.15
     given = ("workload", "plan", file, "--pure")
     assert "--pure" in refused(*given, "--mu", "1")
     for more in (("--strategy", "haar"), ("--objective", "worst"), ("--matrix", "m.png")):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.workload import answers as module
 from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.estimate import Estimate, norms
@@ -44,5 +43,4 @@ def test_values_without_negative_cells() -> None:
 
 def test_not_more_than_a_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ANSWERS", workload().queries)
-    with pytest.raises(PolicyError):
-        answers(workload(), ESTIMATE, MOMENTS)
+    assert answers(workload(), ESTIMATE, MOMENTS) is None

@@ -44,7 +44,7 @@ def test_curves_are_of_what_the_objective_is_about(tmp_path: Path) -> None:
     largest = {name: values[-1] for name, values in curves(worst).items()}
     own = largest[worst.plan.strategy.name]
     assert own == pytest.approx(worst.plan.error**0.5, rel=1e-6)
-    assert largest["identity"] == pytest.approx(worst.compared["identity"] ** 0.5)
+    assert largest["identity"] == pytest.approx(worst.compared.errors["identity"] ** 0.5)
     relative = planned(asked, tmp_path, "relative")
     each = curves(relative)["identity"]
     assert each == pytest.approx(

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.workload import marginals, over
 from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
-from tests.pipelines.workload.survey import workload
+from tests.pipelines.workload.survey import workload, write
 
 
 def test_figures_are_at_the_guarantee(tmp_path: Path) -> None:
@@ -36,7 +39,7 @@ def test_the_comparison_is_kept(tmp_path: Path) -> None:
     first = planned(workload(), tmp_path)
     again = planned(workload(), tmp_path)
     assert again.cached and not first.cached and again.compared == first.compared
-    assert {"gaussian", "identity", "haar", "eigen"} <= set(first.compared)
+    assert {"gaussian", "identity", "haar", "eigen"} <= set(first.compared.errors)
     first.place.with_suffix(".json").write_text("[")
     assert planned(workload(), tmp_path).compared == first.compared
     json.loads(first.place.with_suffix(".json").read_text())
@@ -48,11 +51,44 @@ def test_objectives(tmp_path: Path) -> None:
     assert max(p["most"] for p in figures(worst, guarantee)["products"][:1]) <= (
         worst.per_query(worst.plan.error) * 1.001
     )
-    assert min(worst.compared.values()) >= worst.plan.floor
+    assert min(worst.compared.errors.values()) >= worst.plan.floor
     assert "largest" in words(figures(worst, guarantee))
     relative = planned(workload(), tmp_path, "relative")
-    assert relative.compared["identity"] >= relative.plan.floor
+    assert relative.compared.errors["identity"] >= relative.plan.floor
     assert "norm" in words(figures(relative, guarantee))
+
+
+@pytest.mark.parametrize("kind", ["range", "prefix"])
+@pytest.mark.parametrize(("sizes", "ways"), [([10] * 20, 2), ([100] * 3, 3), ([100] * 5, 5)])
+def test_domains_beyond_one_matrix(tmp_path: Path, kind: str, sizes: list[int], ways: int) -> None:
+    asked = marginals([of_size(str(k), size) for k, size in enumerate(sizes)], [ways], kind)
+    shown = figures(planned(asked, tmp_path), guarantee_of(None, None, 1.0, 1))
+    assert shown["floor"] <= shown["rmse"] <= min(shown["strategies"].values()) * (1 + 1e-6)
+    assert set(shown["strategies"]) >= {"gaussian", "identity", "haar"}
+    assert all(shown["absent"].values()) and words(shown)
+    for product in shown["products"]:
+        assert product["least"] <= product["rmse"] <= product["most"]
+    # 10^20 cells are answered by tables, 10^6 by cells, and 10^10 cells of one table by nothing.
+    ways_of = {2: "tables", 3: "cells", 5: None}
+    assert shown["answered_by"] == ways_of[ways] and bool(shown["refused"]) == (ways == 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["range", "prefix"])
+@pytest.mark.parametrize(("sizes", "ways"), [([10] * 20, 2), ([100] * 3, 3), ([100] * 5, 5)])
+def test_a_plan_takes_3_cpu_seconds_and_1_gib(
+    tmp_path: Path, kind: str, sizes: list[int], ways: int
+) -> None:
+    """The whole process, `dpstream workload plan`."""
+    domain = [{"name": f"a{k}", "size": size} for k, size in enumerate(sizes)]
+    write(tmp_path / "w.json", [{"ways": ways, "kind": kind}], domain)
+    command = [sys.executable, "-m", "dpstream.pipelines.cli.main", "workload", "plan", "w.json",
+               "--epsilon", "1", "--delta", "1e-8", "--cache", "cache"]  # fmt: skip
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = status
+    assert status == 0
+    assert used.ru_utime + used.ru_stime <= 3 and used.ru_maxrss <= 1 << 20
 
 
 def test_many_tables(tmp_path: Path) -> None:

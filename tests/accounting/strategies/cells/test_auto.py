@@ -6,7 +6,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells import auto as module
-from dpstream.accounting.strategies.cells.auto import LARGE, auto, compared
+from dpstream.accounting.strategies.cells.auto import LARGE, auto
+from dpstream.accounting.strategies.cells.named import comparison
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import floor_of
 from dpstream.accounting.strategies.cells.residual import residual
@@ -20,8 +21,8 @@ def test_auto_is_the_best_of_all_and_says_how_far_from_the_floor(name) -> None:
     plan = auto(workload)
     assert plan.gap <= 1e-3 and plan.note == ""
     assert plan.strategy.error(workload) == pytest.approx(plan.error, rel=1e-6)
-    errors = compared(workload)
-    assert len(errors) >= 6 and errors["auto"] == pytest.approx(min(errors.values()), rel=1e-3)
+    errors = comparison(workload).errors
+    assert len(errors) >= 6 and plan.error <= min(errors.values()) * (1 + 1e-3)
     assert min(errors.values()) >= plan.floor * (1 - 1e-9)
 
 
@@ -66,7 +67,7 @@ def test_cells_themselves_and_tables_of_large_domains() -> None:
     assert plan.strategy.error(cells) == pytest.approx(27e6)
     table = over([100, 60_000], ["identity", "total"])
     assert auto(table).error == pytest.approx(100) and auto(table).gap == 0
-    assert compared(table)["auto"] == pytest.approx(100)
+    assert min(comparison(table).errors.values()) == pytest.approx(100)
 
 
 def test_many_ranges_of_many_attributes() -> None:
@@ -74,7 +75,6 @@ def test_many_ranges_of_many_attributes() -> None:
     plan = auto(workload)
     assert plan.note == LARGE and plan.strategy.name == "residual"
     assert plan.strategy.error(workload) == pytest.approx(plan.error)
-    assert set(compared(marginals(attributes(*[10] * 40), [2]))) == {"identity", "fourier", "auto"}
 
 
 def test_objectives_there_are() -> None:

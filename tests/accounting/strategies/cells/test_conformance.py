@@ -64,6 +64,10 @@ def test_errors_sensitivities_and_floors(name, kind) -> None:
     weights = [product.weight for product in workload.products]
     total = sum(w * v.sum() for w, v in zip(weights, variances, strict=True))
     assert total == pytest.approx(error, rel=2e-4)
+    for spread, each in zip(strategy.spreads(workload), variances, strict=True):
+        assert spread == pytest.approx((each.mean(), each.min(), each.max()), rel=1e-6)
+    means = strategy.gram.means(workload) * strategy.sensitivity2
+    assert means == pytest.approx([each.mean() for each in variances], rel=1e-6)
     assert error >= optimum(workload).floor * (1 - 1e-9)
 
 

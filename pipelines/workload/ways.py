@@ -1,0 +1,65 @@
+"""How a workload is answered: from noisy cells or from residual tables; decided before any charge.
+
+Without records: `plan` says it, and `dpstream answer` does it.
+"""
+
+from typing import Literal
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_CELLS
+from dpstream.accounting.strategies.cells.residual import Residual
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron
+from dpstream.accounting.workloads.workload import Workload
+
+#: Rows of one table of answers.
+MAX_ANSWERS = 1 << 25
+#: Numbers that are published of all residual tables.
+MAX_PUBLISHED = 1 << 24
+#: Half-width of a 95% interval of a Gaussian, in sds.
+HALF_WIDTH = 1.959963984540054
+
+
+def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tables"]:
+    """Which noise answers a workload.
+
+    Raises:
+        PolicyError: neither; says what is too large.
+    """
+    gram = strategy.gram
+    if isinstance(gram, Residual) and workload.cells > MAX_SOLVED_CELLS:
+        check_tables(gram)
+        return "tables"
+    largest = max(workload.sizes)
+    if workload.cells > MAX_MIXED_CELLS or largest > MAX_FACTOR:
+        raise PolicyError(
+            "domain",
+            f"noisy cells are at most {MAX_MIXED_CELLS:,}, of {MAX_FACTOR:,} for each attribute,"
+            f" and these are {workload.cells:,}",
+            "use coarser cells, or ask tables of fewer attributes each",
+        )
+    if not isinstance(gram, Kron) and strategy.name != "identity" and (
+        workload.cells > MAX_SOLVED_CELLS
+    ):  # fmt: skip
+        raise PolicyError(
+            "strategy", f"is one matrix: at most {MAX_SOLVED_CELLS:,} cells", "choose another"
+        )
+    return "cells"
+
+
+def check_tables(gram: Residual) -> None:
+    """Whether residual tables are within the limits of what is published and mixed.
+
+    Raises:
+        PolicyError: they are not.
+    """
+    if sum(gram.dims.tolist()) > MAX_PUBLISHED:
+        raise PolicyError(
+            "queries", f"at most {MAX_PUBLISHED:,} numbers are published", "ask fewer tables"
+        )
+    largest = max((gram.sizes[axis] - 1 for key in gram.keys for axis in key), default=0)
+    if largest > MAX_FACTOR or gram.dims.max() > MAX_MIXED_CELLS:
+        raise PolicyError(
+            "queries",
+            f"a table has at most {MAX_MIXED_CELLS:,} cells, and {MAX_FACTOR:,} of an attribute",
+            "ask smaller tables, or use coarser cells",
+        )
