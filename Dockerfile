@@ -50,6 +50,9 @@ FROM base AS dataflow
 USER 0:0
 
 FROM base AS launcher
+# A launch needs Beam's clients of Google's services, which workers do not.
+COPY deploy/dataflow/launcher.lock /tmp/launcher.lock
+RUN pip install --no-cache-dir --require-hashes -r /tmp/launcher.lock && rm /tmp/launcher.lock
 # Dataflow's own start program for flex templates; it runs the file named below and ends with it.
 COPY --from=launcher-base /opt/google/dataflow/python_template_launcher /opt/google/dataflow/python_template_launcher
 COPY deploy/dataflow/launcher.py /template/launcher.py

@@ -59,8 +59,9 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-# Three locks, all hashed: what development needs, what images run (deploy/runtime.lock) and what
-# builds their wheel (deploy/build.lock).  Versions stay unless UPGRADE=--upgrade is given.
+# Four locks, all hashed: what development needs, what images run (deploy/runtime.lock), what the
+# launcher of Dataflow runs beyond that, and what builds their wheel (deploy/build.lock).
+# Versions stay unless UPGRADE=--upgrade is given.
 EXTRAS := spanner gcp-secrets pubsub kafka yaml bigquery sql
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate \
   --python-version 3.11 --custom-compile-command "make locks"
@@ -70,9 +71,12 @@ locks:
 	  --group pyproject.toml:build --output-file requirements.lock
 	$(LOCK) pyproject.toml $(EXTRAS:%=--extra %) --constraint requirements.lock \
 	  --output-file deploy/runtime.lock
+	$(LOCK) pyproject.toml $(EXTRAS:%=--extra %) --extra dataflow --constraint requirements.lock \
+	  --output-file deploy/dataflow/launcher.lock
 	$(LOCK) --group pyproject.toml:build --constraint requirements.lock \
 	  --output-file deploy/build.lock
-	sed -i "s/^pysqlite3==[0-9.]*/& ; platform_machine == 'x86_64'/" requirements.lock deploy/runtime.lock
+	sed -i "s/^pysqlite3==[0-9.]*/& ; platform_machine == 'x86_64'/" requirements.lock \
+	  deploy/runtime.lock deploy/dataflow/launcher.lock
 
 # Beam's local streaming engine, built by Go (a minute); Beam's job server for Flink and a Flink
 # cluster's jars, by Maven (150 MB), for Java of 11 or later, with a JDK.  Both are mended, so that

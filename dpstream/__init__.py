@@ -115,7 +115,12 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        try:
+            home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            from dpstream.accounting.extras import missing_extra
+
+            raise missing_extra(error, f"dpstream.{name}") or error from None
         globals()[name] = found = getattr(home, name)
         return found
 

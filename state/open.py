@@ -4,7 +4,6 @@ A backend loads its store's code when that is needed: who plans opens none.
 """
 
 import contextlib
-import importlib.util
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing_extensions import override
 
 from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.extras import require
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
@@ -125,8 +124,7 @@ class SpannerBackend(Backend):
 
     @override
     def check(self) -> None:
-        if importlib.util.find_spec("google.cloud.spanner_v1") is None:
-            raise UsageError("state.store", "needs Spanner's client", installing("spanner"))
+        require("spanner", "state.store")
         from dpstream.state.spanner.client import parse
 
         parse(self.url)

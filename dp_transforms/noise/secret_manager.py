@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.extras import require
 
 FIELD = "privacy.key"
 EMULATOR = "SECRET_MANAGER_EMULATOR_HOST"
@@ -44,18 +44,13 @@ def access(name: str) -> bytes:
         PolicyError: no permission, no credentials, or the stand-in is another machine.
         RunError: not available in time, or damaged on its way.
     """
+    require("gcp-secrets", FIELD)
     payload: Any = None
     problem: DpstreamError | None = None
     try:
         payload = _ask(name)
     except DpstreamError as error:
         problem = error
-    except ImportError:
-        problem = UsageError(
-            FIELD,
-            "needs the client of Google Secret Manager",
-            f"install it with {installing('gcp-secrets')}, on every worker",
-        )
     except Exception as error:
         problem = _coded(error)
     if problem is not None:

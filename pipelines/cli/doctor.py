@@ -35,8 +35,10 @@ def _print_report(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table("part", "state", title=f"Python {report['python']}")
-    for name, version in {**report["packages"], **report["optional"]}.items():
+    for name, version in report["packages"].items():
         table.add_row(name, version or "missing")
+    for name, extra in report["extras"].items():
+        table.add_row(f"extra {name}", "missing" if extra["missing"] else "installed")
     for name, found in {**report["runners"], **report["emulators"]}.items():
         table.add_row(name, (found if isinstance(found, str) else "found") if found else "missing")
     disk = report["disk"]

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.extras import missing_extra
 from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.audit import audit
 from dpstream.pipelines.cli.choose import choose
@@ -58,7 +59,10 @@ class _Coded(click.Group):
             coded = RunError("run", "was interrupted", "run it again on the same state to go on")
         except Exception as error:
             stage = f"dpstream {ctx.invoked_subcommand}"
-            coded = RunError(stage, f"failed with {type(error).__name__}", "run `dpstream doctor`")
+            absent = missing_extra(error, stage) if isinstance(error, ImportError) else None
+            coded = absent or RunError(
+                stage, f"failed with {type(error).__name__}", "run `dpstream doctor`"
+            )
         text = json.dumps(coded.as_dict()) if as_json else f"{coded.kind}: {coded}"
         click.echo(text, err=True)
         ctx.exit(coded.exit_code)

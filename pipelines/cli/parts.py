@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from typing_extensions import override
 
+from dpstream.accounting.extras import require
+
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
@@ -55,6 +57,24 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
         return function
 
     return apply
+
+
+class ExtraGroup(click.Group):
+    """A group whose commands need an extra of the package; their help does not.
+
+    Args:
+        extra: its name.
+    """
+
+    def __init__(self, *args: Any, extra: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.extra = extra
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        if not {*ctx.help_option_names} & {*ctx.args}:
+            require(self.extra, ctx.command_path)
+        return super().invoke(ctx)
 
 
 class ListCommand(click.Command):

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json, print_warnings
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    ExtraGroup,
+    examples,
+    print_json,
+    print_warnings,
+)
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 from dpstream.pipelines.cli.session_ask import allot, ask, plan, select
 from dpstream.pipelines.cli.session_parts import ANALYST, TABLE, opened
@@ -19,11 +25,13 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_t
 
 
 @click.group(
+    cls=ExtraGroup,
+    extra="sql",
     epilog=examples(
         "dpstream session init rides.toml",
         "dpstream session budget rides.toml --where 'hour >= 22'",
         "dpstream session ask rides.toml count --where 'hour >= 22' --epsilon 0.1",
-    )
+    ),
 )
 def session() -> None:
     """Explore a table whose records have budgets of their own.

@@ -4,31 +4,27 @@ import importlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.extras import require
 from dpstream.state.google_errors import may_pass
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 30.0
-_ERRORS = "google.api_core.exceptions"
 
 
 def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
-    """A service's client, with what its errors are made of.
+    """A service's client.
 
     Args:
-        kind: of the sink, by which its packages are installed.
+        kind: of the sink, which is also the name of its extra.
         module: the client's.
         field: that names the kind, for the error.
 
     Raises:
         UsageError: they are not installed.
     """
-    try:
-        importlib.import_module(_ERRORS)
-        return importlib.import_module(module)
-    except ImportError:
-        raise UsageError(field, f"'{kind}' needs its client", installing(kind)) from None
+    require(kind, field)
+    return importlib.import_module(module)
 
 
 def retry(seconds: float) -> Any:

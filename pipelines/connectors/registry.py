@@ -3,8 +3,7 @@
 A connector, with its client's library, is loaded when a job asks for it.
 """
 
-from dpstream.accounting.errors import UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.extras import require
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.inputs import Input
@@ -20,18 +19,16 @@ def input_of(job: Job) -> Input:
     """
     kind = job.source.kind
     if kind == "kafka":
-        try:
-            from dpstream.pipelines.connectors.kafka.source import KafkaInput
-        except ModuleNotFoundError:
-            raise UsageError(
-                "source.kind", "'kafka' needs Kafka's client", installing("kafka")
-            ) from None
+        require("kafka", "source.kind")
+        from dpstream.pipelines.connectors.kafka.source import KafkaInput
+
         return KafkaInput(job)
     if kind == "folder":
         from dpstream.pipelines.connectors.folder.source import FolderInput
 
         return FolderInput(job)
     if kind == "pubsub":
+        require("pubsub", "source.kind")
         from dpstream.pipelines.connectors.pubsub.source import PubSubInput
 
         return PubSubInput(job)

@@ -109,7 +109,7 @@ def _baseline(contest: Contest, name: str, data: Columns, truth: Truth, say: Say
 
 def provenance() -> Row:
     """Date, versions and machine of a result."""
-    packages = ("dpstream", "apache-beam", "pyarrow", "numpy", "dp-accounting")
+    packages = ("dpstream", "apache-beam", "pyarrow", "numpy")
     return {
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"python": platform.python_version(), **{p: installed(p) for p in packages}},

@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpstream.accounting.extras import require
 from dpstream.accounting.figures import human, up
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer
@@ -52,6 +53,7 @@ class PrivateTable:
 
     def to_pandas(self, **options: Any) -> Any:
         """A DataFrame of pandas; options are those of ``pyarrow.Table.to_pandas``."""
+        require("pandas", "to_pandas")
         return self.table.to_pandas(**options)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

@@ -15,7 +15,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.extras import require
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -212,10 +212,9 @@ def _with_query(
     source: SourceConfig, query: QueryConfig, plan: Plan, folder: Path
 ) -> tuple[SourceConfig, str]:
     """The source with the types that its query was checked with, and the query's digest."""
-    try:
-        from dpstream.pipelines.sql.row_query import compiled
-    except ModuleNotFoundError:
-        raise UsageError("source.query", "needs SQL's libraries", installing("sql")) from None
+    require("sql", "source.query")
+    from dpstream.pipelines.sql.row_query import compiled
+
     found = compiled(source, plan, folder)
     columns = {own: found.types[name] for name, own in found.reads.items()}
     replace = msgspec.structs.replace

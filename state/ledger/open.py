@@ -5,11 +5,10 @@ asks ``file_of`` whether there is one.  A kind is loaded only where a ledger is 
 plans needs neither.
 """
 
-import importlib.util
 from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.extras import require
 from dpstream.state.ledger.charges import Entry
 from dpstream.state.ledger.contract import Ledger
 
@@ -36,8 +35,7 @@ def place_below(folder: Path, path: str) -> str:
             "is not a known kind of ledger",
             "name a file, or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
-    if importlib.util.find_spec("google.cloud.spanner_v1") is None:
-        raise UsageError("ledger.path", "needs Spanner's client", installing("spanner"))
+    require("spanner", "ledger.path")
     from dpstream.state.ledger.tables import of_ledger
     from dpstream.state.spanner.client import parse
 
@@ -58,9 +56,10 @@ def open_ledger(path: str | Path, data_set: str) -> Ledger:
         from dpstream.state.ledger.sqlite import SqliteLedger
 
         return SqliteLedger(path, data_set)
+    url = place_below(Path(), str(path))  # first: it says whether the client is installed
     from dpstream.state.ledger.spanner import SpannerLedger
 
-    return SpannerLedger(place_below(Path(), str(path)), data_set)
+    return SpannerLedger(url, data_set)
 
 
 def create_ledger(path: str | Path) -> bool:
@@ -76,9 +75,10 @@ def create_ledger(path: str | Path) -> bool:
         fresh = not ledger_exists(path)
         SqliteLedger(path, "").close()
         return fresh
+    url = place_below(Path(), str(path))
     from dpstream.state.ledger.spanner import create_ledger as create
 
-    return create(place_below(Path(), str(path)))
+    return create(url)
 
 
 def ledger_exists(path: str | Path) -> bool:
@@ -90,9 +90,10 @@ def ledger_exists(path: str | Path) -> bool:
     file = file_of(path)
     if file is not None:
         return file.exists()
+    url = place_below(Path(), str(path))
     from dpstream.state.ledger.spanner import is_there
 
-    return is_there(place_below(Path(), str(path)))
+    return is_there(url)
 
 
 def read_ledger(path: str | Path) -> list[Entry]:
@@ -105,6 +106,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
         from dpstream.state.ledger.file import read_ledger as read_file
 
         return read_file(path)
+    url = place_below(Path(), str(path))
     from dpstream.state.ledger.spanner import read_entries
 
-    return read_entries(place_below(Path(), str(path)))
+    return read_entries(url)

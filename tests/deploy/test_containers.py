@@ -59,7 +59,7 @@ def test_the_default_image_is_a_worker() -> None:
     assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in found["base"]
     assert re.search(r"^COPY --from=beam /opt/apache/beam/boot ", found["base"], flags=re.M)
     [entry] = re.findall(r"FLEX_TEMPLATE_PYTHON_PY_FILE=(\S+)", found["launcher"])
-    [copied] = re.findall(r"^COPY (deploy/\S+) (\S+)$", found["launcher"], flags=re.M)
+    [copied] = re.findall(r"^COPY (deploy/\S+\.py) (\S+)$", found["launcher"], flags=re.M)
     assert copied[1] == entry and (ROOT / copied[0]).exists()
 
 
@@ -96,7 +96,7 @@ def test_no_folder_of_compiled_functions_is_roots() -> None:
 def test_installs_are_hashed() -> None:
     """Nothing is fetched but what a lock names with its hash, the build's tools included."""
     lines = re.findall(r"pip (?:install|wheel)[^&\n]*", (ROOT / "Dockerfile").read_text())
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         assert "--require-hashes -r" in line or {"--no-index", "--no-deps"} <= set(line.split())
     [built] = [line for line in lines if line.startswith("pip wheel")]

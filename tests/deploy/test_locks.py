@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKS = {name: (ROOT / name).read_text() for name in
-         ("requirements.lock", "deploy/runtime.lock", "deploy/build.lock")}  # fmt: skip
+         ("requirements.lock", "deploy/runtime.lock", "deploy/dataflow/launcher.lock",
+          "deploy/build.lock")}  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOOLS = {
     "pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "uv", "opendp", "setuptools",
@@ -69,9 +70,20 @@ def test_the_runtime_has_what_workers_need() -> None:
         package = re.split(r"[\[<>=]", name)[0]
         assert package in runtime, requirement
         assert not pin or runtime[package] == pin, requirement
-    assert set(extras) - {"demo", "peers", "test", "docs", "dev"} == {
+    assert set(extras) - {"demo", "peers", "test", "docs", "dev", "pandas", "dataflow"} == {
         "spanner", "gcp-secrets", "pubsub", "kafka", "yaml", "bigquery", "sql"
     }, "a new extra is for images too, or for development"  # fmt: skip
+
+
+def test_the_launcher_has_what_workers_have_and_dataflows_clients() -> None:
+    runtime, launcher = (
+        versions(LOCKS[n]) for n in ("deploy/runtime.lock", "deploy/dataflow/launcher.lock")
+    )
+    assert runtime == {name: launcher.get(name) for name in runtime}
+    assert "google-apitools" in launcher
+    assert TOOLS & set(launcher) <= {"pluggy", "setuptools"}, "of a keyring that Beam names"
+    stage = (ROOT / "Dockerfile").read_text().partition("FROM base AS launcher\n")[2]
+    assert "--require-hashes -r /tmp/launcher.lock" in stage.partition("\nFROM ")[0]
 
 
 def test_the_build_lock_is_what_builds_the_wheel() -> None:

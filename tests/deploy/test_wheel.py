@@ -1,12 +1,20 @@
-"""The wheel: one importable name, beside whatever packages its user has."""
+"""The wheel: one importable name, beside whatever packages its user has, and without extras."""
 
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import tomlkit
+
+from dpstream.accounting.extras import EXTRAS
+from tests.docs.pages import README, blocks, lines
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("accounting", "state", "dp_transforms", "pipelines")
@@ -77,3 +85,179 @@ def test_it_stands_beside_a_users_own_packages(wheel: Path, tmp_path: Path) -> N
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["job", str(installed / "dpstream" / "__init__.py")]
+
+
+#: Every command's help, without a process each; prints the commands whose help failed.
+HELP = """
+import click, json
+from click.testing import CliRunner
+from dpstream.pipelines.cli.main import cli
+
+def walk(command, path):
+    yield path
+    for name, sub in (command.commands.items() if isinstance(command, click.Group) else ()):
+        yield from walk(sub, (*path, name))
+
+paths = list(walk(cli, ()))
+codes = {" ".join(path): CliRunner().invoke(cli, [*path, "--help"]).exit_code for path in paths}
+print(json.dumps(codes))
+"""
+#: Commands without a process each; prints what each answered.
+CALLS = """
+import json, shlex, sys
+from click.testing import CliRunner
+from dpstream.pipelines.cli.main import cli
+
+done = {line: CliRunner().invoke(cli, shlex.split(line)[1:]) for line in sys.argv[1:]}
+print(json.dumps({line: [result.exit_code, result.stderr] for line, result in done.items()}))
+"""
+KAFKA = {"kind": "kafka", "servers": "localhost:1", "topic": "t"}
+SPANNER = "spanner://p/i/d"
+QUERY = {"kind": "parquet", "path": "visits.parquet", "stamp": "event_time",
+         "query": {"text": "SELECT user, page, time, seconds FROM visits"}}  # fmt: skip
+#: Changes of the README's job file, by the name of the file that has them.
+JOBS: dict[str, dict[str, object]] = {
+    "from-kafka": {"source": {**KAFKA, "settle": "2s"}},
+    "from-pubsub": {"source": {"kind": "pubsub", "subscription": "projects/p/subscriptions/s"}},
+    "from-query": {"source": QUERY},
+    "to-kafka": {"sink": KAFKA},
+    "to-pubsub": {"sink": {"kind": "pubsub", "topic": "projects/p/topics/t"}},
+    "to-bigquery": {"sink": {"kind": "bigquery", "table": "p.d.t"}},
+    "in-spanner": {"state": {"store": SPANNER}},
+    "with-gcp": {
+        "privacy": {
+            "epsilon": 4.0,
+            "delta": 1e-6,
+            "contributions": 8,
+            "key": "gcp:projects/p/secrets/s/versions/1",
+        }
+    },
+    "charged-in-spanner": {
+        "ledger": {"path": SPANNER, "data_set": "d", "limit": {"epsilon": 9.0, "delta": 1e-5}}
+    },
+}
+#: A command, and the extra that it needs.  Each is refused before anything is charged.
+NEEDS = (
+    ("dpstream demo", "demo"),
+    ("dpstream sql none.toml 'SELECT 1'", "sql"),
+    ("dpstream sql none.toml", "sql"),
+    ("dpstream sql budget none.toml", "sql"),
+    ("dpstream sql check none.toml", "sql"),
+    ("dpstream sql --stream job.toml 'SELECT 1'", "sql"),
+    ("dpstream plan from-query.toml", "sql"),
+    ("dpstream run from-query.toml", "sql"),
+    ("dpstream run from-kafka.toml", "kafka"),
+    ("dpstream state init from-kafka.toml", "kafka"),
+    ("dpstream run to-kafka.toml", "kafka"),
+    ("dpstream report from-query.toml --out r.html", "sql"),
+    ("dpstream replay job.toml --to kafka:localhost:1/t", "kafka"),
+    ("dpstream run from-pubsub.toml", "pubsub"),
+    ("dpstream run to-pubsub.toml", "pubsub"),
+    ("dpstream replay job.toml --to pubsub:projects/p/topics/t", "pubsub"),
+    ("dpstream run to-bigquery.toml", "bigquery"),
+    ("dpstream run in-spanner.toml", "spanner"),
+    ("dpstream state info in-spanner.toml", "spanner"),
+    ("dpstream run charged-in-spanner.toml", "spanner"),
+    (f"dpstream ledger show {SPANNER}", "spanner"),
+    (f"dpstream ledger init {SPANNER}", "spanner"),
+    ("dpstream key check with-gcp.toml", "gcp-secrets"),
+    ("dpstream run with-gcp.toml", "gcp-secrets"),
+    ("dpstream run job.toml --runner=DataflowRunner --project=p --region=r "
+     "--temp_location=gs://b/f --sdk_container_image=i", "dataflow"),
+    ("python -c 'import dpstream; dpstream.connect'", "sql"),
+    ("python -c 'import dpstream; dpstream.Session'", "sql"),
+    ("python answer.py", "pandas"),
+)  # fmt: skip
+ANSWER = """
+import dpstream
+import pyarrow.parquet as pq
+
+table = pq.read_table("visits.parquet")
+answer = dpstream.count(table, unit="user", epsilon=1.0)
+print(answer)
+answer.to_pandas()
+"""
+SESSION = ("init", "add", "replace", "delete", "close", "ask", "plan", "allot", "select", "stand",
+           "budget", "transcript", "picture")  # fmt: skip
+
+
+class Plain:
+    """A fresh environment with the wheel and what it depends on, and nothing else."""
+
+    def __init__(self, wheel: Path, folder: Path, python: str) -> None:
+        uv = str(Path(sys.executable).parent / "uv")
+        self.bin, self.folder = folder / "env" / "bin", folder / "work"
+        self.folder.mkdir()
+        clean = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        self.env = {name: value for name, value in os.environ.items() if name not in clean}
+        self.env["PATH"] = os.pathsep.join([str(self.bin), "/usr/bin", "/bin"])
+        make = ["venv", "--quiet", "--python", python, str(folder / "env")]
+        subprocess.run([uv, *make], check=True, env=self.env)
+        fill = ["pip", "install", "--quiet", "--python", str(self.bin / "python")]
+        pins = ["--constraint", str(ROOT / "requirements.lock")]
+        subprocess.run([uv, *fill, *pins, str(wheel)], check=True, env=self.env)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command as its user types it, in the work folder."""
+        return subprocess.run(
+            words, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def follow_readme(self) -> None:
+        """The README's four commands and its job, on the data of the first job's page."""
+        [data, *_] = (b.text for b in blocks(FIRST_JOB.read_text()) if b.language == "python")
+        assert self.run("python", "-c", data).returncode == 0
+        shell = [b for b in blocks(README.read_text()) if b.mark == "run" and b.language == "sh"]
+        typed = [words for block in shell for words in lines(block.text)]
+        assert [words[1] for words in typed[:4]] == ["init", "plan", "run", "report"]
+        for words in typed:
+            done = self.run(*words)
+            assert done.returncode == 0, (words, done.stderr)
+        assert (
+            list(self.folder.glob("**/trigger-*.parquet")) and (self.folder / "first.html").exists()
+        )
+
+
+FIRST_JOB = ROOT / "docs" / "start" / "first-job.md"
+
+
+def assert_names(extra: str, line: str) -> None:
+    """An error's line has the extra's name and pip's command for it."""
+    assert f"`{extra}`" in line and re.search(rf"pip install '.*\[{extra}\]", line), line
+
+
+def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
+    """Without extras: all help, doctor, the README's commands, and what is missing by name."""
+    plain = Plain(wheel, tmp_path, sys.executable)
+    codes = json.loads(plain.run("python", "-c", HELP).stdout)
+    assert len(codes) > 40 and set(codes.values()) == {0}, codes
+    doctor = plain.run("dpstream", "doctor", "--json")
+    report = json.loads(doctor.stdout)
+    assert doctor.returncode == 0 and report["ready"], report["verdict"]
+    for extra, entry in report["extras"].items():
+        assert entry["missing"] == list(EXTRAS[extra].modules), extra
+        assert any(f"[{extra}]" in line for line in report["verdict"])
+    plain.follow_readme()
+    job = next(b.text for b in blocks(README.read_text()) if b.mark == "file: job.toml")
+    (plain.folder / "job.toml").write_text(job)
+    (plain.folder / "answer.py").write_text(ANSWER)
+    assert plain.run("dpstream", "key", "new", "noise.key").returncode == 0
+    for name, tables in JOBS.items():
+        changed = {**tomllib.loads(job), **tables}
+        if name.startswith("from-k") or name.startswith("from-p"):
+            changed["time"]["max_skew"] = "1s"
+        (plain.folder / f"{name}.toml").write_text(tomlkit.dumps(changed))
+    subcommands = {name for name in codes if name.startswith("session ")}
+    assert subcommands == {f"session {name}" for name in SESSION}
+    needs = {**dict(NEEDS), **{f"dpstream {name} none.toml": "sql" for name in subcommands}}
+    assert set(needs.values()) == set(EXTRAS) - {"yaml"}, "Beam YAML is Beam's own command"
+    before = (plain.folder / "ledger.db").read_bytes()
+    called = json.loads(plain.run("python", "-c", CALLS, *(n for n in needs if n[0] == "d")).stdout)
+    for command, (code, error) in called.items():
+        assert code == 2 and "Traceback" not in error, (command, code, error)
+        assert_names(needs[command], error.splitlines()[-1])
+    for command in set(needs) - set(called):
+        assert_names(needs[command], plain.run(*shlex.split(command)).stderr.splitlines()[-1])
+    assert plain.run("dpstream", "sql", "none.toml").returncode == 2, "as a process, too"
+    assert (plain.folder / "ledger.db").read_bytes() == before, "nothing was charged"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.extras import installing
+from dpstream.accounting.extras import require
 from dpstream.accounting.limits import SINK_SECONDS
 
 _ENV = "env:"
@@ -127,11 +127,10 @@ def library(field: str = "sink.kind") -> Any:
     Raises:
         UsageError: it is not installed.
     """
-    try:
-        import confluent_kafka
-        import confluent_kafka.admin
-    except ImportError:
-        raise UsageError(field, "needs Kafka's client", installing("kafka")) from None
+    require("kafka", field)
+    import confluent_kafka
+    import confluent_kafka.admin
+
     return confluent_kafka
 
 

@@ -10,15 +10,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
-from dpstream.accounting.extras import installing
-from dpstream.pipelines.connectors.google_client import retry
+from google.api_core import exceptions
+from google.cloud.pubsub_v1 import SubscriberClient
 
-try:
-    from google.api_core import exceptions
-    from google.cloud.pubsub_v1 import SubscriberClient
-except ImportError:
-    raise UsageError("source.kind", "'pubsub' needs its client", installing("pubsub")) from None
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.pipelines.connectors.google_client import retry
 
 #: Messages of one acknowledgement.
 ACK_MESSAGES = 1_000

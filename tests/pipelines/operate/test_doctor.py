@@ -1,5 +1,6 @@
 """What a machine can run: versions by name, faults in words, no path."""
 
+import importlib.metadata
 import shutil
 from pathlib import Path
 
@@ -21,11 +22,17 @@ def test_versions_and_what_is_missing() -> None:
 
 
 def test_what_is_missing_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PACKAGES", ("numpy", "no-such-package"))
+    def declare(*lines: str) -> None:
+        monkeypatch.setattr(importlib.metadata, "requires", lambda name: list(lines))
+
+    declare("numpy>=1", "no-such-package", "unused; extra == 'sql'")
     found = examine()
     assert not found["ready"] and "missing packages: no-such-package" in found["verdict"][0]
-    monkeypatch.setattr(doctor, "PACKAGES", ("numpy",))
+    declare("numpy>=1000")
+    assert not examine()["ready"], "an unfit version"
+    declare("numpy>=1")
     found = examine()
+    assert set(found["packages"]) == {"dpstream", "numpy"}
     assert found["ready"] and found["disk"]["fsync"] and "/" not in found["verdict"][0]
 
 

@@ -1,7 +1,9 @@
 """The table of runners: what each is given, what each refuses, and what is missing."""
 
 import stat
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import apache_beam as beam
@@ -19,7 +21,6 @@ from dpstream.dp_transforms.telemetry import first_error, forget_error, guarded
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.source import ReadKafka
 from dpstream.pipelines.runners import job_servers, parts
-from dpstream.pipelines.runners import settings as runner_settings
 from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.runners.table import RUNNERS, make_runner
 from tests.emulator import free_port
@@ -37,7 +38,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(parts, "tools", lambda: [tmp_path])
     monkeypatch.setattr(parts.shutil, "which", lambda name: "/bin/true" if name == "java" else None)
     monkeypatch.setattr(parts, "java_version", lambda launcher="java": 17)
-    monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "apitools", ModuleType("apitools"))
     (tmp_path / "bin").mkdir()
     (tmp_path / "flink").mkdir()
     (tmp_path / "bin" / "prism").write_bytes(b"program" + MENDED % b"2.77.0")
@@ -181,8 +182,8 @@ def test_missing_parts_say_how_to_get_them(tools: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(parts, "java_version", lambda launcher="java": None)
     with pytest.raises(UsageError, match="Java"):
         make_runner("FlinkRunner", [])
-    monkeypatch.setattr(runner_settings.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"apache-beam\[gcp\]"):
+    monkeypatch.setitem(sys.modules, "apitools", None)
+    with pytest.raises(UsageError, match=r"\[dataflow\]"):
         make_runner("DataflowRunner", CLOUD)
     for program in (MODULE, MENDED):
         (tools / "bin" / "prism").write_bytes(program % b"2.50.0")

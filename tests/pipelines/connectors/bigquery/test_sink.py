@@ -420,7 +420,7 @@ def test_a_client_that_is_not_installed(
     sink = BigQuerySink(TABLE, made[1].plan, RUN)
     with (
         mock.patch.dict(sys.modules, {missing: None}),
-        pytest.raises(UsageError, match=r"sink\.kind: 'bigquery' needs its client.*\[bigquery"),
+        pytest.raises(UsageError, match=r"sink\.kind: .*`bigquery`.*\[bigquery"),
     ):
         sink.prepare()
 

@@ -152,7 +152,7 @@ def test_refusals(
 def test_a_missing_client_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "dpstream.pipelines.connectors.kafka.source")
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(UsageError, match=r"needs Kafka's client.*\[kafka\]"):
+    with pytest.raises(UsageError, match=r"source\.kind: .*`kafka`.*\[kafka\]"):
         input_of(kafka_job(tmp_path, "localhost:1", "t"))
 
 
