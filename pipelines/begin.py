@@ -16,6 +16,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.plan.unit import covers_several, together
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
+from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
@@ -81,6 +82,7 @@ def prepare(
     check_tuning(job)
     _refuse_private_in_sink(job)
     sweep(dead_letter_folder(job))
+    check_dead_letters(dead_letter_folder(job))
     own = input_of(job) if source is None else None
     parts = (source or ()) if own is None else own.identity()
     url = job.state.store or ""

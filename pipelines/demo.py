@@ -29,6 +29,7 @@ from dpstream.pipelines.experiments.truth import first_of_each
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.report.releases import floats
+from dpstream.state.durable import make_folder
 
 _COLUMNS = {
     "tailnum": pa.string(),
@@ -72,7 +73,7 @@ def prepare(folder: Path) -> Job:
     """
     data = folder / "flights.parquet"
     flights = None if data.exists() else read_flights()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if flights is not None:
         pq.write_table(flights, data)
     job = folder / "flights.toml"

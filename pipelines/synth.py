@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.state.durable import replacing
+from dpstream.state.durable import make_folder, replacing
 
 DAY_MICROS = 86_400_000_000
 #: 2^26 users and 2^37 micros of a day share one 63-bit sort key.
@@ -190,7 +190,7 @@ def write_batches(
         raise UsageError("output file", "exists", "choose another name, or --overwrite")
     rows = 0
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with (
             replacing(path) as draft,
             pq.ParquetWriter(draft, params.schema, compression="snappy") as writer,

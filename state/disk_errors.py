@@ -80,7 +80,7 @@ def cause_of(error: OSError) -> Cause:
     return _CAUSES.get(error.errno, UNKNOWN._replace(reason=f"{UNKNOWN.reason} ({name})"))
 
 
-def refused(field: str, cannot: str, error: OSError) -> RunError:
+def file_error(field: str, cannot: str, error: OSError) -> RunError:
     """What a person is told when a file cannot be used.
 
     Args:

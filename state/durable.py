@@ -1,4 +1,9 @@
-"""Files that appear whole or not at all, and stay: made once, or put in another's place."""
+"""Files and folders that appear whole or not at all, and stay: synced before and after they get
+their name.
+
+What is published can be read by everybody and written by its owner alone (``PUBLIC``), what is
+private is its owner's alone (``PRIVATE``).  The umask of the process can only take rights away.
+"""
 
 import contextlib
 import errno
@@ -10,12 +15,14 @@ from pathlib import Path
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.state.drafts import drafted, opened_draft, sweep
 
+#: Modes of files; a folder can also be entered by whoever may read its files.
+PUBLIC, PRIVATE = 0o644, 0o600
 #: What a file system without hard links says, or one that has no more of them.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @contextlib.contextmanager
-def replacing(out: Path, mode: int = 0o666) -> Iterator[Path]:
+def replacing(out: Path, mode: int = PUBLIC) -> Iterator[Path]:
     """A draft that takes the place of ``out``, durably, when the block ends well.
 
     Raises:
@@ -29,13 +36,62 @@ def replacing(out: Path, mode: int = 0o666) -> Iterator[Path]:
         sync(out.parent)
 
 
-def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
+def make_folder(path: Path, mode: int = PUBLIC) -> None:
+    """Make a folder and those above it, unless they exist, for files of a mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.parent.exists():
+        make_folder(path.parent, mode)
+    path.mkdir(mode | (mode & 0o444) >> 2, exist_ok=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush a folder with all that is in it to disk, each file readable by everybody.
+
+    Raises:
+        OSError: it cannot be read or flushed.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+
+    def settle(path: Path) -> None:
+        os.chmod(path, PUBLIC & ~mask)
+        sync(path)
+
+    tree = [(Path(at), names) for at, _, names in os.walk(folder)]
+    with ThreadPoolExecutor(SINK_THREADS) as pool:  # they wait for the disk together
+        list(pool.map(settle, [at / name for at, names in tree for name in names]))
+    for at, _ in tree:
+        if at != folder:
+            os.chmod(at, 0o755 & ~mask)
+        sync(at)
+
+
+def publish_folder(draft: Path, out: Path) -> None:
+    """Give a private folder that is on disk (``sync_tree``) its name, and let others enter it.
+
+    Raises:
+        OSError: it cannot be done; ``FileExistsError``: something is there.
+    """
+    if out.exists() or out.is_symlink():
+        raise FileExistsError(errno.EEXIST, "exists")
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(draft, 0o755 & ~mask)
+    sync(draft)
+    os.rename(draft, out)
+    sync(out.parent)
+
+
+def put_once(path: Path, data: bytes, mode: int = PUBLIC) -> bool:
     """Make ``path`` with ``data``, atomically and on disk, unless it exists.
 
     On return the file is on disk also where another made it: who did may have died before that.
 
     Args:
-        mode: of the file from its first byte on, less the process's umask.
+        mode: of the file from its first byte on; folders that are made get it too.
 
     Returns:
         Whether the file is new.  Of two writers at once exactly one makes it (on a file system
@@ -53,18 +109,18 @@ def put_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     return fresh
 
 
-def put_entry(path: Path, data: bytes, mode: int = 0o666) -> bool:
+def put_entry(path: Path, data: bytes, mode: int = PUBLIC) -> bool:
     """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
     return not path.exists() and put_entries([(path, data)], mode) == [True]
 
 
-def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = 0o666) -> list[bool]:
+def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = PUBLIC) -> list[bool]:
     """``put_entry`` of several files that were not there just now; they wait for the disk together.
 
     Only to wait for the disk has threads: small files cost twice as much on several.
     """
     for folder in {path.parent for path, _ in files}:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, mode)
     with contextlib.ExitStack() as stack:
         drafts = []
         for path, data in files:
@@ -75,9 +131,9 @@ def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = 0o666) -> list[
         return [_named(draft, path) for (_, draft), (path, _) in zip(drafts, files, strict=True)]
 
 
-def put_again(path: Path, data: bytes) -> None:
+def put_again(path: Path, data: bytes, mode: int = PUBLIC) -> None:
     """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
-    with opened_draft(path, 0o666) as (descriptor, draft):
+    with opened_draft(path, mode) as (descriptor, draft):
         _fill(descriptor, data)
         os.fsync(descriptor)
         os.replace(draft, path)

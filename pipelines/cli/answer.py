@@ -186,6 +186,7 @@ def _from(
         write_table,
     )
     from dpstream.pipelines.workload.ways import MAX_ANSWERS
+    from dpstream.state.durable import replacing
 
     receipt, estimate = read_release(folder)
     check_domain(receipt, asked)
@@ -198,7 +199,8 @@ def _from(
     if covariance is not None:
         if covariance.suffix != ".npy" or several:
             raise UsageError("--covariance", "is an .npy file, of one release", "name such a file")
-        np.save(covariance, estimate.covariance(asked))
+        with replacing(covariance) as draft, open(draft, "wb") as file:
+            np.save(file, estimate.covariance(asked))
     if out is not None:
         write_table(out, table)
     if as_json:

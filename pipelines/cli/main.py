@@ -7,6 +7,7 @@ and the class are shown, because its message may hold data.
 
 import json
 import logging
+import os
 import threading
 import warnings
 from typing import Any
@@ -102,6 +103,8 @@ def _tell(failed: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """Entry point of the console script."""
     threading.excepthook = _tell
+    # Files that libraries make, as charts, are written by their owner alone too.
+    os.umask(os.umask(0o077) | 0o022)
     cli(prog_name="dpstream")
 
 

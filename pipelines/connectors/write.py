@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
@@ -29,7 +28,8 @@ from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.sink import Sink, name_of_release
 from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.durable import put_once
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import PRIVATE, put_again, put_once, sync_folders
 
 #: Dead letters that one bundle buffers before they are written.
 MAX_BUFFERED_ROWS = 1_000_000
@@ -159,8 +159,8 @@ class _WriteDeadLetters(beam.DoFn):
         """Write what the bundle refused."""
         try:
             write_dead_letters(Path(self.folder), self._buffered)
-        except OSError:
-            raise RunError("sink.path", "dead letters cannot be written", "check disk") from None
+        except OSError as error:
+            raise file_error("sink.dead_letter", "cannot be written", error) from None
         self.start_bundle()
 
 
@@ -184,9 +184,9 @@ def write_dead_letters(folder: Path, batches: Iterable[pa.RecordBatch]) -> Path 
     order = [(name, "ascending") for name in DEAD_LETTER_SCHEMA.names]
     data = encode(table.sort_by(order).combine_chunks().to_batches()[0], "parquet")
     path = folder / f"part-{hashlib.blake2b(data, digest_size=16).hexdigest()}.parquet"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)  # one that is there stays as its owner made it
-    put_once(path, data, mode=0o600)
+    if not put_once(path, data, PRIVATE) and path.read_bytes() != data:
+        put_again(path, data, PRIVATE)
+        sync_folders([path])
     return path
 
 

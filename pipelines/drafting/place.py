@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.drafting.draft import release_folder
 from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import put_once, replacing
 
 
 def check_place(out: Path, key_file: Path, replace: bool) -> None:
@@ -66,12 +68,12 @@ def write(text: str, out: Path, key_file: Path, replace: bool) -> bool:
     if made:
         new_key(key_file)
     try:
-        with open(out, "w" if replace else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise PolicyError(
-            "--out", "exists, and is not written over unasked", "add --replace"
-        ) from None
-    except OSError:
-        raise RunError("--out", "cannot be written", "check the folder and the disk") from None
+        os.stat(out.absolute().parent)  # a folder is not made: its name may be misspelt
+        if replace:
+            with replacing(out) as draft:
+                draft.write_text(text, encoding="utf-8")
+        elif not put_once(out, text.encode()):
+            raise PolicyError("--out", "exists, and is not written over unasked", "add --replace")
+    except OSError as error:
+        raise file_error("--out", "cannot be written", error) from None
     return made

@@ -12,6 +12,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
+from dpstream.state.durable import sync
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.run import KeySource
@@ -38,6 +39,7 @@ def new_key(path: Path) -> None:
         file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
         file.flush()
         os.fsync(file.fileno())
+    sync(path.absolute().parent)
 
 
 def key_source(job: Job) -> "KeySource":

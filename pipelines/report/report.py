@@ -26,7 +26,7 @@ from dpstream.pipelines.report.keys import newest_rows
 from dpstream.pipelines.report.releases import Inventory, inventory
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.pipelines.report.truth import Decade, by_size
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, PUBLIC, replacing
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
@@ -178,7 +178,7 @@ def write(report: Report, page: str, out: Path) -> None:
     try:
         if out.exists() and not _is_report(out):
             raise UsageError("--out", "exists and is no report", "choose another name")
-        with replacing(out, 0o600 if report.truth is not None else 0o666) as draft:
+        with replacing(out, PRIVATE if report.truth is not None else PUBLIC) as draft:
             draft.write_text(page, encoding="utf-8")
     except OSError:
         raise RunError("--out", "cannot be written", "check folder, disk, permissions") from None

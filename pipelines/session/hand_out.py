@@ -17,10 +17,8 @@ from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.parts import read_manifest
 from dpstream.pipelines.session.receipt import ticket_name, ticket_receipt
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
-from dpstream.state.durable import put_once
+from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.orders import Paid
-
-_MODE = 0o600
 
 
 def hand_out(desk: Desk, wish: Wish, out: Path) -> Paid:
@@ -41,7 +39,7 @@ def hand_out(desk: Desk, wish: Wish, out: Path) -> Paid:
             desk.table, parts, wish.question, paid.region.read, paid.run_id, desk.ring
         )
         with _written():
-            put_once(draft, ticket.data, _MODE)
+            put_once(draft, ticket.data, PRIVATE)
         written = _read(desk, draft)  # that of somebody who was cut off here is as good
         if written is not None and written[0].run_id == paid.run_id:
             desk.register.commit(paid.run_id, ticket_receipt(written[1]))
@@ -62,7 +60,7 @@ def _settled(desk: Desk, draft: Path, out: Path, name: str | None) -> None:
     """The draft gets its file's name if it is the ticket that stands, else it goes."""
     found = _read(desk, draft)
     if found is not None and found[1] == name:
-        put_once(out, draft.read_bytes(), _MODE)
+        put_once(out, draft.read_bytes(), PRIVATE)
     draft.unlink(missing_ok=True)
 
 

@@ -60,7 +60,7 @@ from dpstream.pipelines.session.reading import (
     ids_of,
     records_of,
 )
-from dpstream.state.durable import put_once
+from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.idtable import IdTable
 
 #: So many records, of so many coordinates each, still add up within 64 bits.
@@ -300,8 +300,7 @@ class _Change:
         folder = self._folder / "dead_letter"
         path = folder / f"version-{version}-{secrets.token_hex(8)}.parquet"
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            put_once(path, buffer.getvalue(), mode=0o600)
+            put_once(path, buffer.getvalue(), PRIVATE)
         except OSError:
             raise RunError("table.folder", "cannot be written", "check the disk") from None
         return path

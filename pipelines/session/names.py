@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
 MAX_BYTES = 16 << 20
@@ -78,7 +78,7 @@ def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None
                 found = Names(found.subspaces, found.allotments | {name: run_id})
             else:
                 found = Names(found.subspaces | {name: predicate}, found.allotments)
-            with replacing(file) as draft:
+            with replacing(file, PRIVATE) as draft:
                 draft.write_bytes(msgspec.json.encode(found, order="sorted"))
     except OSError:
         raise RunError("names", "cannot be written", "check the folder") from None

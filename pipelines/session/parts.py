@@ -40,7 +40,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state import locks
 from dpstream.state.drafts import sweep
-from dpstream.state.durable import put_once, replacing
+from dpstream.state.durable import PRIVATE, make_folder, put_once, replacing
 
 MANIFEST = "manifest.json"
 #: Rows of a part, and of its row groups.
@@ -155,7 +155,7 @@ def write_part(folder: Path, rows: pa.Table, usable: bool, by: Sequence[str] = (
     data = buffer.getvalue()
     part = Part(digest(data), rows.num_rows, usable)
     with _written():
-        put_once(folder / part.name, data, mode=0o600)
+        put_once(folder / part.name, data, PRIVATE)
     return part
 
 
@@ -222,7 +222,7 @@ def commit(folder: Path, manifest: Manifest) -> None:
         RunError: it cannot be written.
     """
     text = msgspec.json.encode(manifest)
-    with _written(), replacing(folder / MANIFEST, 0o600) as draft:
+    with _written(), replacing(folder / MANIFEST, PRIVATE) as draft:
         draft.write_bytes(text + b"\n" + digest(text).encode())
 
 
@@ -235,7 +235,7 @@ def writing(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         with _written():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, PRIVATE)
             locked = stack.enter_context(locks.held(folder / "lock"))
             sweep(folder)
         if not locked:

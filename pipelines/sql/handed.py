@@ -24,7 +24,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.one_shot.groups import Groups
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import free, held
 from dpstream.state.numbers import numbers, values_of
 
@@ -159,7 +159,7 @@ def read_sums(
 
 
 def _write(path: Path, tables: Sequence[pa.Table]) -> None:
-    with replacing(path, 0o600) as draft, open(draft, "wb") as out:
+    with replacing(path, PRIVATE) as draft, open(draft, "wb") as out:
         for table in tables:
             with pa.ipc.new_stream(out, table.schema) as stream:
                 stream.write_table(table)

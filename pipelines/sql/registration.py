@@ -41,7 +41,7 @@ from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.inputs import stamps, table_parts
 from dpstream.pipelines.sql.keys import check_keys
 from dpstream.pipelines.sql.wellformed import check_files
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
 #: Notes that are kept, the newest: of the catalogs of a data set, and of states of their files.
@@ -164,7 +164,7 @@ def _noted(path: Path, less: set[str], more: list[str]) -> None:
     try:
         with held(Path(f"{path}.lock")):
             notes = [note for note in _read(path) if note not in less] + more
-            with replacing(path, 0o600) as draft:
+            with replacing(path, PRIVATE) as draft:
                 draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")
     except OSError:
         raise RunError(

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.state.disk_errors import file_error
 
 
 def dead_letter_folder(out: Path) -> Path:
@@ -52,6 +52,6 @@ def write(folder: Path, refused: Iterable[Refused]) -> int:
 
     try:
         write_dead_letters(folder, some)
-    except OSError:
-        raise RunError("--dead-letter", "cannot be written", "check disk and permissions") from None
+    except OSError as error:
+        raise file_error("--dead-letter", "cannot be written", error) from None
     return sum(batch.num_rows for batch in some)

@@ -25,7 +25,7 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.state.drafts import drafted
-from dpstream.state.durable import replacing, sync
+from dpstream.state.durable import PUBLIC, make_folder, publish_folder, replacing, sync, sync_tree
 
 MANIFEST, RUN = "manifest.json", "run.json"
 _SUFFIX = ".dpstream-table"
@@ -195,20 +195,18 @@ class Draft:
         Raises:
             RunError: one is missing, or cannot be read or flushed.
         """
-        wanted, paths, folders = set(names), list[Path](), list[Path]()
+        wanted, paths = set(names), list[Path]()
         try:
             for folder, _, found in os.walk(self.path):
-                folders.append(Path(folder))
                 for path in (Path(folder, name) for name in found):
                     if self._name(path) in wanted:
                         paths.append(path)
                     elif path.parent != self.path:
                         path.unlink()  # of a worker that was cut off
-            with ThreadPoolExecutor(SINK_THREADS) as pool:  # they wait for the disk together
-                written = pool.map(_flushed, paths)
+            sync_tree(self.path)
+            with ThreadPoolExecutor(SINK_THREADS) as pool:
+                written = pool.map(_digest_of, paths)
                 out = dict(zip(map(self._name, paths), written, strict=True))
-            for path in folders:
-                sync(path)
         except OSError:
             raise RunError("OUT", "cannot be read back", "check disk and permissions") from None
         if wanted - out.keys():
@@ -232,21 +230,14 @@ class Draft:
         if self._out.exists():
             raise PolicyError("OUT", "has come into being meanwhile", "name a new folder")
         with _writing():
-            with replacing(self.path / MANIFEST, 0o666) as draft:
+            with replacing(self.path / MANIFEST) as draft:
                 draft.write_bytes(receipt)
             (self.path / RUN).unlink(missing_ok=True)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(self.path, 0o777 & ~mask)
-            sync(self.path)
-            os.rename(self.path, self._out)
-            sync(self._out.parent)
+            publish_folder(self.path, self._out)
 
 
-def _flushed(path: Path) -> Written:
-    """A file's digest, once it is on disk."""
+def _digest_of(path: Path) -> Written:
     with open(path, "rb") as file:
-        os.fsync(file.fileno())
         return _digest(file)
 
 
@@ -298,8 +289,8 @@ def write_file(folder: Path, file: File) -> None:
     """
     path = folder / file.name
     with _writing():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with drafted(path, 0o666) as draft:
+        make_folder(path.parent)
+        with drafted(path, PUBLIC) as draft:
             draft.write_bytes(file.content)
             os.replace(draft, path)
 
@@ -314,7 +305,8 @@ def locked(out: Path) -> Iterator[Draft]:
     path = path_of(out)
     while True:
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(path.parent)
+            path.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path / RUN, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
             raise RunError("OUT", "has a folder that cannot be written", "check it") from None

@@ -24,6 +24,7 @@ from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.book import Book, LedgerPlace, of_another_input, opened
@@ -117,6 +118,8 @@ def execute(order: Order) -> Executed:
         raise UsageError(
             "--dead-letter", "lies in OUT, which is published whole", "name a folder elsewhere"
         )
+    if letters is not None:
+        check_dead_letters(letters, "--dead-letter")
     found, before = prepared(order.inputs), stamps(order.inputs)
     if order.runner is not None:
         check(order.runner)

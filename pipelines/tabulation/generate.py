@@ -18,7 +18,7 @@ from dpstream.pipelines.tabulation.geography import texts
 from dpstream.pipelines.tabulation.invented import groups, people, regions
 from dpstream.pipelines.tabulation.invented.regions import BLOCKS_PER_TRACT, Regions
 from dpstream.pipelines.tabulation.layouts import LAYOUTS
-from dpstream.state.durable import replacing
+from dpstream.state.durable import make_folder, replacing
 
 #: Households for each person.
 _HOUSEHOLDS = 0.4
@@ -180,7 +180,7 @@ def _thresholds(level: Level, production: bool) -> tuple[int, ...]:
 def _write(path: Path, parts: Iterable[bytes]) -> None:
     """A file that appears whole or not at all."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as draft, open(draft, "wb", buffering=0) as file:
             for part in parts:
                 left = memoryview(part)

@@ -41,12 +41,11 @@ from dpstream.pipelines.tabulation.report_files import run_file, write_runs
 from dpstream.pipelines.tabulation.report_page import render
 from dpstream.pipelines.tabulation.report_releases import released_figures
 from dpstream.pipelines.tabulation.work import Tally, counted
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, make_folder, replacing
 
 STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
 PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
 #: Owners alone may read what is not private.
-_MODE = 0o600
 
 
 class Found(NamedTuple):
@@ -92,12 +91,12 @@ def report(
     _check_place(out, [*runs, parameters, data])
     found = Found({}, {}, {})
     try:
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(out, PRIVATE)
         tally = truth(known, inputs)
         with contextlib.ExitStack() as files:
             for number, run in enumerate(runs, 1):
                 folder = out / f"run-{number}" if len(runs) > 1 else out
-                folder.mkdir(mode=0o700, exist_ok=True)
+                make_folder(folder, PRIVATE)
                 file = files.enter_context(run_file(folder, known, coarse))
                 for table, level, parts in _held(known, tally, run):
                     file.add(table, level, parts)
@@ -105,7 +104,7 @@ def report(
         figures = _figures(known, manifests, found)
         write_runs(out, choice.program, figures["cells"], len(runs))
         for name, text in ((PAGE, render(figures)), (NOTICE, STAMP + "\n")):
-            with replacing(out / name, _MODE) as draft:
+            with replacing(out / name, PRIVATE) as draft:
                 draft.write_text(text, encoding="utf-8")
     except OSError:
         raise RunError("OUT", "cannot be written, or a file not read", "check them") from None

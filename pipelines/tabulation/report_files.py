@@ -24,14 +24,13 @@ from dpstream.accounting.tabulation.tables import PERSONS, T3, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.pipelines.tabulation.inputs import Prepared
 from dpstream.pipelines.tabulation.report_errors import Part
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, replacing
 
 #: What production calls the details of persons.
 WORKLOADS = ("Total", "Sex x Age(4)", "Sex x Age(9)", "Sex x Age(23)")
 _GROUP = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "DETAILED_ONLY", "COARSE_ONLY")
 _SIZE = "Population group size"
 _ERRORS = ("Total absolute error", "Total squared error")
-_MODE = 0o600
 
 
 class RunFile:
@@ -86,7 +85,7 @@ class RunFile:
 @contextlib.contextmanager
 def run_file(folder: Path, known: Prepared, coarse_only: pa.StringArray) -> Iterator[RunFile]:
     """The file of one run; it appears whole."""
-    with replacing(folder / "error_report.csv", _MODE) as draft, open(draft, "wb") as file:
+    with replacing(folder / "error_report.csv", PRIVATE) as draft, open(draft, "wb") as file:
         yield RunFile(file, known, coarse_only)
 
 
@@ -119,7 +118,7 @@ def write_runs(out: Path, program: str, cells: Sequence[dict[str, Any]], runs: i
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows(_persons(cells) if program == "p" else _households(cells, runs))
-    with replacing(out / "multi_run_error_report.csv", _MODE) as draft:
+    with replacing(out / "multi_run_error_report.csv", PRIVATE) as draft:
         draft.write_text(text.getvalue(), encoding="utf-8")
 
 

@@ -19,6 +19,8 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import parse_toml
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import put_once
 
 
 def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
@@ -157,12 +159,8 @@ def write(out: Path, text: str, field: str = "--out") -> None:
         RunError: it cannot be written.
     """
     try:
-        with open(out, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        if out.read_bytes() != text.encode():
-            raise UsageError(field, "exists and says otherwise", "choose another name") from None
-    except OSError:
-        raise RunError(field, "cannot be written", "check folder and disk") from None
+        os.stat(out.absolute().parent)  # a folder is not made: its name may be misspelt
+        if not put_once(out, text.encode()) and out.read_bytes() != text.encode():
+            raise UsageError(field, "exists and says otherwise", "choose another name")
+    except OSError as error:
+        raise file_error(field, "cannot be written", error) from None

@@ -27,7 +27,7 @@ from dpstream.accounting.strategies.cells.stored import (
 )
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, make_folder, replacing
 
 
 def folder_of(given: Path | None) -> Path:
@@ -57,7 +57,7 @@ def solved(
         return found, path, True
     found = _solve(workload, objective, strategy)
     with contextlib.suppress(OSError):  # without a cache it is solved again
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, PRIVATE)
         write(path, found, workload.structure)
     return found, path, False
 
@@ -76,7 +76,7 @@ def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, Lat
     strategy = pure(workload, bits)
     made = strategy.lattice(bits)
     with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, PRIVATE)
         _keep(path, lattice_arrays(strategy.name, made, workload.structure))
     return strategy.name, made, False
 
@@ -89,7 +89,7 @@ def write(path: Path, plan: Plan, structure: str) -> None:
 def _keep(path: Path, arrays: dict[str, Any]) -> None:
     held = io.BytesIO()
     np.savez(held, **arrays)
-    with replacing(path, 0o600) as draft:
+    with replacing(path, PRIVATE) as draft:
         draft.write_bytes(held.getbuffer())
 
 

@@ -19,7 +19,7 @@ from dpstream.accounting.strength import weaknesses, weaknesses_of_mu
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.cache import solved
 from dpstream.pipelines.workload.ways import HALF_WIDTH, MAX_ANSWERS, way_of
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, replacing
 
 
 class Guarantee(NamedTuple):
@@ -114,7 +114,7 @@ def planned(
     if compared is None:
         compared = comparison(asked, objective == "worst")
         if place.exists():
-            with contextlib.suppress(OSError), replacing(beside, 0o600) as draft:
+            with contextlib.suppress(OSError), replacing(beside, PRIVATE) as draft:
                 draft.write_text(json.dumps(compared._asdict()))
     return Planned(workload, plan, place, cached, compared)
 

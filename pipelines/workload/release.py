@@ -15,6 +15,7 @@ import io
 import math
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -27,13 +28,14 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.stored import of_arrays, to_arrays
 from dpstream.pipelines.workload.tables import TableEstimate
-from dpstream.state.durable import sync
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import make_folder, publish_folder, replacing, sync, sync_tree
 
 RECEIPT, ESTIMATE = "release.json", "estimate.npz"
 FORMATS = ("parquet", "csv")
@@ -132,12 +134,14 @@ def write_release(
     Raises:
         PolicyError: something else stands there.
         RunError: it cannot be written.
+
+    A file of the same release that was damaged since is written again.
     """
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         draft = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError:
-        raise RunError("--out", "has a folder that cannot be written", "check it") from None
+    except OSError as error:
+        raise file_error("--out", "cannot be written", error) from None
     try:
         np.savez(draft / ESTIMATE, **to_arrays(estimate))  # type: ignore[arg-type]
         if answers is not None:
@@ -145,19 +149,15 @@ def write_release(
         files = {path.name: _written(path) for path in sorted(draft.iterdir())}
         receipt = msgspec.structs.replace(receipt, files=files)
         (draft / RECEIPT).write_bytes(receipt.encoded)
-        for path in draft.iterdir():
-            sync(path)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(draft, 0o777 & ~mask)
+        sync_tree(draft)
         commit(receipt.encoded)
         if out.exists():
-            _same(out, receipt)
-            return receipt
-        os.rename(draft, out)
-        sync(out.parent)
-    except OSError:
-        raise RunError("--out", "cannot be written", "check its folder and disk") from None
+            _check_standing(out, receipt)
+            _restore(out, draft, receipt)
+        else:
+            publish_folder(draft, out)
+    except OSError as error:
+        raise file_error("--out", "cannot be written", error) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return receipt
@@ -226,16 +226,19 @@ def write_table(path: Path, table: pa.Table) -> None:
     Raises:
         UsageError: another ending.
     """
-    if path.suffix == ".parquet":
-        pq.write_table(table, path)
-    elif path.suffix == ".csv":
-        with open(path, "wb") as file:
-            write_csv(table, file)
-    elif path.suffix == ".arrow":
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-    else:
+    if path.suffix not in (".parquet", ".csv", ".arrow"):
         raise UsageError("--out", "ends with .parquet, .csv or .arrow", "name such a file")
+    try:
+        with replacing(path) as draft, open(draft, "wb") as file:
+            if path.suffix == ".parquet":
+                pq.write_table(table, file)
+            elif path.suffix == ".csv":
+                write_csv(table, file)
+            else:
+                with pa.ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+    except OSError as error:
+        raise file_error("--out", "cannot be written", error) from None
 
 
 def write_csv(table: pa.Table, file: Any) -> None:
@@ -261,8 +264,30 @@ def _receipt(folder: Path) -> Receipt:
     raise PolicyError(_FIELD, "has a receipt of another form", "use the program that wrote it")
 
 
-def _same(out: Path, receipt: Receipt) -> None:
+def _check_standing(out: Path, receipt: Receipt) -> None:
+    """Refuse what stands at the place of a release and is not this very one.
+
+    Raises:
+        PolicyError: it is another, or its receipt is damaged.
+    """
     with contextlib.suppress(OSError, PolicyError):
         if _receipt(out).encoded == receipt.encoded:
             return
-    raise PolicyError("--out", "exists, and is not of this answer", "name a new folder")
+    raise PolicyError(
+        "--out",
+        "exists, and is not of this answer, or its receipt is damaged",
+        "name a new folder, or move this one away and run again: the same answer at no charge",
+    )
+
+
+def _restore(out: Path, draft: Path, receipt: Receipt) -> None:
+    """Put files of the draft, which are what the receipt says, in the place of damaged ones."""
+    for name, wanted in receipt.files.items():
+        try:
+            if _written(out / name) == wanted:
+                continue
+        except OSError:
+            pass  # it is missing, or cannot be read
+        os.replace(draft / name, out / name)
+        sync(out)
+        print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.state.durable import PRIVATE, make_folder
 from dpstream.state.ledger.charges import Charge, Entry, chained
 from dpstream.state.ledger.seal import (
     COLUMNS,
@@ -87,7 +88,7 @@ def connect(path: str | Path) -> sqlite3.Connection:
         sqlite3.Error, OSError: it cannot be opened; see ``failed``.
         PolicyError: it is damaged, another program's or of a newer version.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(Path(path).parent, PRIVATE)
     db = open_file(path, create=True)
     try:
         check_pages(db)

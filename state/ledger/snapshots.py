@@ -29,7 +29,7 @@ import numpy as np
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.regions.spent import Spent, restored
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.durable import replacing
+from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.ledger.balances import Balances
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.seals import digest, sealed_text, unsealed_text
@@ -86,7 +86,7 @@ def write(path: Path, data_set: str, state: Balances) -> None:
     text = sealed_text(_NAME, msgspec.json.encode(header).decode())
     arrays[_HEADER] = np.frombuffer(text.encode(), np.uint8)
     # Without it everything is replayed.
-    with contextlib.suppress(OSError), replacing(path, 0o600) as draft, open(draft, "wb") as out:
+    with contextlib.suppress(OSError), replacing(path, PRIVATE) as draft, open(draft, "wb") as out:
         np.savez(out, **arrays)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.state import drafts
 from dpstream.state.drafts import SIDES
-from dpstream.state.durable import sync
+from dpstream.state.durable import PRIVATE, make_folder, sync
 from dpstream.state.seals import damaged
 from dpstream.state.sqlite.database import open_file, sqlite3
 from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
@@ -108,7 +108,7 @@ def drafted(out: Path) -> Iterator[Path]:
     Drafts that killed attempts have left there go first: they may hold much of the disk.
     """
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent, PRIVATE)
         drafts.sweep(out.parent)
         with drafts.drafted(out) as draft:
             yield draft

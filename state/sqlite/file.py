@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.state.durable import PRIVATE, make_folder
 from dpstream.state.seals import damaged, reading
 from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
 from dpstream.state.sqlite.rows import check_small
@@ -41,7 +42,7 @@ def create_store(
     whole: RunIdentity | None = None
     if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
         whole = _calibrated(identity, calibrate)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(Path(path).parent, PRIVATE)
     upgrade_file(path)
     db = connect(path)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.state.disk_errors import FULL, MISSING, UNKNOWN, cause_at, cause_of, refused
+from dpstream.state.disk_errors import FULL, MISSING, UNKNOWN, cause_at, cause_of, file_error
 
 GOLDEN = Path(__file__).with_name("disk_errors.txt")
 NUMBERS = (
@@ -19,7 +19,9 @@ NUMBERS = (
 def test_what_each_number_means() -> None:
     lines = []
     for number in NUMBERS:
-        error = refused("sink.path", "cannot be written", OSError(number, "text", "/secret/path"))
+        error = file_error(
+            "sink.path", "cannot be written", OSError(number, "text", "/secret/path")
+        )
         lines.append(f"{errno.errorcode[number]}\n  {error}\n")
     text = "".join(lines)
     if os.environ.get("REWRITE"):

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all: made once, or put in another's place."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,61 @@ def test_a_draft_is_on_disk_before_it_takes_the_place_and_the_place_after(
     with durable.replacing(out) as draft:
         draft.write_bytes(b"new")
     assert flushed == [(out.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+@pytest.fixture(params=[0, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    old = os.umask(request.param)
+    yield request.param
+    os.umask(old)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {p.relative_to(folder).as_posix(): p.stat().st_mode & 0o777 for p in folder.rglob("*")}
+
+
+def test_modes_do_not_depend_on_a_wide_umask(umask: int, tmp_path: Path) -> None:
+    """It can only take rights away."""
+    durable.put_once(tmp_path / "public" / "a" / "file", b"")
+    durable.put_once(tmp_path / "private" / "a" / "file", b"", durable.PRIVATE)
+    with durable.replacing(tmp_path / "public" / "other") as draft:
+        draft.touch()
+    public, folder = 0o644 & ~umask, 0o755 & ~umask
+    assert modes(tmp_path / "public") == {"a": folder, "a/file": public, "other": public}
+    assert modes(tmp_path / "private") == {"a": 0o700, "a/file": 0o600}
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_published_folder_can_be_read_by_others(umask: int, tmp_path: Path) -> None:
+    draft, out = tmp_path / "draft", tmp_path / "out"
+    (draft / "a").mkdir(parents=True)
+    (draft / "a" / "file").touch()
+    draft.chmod(0o700)
+    durable.sync_tree(draft)
+    assert draft.stat().st_mode & 0o777 == 0o700
+    durable.publish_folder(draft, out)
+    assert modes(out) == {"a": 0o755 & ~umask, "a/file": 0o644 & ~umask}
+    assert out.stat().st_mode & 0o777 == 0o755 & ~umask
+    draft.mkdir()
+    with pytest.raises(FileExistsError):
+        durable.publish_folder(draft, out)
+
+
+def test_a_folder_is_on_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and folder in it, and the folder that has the name after."""
+    draft, out = tmp_path / "draft", tmp_path / "out"
+    (draft / "a").mkdir(parents=True)
+    (draft / "a" / "file").touch()
+    before, after, real = set[int](), set[int](), os.fsync
+    inside = {path.stat().st_ino for path in (draft, *draft.rglob("*"))}
+
+    def fsync(descriptor: int) -> None:
+        (after if out.exists() else before).add(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    durable.sync_tree(draft)
+    durable.publish_folder(draft, out)
+    assert before == inside and after == {tmp_path.stat().st_ino}

@@ -34,7 +34,7 @@ from dpstream.pipelines.connectors.replay.index import recording_of
 from dpstream.pipelines.connectors.replay.source import OpenPieces
 from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.durable import replacing
+from dpstream.state.durable import make_folder, replacing
 
 #: A file of a folder is closed after so many rows, or so many seconds.
 FILE_ROWS, FILE_SECONDS = 100_000, 1.0
@@ -151,7 +151,7 @@ class IntoFolder(Target):
         self._run, self._numbers = rfc3339(wall_micros()), itertools.count()
         self._since, self._rows = time.monotonic(), 0
         if self._folder.local:
-            Path(self._folder.path("")).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(self._folder.path("")))
 
     @override
     def put(self, batch: pa.RecordBatch) -> None:
@@ -181,7 +181,7 @@ class IntoFolder(Target):
         if not self._folder.local:
             pq.write_table(table, path, filesystem=self._folder.open())
             return
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(path).parent)
         with replacing(Path(path)) as draft:
             pq.write_table(table, draft)
 

@@ -1,0 +1,39 @@
+"""Whether dead letters are what was written; they are written by `write`."""
+
+import hashlib
+from pathlib import Path
+
+from dpstream.accounting.errors import RunError
+from dpstream.state.disk_errors import file_error
+
+
+def check_dead_letters(folder: Path, field: str = "sink.dead_letter") -> None:
+    """Check each file of dead letters: its name is the digest of its bytes.
+
+    A run that is finished, and one without end, does not read again what was refused, so it could
+    not write a damaged file again.
+
+    Args:
+        folder: there may be none; field: the public name of what names it.
+
+    Raises:
+        RunError: a file is damaged, or cannot be read.
+    """
+    try:
+        damaged = sum(
+            path.stem != f"part-{_digest_of(path)}" for path in folder.glob("part-*.parquet")
+        )
+    except OSError as error:
+        raise file_error(field, "cannot be read", error) from None
+    if damaged:
+        raise RunError(
+            field,
+            f"has {damaged} damaged file(s) of dead letters",
+            f"restore them, or move the folder {folder.name} away, then run the same command "
+            "again; a run that is not finished writes them again",
+        )
+
+
+def _digest_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
