@@ -19,6 +19,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import FIELD, parse_reference, read_key
 from dpstream.dp_transforms.noise.secret import wipe
 from dpstream.state import open as stores
+from dpstream.state.private_log import keep_beside
 from dpstream.state.store import RunIdentity, Store
 
 #: Rings of this process that are in use, by the run they were made for.
@@ -207,6 +208,7 @@ def begin_run(
     Raises:
         PolicyError: the store belongs to another plan, key or input, or the account refuses.
     """
+    keep_beside(store)
     mixing = _checked_cells(plan, public, mixing)
     with keys.ring() as ring:
         fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
@@ -226,9 +228,8 @@ def begin_run(
     found = stores.initialise(
         store, identity, lambda: calibrate(plan) if calibration is None else calibration
     )
-    settings = performance or Performance()
     bound = keys.of_run(found.run_id, fingerprint)
-    mine = begun(plan, found.calibration)
+    mine, settings = begun(plan, found.calibration), performance or Performance()
     run = Run(mine, bound, store, shards, found.run_id, public, settings, mixing)
     if account is not None:
         account.charge(run)

@@ -3,7 +3,8 @@ errors.
 
 Beam puts the text of an exception into logs and job messages, and an exception of a library
 can quote a record.  ``guarded`` wraps every DoFn method and the coder: what leaves is the
-stage's name and the class of the error, without the error itself as its hidden context.
+stage's name and the class of the error, without the error itself as its hidden context.  In the
+process that began the run the traceback goes to a private log (`state.private_log`).
 """
 
 import bisect
@@ -22,6 +23,7 @@ from apache_beam.metrics import Metrics
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.limits import MICROS_PER_SECOND
+from dpstream.state.private_log import what_next
 
 #: Counters that anybody may see: functions of the plan, of faults and of the public clock.
 PUBLIC_COUNTERS = ("steps_committed", "steps_reemitted", "releases_sealed", "releases_delivered")
@@ -236,7 +238,7 @@ def _outgoing(stage: str, error: Exception) -> DpstreamError:
         coded = error
     else:
         kind = type(error).__name__
-        coded = RunError(f"stage.{stage}", f"failed with {kind}", "run `dpstream doctor`")
+        coded = RunError(f"stage.{stage}", f"failed with {kind}", what_next(error))
     coded.__cause__ = coded.__context__ = None
     _remember(coded)
     return coded

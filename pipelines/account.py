@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.state.ledger.open import place_below
+from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
@@ -45,8 +46,9 @@ class LedgerAccount:
                 "account", "a limit is epsilon > 0 and 0 < delta < 1",
                 "write e.g. LedgerAccount('ledger.db', 'visits', epsilon=4.0, delta=1e-6)",
             )  # fmt: skip
-        limit = Limit(epsilon=epsilon, delta=delta)
         place = place_below(Path(), str(path))
+        keep_beside(place)
+        limit = Limit(epsilon=epsilon, delta=delta)
         self.ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
 
     def check(self, plan: "Plan") -> None:

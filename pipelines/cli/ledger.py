@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from dpstream.pipelines.cli.parts import AS_JSON, examples, load_job, print_json
+from dpstream.state.private_log import keep_beside
 
 
 @click.group()
@@ -88,6 +89,7 @@ def show(
             raise UsageError("ledger", "is not named by this job", "add [ledger], or name the file")
         data_set, limit = data_set or job.ledger.data_set, limit or job.ledger.limit
         path = job.ledger.path
+    keep_beside(path)
     found = ledger_view.view(path, data_set, limit)
     if as_json:
         print_json(found)

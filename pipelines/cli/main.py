@@ -2,7 +2,8 @@
 
 Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed, 5 an audit refutes the
 plan.  A coded error is one line on stderr (JSON with ``--json``); of any other only the command
-and the class are shown, because its message may hold data.
+and the class are shown, because its message may hold data.  Its traceback goes to a private log
+(`state.private_log`), whose name is shown.
 """
 
 import json
@@ -37,6 +38,7 @@ from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.tabulate import tabulate
 from dpstream.pipelines.cli.workload import workload
+from dpstream.state.private_log import keep_in, what_next
 
 COMMANDS = (
     *(init, plan, run, report, demo, generate, experiment, doctor),
@@ -50,6 +52,7 @@ class _Coded(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn errors into one line and an exit code."""
         as_json = "--json" in ctx.args
+        keep_in(None)  # until the command knows its store or account
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
@@ -62,7 +65,7 @@ class _Coded(click.Group):
             stage = f"dpstream {ctx.invoked_subcommand}"
             absent = missing_extra(error, stage) if isinstance(error, ImportError) else None
             coded = absent or RunError(
-                stage, f"failed with {type(error).__name__}", "run `dpstream doctor`"
+                stage, f"failed with {type(error).__name__}", what_next(error)
             )
         text = json.dumps(coded.as_dict()) if as_json else f"{coded.kind}: {coded}"
         click.echo(text, err=True)
@@ -97,7 +100,9 @@ def _tell(failed: threading.ExceptHookArgs) -> None:
     """A thread that fails is named with the class of its error, whose text may hold data."""
     if failed.exc_type is not SystemExit:
         name = "" if failed.thread is None else failed.thread.name
-        click.echo(f"A thread failed with {failed.exc_type.__name__} ({name}).", err=True)
+        fix = "" if failed.exc_value is None else what_next(failed.exc_value)
+        kind = failed.exc_type.__name__
+        click.echo(f"A thread failed with {kind} ({name}). Fix: {fix}.", err=True)
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ from dpstream.pipelines.jobs.text import (
 )
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import place_below
+from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.cells import JobCells
@@ -164,6 +165,7 @@ def decode_tables(tables: dict[str, Any]) -> JobFile:
 
 def job_of(file: JobFile, path: Path) -> Job:
     """The checked job of decoded tables; ``path`` (absolute) is where paths start from."""
+    keep_beside(path)
     _check_tables(file)
     folder = path.parent
     keys = msgspec.structs.replace(file.keys, public=_under(folder, file.keys.public))
@@ -188,14 +190,17 @@ def job_of(file: JobFile, path: Path) -> Job:
         source, digest = _with_query(source, source.query, plan, folder)
         plan = replace(plan, query=digest).check()
     store = file.state.store or f"sqlite:{path.stem}.state.db"
+    store = stores.backend(store).below(folder).url
+    ledger = file.ledger and _ledger_below(folder, file.ledger)
+    keep_beside(store, None if ledger is None else ledger.path, path)
     return Job(
         path=path,
         source=source,
         schema=file.schema,
         privacy=_key_below(folder, file.privacy),
         keys=keys,
-        state=replace(file.state, store=stores.backend(store).below(folder).url),
-        ledger=file.ledger and _ledger_below(folder, file.ledger),
+        state=replace(file.state, store=store),
+        ledger=ledger,
         sink=_sink_below(path, file.sink),
         performance=file.performance,
         plan=plan,

@@ -21,6 +21,7 @@ from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.pipelines.stream import Result, run_job
 from dpstream.state.ledger.open import file_of
+from dpstream.state.private_log import what_next
 
 RUNNER = "DataflowRunner"
 _FILES = ("parquet", "csv", "jsonl")
@@ -143,6 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DpstreamError as error:
         coded = error
     except Exception as error:
-        coded = RunError("launch", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+        coded = RunError("launch", f"failed with {type(error).__name__}", what_next(error))
     print(f"{coded.kind}: {coded}")
     return coded.exit_code

@@ -24,6 +24,7 @@ from dpstream.pipelines.session.flow import ANSWER, Task, build
 from dpstream.pipelines.session.ticket import Ticket, opened
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import get, put
+from dpstream.state.private_log import what_next
 
 #: Of which ticket an output is.
 BATCH = "batch.json"
@@ -140,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DpstreamError as error:
         coded = error
     except Exception as error:
-        coded = RunError("launch", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+        coded = RunError("launch", f"failed with {type(error).__name__}", what_next(error))
     print(f"{coded.kind}: {coded}")
     return coded.exit_code
 

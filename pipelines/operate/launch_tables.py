@@ -32,6 +32,7 @@ from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, pr
 from dpstream.pipelines.tabulation.pieces import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of
+from dpstream.state.private_log import what_next
 
 RUNNER = "DataflowRunner"
 
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DpstreamError as error:
         coded = error
     except Exception as error:
-        coded = RunError("launch", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+        coded = RunError("launch", f"failed with {type(error).__name__}", what_next(error))
     print(f"{coded.kind}: {coded}")
     return coded.exit_code
 

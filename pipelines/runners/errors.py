@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error
+from dpstream.state.private_log import what_next
 
 #: First words of the fields that stages name; no other word of a runner's text is shown.
 _FIELDS = (
@@ -48,7 +49,7 @@ def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> Dpstream
     named = _CODED.search(text)
     if named is not None:
         return _KINDS[named[1]](named[2], "failed on a worker", "read that worker's log")
-    return RunError("runner", f"failed with {type(error).__name__}", "run `dpstream doctor`")
+    return RunError("runner", f"failed with {type(error).__name__}", what_next(error))
 
 
 #: Told what is to be said.

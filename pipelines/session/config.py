@@ -79,6 +79,7 @@ from dpstream.pipelines.jobs.text import (
     raise_decode_error,
 )
 from dpstream.state.ledger.open import place_below
+from dpstream.state.private_log import keep_beside
 
 MAX_BYTES = 1 << 20
 Missing = Literal["point", "refuse"]
@@ -237,7 +238,10 @@ def load_config(path: str | Path) -> Config:
         raise UsageError("table file", "cannot be read", "check its path and permissions") from None
     if len(text) > MAX_BYTES:
         raise UsageError("table file", f"exceeds {MAX_BYTES} bytes", "give a table file")
-    return config_of(parse_toml(text), path.parent)
+    keep_beside(path)
+    config = config_of(parse_toml(text), path.parent)
+    keep_beside(config.ledger, path)
+    return config
 
 
 def config_of(tables: dict[str, Any], folder: Path) -> Config:

@@ -55,6 +55,7 @@ from dpstream.pipelines.sql.catalog import (
 )
 from dpstream.pipelines.sql.columns import file_columns, kind_of
 from dpstream.state.ledger.open import place_below
+from dpstream.state.private_log import keep_beside
 
 MAX_BYTES, MAX_TABLES = 1 << 20, 256
 #: Two floats can be equal and differ.
@@ -114,7 +115,10 @@ def load_catalog(path: str | Path) -> Catalog:
         raise UsageError("catalog", "cannot be read", "check its path and permissions") from None
     if len(text) > MAX_BYTES:
         raise UsageError("catalog", f"exceeds {MAX_BYTES} bytes", "give a catalog file")
-    return catalog_of(parse_toml(text), path.parent)
+    keep_beside(path)
+    catalog = catalog_of(parse_toml(text), path.parent)
+    keep_beside(catalog.ledger.path, path)
+    return catalog
 
 
 def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:

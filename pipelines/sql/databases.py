@@ -18,6 +18,7 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import require
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import sqlite_path
+from dpstream.state.private_log import what_next
 
 #: A first row fixes the types of SQLite's columns, which have none of their own; it is told by a
 #: column that no table has (a space).
@@ -194,8 +195,9 @@ def _quoted(name: str) -> str:
 def _failed(table: Table, error: Exception) -> DpstreamError:
     if isinstance(error, DpstreamError):
         return error
+    fix = "check the address, the name and the columns of the catalog, and the rights"
     return RunError(
         f"table {table.name}",
         f"cannot be read from its database ({type(error).__name__})",
-        "check the address, the name and the columns of the catalog, and the rights",
+        f"{fix}; {what_next(error, 'see the log of the database')}",
     )

@@ -57,6 +57,7 @@ from dpstream.pipelines.tabulation.work import (
     parts_of,
 )
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.private_log import keep_beside
 
 
 class Order(NamedTuple):
@@ -110,6 +111,7 @@ def execute(order: Order) -> Executed:
         DpstreamError: the files have faults, the ledger's limit does not allow it, OUT is another
             execution's, or the input changed; nothing is charged twice and nothing is half there.
     """
+    keep_beside(None if order.ledger is None else order.ledger.path, order.out)
     letters = order.letters
     if letters is not None and order.out.resolve() in (
         letters.resolve(),

@@ -1,0 +1,149 @@
+"""Tracebacks of unexpected errors, for the operator alone: a file that only its owner can read.
+
+The text of an exception can quote a record, so of an error that nobody foresaw only its class is
+shown.  Its traceback goes to ``dpstream-errors.log`` (mode 0600) beside the store or the account,
+and the error that is shown names that file.  Only a process that began a command or a run writes
+one (``keep_in``, ``keep_beside``): a worker elsewhere has no place of its own, and writes nothing.
+
+``DPSTREAM_DEBUG=1`` also prints tracebacks on stderr, after a line that says what they may hold.
+"""
+
+import contextlib
+import datetime
+import os
+import stat
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+NAME = "dpstream-errors.log"
+DEBUG = "DPSTREAM_DEBUG"
+#: A file that has grown beyond this makes place for a new one; one older file stays.
+MAX_BYTES = 1 << 20
+#: Of one traceback, and how many a command writes: a fault repeats in every thread.
+MAX_ENTRY_CHARS, MAX_ENTRIES = 1 << 15, 16
+#: Names that are tried where another's file, a link or a readable file has the first.
+_NAMES = (NAME, *(f"dpstream-errors-{number}.log" for number in range(2, 10)))
+_OPEN = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class _Place:
+    """Where this process writes.
+
+    Attributes:
+        launches: it is no worker's process.
+        folder: beside the store or account; ``None``: the user's folder for logs.
+        entries: tracebacks since the command began.
+    """
+
+    launches = False
+    folder: Path | None = None
+    entries = 0
+
+
+_place, _lock = _Place(), threading.Lock()
+
+
+def keep_in(folder: Path | None) -> None:
+    """A command or a run begins here: its tracebacks go to a folder (``None``: the user's own)."""
+    with _lock:
+        _place.launches, _place.folder, _place.entries = True, folder, 0
+
+
+def keep_beside(*places: str | Path | None) -> None:
+    """``keep_in`` the folder of the first of these that is a local file: stores, accounts, jobs.
+
+    Args:
+        places: paths, or URLs as in job files (``sqlite:PATH``); databases elsewhere are passed by.
+    """
+    for place in places:
+        text = str(place or "").removeprefix("sqlite:")
+        if text and "://" not in text:
+            keep_in(Path(text).absolute().parent)
+            return
+
+
+def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") -> str:
+    """Write an error's traceback down; the fix that a coded error in its place names.
+
+    Args:
+        error: as it was caught.
+        otherwise: the fix on a worker, which writes nothing.
+    """
+    if not _place.launches:
+        return otherwise
+    text = _text(error)
+    if os.environ.get(DEBUG) == "1":
+        warning = f"{DEBUG}=1: the traceback below may hold private values; do not publish it."
+        print(f"{warning}\n{text}", file=sys.stderr, flush=True)
+    try:
+        with _lock:
+            _place.entries += 1
+            path = _append(_place.folder or _users_folder(), text, _place.entries <= MAX_ENTRIES)
+    except OSError as failed:
+        return (
+            f"run it again with {DEBUG}=1, which prints the traceback: the private log could not be"
+            f" written ({type(failed).__name__})"
+        )
+    return f"read the traceback in {path}, which may hold private values"
+
+
+def _text(error: BaseException) -> str:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    lines = "".join(traceback.format_exception(error))
+    if len(lines) > MAX_ENTRY_CHARS:
+        half = MAX_ENTRY_CHARS // 2
+        lines = f"{lines[:half]}\n... left out ...\n{lines[-half:]}"
+    return f"--- {now}, process {os.getpid()}; may hold private values\n{lines}"
+
+
+def _users_folder() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    folder = Path(home) / "dpstream"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _append(folder: Path, text: str, write: bool) -> Path:
+    """Append to the first of the names that is this user's own private file, or can be made.
+
+    Raises:
+        OSError: there is none, or it cannot be written.
+    """
+    for name in _NAMES:
+        path = folder / name
+        descriptor = _opened(path)
+        if descriptor is None:
+            continue
+        try:
+            if write:
+                data = memoryview(text.encode("utf-8", "replace"))
+                while data:
+                    data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
+        return path
+    raise PermissionError
+
+
+def _opened(path: Path) -> int | None:
+    """A descriptor of a private file that has room, made if it is absent; ``None``: another's."""
+    for _ in range(3):  # others may make, fill and move the same file
+        try:
+            descriptor = os.open(path, _OPEN)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                return os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+            continue
+        except OSError:  # a link, a pipe, a folder, or no right to write
+            return None
+        state = os.fstat(descriptor)
+        own = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and state.st_nlink == 1
+        if own and not state.st_mode & 0o077 and state.st_size < MAX_BYTES:
+            return descriptor
+        os.close(descriptor)
+        if not own or state.st_mode & 0o077:
+            return None
+        os.replace(path, path.with_suffix(".old.log"))
+    return None
