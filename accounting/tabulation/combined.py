@@ -28,19 +28,16 @@ that were lifted over it up, and of those that fell below it down.  The publishe
 bias, because its cells are drawn after the choice.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.tabulation.margins import (
-    Chances,
-    chances,
-    least_margin,
-    plus,
-    summed,
-)
+from dpstream.accounting.tabulation import margins
+from dpstream.accounting.tabulation.margins import Chances, chances, least_margin, plus, summed
+from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.scales import Noise
 
 
@@ -94,6 +91,28 @@ def variance(first: Noise, detail: Noise, cells: int, part: int) -> float:
     """Variance of the estimate of a sum of ``part`` of the cells, before it is rounded."""
     w = weight(first, detail, cells)
     return part * chances(detail).variance * (1 - part * w / cells)
+
+
+def published_margin(
+    parameters: Parameters, first: Noise | None, detail: Noise, cells: int, part: int
+) -> int:
+    """Exact 95% margin of a published figure: the sum of ``part`` of a group's measured cells.
+
+    Args:
+        first: noise of the group's step 1, ``None`` without one.
+        detail: noise of each measured cell; cells: how many the group has.
+    """
+    own = first if parameters.estimates == "combined" else None
+    return _published_margin(own, detail, cells, part, not parameters.allow_negative)
+
+
+@functools.lru_cache(maxsize=4096)
+def _published_margin(
+    first: Noise | None, detail: Noise, cells: int, part: int, clipped: bool
+) -> int:
+    if first is None:
+        return margins.margin(detail, part, clipped=clipped)
+    return margin(first, detail, cells, part)
 
 
 def margin(first: Noise, detail: Noise, cells: int, part: int) -> int:

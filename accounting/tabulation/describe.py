@@ -1,14 +1,14 @@
 """A plan for people and machines: budgets, noise and margins of every kind of figure, and epsilon
 by each accounting.  All of it is public; no data file is looked at."""
 
-import functools
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 from dpstream.accounting.figures import up
 from dpstream.accounting.strength import weaknesses
-from dpstream.accounting.tabulation import combined, margins
+from dpstream.accounting.tabulation import margins
+from dpstream.accounting.tabulation.combined import published_margin
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     gaussian_epsilon,
@@ -21,13 +21,11 @@ from dpstream.accounting.tabulation.guarantee import (
 )
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
-from dpstream.accounting.tabulation.plan import TablePlan
-from dpstream.accounting.tabulation.scales import Draws, Noise
+from dpstream.accounting.tabulation.plan import TablePlan, shown
+from dpstream.accounting.tabulation.scales import Draws
 from dpstream.accounting.tabulation.tables import Table
 from dpstream.accounting.tabulation.targets import same_margins
 
-_margin = functools.lru_cache(maxsize=4096)(margins.margin)
-_combined_margin = functools.lru_cache(maxsize=4096)(combined.margin)
 #: Below this delta float errors of composed losses would matter.
 LEAST_DELTA = 1e-12
 NO_GUARANTEE = "NO GUARANTEE: a budget is infinite, and counts are exact; for public data only"
@@ -78,7 +76,7 @@ def describe(
             for table, level, noise in plan.measured()
         ],
         "notes": _notes(plan),
-        "warnings": [] if plan.exact else weaknesses(*plan.cost(delta)[:2]),
+        "warnings": [NO_GUARANTEE] if plan.exact else weaknesses(*plan.cost(delta)[:2]),
     }
 
 
@@ -165,7 +163,7 @@ def _level(
         "stability": stability.groups,
         "stability_rule": stability.words,
         "scales": {kind: one and one.scale for kind, one in noise._asdict().items()},
-        "thresholds": list(asked.thresholds[table.name][level]),
+        "thresholds": shown(asked.thresholds[table.name][level]),
         "groups": groups.get(level),
         "suppressed_at": _suppressed_at(plan, level, noise),
         "figures": figures(plan, table, level, noise),
@@ -185,43 +183,34 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
 def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[dict[str, Any]]:
     """Each kind of figure of a table at a level, with its exact 95% margin."""
     assert noise.detail is not None
-    out = list[dict[str, Any]]()
+    out, asked = list[dict[str, Any]](), plan.parameters
 
-    def row(name: str, what: str, detail: int | None, cells: int, margin: int) -> None:
-        out.append({"table": name, "figure": what, "detail": detail, "cells": cells,
+    def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:
+        own = noise.total if detail is None else noise.detail
+        assert own is not None, "a figure is measured"
+        first = None if detail is None else noise.first
+        margin = published_margin(asked, first, own, size, part)
+        out.append({"table": name, "figure": what, "detail": detail, "cells": part,
                     "margin": margin})  # fmt: skip
 
     if table.data_cells:
-        for detail in range(len(table.details)):
-            for cells in sorted({len(of) for _, of in table.published(detail)}):
-                alike = [str(cell) for cell, of in table.published(detail) if len(of) == cells]
-                margin = _of(plan, noise, noise.detail, 1, cells)
-                row(table.name, f"data cells {', '.join(alike)}", detail, cells, margin)
+        for detail, each in enumerate(table.details):
+            for part in sorted({len(of) for _, of in table.published(detail)}):
+                alike = [str(cell) for cell, of in table.published(detail) if len(of) == part]
+                row(table.name, f"data cells {', '.join(alike)}", detail, each.size, part)
         return out
     if noise.total is not None:
-        row("t1", "total of a group of which only the total is measured", None, 1,
-            _margin(noise.total))  # fmt: skip
+        row("t1", "total of a group of which only the total is measured", None, 1, 1)
     for detail, size in enumerate(each.size for each in table.details):
-        row("t1", "total", detail, size, _of(plan, noise, noise.detail, size, size))
+        row("t1", "total", detail, size, size)
         if detail:
-            half = size // 2
-            row("t2", "sex", detail, half, _of(plan, noise, noise.detail, size, half))
-            row("t2", "sex by age", detail, 1, _of(plan, noise, noise.detail, size, 1))
+            row("t2", "sex", detail, size, size // 2)
+            row("t2", "sex by age", detail, size, 1)
     return out
-
-
-def _of(plan: TablePlan, noise: Draws, detail: Noise, size: int, part: int) -> int:
-    """Margin of a figure that is the sum of ``part`` of ``size`` cells."""
-    asked = plan.parameters
-    if asked.estimates == "combined" and noise.first is not None:
-        return _combined_margin(noise.first, detail, size, part)
-    return _margin(detail, part, clipped=not asked.allow_negative)
 
 
 def _notes(plan: TablePlan) -> list[str]:
     asked, out = plan.parameters, list[str]()
-    if plan.exact:
-        out.append(NO_GUARANTEE)
     combines = asked.estimates == "combined" and asked.fraction is not None
     if combines:
         out.append(BIASED)

@@ -143,6 +143,11 @@ class TablePlan(msgspec.Struct, frozen=True):
         return Cost(zcdp_epsilon(budget, delta), delta, rho=rounded_up(budget))
 
 
+def shown(thresholds: tuple[float, ...]) -> list[float | str]:
+    """Thresholds as JSON has them: an infinite one is a text."""
+    return [float(x) if math.isfinite(x) else repr(float(x)) for x in thresholds]
+
+
 def canonical(plan: TablePlan) -> dict[str, Any]:
     """Every public parameter by its frozen name, as JSON-able values.
 
@@ -167,7 +172,7 @@ def canonical(plan: TablePlan) -> dict[str, Any]:
                 "iteration_level": level.iteration_level,
                 "region_type": level.region_type,
                 "budget": str(asked.budget(table.name, level)),
-                "thresholds": [float(x) for x in asked.thresholds[table.name][level]],
+                "thresholds": shown(asked.thresholds[table.name][level]),
                 "stability": plan.stability[level].groups,
             }
             for table, level, _ in plan.measured()

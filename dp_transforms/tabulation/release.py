@@ -12,6 +12,9 @@ before step 1 is combined with it: which groups are kept does not depend on how 
 
 Figures are sums of measured counts, those below 0 set to 0 before where they may not be published;
 or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.combined`).
+
+Beside each table lie its *margins*: the same rows with the exact 95% margin in the place of the
+count, which is a function of the plan and of the published detail alone.
 """
 
 import functools
@@ -23,7 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.tabulation.combined import combine, weight
+from dpstream.accounting.tabulation.combined import combine, published_margin, weight
 from dpstream.accounting.tabulation.margins import quantile
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.scales import Noise
@@ -34,6 +37,8 @@ from dpstream.dp_transforms.tabulation.perturb import Measured
 GROUP_COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE")
 AGE_COLUMNS = ("AGESTART", "AGEEND", "SEX")
 ALL = "*"
+#: Column of exact 95% margins.
+MARGIN = "MARGIN_95"
 
 
 class Row(NamedTuple):
@@ -60,10 +65,16 @@ class Output(NamedTuple):
     columns: tuple[str, ...]
     rows: dict[int, tuple[Row, ...]]
 
-    @property
-    def header(self) -> str:
-        """First line of each file."""
-        return "|".join((*GROUP_COLUMNS, *self.columns, "COUNT")) + "\n"
+    def header(self, figure: str = "COUNT") -> str:
+        """First line of each file, of counts or of ``MARGIN`` s."""
+        return "|".join((*GROUP_COLUMNS, *self.columns, figure)) + "\n"
+
+
+class Text(NamedTuple):
+    """A part of a table: files of counts and of their margins, row by row."""
+
+    counts: bytes
+    margins: bytes
 
 
 def outputs(table: Table) -> tuple[Output, ...]:
@@ -102,26 +113,30 @@ def _ages(size: int) -> tuple[Row, ...]:
 
 def released(
     level: LevelDomain, output: Output, parts: Sequence[Measured], parameters: Parameters
-) -> bytes:
+) -> Text:
     """The text of a shard's part of a table; groups in public order, the header always."""
     groups, labels, counts = list[Int64](), list[Int64](), list[Int64]()
-    names, known = list[tuple[str, ...]](), 0
+    names, margins = list[tuple[str, ...]](), list[int]()
     for part in parts:
         rows = output.rows.get(part.detail)
         if rows is None:
             continue
         kept = _kept(level, output, part, parameters)
         groups.append(np.repeat(kept.groups, len(rows)))
-        labels.append(np.tile(np.arange(known, known + len(rows)), len(kept.groups)))
+        labels.append(np.tile(np.arange(len(names), len(names) + len(rows)), len(kept.groups)))
         counts.append(np.stack(_figures(kept, rows, parameters), axis=1).reshape(-1))
         names += [row.labels for row in rows]
-        known += len(rows)
+        margins += _margins(part, rows, parameters)
     if not groups:
-        return output.header.encode()
+        return Text(output.header().encode(), output.header(MARGIN).encode())
     group = np.concatenate(groups)
     order = np.argsort(group, kind="stable")
     label = np.concatenate(labels)[order]
-    return _text(level, output, group[order], label, names, np.concatenate(counts)[order])
+    columns = _columns(level, output, group[order], label, names)
+    return Text(
+        _text(output.header(), columns, np.concatenate(counts)[order]),
+        _text(output.header(MARGIN), columns, np.array(margins, np.int64)[label]),
+    )
 
 
 def _kept(level: LevelDomain, output: Output, part: Measured, parameters: Parameters) -> Measured:
@@ -158,6 +173,15 @@ def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> lis
     return out
 
 
+def _margins(part: Measured, rows: Sequence[Row], parameters: Parameters) -> list[int]:
+    """The exact 95% margin of each row's figure."""
+    size = part.values.shape[1]
+    return [
+        published_margin(parameters, part.first_noise, part.noise, size, len(row.cells))
+        for row in rows
+    ]
+
+
 @functools.lru_cache(maxsize=256)
 def _weight(first: Noise, detail: Noise, cells: int) -> float:
     return weight(first, detail, cells)
@@ -168,14 +192,14 @@ def _quantile(noise: Noise, chance: float) -> int:
     return quantile(noise, chance)
 
 
-def _text(
+def _columns(
     level: LevelDomain,
     output: Output,
     groups: Int64,
     labels: Int64,
     names: Sequence[tuple[str, ...]],
-    counts: Int64,
-) -> bytes:
+) -> list[pa.Array]:
+    """What the rows of a table say beside their figure."""
     region, iteration = np.divmod(groups, len(level.iterations))
     kind = pa.array([level.level.region_type])
     columns = [
@@ -186,9 +210,13 @@ def _text(
     for number in range(len(output.columns)):
         texts = pa.array([name[number] for name in names])
         columns.append(texts.take(pa.array(labels)))
-    table = pa.table([*columns, pa.array(counts)], names=[str(i) for i in range(len(columns) + 1)])
+    return columns
+
+
+def _text(header: str, columns: list[pa.Array], figures: Int64) -> bytes:
+    table = pa.table([*columns, pa.array(figures)], names=[str(i) for i in range(len(columns) + 1)])
     out = pa.BufferOutputStream()
-    out.write(output.header.encode())
+    out.write(header.encode())
     # Arrow's writer would quote the header, so it writes the rows alone.
     options = pa_csv.WriteOptions(
         include_header=False, delimiter="|", quoting_style="none", batch_size=1 << 16

@@ -166,6 +166,7 @@ def execute(
     execution that was cut off goes on under its run id, with the same noise and at no charge.
     """
     from dpstream.accounting.strength import weaknesses
+    from dpstream.accounting.tabulation.describe import NO_GUARANTEE
     from dpstream.pipelines.tabulation.execute import Order, inputs_of
     from dpstream.pipelines.tabulation.execute import execute as run
 
@@ -180,7 +181,9 @@ def execute(
     done = run(order)
     manifest = done.manifest
     cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
-    warnings = weaknesses(manifest.epsilon or 0.0, manifest.delta)
+    warnings = [NO_GUARANTEE]
+    if manifest.epsilon is not None:
+        warnings = weaknesses(manifest.epsilon, manifest.delta)
     print_warnings(warnings)
     told = {"out": out.name, "run_id": manifest.run_id, "charged": done.charged,
             "drawn": done.drawn, "insecure": manifest.insecure, **cost}  # fmt: skip

@@ -1,14 +1,21 @@
 """``config.json``: the parameters of both programs, read with every fault named.
 
-Fields are those of the public production code.  A file may hold the fields of both programs: those
-of the program that runs must be there and right, the other's are not looked at.  A field that
-neither knows is a fault, because a misspelt option would be silently off.
+Fields and their values are those of the public production code; where this reader is stricter or
+softer, docs/guides/tabulate.md lists it.  A file may hold further fields, such as those of the
+other program: those of the program that runs must be there and right, the others are not looked
+at.  A field whose name is close to that of an optional one is a fault, because a misspelt option
+would be silently off.
+
+A budget may be infinite, as in production: then its counts are exact, and nothing is promised of
+anything (`TablePlan.exact`).
 """
 
+import difflib
 import itertools
 import json
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +27,6 @@ from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.parameters import Family, Parameters, Program
 from dpstream.accounting.tabulation.tables import TABLES
 from dpstream.pipelines.connectors.records.lines import BOM
-from dpstream.pipelines.jobs.text import closest
 from dpstream.pipelines.tabulation.faults import Faults
 
 CONFIG = "config.json"
@@ -31,8 +37,10 @@ MAX_CONFIG_BYTES = 1 << 20
 #: Race codes that a record has room for.
 MAX_RACE_CODES = 8
 _FRACTION = "privacy_budget_p_stage_1_fraction"
+#: Numbers that production takes as texts too: ``"0.5"``, ``"inf"``, and a fraction as ``"1/10"``.
+_NUMBER = float | str
 #: Types of the fields that are not made from levels, and whether they must be there.
-_FIELDS: dict[str, tuple[type, bool]] = {
+_FIELDS: dict[str, tuple[Any, bool]] = {
     "max_race_codes": (int, True),
     "privacy_defn": (str, True),
     "allow_negative_counts": (bool, True),
@@ -41,7 +49,7 @@ _FIELDS: dict[str, tuple[type, bool]] = {
     "reader": (str, True),
     "state_filter_us": (list[str], False),
     "zero_suppression_chance": (float, False),
-    _FRACTION: (float, True),
+    _FRACTION: (_NUMBER, True),
 }
 _OF_P = {"zero_suppression_chance", _FRACTION}
 _LEVELS = (*US_LEVELS, *PR_LEVELS)
@@ -85,13 +93,11 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
     if found is None:
         return None
     before = len(faults.found)
-    known = {name for program in ("p", "h") for name in fields_of(program)}
-    for name in found:
-        if name not in known:
-            faults.add("", "has a field that is not known", _known(name, known))
+    fields = fields_of(choice.program)
+    _check_optional(found, fields, faults)
     values = {
         name: _typed(found, name, kind, required, faults)
-        for name, (kind, required) in fields_of(choice.program).items()
+        for name, (kind, required) in fields.items()
     }
     _check(values, choice.program, faults)
     if choice.noise == "rounded" and values["privacy_defn"] == "puredp":
@@ -100,11 +106,12 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
     return None if len(faults.found) > before else _parameters(values, choice)
 
 
-def fields_of(program: str) -> dict[str, tuple[type, bool]]:
+def fields_of(program: str) -> dict[str, tuple[Any, bool]]:
     """Type of each field that a program reads, and whether it must be there."""
     out = {n: kind for n, kind in _FIELDS.items() if program == "p" or n not in _OF_P}
+    budget = _NUMBER if program == "p" else float
     for prefix, thresholds in names_of(program).values():
-        out |= {f"{prefix}_{level.name}": (float, True) for level in _LEVELS}
+        out |= {f"{prefix}_{level.name}": (budget, True) for level in _LEVELS}
         out[thresholds] = (dict[str, list[float]], True)
     return out
 
@@ -152,21 +159,29 @@ def _decoded(path: Path, faults: Faults) -> dict[str, Any] | None:
     return found
 
 
-def _known(name: str, known: set[str]) -> str:
-    """What to do about an unknown field; long names are not searched for likeness."""
-    likely = closest(name[:100], known).partition("? ")[0]
-    return f"{likely}?" if likely.startswith("did you mean") else "take it away"
+def _check_optional(
+    content: dict[str, Any], fields: dict[str, tuple[Any, bool]], faults: Faults
+) -> None:
+    """Further fields must not look like an optional one that is missing."""
+    missing = [n for n, (_, required) in fields.items() if not required and n not in content]
+    for name in (name for name in content if name not in fields):
+        # Long names are not searched for likeness.
+        if near := difflib.get_close_matches(name[:100], missing, n=1, cutoff=0.8):
+            faults.add("", "has a field that is not known", f"did you mean '{near[0]}'?")
 
 
-def _typed(found: dict[str, Any], name: str, kind: type, required: bool, faults: Faults) -> Any:
+def _typed(found: dict[str, Any], name: str, kind: Any, required: bool, faults: Faults) -> Any:
     """The value of a field, ``None`` where it is missing or of another type."""
     if name not in found:
         if required:
             faults.add(name, "is required", "add it")
         return None
+    value = found[name]
     try:
-        return msgspec.convert(found[name], kind, strict=True)
-    except (msgspec.ValidationError, OverflowError, ValueError):
+        if kind is _NUMBER and isinstance(value, str):
+            return float(Fraction(value) if name == _FRACTION else value)
+        return msgspec.convert(value, float if kind is _NUMBER else kind, strict=True)
+    except (msgspec.ValidationError, ArithmeticError, ValueError):
         faults.add(name, f"is not {_WORDS[kind]}", "correct its type")
         return None
 
@@ -176,6 +191,7 @@ _WORDS: dict[Any, str] = {
     str: "a text",
     bool: "true or false",
     float: "a number",
+    _NUMBER: "a number, or the text of one",
     list[str]: "a list of texts",
     dict[str, list[float]]: "an object of lists of numbers",
 }
@@ -231,30 +247,32 @@ def _check_budget(values: dict[str, Any], name: str, faults: Faults) -> None:
     budget = values[name]
     if budget is None:
         return
-    if not math.isfinite(budget) or budget < 0:
+    if not budget >= 0:
         faults.add(name, "is not a number of 0 or more", "0 switches a level off")
-    elif budget > MAX_EPSILON:
-        faults.add(name, f"exceeds {MAX_EPSILON:,.0f}, which protects nobody", "correct it")
+    elif MAX_EPSILON < budget < math.inf:
+        fix = "write Infinity for exact counts of public data, else correct it"
+        faults.add(name, f"exceeds {MAX_EPSILON:,.0f}, which protects nobody", fix)
 
 
 def _check_thresholds(
     values: dict[str, Any], name: str, count: int, table: str, faults: Faults
 ) -> None:
-    """Thresholds of each level of the run: enough, finite and not falling."""
+    """Thresholds of each level of the run: enough, not falling; an infinite one is never reached.
+
+    Labels of no level are not looked at: a misspelt one is missing.
+    """
     found = values[name]
     if found is None:
         return
-    if not {level.label for level in _LEVELS}.issuperset(found):
-        faults.add(name, "names what is no level", 'name levels as "(USA, 1)", with one space')
     for level in _running(values):
         if level.label not in found:
-            faults.add(f"{name} {level.label}", "is missing", "add its thresholds")
+            faults.add(f"{name} {level.label}", "is missing", f'add "{level.label}" to {name}')
     for label in (level.label for level in _LEVELS if level.label in found):
         some, where = found[label], f"{name} {label}"
         if len(some) < count or (table == "t4" and len(some) != count):
             least = f"exactly {count}" if table == "t4" else f"at least {count}"
             faults.add(where, f"does not have {least} thresholds", "correct the list")
-        if not all(map(math.isfinite, some)):
+        if any(map(math.isnan, some)):
             faults.add(where, "has what is no number", "correct the list")
         elif any(a > b for a, b in itertools.pairwise(some)):
             faults.add(where, "has thresholds that fall", "sort them")

@@ -4,11 +4,10 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.run import KeySource, destroy_keys
-from dpstream.dp_transforms.tabulation.release import outputs
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared
 from dpstream.pipelines.tabulation.pieces import pieces
-from dpstream.pipelines.tabulation.work import name_of, parts_of
+from dpstream.pipelines.tabulation.work import names_of_part, parts_of
 
 
 def check(runner: Runner) -> None:
@@ -42,12 +41,10 @@ def spread(
     """
     from dpstream.pipelines.tabulation.flow import Task, build
 
-    parts, tables = parts_of(found), found.plan.parameters.tables
+    parts = parts_of(found)
     task = Task(inputs, run_id, str(folder), letters, keys)
-    last = [
-        folder / f"{outputs(tables[part.table])[-1].folder}/{name_of(found, part)}.csv"
-        for part in parts
-    ]  # the files of a part are written in the order of its outputs
+    # The files of a part are written in this order.
+    last = [folder / names_of_part(found, part)[-1] for part in parts]
     try:
         run_to_end(
             runner,

@@ -7,6 +7,7 @@ counted.  Between the two exact counts travel, as pairs (group and leaf, count).
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from dpstream.accounting.tabulation.describe import NO_GUARANTEE
 from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -21,6 +22,10 @@ from dpstream.dp_transforms.tabulation.release import outputs, released
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.inputs import Prepared
 
+#: Folder of the margins, in the folders of their tables.
+MARGINS = "margins"
+#: File that says that nothing is promised.
+STAMP = "NOT-PRIVATE.txt"
 #: Pairs that come together before they are summed.
 _PAIRS_AT_ONCE = 4_000_000
 
@@ -134,9 +139,13 @@ def finished(
         CellNoise(keys, run_id),
         None if found.published is None else found.published[level.level],
     )
+    names = iter(names_of_part(found, part))
     for output in outputs(table):
-        content = released(level, output, measured, parameters)
-        yield File(f"{output.folder}/{name_of(found, part)}.csv", content)
+        text = released(level, output, measured, parameters)
+        yield File(next(names), text.counts)
+        yield File(next(names), text.margins)
+    for name in names:
+        yield File(name, (NO_GUARANTEE + "\n").encode())
 
 
 def name_of(found: Prepared, part: Part) -> str:
@@ -145,11 +154,17 @@ def name_of(found: Prepared, part: Part) -> str:
     return f"{level.region_type.lower()}-{level.iteration_level}-{part.shard.part:03d}"
 
 
+def names_of_part(found: Prepared, part: Part) -> list[str]:
+    """The files of a part, in the order in which they are written.
+
+    The first part of an execution without a guarantee has its stamp too.
+    """
+    own, out = f"{name_of(found, part)}.csv", list[str]()
+    for output in outputs(found.plan.parameters.tables[part.table]):
+        out += [f"{output.folder}/{own}", f"{MARGINS}/{output.folder}/{own}"]
+    return [*out, STAMP] if found.plan.exact and part.number == 0 else out
+
+
 def names_of(found: Prepared) -> list[str]:
     """Every file of an execution, by public files alone."""
-    tables = found.plan.parameters.tables
-    return [
-        f"{output.folder}/{name_of(found, part)}.csv"
-        for part in parts_of(found)
-        for output in outputs(tables[part.table])
-    ]
+    return [name for part in parts_of(found) for name in names_of_part(found, part)]

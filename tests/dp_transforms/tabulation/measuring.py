@@ -58,8 +58,8 @@ def texts(w: World, table: Table, **more: Any) -> dict[str, list[list[str]]]:
     for output in outputs(table):
         rows = list[list[str]]()
         for level, parts in found:
-            text = released(level, output, parts, w.parameters).decode()
-            assert text.startswith(output.header) and text.endswith("\n")
+            text = released(level, output, parts, w.parameters).counts.decode()
+            assert text.startswith(output.header()) and text.endswith("\n")
             rows += [line.split("|") for line in text.splitlines()[1:]]
         out[output.folder] = sorted(rows)
     return out

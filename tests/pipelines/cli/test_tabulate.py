@@ -105,7 +105,21 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     done = _run("execute", made.parameters, data, tmp_path / "h", *key_of(made), *own, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["charged"] is True
-    assert sorted(path.name for path in (tmp_path / "h").iterdir()) == ["manifest.json", "t3", "t4"]
+    written = sorted(path.name for path in (tmp_path / "h").iterdir())
+    assert written == ["manifest.json", "margins", "t3", "t4"]
+
+
+def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
+    own = Office(tmp_path / "p", made.data)
+    shutil.copytree(made.parameters, own.parameters)
+    own.configure(privacy_budget_p_level_1_usa=float("inf"))
+    shown = json.loads(_run("plan", *own, "--json").stdout)
+    assert shown["warnings"] and shown["guarantee"]["epsilon"] is None
+    done = _run("execute", *own, tmp_path / "out", *key_of(made), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["epsilon"] is None and told["warnings"] == shown["warnings"]
+    assert told["warnings"][0] in done.stderr
 
 
 def test_report(made: Office, tmp_path: Path) -> None:

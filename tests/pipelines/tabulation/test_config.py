@@ -66,10 +66,23 @@ _BUDGET, _STATES, _T = "privacy_budget_p_level_1_usa", "state_filter_us", "thres
         ({_BUDGET: None}, _BUDGET, "is required"),
         ({_BUDGET: -0.1}, _BUDGET, "is not a number of 0 or more"),
         ({_BUDGET: float("nan")}, _BUDGET, "is not a number of 0 or more"),
-        ({_BUDGET: float("inf")}, _BUDGET, "is not a number of 0 or more"),
+        ({_BUDGET: -float("inf")}, _BUDGET, "is not a number of 0 or more"),
+        ({_BUDGET: "nan"}, _BUDGET, "is not a number of 0 or more"),
+        ({_BUDGET: "-1"}, _BUDGET, "is not a number of 0 or more"),
         ({_BUDGET: 10**400}, _BUDGET, "is not a number"),
         ({_BUDGET: 1e9}, _BUDGET, "exceeds 1,000, which protects nobody"),
-        ({_BUDGET: "0.1"}, _BUDGET, "is not a number"),
+        ({_BUDGET: "much"}, _BUDGET, "is not a number, or the text of one"),
+        ({_BUDGET: True}, _BUDGET, "is not a number, or the text of one"),
+        (
+            {"privacy_budget_p_stage_1_fraction": "1/0"},
+            "privacy_budget_p_stage_1_fraction",
+            "is not a number, or the text of one",
+        ),
+        (
+            {"privacy_budget_p_stage_1_fraction": "2/2"},
+            "privacy_budget_p_stage_1_fraction",
+            "between",
+        ),
         ({"privacy_budget_p_stage_1_fraction": 1}, "privacy_budget_p_stage_1_fraction", "between"),
         ({"privacy_budget_p_stage_1_fraction": 0}, "privacy_budget_p_stage_1_fraction", "between"),
         ({"zero_suppression_chance": 1.0}, "zero_suppression_chance", "is not at least 0"),
@@ -82,7 +95,11 @@ _BUDGET, _STATES, _T = "privacy_budget_p_level_1_usa", "state_filter_us", "thres
         ({_STATES: "01"}, _STATES, "is not a list of texts"),
         ({_T: {}}, f"{_T} (PR-PLACE, 2)", "is missing"),
         ({_T: []}, _T, "is not an object of lists of numbers"),
-        ({"runus": True}, "", "has a field that is not known"),
+        (
+            {"zero_suppression_chance": None, "zero_supression_chance": 0.5},
+            "",
+            "has a field that is not known",
+        ),
     ],
 )
 def test_faults_of_a_field(spoilt: Office, fields: dict[str, Any], column: str, rule: str) -> None:
@@ -108,16 +125,55 @@ def test_faults_of_thresholds(
     own = json.loads(path.read_text())[field]
     spoilt.configure(**{field: own | {"(USA, 1)": some}})
     assert (f"{field} (USA, 1)", rule) in faults_of(spoilt, Choice(program))
-    spoilt.configure(**{field: own | {"(USA,1)": [1, 2, 3]}})
-    assert (field, "names what is no level") in faults_of(spoilt, Choice(program))
+    misspelt = {"(USA,1)" if label == "(USA, 1)" else label: own[label] for label in own}
+    spoilt.configure(**{field: misspelt})
+    assert faults_of(spoilt, Choice(program)) == [(f"{field} (USA, 1)", "is missing")]
+    spoilt.configure(**{field: own | {"(FARM, 1)": own["(USA, 1)"]}})
+    assert faults_of(spoilt, Choice(program)) == []
 
 
 def test_all_faults_are_listed_at_once(spoilt: Office) -> None:
-    spoilt.configure(max_race_codes=0, reader="cef", run_su=True, **{_BUDGET: -1})
+    spoilt.configure(
+        max_race_codes=0, reader="cef", zero_suppression_chance=None, zero_suppression_chanc=0.5,
+        **{_BUDGET: -1},
+    )  # fmt: skip
     faults = Faults("config.json")
     read_config(spoilt.parameters / "config.json", Choice("p"), faults)
     assert [fault.column for fault in faults.found] == ["", "max_race_codes", "reader", _BUDGET]
-    assert faults.found[0].fix == "did you mean 'run_us'?"
+    assert faults.found[0].fix == "did you mean 'zero_suppression_chance'?"
+
+
+def test_further_fields_are_not_looked_at(spoilt: Office) -> None:
+    spoilt.configure(comment="second try", author=["a", "b"], run_id=7)
+    assert faults_of(spoilt) == [] and faults_of(spoilt, Choice("h")) == []
+
+
+def test_numbers_as_texts(spoilt: Office) -> None:
+    """Persons may have them, as in production; households may not."""
+    spoilt.configure(**{_BUDGET: "0.25", "privacy_budget_p_stage_1_fraction": "1/10"})
+    found = spoilt.load().parameters
+    assert found.budgets["t1t2"][Level(1, "USA")] == 0.25 and found.fraction == 0.1
+    spoilt.configure(privacy_budget_h_t3_level_1_usa="0.25")
+    assert faults_of(spoilt, Choice("h")) == [
+        ("privacy_budget_h_t3_level_1_usa", "is not a number")
+    ]
+
+
+@pytest.mark.parametrize("written", ["Infinity", '"inf"', '"Infinity"'])
+def test_a_budget_may_be_infinite(spoilt: Office, written: str) -> None:
+    path = spoilt.parameters / "config.json"
+    text = path.read_text()
+    found = json.loads(text)[_BUDGET]
+    path.write_text(text.replace(f'"{_BUDGET}": {found}', f'"{_BUDGET}": {written}'))
+    assert spoilt.load().parameters.budgets["t1t2"][Level(1, "USA")] == float("inf")
+
+
+def test_an_infinite_threshold_is_never_reached(spoilt: Office) -> None:
+    path = spoilt.parameters / "config.json"
+    own = json.loads(path.read_text())[_T]
+    spoilt.configure(**{_T: own | {"(USA, 1)": [4, 7, float("inf")]}})
+    assert faults_of(spoilt) == []
+    assert spoilt.load().parameters.thresholds["t1t2"][Level(1, "USA")] == (4.0, 7.0, float("inf"))
 
 
 def test_fields_of_the_other_program_are_not_looked_at(spoilt: Office) -> None:

@@ -211,7 +211,8 @@ def test_households_take_the_published_totals_of_persons(made: Office, tmp_path:
     [charge] = charges(tmp_path)
     assert "household" in charge.identity and charge.run_id == found.manifest.run_id
     folders = {name.rpartition("/")[0] for name in found.manifest.files}
-    assert folders == {*(f"t3/T0300{d}" for d in (1, 2, 3, 4)), "t4/T04001", "t4/T04002"}
+    tables = {*(f"t3/T0300{d}" for d in (1, 2, 3, 4)), "t4/T04001", "t4/T04002"}
+    assert folders == tables | {f"margins/{table}" for table in tables}
     with pytest.raises(PolicyError):  # a unit of another kind: another data set
         executed(made, tmp_path / "more", ledger=ledger_of(tmp_path))
 
