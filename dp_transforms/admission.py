@@ -7,8 +7,9 @@ them.  With a bound per key the decision is ``state.keycounts``'s.
 import numpy as np
 from numba import njit
 
-from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.state.keycounts import numbered
 
 
 @njit(cache=True, nogil=True)
@@ -20,6 +21,8 @@ def _admit(
     wanted: Int64,
     counts: Int32,
     limit: int,
+    name: Int64,
+    named: Bool,
     out: Int64,
     rank: Int32,
 ) -> None:  # pragma: no cover - compiled
@@ -28,14 +31,19 @@ def _admit(
         row = order[k]
         slot = unit[row]
         rank[row] = counts[slot]
-        repeats = before >= 0 and unit[before] == slot
+        repeats = name.size == 0 and before >= 0 and unit[before] == slot
         if repeats and offset[before] == offset[row] and partition[before] == partition[row]:
+            out[row] = 0
+            continue
+        if name.size and named[name[row]]:
             out[row] = 0
             continue
         before = row
         take = min(wanted[row], np.int64(limit - counts[slot]))
         counts[slot] += take
         out[row] = take
+        if name.size and take > 0:
+            named[name[row]] = True
 
 
 @njit(cache=True, nogil=True)
@@ -70,6 +78,7 @@ def admit(
     counts: Int32,
     limit: int,
     order: Int64 | None = None,
+    name: Int64 | None = None,
 ) -> tuple[Int64, Int32]:
     """How many of each record's windows are admitted; ``counts`` is updated.
 
@@ -81,6 +90,8 @@ def admit(
         counts: admitted pairs of each unit slot so far.
         limit: C.
         order: ``stamp_order`` of the records, where the caller has it.
+        name: (n,) numbers of the ids that name records, from 0 on: of the records with one id the
+            first that can be admitted is, and no other.
 
     Returns:
         (n,) pairs admitted, 0 .. wanted (a record delivered twice is admitted once), and the
@@ -89,7 +100,8 @@ def admit(
     if order is None:
         order = stamp_order(stamp, partition, offset, unit)
     out, rank = np.empty(len(order), np.int64), np.empty(len(order), np.int32)
-    _admit(order, unit, partition, offset, wanted, counts, limit, out, rank)
+    names = numbered(name)
+    _admit(order, unit, partition, offset, wanted, counts, limit, *names, out, rank)
     return out, rank
 
 

@@ -130,8 +130,9 @@ def record_schema(plan: Plan) -> pa.Schema:
 
     ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``_event_trigger_time``: global
     index of the event's trigger time, only where the stamp is another column;
-    ``partition``/``offset``: position; then key columns and ``v*``: clamped, centred values in
-    grid units.
+    ``partition``/``offset``: position; ``_digest``: keyed digest of the event's trigger time, the
+    key and the values, only where an id takes the place of the position; then key columns and
+    ``v*``: clamped, centred values in grid units.
     """
     fields = [
         pa.field("unit", ID, nullable=False),
@@ -142,6 +143,7 @@ def record_schema(plan: Plan) -> pa.Schema:
         ),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
+        *([pa.field("_digest", pa.uint64(), nullable=False)] * (plan.record_id is not None)),
         *key_fields(plan),
         *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),
     ]

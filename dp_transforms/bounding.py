@@ -23,15 +23,17 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Ids, Int32, Int64
+from dpstream.accounting.arrays import Ids, Int32, Int64, UInt64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import skipping
 from dpstream.dp_transforms.admission import admit, open_windows, stamp_order
-from dpstream.dp_transforms.decision import Batch, expand, firsts, unrepeated
+from dpstream.dp_transforms.copies import Copies
+from dpstream.dp_transforms.decision import Batch, expand, unrepeated
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.arrow import position_ids
+from dpstream.state.idtable import IdTable
 from dpstream.state.keycounts import Wanted
 from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Admitted, OvertakenError, PerKey, Store, UnitShard
@@ -142,17 +144,15 @@ def _decide(
     units = store.unit_shard(shard)
     batch = Batch(plan, records, store.retained_windows.abandoned)
     store.load_units(shard, units, batch.ids)
-    late = rejected = 0
+    late = rejected = left_out = 0
     # A record that an id names may come again with a later stamp, at any trigger time.
     again = plan.record_id is not None and units.decided > 0
+    copies = None if plan.record_id is None else Copies(plan.timeline)
     if again or units.ahead or (batch.trigger_time <= units.decided).any():
-        _recall(plan, store, shard, batch)
-        if plan.record_id is not None:
-            _leave_out_later(plan, batch)
-        if batch.per_key is not None and plan.record_id is not None:
-            _leave_out_others(plan, batch, key_ids)
+        left_out = _recall(plan, store, shard, batch, copies)
     if upto > units.decided:
-        late, rejected = _admit_new(plan, store, shard, batch, upto, key_ids, published)
+        new = _admit_new(plan, store, shard, batch, upto, key_ids, published, copies)
+        late, rejected, left_out = new.late, new.rejected, left_out + new.left_out
     # A decision cut short may have gone further than this one does.
     now = (batch.pairs > 0) & (batch.trigger_time > since) & (batch.trigger_time <= upto)
     if batch.order is not None:
@@ -166,6 +166,7 @@ def _decide(
         "operator_pairs_rejected": rejected,
         "operator_pairs_late": late,
         "operator_records_undelivered": int(batch.undelivered.sum()),
+        "operator_copies_left_out": left_out,
     }
     waits = (batch.trigger_time > upto) & ~batch.settled
     waiting = records.filter(pa.array(waits)) if waits.any() else records.slice(0, 0)
@@ -187,21 +188,33 @@ def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
     return units
 
 
-def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
-    """Fill in committed decisions; what has none though its trigger time was decided is late."""
+def _recall(plan: Plan, store: Store, shard: int, batch: Batch, copies: Copies | None) -> int:
+    """Fill in committed decisions; what has none though its trigger time was decided is late.
+
+    Returns:
+        How many rows are copies of another record.
+    """
     units = _enter(plan, store, shard, batch)
     index, before = store.admitted_before(shard, units)
-    at = index.find(position_ids(batch.partition, batch.offset, batch.unit))
+    at = index.find(batch.record_ids())
     known = at >= 0
     # Positions up to this trigger time may be gone, or going: none of their windows is open any
     # more.
     known[known] = before.trigger_time[at[known]] > units.forgotten
     settled = ~known & (batch.trigger_time <= units.forgotten)
+    left_out = np.zeros(len(known), np.bool_)
+    if copies is not None and len(before.offset):
+        copies.admitted(
+            position_ids(before.partition, before.offset, before.unit), before.trigger_time
+        )
+        others = np.flatnonzero(~known & ~settled)
+        left_out[others] = copies.blocks(batch.positions(others), batch.trigger_time[others])
+        settled |= left_out
     batch.known = known | settled
     missed = ~batch.known & (batch.trigger_time <= units.decided)
-    found = at[known]
-    batch.trigger_time[known] = before.trigger_time[found]
-    was = before.at(found)
+    rows = at[known]
+    batch.trigger_time[known] = before.trigger_time[rows]
+    was = before.at(rows)
     pairs: Int64 | Int32 = was.pairs
     counts: Int64 | Int32 = units.counts[batch.unit]
     if plan.design.packs_indices:
@@ -213,36 +226,22 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch) -> None:
     # The unit's C pairs are decided: there is nothing to wait for.
     batch.settled = settled | (missed & (full | ended))
     batch.trigger_time[missed] = units.decided + 1
+    return int(left_out.sum())
 
 
-def _leave_out_later(plan: Plan, batch: Batch) -> None:
-    """Copies of a recalled record whose event lies later than that of the first can have lain.
+class _New(NamedTuple):
+    """What was decided now.
 
-    An event is at most ``max_skew`` ahead of its stamp, and no decision is made before the stamp's
-    trigger time.  Let through, such a copy would count in a step that is still open, beside the
-    first, which may have been emitted by an attempt that this one does not go on from.
+    Attributes:
+        rows: those that are admitted; pairs: what the store keeps of their pairs.
+        late, rejected: pairs; left_out: copies of other records.
     """
-    line = plan.timeline
-    ahead = -(-line.max_skew // line.trigger_every)
-    later = batch.known & (batch.event_trigger_time > batch.trigger_time + ahead)
-    if (batch.pairs[later] > 0).any():
-        batch.pairs[later] = 0
 
-
-def _leave_out_others(plan: Plan, batch: Batch, key_ids: KeyIdsOf | None) -> None:
-    """Copies of a recalled record that have another key or time: what was decided on is not they.
-
-    A record that an id names can come again with other contents.  Let through with the decision on
-    the first, it would be one more of another key, or the first there once more.
-    """
-    assert batch.per_key is not None
-    rows = np.flatnonzero(batch.known & (batch.pairs > 0))
-    event_trigger_time = batch.event_trigger_time[rows]
-    entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
-    was = batch.per_key.at(rows)
-    first, _ = open_windows(plan.timeline, event_trigger_time, entry_trigger_time, batch.least)
-    same = (first == was.first) & (_key_ids(batch, rows, key_ids) == was.ids).all(axis=1)
-    batch.pairs[rows[~same]] = 0
+    rows: Int64 | slice
+    pairs: Int64 | Int32
+    late: int = 0
+    rejected: int = 0
+    left_out: int = 0
 
 
 def _admit_new(
@@ -253,15 +252,76 @@ def _admit_new(
     upto: int,
     key_ids: KeyIdsOf | None,
     published: PublishedKeys | None,
-) -> tuple[int, int]:
-    """Decide and commit what is undecided up to a trigger time; returns (late, rejected) pairs."""
+    copies: Copies | None,
+) -> _New:
+    """Decide and commit what is undecided up to a trigger time."""
     units = _enter(plan, store, shard, batch)
     fresh = ~batch.known & (batch.trigger_time <= upto) & ~batch.undelivered
-    # Of all rows, as a run decides that is not begun again, no column is copied.
-    whole = plan.record_id is None and bool(fresh.all())
-    new: Int64 | slice = slice(None) if whole else np.flatnonzero(fresh)
-    if plan.record_id is not None:  # copies of a record can have other stamps
-        new = firsts(np.flatnonzero(fresh), batch)
+    if copies is not None and batch.digest is not None:
+        rows = np.flatnonzero(fresh)
+        new = _admit_named(plan, units, batch, rows, batch.digest, upto, key_ids, copies)
+    else:
+        # Of all rows, as a run decides that is not begun again, no column is copied.
+        every: slice | Int64 = slice(None) if fresh.all() else np.flatnonzero(fresh)
+        new = _admit_rows(plan, units, batch, every, upto, key_ids, published)
+    admitted = Admitted(
+        batch.partition[new.rows],
+        batch.offset[new.rows],
+        batch.unit[new.rows].astype(np.int32),
+        new.pairs.astype(np.int32),
+        batch.trigger_time[new.rows].astype(np.int32),
+        batch.rank[new.rows] if plan.design.ranked else None,
+        None if batch.per_key is None else batch.per_key.at(new.rows),
+        None if batch.digest is None else batch.digest[new.rows],
+    )
+    store.commit_units(shard, upto, units, admitted)
+    return new
+
+
+def _admit_named(
+    plan: Plan,
+    units: UnitShard,
+    batch: Batch,
+    rows: Int64,
+    digest: UInt64,
+    upto: int,
+    key_ids: KeyIdsOf | None,
+    copies: Copies,
+) -> _New:
+    """Decide on records that ids name: one trigger time after the other, see `copies`."""
+    # Copies with one stamp keep the order of their digests.
+    order = rows[np.lexsort((digest[rows], batch.trigger_time[rows]))]
+    ends = np.flatnonzero(np.diff(batch.trigger_time[order])) + 1
+    out, contents = [_New(rows[:0], np.zeros(0, np.int64))], IdTable()
+    for part in np.split(order, ends):
+        positions, trigger_time = batch.positions(part), batch.trigger_time[part]
+        free = ~copies.blocks(positions, trigger_time)
+        name = IdTable().intern(positions[free])
+        new = _admit_rows(plan, units, batch, part[free], upto, key_ids, None, name)
+        copies.admitted(batch.positions(new.rows), batch.trigger_time[new.rows])
+        contents.intern(batch.record_ids(new.rows))
+        others = contents.find(batch.record_ids(part)) < 0
+        left_out = int((others & copies.blocks(positions, trigger_time)).sum())
+        out.append(new._replace(left_out=left_out))
+    admitted, pairs, *counts = zip(*out, strict=True)
+    return _New(np.concatenate(admitted), np.concatenate(pairs), *map(sum, counts))
+
+
+def _admit_rows(
+    plan: Plan,
+    units: UnitShard,
+    batch: Batch,
+    new: Int64 | slice,
+    upto: int,
+    key_ids: KeyIdsOf | None,
+    published: PublishedKeys | None,
+    name: Int64 | None = None,
+) -> _New:
+    """Decide on rows; changes the counters.
+
+    Args:
+        name: (n,) numbers of the ids that name them: one of each is admitted at most.
+    """
     event_trigger_time = batch.event_trigger_time[new]
     line, entry_trigger_time = (
         plan.timeline,
@@ -280,30 +340,24 @@ def _admit_new(
             known = published.of_keys(ids, window, wanted, units.decided, upto)
     if plan.design.admits_per_key:
         of = Wanted(unit, *position[1:], window, wanted, ids, known)
-        taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least)
+        taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least, name)
     elif published is not None:
         words, rank = skipping.admit(unit, *position[1:], wanted, known, units.counts, limit, order)
         taken = skipping.pairs_in(words)
     else:
-        taken, rank = admit(unit, *position, wanted, units.counts, limit, order)
-    some = np.flatnonzero(taken)
+        taken, rank = admit(unit, *position, wanted, units.counts, limit, order, name)
+    admitted = np.flatnonzero(taken)
     if isinstance(new, slice):
         batch.pairs, batch.rank, batch.per_key, batch.order = taken, rank, per_key, order
-        kept = new if len(some) == len(taken) else some
+        rows = new if len(admitted) == len(taken) else admitted
     else:
         batch.write(new, taken, rank, per_key)
-        kept = new[some]
-    admitted = Admitted(
-        batch.partition[kept],
-        batch.offset[kept],
-        batch.unit[kept].astype(np.int32),
-        (batch.pairs[kept] if words is None else words[taken > 0]).astype(np.int32),
-        batch.trigger_time[kept].astype(np.int32),
-        batch.rank[kept] if plan.design.ranked else None,
-        None if batch.per_key is None else batch.per_key.at(kept),
-    )
-    store.commit_units(shard, upto, units, admitted)
-    return late, int((wanted - taken).sum())
+        rows = new[admitted]
+    pairs = batch.pairs[rows] if words is None else words[taken > 0]
+    rejected = wanted - taken
+    if name is not None:  # a copy of a record that is admitted is not rejected
+        rejected[np.isin(name, name[admitted]) & (taken == 0)] = 0
+    return _New(rows, pairs, late, int(rejected.sum()))
 
 
 def _key_ids(batch: Batch, new: Int64 | slice, key_ids: KeyIdsOf | None) -> Ids:
@@ -313,7 +367,7 @@ def _key_ids(batch: Batch, new: Int64 | slice, key_ids: KeyIdsOf | None) -> Ids:
 
 
 def _admit_per_key(
-    plan: Plan, units: UnitShard, order: Int64, of: Wanted, least: int
+    plan: Plan, units: UnitShard, order: Int64, of: Wanted, least: int, name: Int64 | None
 ) -> tuple[Int64, Int32, PerKey]:
     """(pairs, rank, which windows) of records, at most k of each (unit, window, key)."""
     privacy, line = plan.privacy, plan.timeline
@@ -322,7 +376,7 @@ def _admit_per_key(
     open_ = max(least, (units.decided - line.triggers) // line.base(1) + 1)
     counters = units.counts, units.indices
     limits = privacy.contributions, privacy.per_key_bound
-    taken = units.keys.admit(order, of, *counters, *limits, open_)
+    taken = units.keys.admit(order, of, *counters, *limits, open_, name)
     pairs = np.bitwise_count(taken.pairs).astype(np.int64)
     per_key = PerKey(of.ids, of.first.astype(np.int32), taken.pairs, taken.fresh)
     return pairs, taken.rank, per_key

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dpstream.accounting.arrays import Bool, Int32, Int64, UInt64
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64, UInt64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import skipping
 from dpstream.dp_transforms.admission import open_windows
@@ -17,6 +16,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
+from dpstream.state.numbers import values_of
 from dpstream.state.store import PerKey
 
 
@@ -25,6 +25,7 @@ class Batch:
 
     Attributes:
         records: the records themselves; stamp, partition, offset, event_trigger_time, ids: of them.
+        digest: of what they hold, where ids of records take the place of positions.
         unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
         trigger_time: trigger at which it was or will be decided; known: decided before.
         undelivered: turned up when no open trigger time was left.
@@ -40,6 +41,8 @@ class Batch:
         self.partition = numbers(records.column("partition"))
         self.offset = numbers(records.column("offset"))
         self.ids = ids_of(records.column("unit"))
+        named = plan.record_id is not None
+        self.digest = values_of(records.column("_digest")) if named else None
         stamp_trigger_time = plan.timeline.trigger_time_of(self.stamp)
         of_event = plan.stamp != "event_time"
         self.event_trigger_time = (
@@ -54,6 +57,15 @@ class Batch:
         self.settled = np.zeros(rows, np.bool_)
         self.per_key: PerKey | None = None
         self.order: Int64 | None = None
+
+    def positions(self, rows: Int64 | slice = slice(None)) -> Ids:
+        """(n, 2) ids of the positions of rows; copies of a record that an id names have one."""
+        return position_ids(self.partition[rows], self.offset[rows], self.unit[rows])
+
+    def record_ids(self, rows: Int64 | slice = slice(None)) -> Ids:
+        """(n, 2) ids of rows; copies with other contents have others."""
+        where = self.partition[rows], self.offset[rows], self.unit[rows]
+        return position_ids(*where, None if self.digest is None else self.digest[rows])
 
     def write(
         self,
@@ -82,37 +94,20 @@ def _no_windows(rows: int) -> PerKey:
 
 
 def unrepeated(rows: Int64, batch: Batch) -> Int64:
-    """One row of each recalled position (new decisions already give pairs to one row only)."""
-    return firsts(rows, batch) if batch.known[rows].any() else rows
+    """One row of each recalled record (new decisions already give pairs to one row only)."""
+    return firsts(rows, batch, batch.record_ids(rows)) if batch.known[rows].any() else rows
 
 
-def firsts(rows: Int64, batch: Batch) -> Int64:
-    """Of each position the row with the least stamp, in the order of ``rows``.
+def firsts(rows: Int64, batch: Batch, ids: Ids) -> Int64:
+    """Of the rows with one id the one with the least stamp, then digest, in the order of ``rows``.
 
-    Copies with one stamp can hold different things.  What they hold decides then (event time,
-    key, values), never which of them came first: the order of delivery can follow the records
-    of other units.
+    Which of them came first never decides: the order of delivery can follow the records of other
+    units.
     """
-    order = np.argsort(batch.stamp[rows], kind="stable")
-    at = rows[order]
-    places = position_ids(batch.partition[at], batch.offset[at], batch.unit[at])
-    slots = IdTable().intern(places)
-    first = np.unique(slots, return_index=True)[1]
-    stamp = batch.stamp[at]
-    equal = np.flatnonzero(stamp == stamp[first][slots])
-    if len(equal) > len(first):
-        equal = equal[_by_content(batch.records, at[equal])]
-        first = equal[np.unique(slots[equal], return_index=True)[1]]
-    return rows[np.sort(order[first])]
-
-
-def _by_content(records: pa.RecordBatch, rows: Int64) -> Int64:
-    """Permutation that sorts rows by all that a record says beside its unit and position."""
-    where = ("unit", "stamp", "partition", "offset")
-    names = [name for name in records.schema.names if name not in where]
-    said = records.select(names).take(pa.array(rows))
-    order: Int64 = pc.sort_indices(said, [(name, "ascending") for name in names]).to_numpy()
-    return order.astype(np.int64)
+    least = (batch.stamp[rows],)
+    order = np.lexsort(least if batch.digest is None else (batch.digest[rows], *least))
+    slots = IdTable().intern(ids[order])
+    return rows[np.sort(order[np.unique(slots, return_index=True)[1]])]
 
 
 def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:

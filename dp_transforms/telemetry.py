@@ -39,6 +39,7 @@ PRIVATE_COUNTERS = (
     "operator_pairs_rejected",
     "operator_pairs_late",
     "operator_records_undelivered",
+    "operator_copies_left_out",
 )
 #: Counters that may exist.
 OPERATOR_COUNTERS = (*PRIVATE_COUNTERS, *PUBLIC_COUNTERS)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Ids, Int32, Int64
+from dpstream.accounting.arrays import Ids, Int32, Int64, UInt64
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import PIECE_ROWS as _PIECE_ROWS
 from dpstream.state.retention_store import KeyPiece, piece_bounds
@@ -237,6 +237,8 @@ def ids_blob(
 def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
     """Admitted records of a commit."""
     ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
+    if admitted.digest is not None:
+        ranks["digest"] = pa.array(admitted.digest[piece])
     if admitted.per_key is not None:
         ids, first, taken, fresh = admitted.per_key.at(piece)
         ranks |= {"key": id_array(ids), "first": pa.array(first)}
@@ -324,8 +326,9 @@ def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
     if "key" in table.column_names:
         ids = id_view(table.column("key").combine_chunks())
         per_key = PerKey(ids, column("first"), column("taken"), column("fresh"))
+    digest = column("digest") if "digest" in table.column_names else None
     where = column("partition"), offset
-    return Admitted(*where, column("unit"), column("pairs"), column("cut"), rank, per_key)
+    return Admitted(*where, column("unit"), column("pairs"), column("cut"), rank, per_key, digest)
 
 
 def moved(records: Admitted, slots: Int64) -> Admitted:
@@ -337,25 +340,31 @@ def moved(records: Admitted, slots: Int64) -> Admitted:
 def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
     """(index by ``position_ids``, the records): slots of the index are rows of the records.
 
-    Should a position stand there twice (a unit that uses one record id again for an event of
-    another time can do so once the first has expired), the first counts; a row too many would
-    shift what is known of all records behind it.
+    Should a record stand there twice, the first counts; a row too many would shift what is known
+    of all records behind it.
     """
-    index = IdTable()
-    slots = index.intern(position_ids(records.partition, records.offset, records.unit))
+    index, where = IdTable(), (records.partition, records.offset, records.unit)
+    slots = index.intern(position_ids(*where, records.digest))
     if index.size < len(slots):
         first = np.unique(slots, return_index=True)[1]
         records = records.at(first)
     return index, records
 
 
-def position_ids(partition: Ints, offset: Ints, unit: Ints) -> Ids:
+def position_ids(partition: Ints, offset: Ints, unit: Ints, digest: UInt64 | None = None) -> Ids:
     """(n, 2) ids of records: (offset, (unit slot, partition)).
 
     The unit is part of it: should a source give one position to records of two units, they
     are two records.
+
+    Args:
+        digest: of what records hold, where ids of records take the place of positions: copies with
+            other contents then have other ids.  Both are keyed, so two contents of a unit share one
+            with a chance below 2^-94.
     """
     ids = np.empty((len(offset), 2), np.uint64)
     ids[:, 0] = offset.astype(np.uint64)
+    if digest is not None:
+        ids[:, 0] ^= digest
     ids[:, 1] = partition.astype(np.uint64) | (unit.astype(np.uint64) << np.uint64(32))
     return ids

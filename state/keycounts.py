@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from dpstream.accounting.arrays import Ids, Int32, Int64, UInt64
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64, UInt64
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024
@@ -51,6 +51,18 @@ def _find(
 
 
 @njit(cache=True, nogil=True)
+def _repeated(
+    rows: Int64, k: int, unit: Int64, partition: Int32, offset: Int64, name: Int64, named: Bool
+) -> bool:  # pragma: no cover - compiled
+    """Whether a row is the same record again, or its id is that of a record that is admitted."""
+    row, before = rows[k], rows[max(0, k - 1)]
+    if name.size:
+        return bool(named[name[row]])
+    same = offset[before] == offset[row] and partition[before] == partition[row]
+    return bool(k > 0 and same and unit[before] == unit[row])
+
+
+@njit(cache=True, nogil=True)
 def _admit(
     rows: Int64,
     begin: int,
@@ -72,6 +84,8 @@ def _admit(
     key: Ids,
     used: Int32,
     size: int,
+    name: Int64,
+    named: Bool,
     taken: UInt64,
     fresh: UInt64,
     rank: Int32,
@@ -82,11 +96,8 @@ def _admit(
         slot = unit[row]
         rank[row] = indices[slot]
         taken[row] = fresh[row] = np.uint64(0)
-        if k > 0:
-            before = rows[k - 1]
-            same = offset[before] == offset[row] and partition[before] == partition[row]
-            if same and unit[before] == slot:
-                continue  # the same record again
+        if _repeated(rows, k, unit, partition, offset, name, named):
+            continue
         for nth in range(wanted[row]):
             if pairs[slot] >= limit:
                 break
@@ -108,6 +119,8 @@ def _admit(
             used[entry] += 1
             pairs[slot] += 1
             taken[row] |= bit
+        if name.size and taken[row]:
+            named[name[row]] = True
     return size
 
 
@@ -151,6 +164,14 @@ def _rehash(
             table, owner, window, key, owner[entry], window[entry], key[entry, 0], key[entry, 1]
         )
         table[at] = entry
+
+
+def numbered(name: Int64 | None) -> tuple[Int64, Bool]:
+    """Numbers of ids that name records, and for each whether a record of it is admitted: of none
+    yet.  Both are empty where positions name records."""
+    if name is None:
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    return name, np.zeros(int(name.max(initial=-1)) + 1, np.bool_)
 
 
 class Wanted(NamedTuple):
@@ -203,6 +224,7 @@ class KeyCounts:
         limit: int,
         bound: int,
         least: int,
+        name: Int64 | None = None,
     ) -> Taken:
         """Decide records in an order; ``pairs`` and ``indices`` of the units are updated.
 
@@ -212,8 +234,10 @@ class KeyCounts:
             pairs, indices: by unit slot, admitted pairs and indices taken so far.
             limit: C; bound: k.
             least: first window that can be open.
+            name: (n,) numbers of the ids that name records, from 0 on: of the records with one id
+                the first that can be admitted is, and no other.
         """
-        rows = len(order)
+        rows, names = len(order), numbered(name)
         taken = Taken(
             np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.int32)
         )
@@ -222,7 +246,7 @@ class KeyCounts:
             self._reserve(int(of.wanted[order[begin:end]].sum()), least)
             parts = self._table, self._owner, self._window, self._key, self._used, self.size
             counters = pairs, indices, limit, bound
-            self.size = int(_admit(order, begin, end, *of, *counters, *parts, *taken))
+            self.size = int(_admit(order, begin, end, *of, *counters, *parts, *names, *taken))
         return taken
 
     def enter(self, unit: Int64, first: Int32, taken: UInt64, ids: Ids) -> None:

@@ -168,6 +168,7 @@ class SpannerBackend(Backend):
         On any error the store is as it was; what was filled is cleared by the next attempt.
         """
         from dpstream.state.spanner import schema
+        from dpstream.state.spanner.rows import Layout
         from dpstream.state.spanner.store import SpannerStore
 
         database = self._connect()
@@ -177,19 +178,22 @@ class SpannerBackend(Backend):
         for failed in range((old or 0) + 1, new):  # their claims no longer count
             schema.clear(database, failed)
         design = design_of_run(plan, identity)
+        layout = Layout(design.admits_per_key, plan.record_id is not None)
         arguments = key_schema(plan), design.sums, design.window_sets, (identity, new)
-        yield SpannerStore(self.url, *arguments, per_key=design.admits_per_key)
+        yield SpannerStore(self.url, *arguments, layout=layout)
         confirm()
         schema.switch(database, old, new, identity)
 
     @override
     def open(self, plan: Plan) -> "Store":
+        from dpstream.state.spanner.rows import Layout
         from dpstream.state.spanner.schema import read_identity
         from dpstream.state.spanner.store import SpannerStore
 
         design = design_of_run(plan, read_identity(self._connect())[0])
+        layout = Layout(design.admits_per_key, plan.record_id is not None)
         arguments = key_schema(plan), design.sums, design.window_sets
-        return SpannerStore(self.url, *arguments, per_key=design.admits_per_key)
+        return SpannerStore(self.url, *arguments, layout=layout)
 
 
 def backend(url: str) -> Backend:

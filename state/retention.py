@@ -99,6 +99,18 @@ def settled_trigger_time(line: Timeline, windows: int) -> int:
     return max(0, line.base(windows) - skew_trigger_times(line))
 
 
+def dropped_before(line: Timeline, trigger_time: Int64) -> Int64:
+    """The last trigger time whose positions may be gone when some trigger time is decided.
+
+    Positions go with windows that are complete, and a window is complete only after its last
+    trigger time was decided.  So this bounds ``forgotten`` from above, and is a function of the
+    plan alone, whenever a store really drops what it may.
+    """
+    stride = line.slide // line.trigger_every
+    windows = np.maximum(0, (trigger_time - 1 - line.triggers) // stride + 1)
+    return np.asarray(np.maximum(0, windows * stride - skew_trigger_times(line)), np.int64)
+
+
 def expire(store: Store, line: Timeline, least: int = 1, remembered_for: int | None = None) -> int:
     """Drop positions, counters of closed periods, and selections that are no longer remembered, as
     far as nothing can ask for them any more.

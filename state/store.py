@@ -253,6 +253,7 @@ class Admitted(msgspec.Struct, frozen=True):
         rank: (n,) pairs of the unit admitted before it, kept where their order matters; with a
             bound per key those that were the first of theirs.
         per_key: more, where a bound per key is kept.
+        digest: (n,) of what each record holds, where ids of records take the place of positions.
     """
 
     partition: Int32
@@ -262,6 +263,7 @@ class Admitted(msgspec.Struct, frozen=True):
     trigger_time: Int32
     rank: Int32 | None = None
     per_key: PerKey | None = None
+    digest: UInt64 | None = None
 
     def at(self, rows: Int64 | Bool | slice) -> "Admitted":
         """Some of the records."""
@@ -273,6 +275,7 @@ class Admitted(msgspec.Struct, frozen=True):
             self.trigger_time[rows],
             None if self.rank is None else self.rank[rows],
             None if self.per_key is None else self.per_key.at(rows),
+            None if self.digest is None else self.digest[rows],
         )
 
 

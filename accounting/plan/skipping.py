@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def suits(plan: "Plan") -> bool:
     """Whether the records and the time axis of a plan go with skipping.
 
-    A record that an id names can come again with other contents, and would take the index of the
-    first once more.  An event ahead of its stamp counts at a later trigger time than it is decided
-    at, which passes over files that join cannot tell apart.
+    Records that ids name are decided one trigger time after the other, by what is kept beside their
+    decisions (`dp_transforms.copies`), and published keys are not looked up there.  An event ahead
+    of its stamp counts at a later trigger time than it is decided at, which passes over files
+    that join cannot tell apart.
     """
     line = plan.timeline
     return plan.record_id is None and line.max_skew == 0 and _apart(line)

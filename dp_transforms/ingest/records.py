@@ -113,6 +113,7 @@ class Canonicaliser:
             *self._event_column(event),
             pa.array(where[0].astype(np.int32)),
             pa.array(where[1]),
+            *self._digest_column(event, key_columns, values),
             *key_columns,
             *(pa.array(v) for v in values),
         ]
@@ -162,6 +163,23 @@ class Canonicaliser:
         if self.plan.stamp == "event_time":
             return []
         return [pa.array(self.plan.timeline.trigger_time_of(event))]
+
+    def _digest_column(
+        self, event: Int64, key: list[pa.Array], values: list[Int64]
+    ) -> list[pa.Array]:
+        """64 keyed bits of all that counts of a record, where an id names it.
+
+        Copies of a record that differ in nothing that counts have one digest; two that differ have
+        one with a chance of 2^-64 (`dp_transforms.copies`).
+        """
+        plan = self.plan
+        if plan.record_id is None:
+            return []
+        fields = [("int", pa.array(plan.timeline.trigger_time_of(event)))]
+        fields += [(field.type, column) for field, column in zip(plan.key, key, strict=True)]
+        fields += [("int", pa.array(value)) for value in values]
+        ids = typed_ids(self.keys.record, fields, np.ones(len(event), np.int64))
+        return [pa.array(np.ascontiguousarray(ids[:, 0]))]
 
     def _value(self, batch: pa.RecordBatch, stream: ValueStream, reason: "_Reasons") -> Int64:
         """Clamped, rounded to the grid, centred: int64 within +-L."""

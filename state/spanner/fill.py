@@ -15,7 +15,9 @@ from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import commit
 from dpstream.state.spanner.rows import (
     DUE,
+    PLAIN,
     STEP,
+    Layout,
     cell,
     due_cells,
     id_cells,
@@ -48,8 +50,8 @@ def states_of(piece: KeyPiece, rows: Int64, schema: pa.Schema, streams: int) -> 
 class Filled:
     """Rows of a new generation on their way to the database, in commits within the limits."""
 
-    def __init__(self, database: Database, per_key: bool = False) -> None:
-        self._db, self._out, self._per_key = database, Mutations(), per_key
+    def __init__(self, database: Database, layout: Layout = PLAIN) -> None:
+        self._db, self._out, self._layout = database, Mutations(), layout
         self.reached: dict[tuple[int, int], int] = {}
         self.units: dict[int, SpannerUnitShard] = {}
         self._lists = self._selections = 0
@@ -125,7 +127,7 @@ class Filled:
 
     def shard(self, part: int) -> SpannerUnitShard:
         """Units of a shard, all in memory until the end."""
-        return self.units.setdefault(part, SpannerUnitShard(part, True, self._per_key))
+        return self.units.setdefault(part, SpannerUnitShard(part, True, self._layout))
 
     def write_units(self, units: SpannerUnitShard) -> None:
         """Rows of ``Units``."""

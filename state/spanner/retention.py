@@ -44,10 +44,11 @@ from dpstream.state.spanner.client import (
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
 from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.rows import (
+    PLAIN,
+    Layout,
     UnitRows,
     admitted_of,
     cell,
-    header_type,
     ids_from,
     ids_in,
     pack_headers,
@@ -90,9 +91,9 @@ class SpannerRetention(RetentionStore):
         key_schema: pa.Schema,
         streams: int,
         successor: tuple[RunIdentity, int] | None = None,
-        per_key: bool = False,
+        layout: Layout = PLAIN,
     ) -> None:
-        self._schema, self._streams, self._per_key = key_schema, streams, per_key
+        self._schema, self._streams, self._layout = key_schema, streams, layout
         self._db = connect(url)
         self.identity, self.generation = successor or read_identity(self._db)
         self._first_part = self.generation * GENERATION
@@ -154,9 +155,9 @@ class SpannerRetention(RetentionStore):
         # First of all: from now on nobody uses a position that is about to go.
         self._raise_forgotten(part, trigger_time)
         self._close_decisions(part)
-        after = transact(self._db, _Expiry(part, trigger_time, None, self._per_key))
+        after = transact(self._db, _Expiry(part, trigger_time, None, self._layout))
         while after is not None:
-            after = transact(self._db, _Expiry(part, trigger_time, after, self._per_key))
+            after = transact(self._db, _Expiry(part, trigger_time, after, self._layout))
         # Whoever decides with counters it has in memory writes counts that are still right.
         self.forget_units(shard)
 
@@ -252,7 +253,7 @@ class SpannerRetention(RetentionStore):
             for window, rows, amount in query(self._db, statement, self._bounds()):
                 before = sizes.get((name, window), (0, 0))
                 sizes[name, window] = before[0] + rows, before[1] + (amount or 0)
-        head = header_type(self._per_key).itemsize + CELL_SEAL
+        head = self._layout.header.itemsize + CELL_SEAL
         statement = f"SELECT COUNT(*), SUM(BYTE_LENGTH(Records)) FROM Units {mine}"
         [[rows, amount]] = query(self._db, statement, self._bounds())
         sizes["units", None] = rows, rows * (16 + head)
@@ -319,7 +320,7 @@ class SpannerRetention(RetentionStore):
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")
         rows = list(self._rows("Units", columns, ranges=[prefix(self._first_part + shard)]))
-        found = UnitRows.of([b64decode(row[1]) for row in rows], self._per_key)
+        found = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
         return ids_from([row[0] for row in rows]), found
 
     @override
@@ -354,7 +355,7 @@ class SpannerRetention(RetentionStore):
     @override
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        self._filled = Filled(self._db, self._per_key)
+        self._filled = Filled(self._db, self._layout)
         yield
         for (part, window), step in self._filled.reached.items():
             self._filled.upsert("Progress", PROGRESS, [[part, window, step]])
@@ -419,9 +420,9 @@ class _Expiry:
     It reads what it writes, so a worker that decides at the same time makes it start again.
     """
 
-    def __init__(self, part: int, trigger_time: int, after: str | None, per_key: bool) -> None:
+    def __init__(self, part: int, trigger_time: int, after: str | None, layout: Layout) -> None:
         self._part, self._trigger_time, self._after = part, trigger_time, after
-        self._per_key = per_key
+        self._layout = layout
 
     def __call__(self, transaction: Any) -> str | None:
         start: dict[str, Any] = {"start_closed": [self._part]}
@@ -431,7 +432,7 @@ class _Expiry:
         rows = list(transaction.read("Units", ("UnitId", "Records"), page, limit=_PAGE))
         if not rows:
             return None
-        found = UnitRows.of([b64decode(row[1]) for row in rows], self._per_key)
+        found = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
         goes = found.records["trigger_time"] <= self._trigger_time
         left = np.bincount(found.owner[~goes], minlength=len(rows))
         ended = (found.until <= self._trigger_time) & (left == 0)

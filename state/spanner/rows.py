@@ -26,26 +26,17 @@ STEP = ("Part", "WindowIndex", "Step", "Piece", "Writer", "Releases")
 ID_BYTES = 16
 #: One admitted record: its position, the trigger time it was decided at, its pairs and their first
 #: rank.
-RECORD = np.dtype(
-    [
-        ("offset", "<i8"),
-        ("partition", "<i4"),
-        ("trigger_time", "<i4"),
-        ("pairs", "<i4"),
-        ("rank", "<i4"),
-    ]
-)
-#: The same where a bound per key is kept (``store.PerKey``).
-RECORD_PER_KEY = np.dtype(
-    [
-        *((name, RECORD[name].str) for name in RECORD.names or ()),
-        ("first", "<i4"),
-        ("pad", "<i4"),
-        ("taken", "<u8"),
-        ("fresh", "<u8"),
-        ("key", "<u8", (2,)),
-    ]
-)
+_RECORD = [
+    ("offset", "<i8"),
+    ("partition", "<i4"),
+    ("trigger_time", "<i4"),
+    ("pairs", "<i4"),
+    ("rank", "<i4"),
+]
+#: More where a bound per key is kept (``store.PerKey``); where ids name records.
+_PER_KEY = [("first", "<i4"), ("pad", "<i4"), ("taken", "<u8"), ("fresh", "<u8"),
+            ("key", "<u8", (2,))]  # fmt: skip
+_NAMED = [("digest", "<u8")]
 #: What stands before the records of a unit: admitted pairs whose records have expired, those of
 #: them that were the first of a key, and the last trigger time at which any record of the unit can
 #: be decided; the second only where a bound per key is kept.
@@ -53,14 +44,29 @@ UNIT_HEADER = np.dtype([("gone", "<i8"), ("until", "<i8")])
 UNIT_HEADER_PER_KEY = np.dtype([("gone", "<i8"), ("until", "<i8"), ("fresh", "<i8")])
 
 
-def record_type(per_key: bool) -> np.dtype[Any]:
-    """Layout of an admitted record."""
-    return RECORD_PER_KEY if per_key else RECORD
+class Layout(NamedTuple):
+    """What the rows of ``Units`` hold.
+
+    Attributes:
+        per_key: a bound per key is kept; named: ids of records take the place of positions.
+    """
+
+    per_key: bool = False
+    named: bool = False
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """Of an admitted record."""
+        fields: list[Any] = [*_RECORD, *_PER_KEY * self.per_key, *_NAMED * self.named]
+        return np.dtype(fields)
+
+    @property
+    def header(self) -> np.dtype[Any]:
+        """Of what precedes a unit's records."""
+        return UNIT_HEADER_PER_KEY if self.per_key else UNIT_HEADER
 
 
-def header_type(per_key: bool) -> np.dtype[Any]:
-    """Layout of what stands before a unit's records."""
-    return UNIT_HEADER_PER_KEY if per_key else UNIT_HEADER
+PLAIN = Layout()
 
 
 def state_type(streams: int) -> np.dtype[Any]:
@@ -178,29 +184,35 @@ def unpack_columns(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch
 
 
 def pack_records(admitted: Admitted, order: Int64) -> bytes:
-    """Admitted records in an order, in their ``record_type``."""
-    packed = np.zeros(len(order), record_type(admitted.per_key is not None))
+    """Admitted records in an order, in their layout."""
+    packed = np.zeros(
+        len(order), Layout(admitted.per_key is not None, admitted.digest is not None).record
+    )
     packed["offset"], packed["partition"] = admitted.offset[order], admitted.partition[order]
     packed["trigger_time"], packed["pairs"] = admitted.trigger_time[order], admitted.pairs[order]
     if admitted.rank is not None:
         packed["rank"] = admitted.rank[order]
+    if admitted.digest is not None:
+        packed["digest"] = admitted.digest[order]
     if admitted.per_key is not None:
         ids, first, taken, fresh = admitted.per_key.at(order)
         packed["key"], packed["first"], packed["taken"], packed["fresh"] = ids, first, taken, fresh
     return packed.tobytes()
 
 
-def unpack_records(blobs: Sequence[bytes], per_key: bool = False) -> tuple[npt.NDArray[Any], Int64]:
+def unpack_records(
+    blobs: Sequence[bytes], layout: Layout = PLAIN
+) -> tuple[npt.NDArray[Any], Int64]:
     """Records of many units, and for each the index of its blob."""
-    layout = record_type(per_key)
-    sizes = np.array([len(b) // layout.itemsize for b in blobs], np.int64)
-    return np.frombuffer(b"".join(blobs), layout), np.repeat(np.arange(len(blobs)), sizes)
+    form = layout.record
+    sizes = np.array([len(b) // form.itemsize for b in blobs], np.int64)
+    return np.frombuffer(b"".join(blobs), form), np.repeat(np.arange(len(blobs)), sizes)
 
 
 def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
     """Unpacked records of units of these slots."""
-    per_key = None
-    if "key" in (records.dtype.names or ()):
+    per_key, names = None, records.dtype.names or ()
+    if "key" in names:
         columns = (np.ascontiguousarray(records[n]) for n in ("key", "first", "taken", "fresh"))
         per_key = PerKey(*columns)
     return Admitted(
@@ -211,12 +223,13 @@ def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
         records["trigger_time"],
         records["rank"],
         per_key,
+        np.ascontiguousarray(records["digest"]) if "digest" in names else None,
     )
 
 
 def pack_headers(gone: Int64, until: Ints, fresh: Int64 | None = None) -> list[bytes]:
     """Headers of units' rows; ``fresh`` where a bound per key is kept."""
-    packed = np.zeros(len(gone), header_type(fresh is not None))
+    packed = np.zeros(len(gone), Layout(fresh is not None).header)
     packed["gone"], packed["until"] = gone, until
     if fresh is not None:
         packed["fresh"] = fresh
@@ -243,16 +256,15 @@ class UnitRows(NamedTuple):
     indices: Int64
 
     @classmethod
-    def of(cls, cells: Sequence[bytes], per_key: bool = False) -> "UnitRows":
+    def of(cls, cells: Sequence[bytes], layout: Layout = PLAIN) -> "UnitRows":
         """Rows by their ``Records`` cells, decoded."""
-        layout = header_type(per_key)
-        size = layout.itemsize
-        head = np.frombuffer(b"".join(c[:size] for c in cells), layout)
+        size = layout.header.itemsize
+        head = np.frombuffer(b"".join(c[:size] for c in cells), layout.header)
         blobs = [c[size:] for c in cells]
-        records, owner = unpack_records(blobs, per_key)
-        counts, fresh = head["gone"].copy(), head["fresh"] if per_key else None
+        records, owner = unpack_records(blobs, layout)
+        counts, fresh = head["gone"].copy(), head["fresh"] if layout.per_key else None
         np.add.at(counts, owner, records["pairs"])
         indices = np.zeros(len(head), np.int64) if fresh is None else fresh.copy()
-        if per_key:
+        if layout.per_key:
             np.add.at(indices, owner, np.bitwise_count(records["fresh"]))
         return cls(blobs, records, owner, head["gone"], head["until"], fresh, counts, indices)

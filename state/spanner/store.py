@@ -39,7 +39,7 @@ from dpstream.state.spanner.client import (
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS
 from dpstream.state.spanner.keys import SpannerKeyShard
 from dpstream.state.spanner.retention import SpannerRetention
-from dpstream.state.spanner.rows import STEP, cell
+from dpstream.state.spanner.rows import PLAIN, STEP, Layout, cell
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
 from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
 from dpstream.state.store import (
@@ -71,7 +71,7 @@ class SpannerStore(SpannerRetention, Store):
         streams: integer sums kept per key (``Design.sums``).
         window_sets: a key's unit set lasts for the window (``Design.window_sets``).
         successor: identity and number of a generation that is to be filled.
-        per_key: BOUND keeps a bound per key (``Design.admits_per_key``).
+        layout: what the rows of units hold.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class SpannerStore(SpannerRetention, Store):
         streams: int,
         window_sets: bool = True,
         successor: tuple[RunIdentity, int] | None = None,
-        per_key: bool = False,
+        layout: Layout = PLAIN,
     ) -> None:
-        super().__init__(url, key_schema, streams, successor, per_key)
+        super().__init__(url, key_schema, streams, successor, layout)
         self._window_sets = window_sets
         self._lock = threading.RLock()
         self._group = _Group()
@@ -347,7 +347,7 @@ class SpannerStore(SpannerRetention, Store):
     def _begin_units(self, shard: int) -> SpannerUnitShard:
         part = self._part(shard)
         progress, under_way = self._unit_rows(part)
-        units = SpannerUnitShard(part, not progress and not under_way, self._per_key)
+        units = SpannerUnitShard(part, not progress and not under_way, self._layout)
         units.decided, units.forgotten = progress.get(BOUND, 0), progress.get(FORGOTTEN, 0)
         units.pieces = len(under_way)
         units.reach = max([progress.get(REACH, 0), *under_way])

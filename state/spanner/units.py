@@ -11,6 +11,8 @@ from dpstream.state.idtable import IdTable
 from dpstream.state.spanner.batch import Mutations
 from dpstream.state.spanner.client import read_rows
 from dpstream.state.spanner.rows import (
+    PLAIN,
+    Layout,
     UnitRows,
     admitted_of,
     cell,
@@ -18,7 +20,6 @@ from dpstream.state.spanner.rows import (
     ids_from,
     pack_headers,
     pack_records,
-    record_type,
     runs_of,
     unpack_records,
 )
@@ -34,7 +35,7 @@ class SpannerUnitShard(UnitShard):
 
     Args:
         complete: no row of this shard is missing in memory.
-        per_key: a bound per key is kept here.
+        layout: what the rows of units hold.
 
     Attributes:
         pieces: rows that a decision cut short has left in ``Steps``.
@@ -42,9 +43,9 @@ class SpannerUnitShard(UnitShard):
             than the one that was made in its place.
     """
 
-    def __init__(self, part: int, complete: bool, per_key: bool = False) -> None:
+    def __init__(self, part: int, complete: bool, layout: Layout = PLAIN) -> None:
         super().__init__()
-        self._per_key = per_key
+        self._layout = layout
         self.part, self.complete, self.pieces, self.reach = part, complete, 0, 0
         #: By slot: records, and admitted pairs (and first pairs) of records that have expired.
         self._records: list[bytes] = []
@@ -64,7 +65,7 @@ class SpannerUnitShard(UnitShard):
             return
         slots = self.intern(ids_from([row[0] for row in rows]))
         self._extend()
-        found = UnitRows.of([b64decode(row[1]) for row in rows], self._per_key)
+        found = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
         for slot, blob in zip(slots.tolist(), found.blobs, strict=True):
             self._records[slot] = blob
         self.reach = max(self.reach, int(found.records["trigger_time"].max(initial=0)))
@@ -103,7 +104,7 @@ class SpannerUnitShard(UnitShard):
         self._extend()
         order = np.argsort(admitted.unit, kind="stable")
         raw = pack_records(admitted, order)
-        size = record_type(self._per_key).itemsize
+        size = self._layout.record.itemsize
         for slot, a, b in runs_of(admitted.unit[order]):
             self._records[slot] += raw[size * a : size * b]
         return np.unique(admitted.unit).astype(np.int64)
@@ -111,7 +112,7 @@ class SpannerUnitShard(UnitShard):
     def write(self, out: Mutations, slots: Int64) -> None:
         """Rows of some units."""
         ids = id_cells(self.table.ids[slots])
-        fresh = self._gone_fresh[slots] if self._per_key else None
+        fresh = self._gone_fresh[slots] if self._layout.per_key else None
         heads = pack_headers(self._gone[slots], self.until[slots], fresh)
         rows = [
             [self.part, unit, cell(head + self._records[slot])]
@@ -126,4 +127,4 @@ class SpannerUnitShard(UnitShard):
     def admitted(self) -> tuple[IdTable, Admitted]:
         """All admitted records in memory, with an index by ``position_ids``."""
         self._extend()
-        return indexed(admitted_of(*unpack_records(self._records, self._per_key)))
+        return indexed(admitted_of(*unpack_records(self._records, self._layout)))

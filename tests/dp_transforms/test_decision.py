@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dpstream.dp_transforms.decision import _taken, firsts
+from dpstream.state.arrow import position_ids
 
 
 def test_offsets_that_differ_in_high_bits_are_two_positions() -> None:
@@ -14,9 +15,10 @@ def test_offsets_that_differ_in_high_bits_are_two_positions() -> None:
         partition=np.array([0, 0, 1, 0], np.int32),
         offset=np.array([5, 5 + 2**32, 5, 5]),
         unit=np.array([0, 0, 0, 1]),
-        records=None,
+        digest=None,
     )
-    assert firsts(np.arange(4), batch).tolist() == [0, 1, 2, 3]  # type: ignore[arg-type]
+    ids = position_ids(batch.partition, batch.offset, batch.unit)
+    assert firsts(np.arange(4), batch, ids).tolist() == [0, 1, 2, 3]  # type: ignore[arg-type]
 
 
 def test_windows_and_indices_of_a_record_are_read_from_bits() -> None:

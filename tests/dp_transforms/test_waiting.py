@@ -21,7 +21,11 @@ def rows(partitions: list[int], plan: object) -> pa.RecordBatch:
     for field in schema:
         found = given.get(field.name)
         if found is None:
-            found = pa.array(np.zeros(size, np.int64)) if field.type == pa.int64() else [""] * size
+            found = (
+                pa.array(np.zeros(size, np.int64))
+                if pa.types.is_integer(field.type)
+                else [""] * size
+            )
         arrays.append(pa.array(found).cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

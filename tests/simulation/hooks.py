@@ -41,9 +41,10 @@ def _sooner(world: Any, real: Any) -> Any:
 
 
 def _told(world: Any, real: Any) -> Any:
-    def recall(plan: Any, store: Any, shard: int, batch: Any) -> None:
-        real(plan, store, shard, batch)
+    def recall(plan: Any, store: Any, shard: int, batch: Any, *more: Any) -> Any:
+        out = real(plan, store, shard, batch, *more)
         world.recalled(batch)
+        return out
 
     return recall
 

@@ -254,10 +254,11 @@ def _counters_go_too(real: Any) -> Any:
 def _indices_forgotten(real: Any) -> Any:
     """A decision that is read back takes the unit's first indices again."""
 
-    def recall(plan: Any, store: Any, shard: int, batch: Any) -> None:
-        real(plan, store, shard, batch)
+    def recall(plan: Any, store: Any, shard: int, batch: Any, *more: Any) -> Any:
+        out = real(plan, store, shard, batch, *more)
         if batch.rank.flags.writeable:
             batch.rank[batch.known] &= ~(0x3FF << 10)
+        return out
 
     return recall
 

@@ -59,6 +59,7 @@ class SpannerDatabase(Bench):
         create_identity(connect(self._url), identity)
 
     def open(self) -> Store:
+        from dpstream.state.spanner.rows import Layout
         from dpstream.state.spanner.store import SpannerStore
 
         class Hooked(SpannerStore):
@@ -73,7 +74,7 @@ class SpannerDatabase(Bench):
 
         plan = self._plan
         arguments = key_schema(plan), plan.design.sums, plan.design.window_sets
-        store = Hooked(self._url, *arguments, per_key=plan.design.admits_per_key)
+        store = Hooked(self._url, *arguments, layout=Layout(plan.design.admits_per_key))
         store.hook = lambda when, what: None
         return store
 

@@ -122,6 +122,18 @@ def records(*rows: tuple[int, int, int, int, int], ranks: list[int] | None = Non
     return Admitted(columns[0], columns[1].astype(np.int64), *columns[2:], rank)
 
 
+def test_contents_of_one_id_are_records_of_their_own() -> None:
+    two = records((0, 1, 0, 1, 1), (0, 1, 0, 3, 9), (0, 2, 0, 2, 1))
+    digest = np.array([5, (1 << 64) - 1, 5], np.uint64)
+    rows = commits(UnitShard(), msgspec.structs.replace(two, digest=digest))
+    index, kept = indexed(records_of(rows))
+    assert kept.digest is not None and kept.digest.tolist() == digest.tolist()
+    where = np.array([0, 0]), np.array([1, 1]), np.array([0, 0])
+    at = index.find(arrow.position_ids(*where, digest[:2]))
+    assert kept.pairs[at].tolist() == [1, 3]
+    assert index.find(arrow.position_ids(*where)).tolist() == [-1, -1]
+
+
 def commits(units: UnitShard, *decided: Admitted) -> list[AdmissionRow]:
     return [
         AdmissionRow(trigger_time, arrow.from_bytes(new), some)

@@ -22,7 +22,7 @@ from dpstream.state.spanner import keys as spanner_keys
 from dpstream.state.spanner import rows as spanner_rows
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect, read_rows
-from dpstream.state.spanner.rows import RECORD, UNIT_HEADER
+from dpstream.state.spanner.rows import UNIT_HEADER, Layout
 from dpstream.state.spanner.schema import create_identity, create_tables
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Admitted, StepResult
@@ -233,7 +233,7 @@ def test_a_unit_with_as_many_records_as_any_may_have() -> None:
 
 
 def full_units(url: str) -> None:
-    assert UNIT_HEADER.itemsize + MAX_CONTRIBUTIONS * RECORD.itemsize < MOST_CELL
+    assert UNIT_HEADER.itemsize + MAX_CONTRIBUTIONS * Layout(named=True).record.itemsize < MOST_CELL
     store, rng = SpannerStore(url, WIDE, 1), np.random.default_rng(3)
     units, ids = store.unit_shard(0), distinct_ids(rng, 20)
     store.load_units(0, units, ids)

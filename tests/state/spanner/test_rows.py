@@ -9,8 +9,10 @@ import pytest
 from dpstream.state import arrow
 from dpstream.state.spanner import rows as module
 from dpstream.state.spanner.rows import (
-    RECORD,
+    PLAIN,
+    Layout,
     UnitRows,
+    admitted_of,
     cells,
     due_cells,
     id_cells,
@@ -28,7 +30,7 @@ from dpstream.state.spanner.rows import (
     unpack_records,
     unpack_states,
 )
-from dpstream.state.store import NEVER, Admitted, KeyShard
+from dpstream.state.store import NEVER, Admitted, KeyShard, PerKey
 from tests.state.conformance import KEY_SCHEMA, STREAMS, change, ids
 
 
@@ -107,7 +109,7 @@ def test_a_units_row_is_its_records_and_what_has_gone(ranked: bool) -> None:
     rank = one + 5 if ranked else None
     admitted = Admitted(one, one.astype(np.int64) + 40, one, one + 1, one + 7, rank)
     raw = pack_records(admitted, np.array([2, 0, 1]))
-    assert len(raw) == 3 * RECORD.itemsize
+    assert len(raw) == 3 * PLAIN.record.itemsize
     heads = pack_headers(np.array([10, 0]), np.array([NEVER, 9]))
     found = UnitRows.of([heads[0] + raw, heads[1]])
     assert found.records["offset"].tolist() == [42, 40, 41] and found.owner.tolist() == [0, 0, 0]
@@ -115,3 +117,17 @@ def test_a_units_row_is_its_records_and_what_has_gone(ranked: bool) -> None:
     assert found.counts.tolist() == [10 + 3 + 1 + 2, 0]
     assert (found.gone.tolist(), found.until.tolist()) == ([10, 0], [NEVER, 9])
     assert unpack_records([b"", raw])[1].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+def test_digests_are_kept_where_ids_name_records(per_key: bool) -> None:
+    one = np.arange(2, dtype=np.int32)
+    digest = np.array([7, (1 << 64) - 1], np.uint64)
+    words = np.ones(2, np.uint64)
+    of_key = PerKey(np.array([[1, 2], [3, 4]], np.uint64), one, words, words)
+    bound = of_key if per_key else None
+    admitted = Admitted(one, one.astype(np.int64), one, one, one, one, bound, digest)
+    raw = pack_records(admitted, np.array([1, 0]))
+    found = admitted_of(*unpack_records([raw], Layout(per_key, named=True)))
+    assert found.digest is not None and found.digest.tolist() == digest[::-1].tolist()
+    assert (found.per_key is not None) == per_key

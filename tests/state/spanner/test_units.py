@@ -7,7 +7,7 @@ import numpy as np
 
 from dpstream.state.arrow import position_ids
 from dpstream.state.spanner.batch import Mutations
-from dpstream.state.spanner.rows import RECORD, UnitRows, admitted_of
+from dpstream.state.spanner.rows import PLAIN, Layout, UnitRows, admitted_of
 from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
 from dpstream.state.store import NEVER, Admitted, PerKey
 from tests.state.conformance import ids
@@ -20,14 +20,14 @@ def records(unit: list[int], pairs: list[int], first: int) -> Admitted:
     return Admitted(three, offset, np.array(unit, np.int32), np.array(pairs, np.int32), nine)
 
 
-def rows_of(units: SpannerUnitShard, slots: list[int], per_key: bool = False) -> UnitRows:
+def rows_of(units: SpannerUnitShard, slots: list[int], layout: Layout = PLAIN) -> UnitRows:
     """What is written of some units, read again."""
     out = Mutations()
     units.write(out, np.array(slots))
     assert out.count == ROW_MUTATIONS * len(slots)
     ((table, columns, rows),) = out._upsert
     assert table == "Units" and {row[0] for row in rows} == {7} and len(columns) == ROW_MUTATIONS
-    return UnitRows.of([b64decode(row[2]) for row in rows], per_key)
+    return UnitRows.of([b64decode(row[2]) for row in rows], layout)
 
 
 def test_records_are_appended_to_the_rows_of_their_units() -> None:
@@ -71,11 +71,11 @@ def per_key(*fresh: int) -> PerKey:
 
 def test_a_bound_per_key_is_kept_in_the_rows() -> None:
     """Which windows of a key, and first pairs, also of records that have expired."""
-    units = SpannerUnitShard(7, complete=True, per_key=True)
+    units = SpannerUnitShard(7, complete=True, layout=Layout(per_key=True))
     slots = units.put(ids([1, 2]), np.array([9, 4]), np.full(2, NEVER), np.array([5, 3]))
     mine = msgspec.structs.replace(records([0, 1, 0], [2, 2, 2], 10), per_key=per_key(3, 1, 0))
     units.put_records(mine)
-    found = rows_of(units, slots.tolist(), per_key=True)
+    found = rows_of(units, slots.tolist(), Layout(per_key=True))
     assert found.counts.tolist() == [9, 4] and found.gone.tolist() == [5, 2]
     assert found.indices.tolist() == [5, 3]
     assert found.fresh is not None and found.fresh.tolist() == [3, 2]
@@ -90,7 +90,7 @@ def test_a_row_is_as_large_as_its_records() -> None:
     units.intern(ids([1, 2]))
     units.take(records([0, 0], [1, 1], 10))
     few, none = units.row_bytes(np.array([0, 1])).tolist()
-    assert few - none == 2 * RECORD.itemsize and none > 16 + 16
+    assert few - none == 2 * PLAIN.record.itemsize and none > 16 + 16
 
 
 def test_a_complete_shard_asks_nobody() -> None:
