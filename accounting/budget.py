@@ -190,13 +190,26 @@ def _delta_split(plan: Mechanism) -> tuple[float, float, float]:
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.design.selects:
         return mu_of(epsilon, delta), 0.0, 0.0
-    if plan.once and plan.design.weights is None and _even(privacy):
-        # The sharper rule: j of C pairs gone leave (C-j)/C of the cost, without weights.
+    if _one_test(plan):
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
     theta = privacy.theta
     kept = delta * (1 - theta) * (1 - _SLACK)
     return mu_of(epsilon, kept), theta, theta * delta / count * (1 - _SLACK)
+
+
+def _one_test(plan: Mechanism) -> bool:
+    """Whether the sharper rule of one test holds (mechanism.md section 4).
+
+    Its proof takes j of a unit's C pairs away from the one test of their keys, and needs that the
+    others cost (C-j)/C of the whole: not with weights, which differ by pair, nor where a bound per
+    key leaves fewer pairs a larger part.  It also needs that what a unit adds to a key's statistic
+    depends on no other test: not where pairs on published keys take no weight (``skips``), nor
+    where what another window published is not tested any more (``remembers``).
+    """
+    design = plan.design
+    uniform = design.weights is None and _even(plan.privacy)
+    return plan.once and uniform and not design.skips and not design.remembers
 
 
 def _even(privacy: Privacy) -> bool:

@@ -1,5 +1,6 @@
 """A budget needs no stream: what a plan is calibrated by, and a job without time."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -46,6 +47,18 @@ def test_the_sharper_rule_is_of_one_test_in_one_window(make_plan: Make) -> None:
     assert one.theta == 0 and many.theta == endless.theta == privacy.theta
     assert one.mu > many.mu == endless.mu and many.b == endless.b
     assert not mechanism_of(make_plan(2)).once and mechanism_of(make_plan(1)).once
+
+
+@pytest.mark.parametrize("field", ["skips", "remembers"])
+def test_the_sharper_rule_needs_tests_that_depend_on_no_other(make_plan: Make, field: str) -> None:
+    """Stated by itself, whatever else the settings imply: one test, one window, no weights."""
+    privacy, design = Privacy(6.0, 1e-9, 32), make_plan(1).design
+    assert design.weights is None and not design.skips and not design.remembers
+    assert allocate_mechanism(Mechanism(privacy, design)).theta == 0
+    other = msgspec.structs.replace(design, **{field: True})
+    budget = allocate_mechanism(Mechanism(privacy, other))
+    assert budget.theta == privacy.theta
+    assert budget.b <= privacy.theta * privacy.delta / privacy.contributions
 
 
 def test_windows_that_share_periods_are_refused_here_too(make_plan: Make) -> None:
