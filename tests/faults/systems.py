@@ -1,0 +1,150 @@
+"""Every system in a small folder of its own: what writes once, what only reads, what is published.
+
+Commands are called in this process.  ``charge`` is typed first, and typing it again is the second
+run; ``reads`` are typed after it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from click.testing import CliRunner, Result
+
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.jobs.noise_key import new_key
+from tests.faults import damage
+from tests.pipelines.session.small import RECORDS, TABLE
+from tests.pipelines.sql.asking import COUNTED, data_set, dp
+from tests.pipelines.tabulation.office import office
+from tests.pipelines.workload.survey import survey, write
+
+Words = tuple[str, ...]
+
+
+class System(NamedTuple):
+    """Commands and files of a system; paths are below its folder.
+
+    Attributes:
+        ledger: its file.
+        make: writes the inputs; before: commands before the charge.
+        out: folders of what is published; letters: of dead letters.
+    """
+
+    ledger: str
+    make: Callable[[Path], None]
+    charge: Words
+    reads: tuple[Words, ...]
+    before: tuple[Words, ...] = ()
+    out: str | None = None
+    letters: str | None = None
+
+
+def _stream(folder: Path) -> None:
+    damage.write_job(folder, "parquet")
+    with open(folder / "in.csv", "a") as file:
+        file.write("90,page,no time\n")
+
+
+def _survey(folder: Path) -> None:
+    survey(folder, 300)
+    write(folder / "tables.json", [{"ways": 2}, {"ways": 1}])
+
+
+def _session(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "small.csv").write_text(RECORDS)
+    (folder / "small.toml").write_text(TABLE.format(key="22" * 32, more=""))
+
+
+def _sql(folder: Path) -> None:
+    folder.mkdir()
+    data_set(folder)
+
+
+def _census(folder: Path) -> None:
+    folder.mkdir()
+    new_key(folder / "noise.key")
+    office(folder)
+    with open(folder / "data" / "person-records.txt", "a") as file:
+        file.write("200|1|True|01|001|000100|1000" + "|01" * 10 + "\n")
+
+
+_ASK = ("session", "ask", "small.toml", "--where", "epsilon >= 1", "--epsilon", "0.5")
+_LIMIT = ("--data-set", "persons", "--limit-epsilon", "30", "--limit-delta", "1e-9")
+SYSTEMS = {
+    "stream": System(
+        "book/ledger.db",
+        _stream,
+        ("run", "job.toml"),
+        (
+            ("plan", "job.toml"), ("report", "job.toml"), ("ledger", "show", "book/ledger.db"),
+            ("ledger", "show", "job.toml"), ("state", "info", "job.toml"), ("doctor",),
+        ),
+        out="out",
+        letters="dead_letter/out",
+    ),
+    "workload": System(
+        "ledger.db",
+        _survey,
+        ("answer", "asked.json", "job.toml", "--out", "out", "--cache", "cache"),
+        (("ledger", "show", "ledger.db"),),
+        out="out",
+        letters="dead_letter/releases",
+    ),
+    "tables": System(
+        "ledger.db",
+        _survey,
+        ("answer", "tables.json", "job.toml", "--tables", "--out", "out", "--cache", "cache"),
+        (("ledger", "show", "ledger.db"),),
+        out="out",
+    ),
+    "sql": System(
+        "ledger.db",
+        _sql,
+        ("sql", "shop.toml", dp(f"page, {COUNTED} AS n") + " ORDER BY page"),
+        (
+            ("ledger", "show", "ledger.db"),
+            ("sql", "shop.toml", dp(f"page, {COUNTED} AS n"), "--explain"),
+        ),
+    ),
+    "session": System(
+        "ledger.db",
+        _session,
+        _ASK,
+        (
+            ("session", "plan", *_ASK[2:]), ("session", "budget", "small.toml"),
+            ("ledger", "show", "ledger.db"),
+        ),
+        before=(("session", "init", "small.toml"),),
+    ),
+    "census": System(
+        "ledger.db",
+        _census,
+        (
+            "tabulate", "execute", "parameters", "data", "out", "--key-file", "noise.key",
+            "--ledger", "ledger.db", *_LIMIT,
+        ),
+        (("ledger", "show", "ledger.db"),),
+        out="out",
+        letters="dead_letter/out",
+    ),
+}  # fmt: skip
+
+
+def call(*words: str) -> Result:
+    """A command in the current folder."""
+    return CliRunner().invoke(cli, list(words))
+
+
+def done(*words: str) -> Result:
+    """A command that does not fail."""
+    result = call(*words)
+    assert result.exit_code == 0, (words, result.output)
+    return result
+
+
+def charged(system: System) -> None:
+    """Charge a system whose inputs are in the current folder."""
+    for words in system.before:
+        done(*words)
+    done(*system.charge)
