@@ -184,6 +184,7 @@ def _union(
     epilog=examples(
         "dpstream session plan rides.toml count --by x=16 --by y=16 --epsilon 0.1",
         "dpstream session plan rides.toml 'average(fare)' --where 'hour < 6' --rho 0.01 --drop",
+        "dpstream session plan rides.toml count --where 'hour >= 20' --epsilon 0.1 --union",
     )
 )
 @TABLE
@@ -191,11 +192,12 @@ def _union(
 @WHERE
 @BY
 @PAYING
+@click.option("--union", is_flag=True, help="Search for answers of disjoint parts, which are free.")
 @ANALYST
 @AS_JSON
 def plan(
     table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    analyst: str, as_json: bool, **how: Any,
+    union: bool, analyst: str, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Say what a question would be told: its errors, what it charges, what lacks budget.
 
@@ -205,7 +207,7 @@ def plan(
 
     with opened(table, analyst) as session:
         asked = subspace(session, table, where, inside)
-        found = planning.plan(session.desk, _wish(session, asked, figures, by, how))
+        found = planning.plan(session.desk, _wish(session, asked, figures, by, how), union)
         if as_json:
             decision = as_builtins(session.desk.space, found.decision)
             print_json({**decision, **planning.as_builtins(found)})

@@ -32,7 +32,9 @@ class Plan(NamedTuple):
         regions: of the account now; after: behind the charge.
         waste: charged points for each point that is asked: of snapping and ``cover``.
         answered: when it was answered already, which would be free; empty if it was not.
-        union: a count or sum that answers of disjoint parts give, free; ``None``: they do not.
+        union: a count or sum that answers of disjoint parts give, free; ``None``: they do not, or
+            it was not searched.
+        searched: whether it was.
     """
 
     question: Question
@@ -43,10 +45,15 @@ class Plan(NamedTuple):
     waste: float
     answered: str
     union: Union | None
+    searched: bool
 
 
-def plan(desk: Desk, wish: Wish) -> Plan:
+def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
     """The plan of a question.
+
+    Args:
+        union: search for answers of disjoint parts too, which decodes every answer that read some
+            of the points.
 
     Raises:
         DpstreamError: it has no meaning, or there is no key or table.
@@ -62,7 +69,7 @@ def plan(desk: Desk, wish: Wish) -> Plan:
         waste = float(volumes(decision.charged).sum() / max(volumes(found.read).sum(), 1.0))
     return Plan(
         question, decision, errors, len(spent.amounts), after, waste,
-        _answered(desk, wish), _union(desk, wish, found.read),
+        _answered(desk, wish), _union(desk, wish, found.read) if union else None, union,
     )  # fmt: skip
 
 
@@ -108,6 +115,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "charged_points_per_asked": plan.waste,
         "answered": plan.answered,
         "union": None if plan.union is None else plan.union._asdict(),
+        "union_searched": plan.searched,
         "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
     }  # fmt: skip
 
@@ -122,6 +130,8 @@ def lines(plan: Plan) -> list[str]:
     if plan.union is not None:
         half = human((plan.union.high - plan.union.low) / 2)
         found.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
+    elif plan.searched:
+        found.append("Free        no union of disjoint answers was found")
     if not decision.accepted:
         largest = words.amount(decision.largest)
         said = f"{len(decision.lacking):,} boxes lack {paid}; all points asked have {largest}"

@@ -5,9 +5,10 @@ post-processing of what was released.  Nothing is charged and no record is looke
 
 **Which answers.**  A cell of an answer stands for the points that were read and are in it.  Cells
 that lie within what is asked are taken as long as they share no point, in several orders (the
-largest first, the least noise for its size first), and an order that fills all of it is used, the
-one with the least noise.  Finding a partition among many overlapping answers is a search without
-end in general, so that one may exist that is not found.
+largest first, the least noise for its size first, those of one answer first), and an order that
+fills all of it is used, the one with the least noise.  Of cells of the same points the one with the
+least noise is looked at alone.  Finding a partition among many overlapping answers is a search
+without end in general, so that one may exist that is not found.
 
 **Error.**  Noise of different answers, and of different cells of one, is independent: squares of
 the sds add up.  Half widths of 95% intervals are added as squares too: exact for Gaussian noise and
@@ -15,16 +16,17 @@ for a single answer, and too wide for several of Laplace noise, whose sums have 
 each.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.regions.boxes import cut, overlapped, points, stacked, taken, without
+from dpstream.accounting.regions.index import BoxIndex
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
 from dpstream.accounting.sessions.cells import Cells
@@ -32,6 +34,9 @@ from dpstream.pipelines.session import words
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer, decoded, ticket_name
 from dpstream.state.ledger.region_charge import RegionCharge
+
+#: Answers whose cells are tried first, those that fill most of what is asked.
+_ANSWERS = 16
 
 
 class Part(NamedTuple):
@@ -94,12 +99,14 @@ def assembled(desk: Desk, boxes: Int64, figure: Aggregate) -> Union:
     parts = list(_parts(desk, boxes, figure))
     if not parts:
         raise _uncovered(desk.space, boxes, parts)
-    wanted = points(boxes)
-    covers = [found for order in _orders(parts) if (found := _disjoint(order, wanted))]
+    parts = _least_noisy(parts)
+    conflicts, wanted = _Conflicts(parts), points(boxes)
+    covers = [
+        cover for order in _orders(parts) if (cover := _disjoint(order, parts, conflicts, wanted))
+    ]
     if not covers:
         raise _uncovered(desk.space, boxes, parts)
-    best = min(covers, key=lambda some: sum(part.sd**2 for part in some))
-    return _together(best)
+    return _together(min(covers, key=lambda cover: sum(part.sd**2 for part in cover)))
 
 
 def _together(parts: Sequence[Part]) -> Union:
@@ -140,64 +147,108 @@ def _cells(
     columns = [answer.table[name + part].to_numpy() for part in ("", *PARTS)]
     value, sd, low, high = (np.asarray(column, np.float64) for column in columns)
     half = np.maximum(high - value, value - low)
-    read, around = (
-        charge.read,
-        np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], 1),
-    )
-    for number, hull in _hulls(space, answer.header.question.cells, around):
-        inside = _in(read, hull)
-        size = points(inside)
-        if size and _within(inside, boxes, size):
-            yield Part(inside, size, float(value[number]), float(sd[number]), float(half[number]),
+    around = np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], 1)
+    numbers, hulls = _hulls(space, answer.header.question.cells, around)
+    read = charge.read
+    if len(read) == 1:  # as most answers are: all cells at once
+        inner = cut(hulls, read[0])
+        at = np.flatnonzero((inner[:, :, 0] < inner[:, :, 1]).all(axis=1))
+        inside = [inner[k : k + 1] for k in at.tolist()]
+        within = _in_one(taken(inner, at), boxes).tolist()
+        numbers = numbers[at]
+    else:
+        inside = [_in(read, hull) for hull in hulls]
+        within = [False] * len(inside)
+    for number, cell, sure in zip(numbers.tolist(), inside, within, strict=True):
+        size = points(cell)
+        if size and (sure or _within(cell, boxes, size)):
+            yield Part(cell, size, float(value[number]), float(sd[number]), float(half[number]),
                        answer.header.answered, answer.header.run_id)  # fmt: skip
 
 
-def _hulls(space: Space, cells: Cells, around: Int64) -> Iterator[tuple[int, Int64]]:
-    """Number and (d, 2) range of every cell that can lie within a box."""
-    places = [space.place(axis.name) for axis in cells.axes]
-    ranges = [
-        [(number, side) for number, side in enumerate(itertools.pairwise(axis.edges))
-         if around[place, 0] < side[1] and side[0] < around[place, 1]]
-        for axis, place in zip(cells.axes, places, strict=True)
-    ]  # fmt: skip
-    for chosen in itertools.product(*ranges):
-        hull, at = space.whole[0].copy(), 0
-        for axis, place, (number, side) in zip(cells.axes, places, chosen, strict=True):
-            hull[place], at = side, at * axis.count + number
-        yield at, hull
+def _hulls(space: Space, cells: Cells, around: Int64) -> tuple[Int64, Int64]:
+    """(k,) number and (k, d, 2) range of every cell that can lie within a box."""
+    number, hulls = np.zeros(1, np.int64), space.whole[:1]
+    for axis in cells.axes:
+        place, edges = space.place(axis.name), np.asarray(axis.edges, np.int64)
+        low, high = edges[:-1], edges[1:]
+        near = np.flatnonzero((low < around[place, 1]) & (high > around[place, 0]))
+        number = np.add.outer(number * axis.count, near).ravel()
+        hulls = np.repeat(hulls, len(near), axis=0)
+        hulls[:, place, 0] = np.tile(low[near], len(hulls) // max(len(near), 1))
+        hulls[:, place, 1] = np.tile(high[near], len(hulls) // max(len(near), 1))
+    return number, hulls
 
 
 def _in(boxes: Int64, hull: Int64) -> Int64:
     return cut(taken(boxes, overlapped(boxes, hull)), hull)
 
 
-def _within(some: Int64, boxes: Int64, size: int) -> bool:
-    """Whether all points of some boxes, so many, are in others."""
-    return sum(points(_in(some, box)) for box in boxes) == size
+def _in_one(cells: Int64, boxes: Int64) -> npt.NDArray[np.bool_]:
+    """Which cells lie within a single one of the boxes."""
+    within = np.zeros(len(cells), np.bool_)
+    for box in boxes:
+        within |= ((cells[:, :, 0] >= box[:, 0]) & (cells[:, :, 1] <= box[:, 1])).all(axis=1)
+    return within
 
 
-def _orders(parts: list[Part]) -> Iterator[list[Part]]:
-    """Ways to go through the parts; of equal points the one with the least noise comes first."""
-    by_sd = sorted(parts, key=lambda part: part.sd)
-    yield sorted(by_sd, key=lambda part: -part.size)
-    yield sorted(by_sd, key=lambda part: part.sd**2 / part.size)
-    yield sorted(by_sd, key=lambda part: part.size)
-    for run_id in dict.fromkeys(part.run_id for part in parts):
-        yield sorted(by_sd, key=lambda part: (part.run_id != run_id, -part.size))
+def _within(cell: Int64, boxes: Int64, size: int) -> bool:
+    """Whether all points of a cell, so many, are in the boxes."""
+    return sum(points(_in(cell, box)) for box in boxes) == size
 
 
-def _disjoint(order: list[Part], wanted: int) -> list[Part]:
+def _least_noisy(parts: list[Part]) -> list[Part]:
+    """Of parts of the same points the one with the least noise; those come first."""
+    by_points = dict[bytes, Part]()
+    for part in sorted(parts, key=lambda part: part.sd):
+        by_points.setdefault(np.ascontiguousarray(part.boxes).tobytes(), part)
+    return list(by_points.values())
+
+
+def _orders(parts: list[Part]) -> Iterator[list[int]]:
+    """Ways to go through the parts, which come by noise: of equal ones the one with less first."""
+    numbers = range(len(parts))
+    by_size = sorted(numbers, key=lambda k: -parts[k].size)
+    yield by_size
+    yield sorted(numbers, key=lambda k: parts[k].sd ** 2 / parts[k].size)
+    yield by_size[::-1]
+    filled = dict[str, int]()
+    for part in parts:
+        filled[part.run_id] = filled.get(part.run_id, 0) + part.size
+    for run_id in sorted(filled, key=lambda run_id: -filled[run_id])[:_ANSWERS]:
+        yield sorted(by_size, key=lambda k: parts[k].run_id != run_id)
+
+
+class _Conflicts:
+    """Which parts share a point with a part: looked up once, in an index."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts, self._of = parts, dict[int, Int64]()
+        self._owner = np.repeat(np.arange(len(parts)), [len(part.boxes) for part in parts])
+        self._index = BoxIndex(stacked([part.boxes for part in parts]))
+
+    def of(self, number: int) -> Int64:
+        """Numbers of the parts that share a point with one, itself too."""
+        if number not in self._of:
+            met = [self._index.overlapped(box) for box in self._parts[number].boxes]
+            self._of[number] = self._owner[np.concatenate(met)]
+        return self._of[number]
+
+
+def _disjoint(
+    order: list[int], parts: list[Part], conflicts: _Conflicts, wanted: int
+) -> list[Part]:
     """Parts in their order that share no point, if they fill so many; else none."""
-    chosen, filled, used = list[Part](), 0, 0
-    held = stacked([part.boxes for part in order])
-    for part in order:
-        fits = filled + part.size <= wanted
-        if fits and not any(len(overlapped(held[:used], box)) for box in part.boxes):
-            held[used : used + len(part.boxes)] = part.boxes
+    chosen, filled, blocked = list[Part](), 0, np.zeros(len(parts), np.bool_)
+    for number in order:
+        part = parts[number]
+        if not blocked[number] and filled + part.size <= wanted:
+            blocked[conflicts.of(number)] = True
             chosen.append(part)
-            used += len(part.boxes)
             filled += part.size
-    return chosen if filled == wanted else []
+            if filled == wanted:
+                return chosen
+    return []
 
 
 def _uncovered(space: Space, boxes: Int64, parts: list[Part]) -> PolicyError:

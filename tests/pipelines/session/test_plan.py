@@ -8,6 +8,7 @@ import pytest
 
 from dpstream.accounting.sessions.aggregates import COUNT, average, median
 from dpstream.pipelines.session import plan as planning
+from dpstream.pipelines.session import union as unions
 from dpstream.pipelines.session.session import Session
 from tests.pipelines.session.small import config_at
 
@@ -18,9 +19,11 @@ def session(tmp_path: Path) -> Iterator[Session]:
         yield found
 
 
-def plan_of(session: Session, where: str, amount: float, *figures: Any, **how: Any) -> Any:
+def plan_of(
+    session: Session, where: str, amount: float, *figures: Any, union: bool = False, **how: Any
+) -> Any:
     wish = session.where(where).wish(figures or (COUNT,), amount, **how)
-    return planning.plan(session.desk, wish)
+    return planning.plan(session.desk, wish, union)
 
 
 def test_a_plan_spends_and_reads_nothing(session: Session) -> None:
@@ -54,12 +57,35 @@ def test_a_refusal_is_foreseen(session: Session) -> None:
 def test_what_is_free_is_said(session: Session) -> None:
     rich = session.where("epsilon >= 1")
     rich.histogram("a", 0.5)
-    plan = plan_of(session, "epsilon >= 1", 0.25)
+    plan = plan_of(session, "epsilon >= 1", 0.25, union=True)
     assert plan.union is not None and plan.union.parts == 4 and not plan.answered
     rich.count(0.25)
     assert plan_of(session, "epsilon >= 1", 0.25).answered
-    text = "\n".join(planning.lines(plan_of(session, "epsilon >= 1", 0.25)))
+    text = "\n".join(planning.lines(plan_of(session, "epsilon >= 1", 0.25, union=True)))
     assert "asking it again is free" in text and "--union" in text
+
+
+def test_a_plan_decodes_no_answer_unless_a_union_is_asked(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.where("epsilon >= 1").histogram("a", 0.5)
+    decoded: list[object] = []
+    monkeypatch.setattr(unions, "decoded", lambda *given: decoded.append(given))
+    plan = plan_of(session, "epsilon >= 1", 0.25)
+    assert plan.decision.accepted and plan.union is None and not plan.searched and not decoded
+    assert planning.as_builtins(plan)["union_searched"] is False
+    with pytest.raises(AttributeError):  # the check can fail: this one decodes
+        plan_of(session, "epsilon >= 1", 0.25, union=True)
+    assert decoded
+
+
+def test_a_search_without_a_result_says_so(session: Session) -> None:
+    session.where("epsilon >= 1 AND a < 2").count(0.25)
+    plan = plan_of(session, "epsilon >= 1", 0.25, union=True)
+    assert plan.searched and plan.union is None
+    assert len(planning.lines(plan)) == 1 + len(
+        planning.lines(plan_of(session, "epsilon >= 1", 0.25))
+    )
 
 
 def test_what_cover_wastes_is_said(session: Session) -> None:

@@ -73,6 +73,21 @@ def test_answers_that_overlap_are_not_added(session: Session) -> None:
     assert session.where("epsilon >= 1").union().parts == 2
 
 
+def test_cells_of_many_answers_one_of_which_fills_the_rest(session: Session) -> None:
+    """Answers that overlap each other in all ways: a cover is disjoint, complete and adds up."""
+    rich = session.where("epsilon >= 1 AND b IS NOT NULL")
+    for low in range(4):
+        for high in range(low + 1, 5):
+            session.where(f"epsilon >= 1 AND b IS NOT NULL AND a >= {low} AND a < {high}").count(
+                0.02 + 0.01 * low
+            )
+    grid = rich.grid({"a": None}, 0.25).table
+    found = rich.union()
+    assert found.parts == 4 and len(found.run_ids) == 1
+    assert found.value == pytest.approx(grid["count"].to_numpy().sum())
+    assert found.sd == pytest.approx(np.sqrt((grid["count_sd"].to_numpy() ** 2).sum()))
+
+
 def test_with_drop_it_is_what_was_read_that_counts(session: Session) -> None:
     session.where("a < 2").count(0.5, drop=True)
     with pytest.raises(PolicyError):
