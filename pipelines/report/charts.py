@@ -122,27 +122,39 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
     return Picture(svg(figure, name, words), words)
 
 
-def ratios(
-    name: str, rows: Sequence[str], series: Sequence[Sequence[tuple[int, float]]], words: str,
-    across: str,
+class Interval(NamedTuple):
+    """A dot of a row with what its true value may be."""
+
+    row: int
+    value: float
+    low: float
+    high: float
+
+
+def intervals(
+    name: str, rows: Sequence[str], series: Sequence[Sequence[Interval]], target: float,
+    words: str, across: str,
 ) -> Picture:  # fmt: skip
-    """Dots by row, one colour for each series; the dashed line is at 1.
+    """Dots with their intervals by row, one colour for each series; the dashed line is the target.
 
     Args:
         rows: fixed names, from above.
-        series: (row, value) of each dot.
+        series: dots of at most one for a row each; those of one row lie below each other.
     """
-    figure, axes = axes_of(6.4, 0.9 + 0.24 * len(rows))
-    axes.axvline(1.0, ls="--", lw=1, color=_INK)
+    step = 0.8 / max(1, len(series))
+    figure, axes = axes_of(6.4, 0.9 + 0.14 * len(rows) * (1 + len(series)))
+    axes.axvline(target, ls="--", lw=1, color=_INK)
     for index, dots in enumerate(series):
-        if dots:
-            places, values = zip(*dots, strict=True)
-            colour = SERIES[index % COLOURS]
-            axes.plot(values, places, "o", ms=5, color=colour, alpha=0.75, mew=0)
-    most = max((value for dots in series for _, value in dots), default=1.0)
-    axes.set_xlim(0, max(1.2, 1.05 * most))
+        colour = SERIES[index % COLOURS]
+        values = np.array([dot.value for dot in dots], np.float64)
+        places = np.array([dot.row for dot in dots]) + (index - (len(series) - 1) / 2) * step
+        axes.hlines(places, [d.low for d in dots], [d.high for d in dots], color=colour, lw=1.5)
+        axes.plot(values, places, "o", ms=4, color=colour, mew=0)
+    lowest = min((dot.low for dots in series for dot in dots), default=target)
+    axes.set_xlim(max(0.0, min(lowest, target) - 0.01), 1.002)
     _rows(axes, rows)
     axes.set_xlabel(across)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     return Picture(svg(figure, name, words), words)
 
 

@@ -182,9 +182,9 @@ def _figures(known: Prepared, manifests: list[Manifest], found: Found) -> dict[s
     plan, expected = describe(known.plan), _expected(known)
     rows = []
     for kind, errors in found.kinds.items():
-        target, rmse = expected[kind]
+        target, rmse, cells = expected[kind]
         rows.append({
-            **kind._asdict(), "target": target, "measured": errors.quantile(),
+            **kind._asdict(), "cells": cells, "target": target, "measured": errors.quantile(),
             "within": errors.within(target), "figures": errors.figures, "groups": errors.groups,
             "rmse": errors.rmse, "census_rmse": rmse, "bias": errors.bias,
         })  # fmt: skip
@@ -203,8 +203,8 @@ def _first(pair: tuple[Cell, Errors]) -> Cell:
     return pair[0]
 
 
-def _expected(known: Prepared) -> dict[Kind, tuple[int, float]]:
-    """Margin of each kind of figure, and the RMSE of the sum of its measured cells."""
+def _expected(known: Prepared) -> dict[Kind, tuple[int, float, int]]:
+    """Of each kind of figure: margin, RMSE of the sum of its measured cells, number of cells."""
     out = {}
     for table, level, noise in known.plan.measured():
         for row in figures_of(known.plan, table, level, noise):
@@ -212,7 +212,7 @@ def _expected(known: Prepared) -> dict[Kind, tuple[int, float]]:
             assert own is not None
             rmse = math.sqrt(row["cells"] * margins.chances(own).variance)
             kind = Kind(level.label, row["table"], row["figure"], row["detail"])
-            out[kind] = row["margin"], rmse
+            out[kind] = row["margin"], rmse, row["cells"]
     return out
 
 

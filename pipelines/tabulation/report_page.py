@@ -1,4 +1,4 @@
-"""The page of a report: margins held against their targets, and the detail that groups got."""
+"""The page of a report: figures within their margins, and the detail that groups got."""
 
 from typing import Any
 
@@ -6,14 +6,16 @@ import numpy as np
 from markupsafe import Markup
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.evidence.bounds import rate_above, rate_below
 from dpstream.accounting.figures import up
+from dpstream.accounting.tabulation.margins import COVERAGE
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.tabulation.report_files import WORKLOADS
 
-#: Groups and details of fewer figures say nothing about a margin; the tables still show them.
-_FEW = 100
+#: Chance on either side of an interval.
+_TAIL = 0.025
 
 
 def render(figures: dict[str, Any]) -> str:
@@ -35,11 +37,12 @@ def context(figures: dict[str, Any]) -> dict[str, Any]:
         # With as many digits as plans have: these differ from each other in the fourth.
         "accountings": [row | {"shown": up(row["epsilon"])} for row in plan["accountings"]],
         "runs": figures["runs"],
-        "margins": [_with_share(row) for row in figures["margins"]],
+        "margins": [_with_share(row) | {"name": _named(row)} for row in figures["margins"]],
         "held": _held(figures),
         "details": [_details(figures, table) for table in _tables(figures)],
         "totals": [row for row in figures["totals"] if row["groups"]],
         "combined": plan["estimates"] == "combined",
+        "suppressed": any(row["suppressed_at"] is not None for row in plan["levels"]),
     }
 
 
@@ -54,29 +57,54 @@ def _tables(figures: dict[str, Any]) -> list[str]:
 
 
 def _held(figures: dict[str, Any]) -> dict[str, Any] | None:
-    """The picture of measured margins against targets, by level."""
-    levels = [row["label"] for row in figures["plan"]["levels"]]
-    levels = list(dict.fromkeys(levels))
-    kinds: dict[str, list[tuple[int, float]]] = {}
-    for row in figures["margins"]:
-        if row["target"] and row["figures"] >= _FEW:
-            name = f"{row['table']}: {_kind(row['figure'])}"
-            at = levels.index(row["level"])
-            kinds.setdefault(name, []).append((at, row["measured"] / row["target"]))
-    if not kinds:
+    """The picture of the shares of figures within their margins, by level and kind."""
+    if not figures["margins"]:
         return None
-    every = [ratio for dots in kinds.values() for _, ratio in dots]
+    levels = list(dict.fromkeys(row["label"] for row in figures["plan"]["levels"]))
+    sums: dict[str, dict[int, tuple[int, int]]] = {}
+    for row in figures["margins"]:
+        of_kind = sums.setdefault(_kind(row), {})
+        place = levels.index(row["level"])
+        inside, count = of_kind.get(place, (0, 0))
+        own = round(row["within"] * row["figures"])
+        of_kind[place] = inside + own, count + row["figures"]
+    series = [
+        [_interval(place, *counts) for place, counts in sorted(of_kind.items())]
+        for of_kind in sums.values()
+    ]
+    shares = [dot.value for dots in series for dot in dots]
     words = (
-        f"Measured margins are {min(every):.2f} to {max(every):.2f} of their targets, over "
-        f"{len(levels)} levels and {len(kinds)} kinds of figures"
+        f"{min(shares):.1%} to {max(shares):.1%} of the figures of a kind are within their margin, "
+        f"over {len(levels)} levels and {len(sums)} kinds of figures; the bars are 95% intervals "
+        "for figures that err independently, and sums that share cells do not"
     )
-    picture = charts.ratios("held", levels, list(kinds.values()), words, "measured / target")
-    legend = list(zip(charts.swatches(len(kinds)), kinds, strict=True))
+    across = "share of figures within their margin"
+    picture = charts.intervals("held", levels, series, COVERAGE, words, across)
+    legend = list(zip(charts.swatches(len(sums)), sums, strict=True))
     return {"picture": _marked(picture), "legend": legend, "words": words}
 
 
-def _kind(figure: str) -> str:
-    return "total only" if figure.startswith("total of") else figure.split(" cells", maxsplit=1)[0]
+def _interval(place: int, inside: int, count: int) -> charts.Interval:
+    """The share of figures within their margin, and where it may be by chance alone."""
+    low, high = rate_below(inside, count, _TAIL), rate_above(inside, count, _TAIL)
+    return charts.Interval(place, inside / count, low, high)
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """What figures of all details are called together."""
+    table, figure = row["table"], row["figure"]
+    if figure.startswith("total of"):
+        return f"{table} total only"
+    if figure.startswith("data cells"):
+        return f"{table} {'measured cells' if row['cells'] == 1 else 'sums of cells'}"
+    return f"{table} {figure}"
+
+
+def _named(row: dict[str, Any]) -> str:
+    """What figures of a detail are called in the table."""
+    if row["detail"] is None:
+        return f"{row['table']} total only"
+    return f"{row['table']} {row['figure']}, detail {row['detail']}"
 
 
 def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from dpstream.accounting.figures import up
 from dpstream.pipelines.tabulation.report_page import context, render
+from tests.browser import DESK, PHONE, browser
 from tests.reports import Page
 
 Reported = tuple[dict[str, Any], Path]
@@ -36,3 +37,32 @@ def test_texts_are_escaped(reported: Reported) -> None:
     runs = [{"run_id": "<script>alert(1)</script>", "insecure": False}]
     page = Page(render(reported[0] | {"runs": runs}))
     assert not page.every("script") and "INSECURE" not in page.text
+
+
+def test_every_kind_of_figure_is_in_the_chart(reported: Reported) -> None:
+    """Kinds of few figures too: their interval says how little they show."""
+    held = context(reported[0])["held"]
+    assert [name for _, name in held["legend"]] == [
+        "t1 total", "t1 total only", "t2 sex by age", "t2 sex",
+    ]  # fmt: skip
+    dots = {(row["level"], row["table"], row["figure"]) for row in reported[0]["margins"]}
+    # One line of an interval for each, beside the target's.
+    assert held["picture"]["svg"].count("<path") > len(dots)
+
+
+def test_page_without_a_figure(reported: Reported) -> None:
+    nothing = reported[0] | {"margins": [], "cells": [], "totals": []}
+    page = Page(render(nothing))
+    assert page.open == [] and page.every("svg") == []
+
+
+def test_tables_fit_the_desk_and_the_page_fits_the_phone(
+    reported: Reported, tmp_path: Path
+) -> None:
+    address = (reported[1] / "report.html").as_uri()
+    beyond = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    with browser(tmp_path) as chromium:
+        for screen in (DESK, PHONE):
+            tab = chromium.open(address, screen)
+            assert tab.width <= screen[0] and tab.complaints() == []
+            assert screen == PHONE or tab.run(f"{beyond}.length") == 0
