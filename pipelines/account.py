@@ -57,7 +57,7 @@ class LedgerAccount:
         Raises:
             PolicyError: beyond the limit.
         """
-        from dpstream.pipelines.begin import check_charge  # with Beam: only of a run
+        from dpstream.pipelines.jobs.charging import check_charge
 
         check_charge(Charged(plan, self.ledger))
 

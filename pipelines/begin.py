@@ -6,14 +6,11 @@ Whoever runs a job calls `begin`; whoever has a plan and no job gives `DPStream`
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
-from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.plan.unit import covers_several, together
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
@@ -27,16 +24,16 @@ from dpstream.pipelines.connectors.run_manifest import (
     write_manifest,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.jobs.committed import Ledgered, check_tuning, unit_in_words, unit_of
+from dpstream.pipelines.jobs.charging import check_begin, spend_of
+from dpstream.pipelines.jobs.committed import Ledgered, check_tuning
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import file_of, open_ledger
+from dpstream.state.ledger.open import open_ledger
 from dpstream.state.store import RunIdentity
 
 
@@ -80,7 +77,7 @@ def prepare(
     """
     keys, plan = key_source(job), job.plan
     check_tuning(job)
-    _refuse_private_in_sink(job)
+    check_begin(job)  # a refused charge leaves no store behind
     sweep(dead_letter_folder(job))
     check_dead_letters(dead_letter_folder(job))
     own = input_of(job) if source is None else None
@@ -91,7 +88,6 @@ def prepare(
         refuse_lost_store(sink)
         if own is not None:
             check_types(job)
-        check_charge(job)  # a refused charge leaves no store behind
     if plan.public_keys is not None and public is None:
         public = canonical_public_keys(plan, read_public_keys(job))
     run, resumed = begin_run(
@@ -113,36 +109,6 @@ def prepare(
         run.destroy_keys()  # those of the comparison; workers make their own
         sink.close()
     return run, resumed, caught_up
-
-
-def _refuse_private_in_sink(job: Job) -> None:
-    """What is published must not lie in one folder with what must never be."""
-    folder = job.sink.folder
-    private = {
-        "privacy.key_file": job.privacy.key_file,
-        "state.store": job.state.path and str(job.state.path),
-        "ledger.path": job.ledger and file_of(job.ledger.path),
-    }
-    for field, path in private.items():
-        if path and folder and folder.resolve() in Path(path).resolve().parents:
-            raise PolicyError(
-                field, "lies in the folder of the releases", "keep private files elsewhere"
-            )
-    store = job.state.path
-    file = job.ledger and file_of(job.ledger.path)
-    if file and store and file.resolve() == store.resolve():
-        raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
-    if job.ledger and job.ledger.path == job.state.store:
-        raise UsageError("ledger.path", "is the store's database", "use a database of its own")
-
-
-def check_charge(job: Ledgered) -> None:
-    """Refuse now what ``charge`` would refuse; writes no entry."""
-    with opened_ledger(job) as ledger:
-        if job.ledger is not None and ledger is not None:
-            limit = job.ledger.limit
-            spend = spend_of(job, allocate(job.plan), "")
-            ledger.check(spend, limit.epsilon, limit.delta)
 
 
 def charge(job: Ledgered, run: Run) -> None:
@@ -200,31 +166,3 @@ def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
         return
     with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
         yield ledger
-
-
-def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the job costs.
-
-    Raises:
-        PolicyError: the run was begun with numbers that promise nothing.
-    """
-    plan = job.plan
-    if not budget.sound:
-        raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another store"
-        )
-    return Charge(
-        run_id=run_id,
-        plan_hash=plan.hash,
-        unit=unit_in_words(plan),
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        mu=budget.mu,
-        threshold_delta=plan.privacy.contributions * budget.b,
-        kind="workload" if getattr(job, "cells", None) is not None else "stream",
-        epoch=epoch,
-        identity=unit_of(job).text,
-        periods=plan.timeline.periods,
-        together=together(plan),
-        alone=not covers_several(plan),
-    )

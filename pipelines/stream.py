@@ -81,6 +81,7 @@ def run_job(
     detach: bool = False,
     warn: Warn = say,
     through: str | None = None,
+    fresh: bool = False,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -99,16 +100,28 @@ def run_job(
             a line on stderr.
         through: of files that grow, the instant through which they are complete (see
             `pipelines.passes`).
+        fresh: begin a new run at a new charge; the old one is moved away
+            (`pipelines.operate.fresh`).
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
+    if fresh:
+        _set_aside(job, warn)
     asked = _Asked(runner, beam_args, progress, speed, stop, detach, warn)
     result = None
     for pass_ in due(job, through):
         result = _run(job, asked, pass_)
     assert result is not None, "there is at least one pass"
     return result
+
+
+def _set_aside(job: Job, warn: Warn) -> None:
+    from dpstream.pipelines.operate.fresh import set_aside  # of few runs
+
+    for name, path in set_aside(job)._asdict().items():
+        if path is not None:
+            warn(f"The old run's {name.replace('_', ' ')} moved to {path.name}.")
 
 
 class _Asked(NamedTuple):

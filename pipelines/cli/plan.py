@@ -46,7 +46,7 @@ SCALE = options(
 @click.command(
     epilog=examples(
         "dpstream plan job.toml",
-        "dpstream plan job.toml --units 5000",
+        "dpstream plan job.toml --units 5000 --records 40000",
         "dpstream plan job.toml --details",
         "dpstream plan job.toml --json",
         "dpstream plan job.toml --scale --keys 1000000 --records-per-day 100000000",
@@ -59,13 +59,18 @@ SCALE = options(
     help="Keys that get data at one trigger, for the number of shards on Spanner.",
 )
 @STATED
+@click.option("--fresh", is_flag=True, help="Of `dpstream run --fresh`: a new run.")
 @click.option("--details", is_flag=True, help="Also all figures of the mechanism, in tables.")
 @SCALE
 @AS_JSON
 def plan(
-    job: Path, changed_keys: int | None, scale: bool, details: bool, as_json: bool, **load: Any
-) -> None:
-    """Say whether anything will appear, how exact it is, and what would help; reads no data.
+    job: Path, changed_keys: int | None, fresh: bool, scale: bool, details: bool, as_json: bool,
+    **load: Any,
+) -> None:  # fmt: skip
+    """Say whether a job can run, whether anything will appear, how exact it is, what the budget
+    covers and what would help; reads no data.
+
+    Where `dpstream run` would be refused now, the exit code is that of the refusal.
 
     The starred line is the best way to noise the job as it stands, on a public reference shape.
     Of a run that was begun on the job's store file the figures are those committed then.
@@ -78,6 +83,7 @@ def plan(
     from dpstream.accounting.tuning.outlook import outlook
     from dpstream.accounting.tuning.outlook_text import outlook_text
     from dpstream.pipelines.jobs.committed import committed, tuned_of
+    from dpstream.pipelines.operate.acceptance import of_job
     from dpstream.pipelines.scale import shards
 
     loaded = load_job(job)
@@ -86,18 +92,21 @@ def plan(
         return
     checked, tuned = loaded.plan, tuned_of(loaded)
     state_figures = shards.describe(loaded, changed_keys)
-    begun = committed(loaded)
+    accepted = of_job(loaded, fresh)
+    begun = None if fresh else committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
     stated = load["units"], load["keys"]
     if as_json:
         figures = describe(planned, budget, tuned) | {"plan_hash": checked.hash}
         figures["run_id"] = begun.run_id if begun else None
-        more = {"state": state_figures} if state_figures else {}
+        more: dict[str, Any] = {"state": state_figures} if state_figures else {}
+        more["acceptance"] = accepted.as_dict()
         more |= {"outlook": outlook(planned, budget, *stated, checked)}
         others = alternatives.compare(checked)
         print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        whole = outlook_text(planned, budget, tuned, *stated, checked)
+        whole = "\n".join(accepted.lines()) + "\n"
+        whole += outlook_text(planned, budget, tuned, *stated, checked)
         if details:
             whole += "\n" + text(planned, budget, tuned)
             whole += alternatives.text(alternatives.compare(checked)) + "\n"
@@ -105,6 +114,7 @@ def plan(
             whole += f"Figures     of run {begun.run_id}, committed when it began\n"
         whole += shards.text(state_figures)
         click.echo(whole, nl=False)
+    click.get_current_context().exit(accepted.exit_code)
 
 
 def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:

@@ -67,6 +67,7 @@ METRICS = options(
     epilog=examples(
         "dpstream run job.toml",
         "dpstream run job.toml --through 2024-02-01",
+        "dpstream run job.toml --fresh          # the job file was changed: a new charge",
         "dpstream run job.toml --runner=PrismRunner",
         "dpstream run recorded.toml --runner=PrismRunner --speed=1440",
         "dpstream run job.toml --runner=FlinkRunner --job_name=flights",
@@ -81,6 +82,10 @@ METRICS = options(
     help="Of files that grow: release what is due by then (a date, an RFC 3339 time, now, end);"
     " files that come later join when it is run again.",
 )
+@click.option(
+    "--fresh", is_flag=True, help="Begin a new run, at a new charge; the old store and releases are"
+    " moved to names with the old run's id.",
+)  # fmt: skip
 @click.option("--fail-if-empty", is_flag=True, help="Exit with 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @METRICS
@@ -94,6 +99,7 @@ def run(
     runner: str,
     speed: str | None,
     through: str | None,
+    fresh: bool,
     fail_if_empty: bool,
     quiet: bool,
     as_json: bool,
@@ -105,7 +111,9 @@ def run(
     On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
     checked = load_job(job)
-    run_checked(checked, runner, ctx.args, speed, quiet, as_json, through, fail_if_empty, **metrics)
+    run_checked(
+        checked, runner, ctx.args, speed, quiet, as_json, through, fail_if_empty, fresh, **metrics
+    )
 
 
 def run_checked(
@@ -117,6 +125,7 @@ def run_checked(
     as_json: bool = False,
     through: str | None = None,
     fail_if_empty: bool = False,
+    fresh: bool = False,
     **metrics: Any,
 ) -> None:
     """`run` of a job that is loaded, and what it says when it has ended.
@@ -141,8 +150,9 @@ def run_checked(
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
         result = run_job(
-            checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop, through=through
-        )
+            checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop,
+            through=through, fresh=fresh,
+        )  # fmt: skip
     summary = result.summary
     if as_json:
         _print_json(checked, result, warnings)

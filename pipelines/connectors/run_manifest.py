@@ -37,6 +37,7 @@ from dpstream.pipelines.connectors.sink import (
     known_releases,
     known_unsealed,
 )
+from dpstream.pipelines.jobs.charging import lost_store
 from dpstream.pipelines.jobs.tables import SinkKind
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
@@ -55,11 +56,7 @@ def manifest_of(run: Run, kind: SinkKind) -> RunManifest:
 def refuse_lost_store(sink: Sink) -> None:
     """A new store must not add to releases of a run it knows nothing of."""
     if isinstance(sink, ReadableSink) and sink.used():
-        raise PolicyError(
-            sink.field,
-            "holds a run's releases, but the store is new: it was lost, moved or belongs elsewhere",
-            f"restore the run's store, or write this run's releases to {sink.another}",
-        )
+        raise lost_store(sink.field, sink.another)
 
 
 def refuse_emptied(run: Run, sink: Sink) -> None:

@@ -24,10 +24,10 @@ from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
-from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import TuningConfig
@@ -37,8 +37,7 @@ from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
 from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Register
-from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.charges import Book, Charge
 from dpstream.state.ledger.open import open_ledger
 
 #: Noise of proxy data does not exist; ids and sampling keys need some key, and this one is no
@@ -108,17 +107,17 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
         else:
             spend = _spend(asked, secrets.token_hex(16))
             if register.find(named) is None:
-                _refuse_useless(asked, ledger, spend)
+                refuse_useless(asked, ledger.book(), spend)
             answer = register.answered(spend, named, (limit.epsilon, limit.delta), draw)
     return _tell(asked, answer)
 
 
-def _refuse_useless(asked: Asked, ledger: Ledger, spend: Charge) -> None:
+def refuse_useless(asked: Asked, book: Book, spend: Charge) -> None:
     """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
     assert asked.job.ledger is not None
     limit = asked.job.ledger.limit
     stream = spend_of(asked.job, allocate(asked.job.plan), "")
-    if not ledger.fits([spend, stream], limit.epsilon, limit.delta):
+    if not book.account.within([spend, stream], limit.epsilon, limit.delta):
         raise PolicyError(
             "ledger.limit",
             "the tuning and the stream it is for would together spend more than epsilon "

@@ -12,11 +12,13 @@ ledger (``forbid_unknown_fields``): an entry that is skipped would be budget giv
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import exact
 from dpstream.accounting.plan.account import Account
 from dpstream.state.ledger.region_charge import RegionCharge
 
@@ -133,6 +135,30 @@ class Book:
     def find(self, name: str) -> Charge | None:
         """The charge of a name, ``None`` if there is none."""
         return self._names.get(name)
+
+    def check(self, more: Sequence[Charge], epsilon: float, delta: float) -> None:
+        """Refuse charges that would not be within a limit, whoever asks: a run, or a plan.
+
+        Raises:
+            PolicyError: they would be beyond it, or protect units whose costs do not add up.
+        """
+        kinds = {charge.regions is not msgspec.UNSET for charge in (*self.charges[:1], *more)}
+        if len(kinds) > 1:
+            raise PolicyError(
+                "ledger.data_set",
+                "a table whose records have budgets of their own protects another privacy unit "
+                "than runs that protect all records of a person",
+                "give the table a data set of its own: what both tell of a person adds up",
+            )
+        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
+        if not self.account.within(more, epsilon, delta):
+            raise PolicyError(
+                "ledger.limit",
+                f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"
+                f" at delta {exact(delta)} per unit ({len(self.charges)} runs are charged already)",
+                "spend less, continue a run on its own store, or ask the data steward for a larger "
+                "limit",
+            )
 
     def cut(self, charges: int) -> None:
         """Take back all charges but the first so many."""

@@ -15,11 +15,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-import msgspec
-
 from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.figures import exact
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.charges import Book, Charge, Head
@@ -183,41 +180,9 @@ class Ledger(abc.ABC):
         """``charge`` as a part of an open ``transaction``."""
         if self.book().find(charge.name) is not None:
             return False
-        self._refuse(charge, epsilon, delta)
+        self.book().check([charge], epsilon, delta)
         self.append(charge)
         return True
-
-    def fits(self, charges: list[Charge], epsilon: float, delta: float) -> bool:
-        """Whether some charges more would be within a limit.
-
-        Raises:
-            PolicyError: their costs do not add up with those of the others.
-        """
-        return self.book().account.within(charges, epsilon, delta)
-
-    def check(self, charge: Charge, epsilon: float, delta: float) -> None:
-        """Refuse a charge that ``charge`` would refuse now; writes nothing."""
-        self._refuse(charge, epsilon, delta)
-
-    def _refuse(self, charge: Charge, epsilon: float, delta: float) -> None:
-        of_regions = charge.regions is not msgspec.UNSET
-        if any((one.regions is not msgspec.UNSET) != of_regions for one in self.book().charges[:1]):
-            raise PolicyError(
-                "ledger.data_set",
-                "a table whose records have budgets of their own protects another privacy unit "
-                "than runs that protect all records of a person",
-                "give the table a data set of its own: what both tell of a person adds up",
-            )
-        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
-        if not self.fits([charge], epsilon, delta):
-            runs = len(self.book().charges)
-            raise PolicyError(
-                "ledger.limit",
-                f"the runs on this data set would together spend more than epsilon {exact(epsilon)}"
-                f" at delta {exact(delta)} per unit ({runs} runs are charged already)",
-                "spend less, continue a run on its own store, or ask the data steward for a larger "
-                "limit",
-            )
 
     def refuse_older(self, seen: Head) -> None:
         """Refuse if this is not the ledger, as old or newer, whose end was ``seen``.

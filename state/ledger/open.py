@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.extras import require
-from dpstream.state.ledger.charges import Entry
+from dpstream.state.ledger.charges import Book, Entry
 from dpstream.state.ledger.contract import Ledger
 
 _SPANNER = "spanner:"
@@ -110,3 +110,17 @@ def read_ledger(path: str | Path) -> list[Entry]:
     from dpstream.state.ledger.spanner import read_entries
 
     return read_entries(url)
+
+
+def read_book(path: str | Path, data_set: str) -> Book:
+    """Charges of a data set, for whoever plans: nothing is written, and without a ledger nothing is
+    spent.
+
+    Raises:
+        UsageError, PolicyError, RunError: as for `read_ledger`.
+    """
+    book = Book()
+    for entry in read_ledger(path) if ledger_exists(path) else ():
+        if entry.data_set == data_set:
+            book.add(entry.charge)
+    return book

@@ -48,12 +48,7 @@ def create_store(
     try:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            if tables and "meta" not in tables:
-                raise PolicyError(
-                    "state.store", "the file is another program's database", "choose another path"
-                )
-            if not tables:
+            if not _own_tables(db):
                 for statement in TABLES.split(";"):
                     db.execute(statement)
                 put_meta(db, "schema_version", str(SCHEMA_VERSION))
@@ -64,6 +59,20 @@ def create_store(
         raise failed(error, path) from None
     finally:
         db.close()
+
+
+def _own_tables(db: sqlite3.Connection) -> set[str]:
+    """Names of the tables of a store; none of a file that no run was begun on.
+
+    Raises:
+        PolicyError: the file is another program's.
+    """
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    if tables and "meta" not in tables:
+        raise PolicyError(
+            "state.store", "the file is another program's database", "choose another path"
+        )
+    return tables
 
 
 def _calibrated(identity: RunIdentity, calibrate: Calibrate | None) -> RunIdentity:
@@ -97,6 +106,7 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
         return None
     try:
         with _looked_at(path, _PATIENCE) as db:
+            _own_tables(db)
             if version_of(db) >= SCHEMA_VERSION:
                 text = read_meta(db, "identity")
             else:

@@ -21,6 +21,7 @@ from dpstream.pipelines.connectors.sink import RunManifest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.charges import Book
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.database import sqlite3
@@ -86,7 +87,7 @@ def cut_off(owner: Any, name: str, nth: int, after: bool) -> Any:
 
 #: Everything that makes something durable between the first check and the first draw.
 POINTS: list[tuple[Any, str, int]] = [
-    (Ledger, "check", 1),
+    (Book, "check", 1),
     (sqlite_file, "create_store", 1),
     (beginning, "begin_run", 1),
     (beginning, "check_sink", 1),
@@ -143,16 +144,20 @@ def test_every_point_was_reached_and_the_order_is_kept(place: Place) -> None:
         for patch in patches:
             patch.stop()
     assert seen == [
-        "check", "begin_run", "create_store", "check_sink", "charge_within", "_announce",
+        "check", "begin_run", "create_store", "check_sink", "charge_within", "check", "_announce",
         "_remember", "swap_metadata", "swap_metadata", "write_manifest", "put_once",
     ]  # fmt: skip
 
 
 def test_the_limit_used_up_meanwhile(place: Place) -> None:
     """Another run takes the budget between check and charge: refused, and resumed when raised."""
+
+    def refuse(*_: object) -> None:
+        raise PolicyError("ledger.limit", "they spend more", "spend less")
+
     with (
-        mock.patch.object(Ledger, "check", lambda *_: None),
-        mock.patch.object(Ledger, "fits", lambda *_: False),
+        mock.patch.object(beginning, "check_begin", lambda *_: None),
+        mock.patch.object(Book, "check", refuse),
         pytest.raises(PolicyError, match="spend more"),
     ):
         begun(place)

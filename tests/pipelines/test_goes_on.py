@@ -17,8 +17,9 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.dp_transforms import run as runs
-from dpstream.pipelines import begin as beginning
-from dpstream.pipelines.begin import begin, spend_of
+from dpstream.pipelines.begin import begin
+from dpstream.pipelines.jobs import charging
+from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.state_view import store_run
 from dpstream.state import open as stores
@@ -39,7 +40,7 @@ def older_program() -> Iterator[None]:
     old = partial(allocate, rules=FIRST_RULES)
     with (
         mock.patch.object(runs, "calibrate", lambda plan: ""),
-        mock.patch.object(beginning, "allocate", old),
+        mock.patch.object(charging, "allocate", old),
     ):
         yield
     stores.close_all()
@@ -118,7 +119,8 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
     assert late.selection is not None and late.selection.share == 0.5
     # What would be better is said of a new run; the answers are of this one.
     changed = {"run_id": run_id, "alternatives": planned["alternatives"]}
-    assert planned == new | changed | {"outlook": planned["outlook"]}
+    assert planned["acceptance"]["run_id"] == run_id and planned["acceptance"]["charged"] is None
+    assert planned == new | changed | {of: planned[of] for of in ("outlook", "acceptance")}
     for answer in ("appears", "exact", "shares"):
         assert planned["outlook"][answer] == new["outlook"][answer]
         assert other["outlook"][answer] != new["outlook"][answer]
@@ -131,9 +133,8 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
         moved = shown("report", job, out)["plan"]["split"]["shares_of_mu_squared"]
     assert moved["selection"] == 0.5
     (tmp_path / "s.db").rename(tmp_path / "a" / "s.db")
-    assert shown("plan", write(tmp_path, "a", **{"epsilon = 20.0": "epsilon = 2.0"}))["run_id"] is (
-        None
-    )
+    another = call("plan", write(tmp_path, "a", **{"epsilon = 20.0": "epsilon = 2.0"}), "--json")
+    assert another.exit_code == 3 and json.loads(another.stdout)["run_id"] is None
 
 
 def test_a_run_from_before_is_shown_by_the_rules_of_its_time(tmp_path: Path) -> None:

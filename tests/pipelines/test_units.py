@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines import begin as beginning
-from dpstream.pipelines.begin import spend_of
 from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.jobs.charging import spend_of
+from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
 from tests.audit.replays import JOB
@@ -89,7 +89,7 @@ def test_half_a_month_apart_is_another_unit(tmp_path: Path) -> None:
 def test_without_the_phase_the_limit_would_be_exceeded(tmp_path: Path) -> None:
     """What the identity is for: with the old one the same second job is charged."""
     old = UnitIdentity("user", "int")
-    with mock.patch("dpstream.pipelines.begin.unit_of", return_value=old):
+    with mock.patch("dpstream.pipelines.jobs.charging.unit_of", return_value=old):
         for path in (write(tmp_path, "a"), write(tmp_path, "b", **HALF)):
             assert call("run", path, "--quiet").exit_code == 0
 
@@ -156,4 +156,4 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
     assert (spend.mu, spend.name, spend.kind) == (budget.mu, "ab" * 16 + "/2", "stream")
     assert (spend.periods, spend.together, spend.alone) == (3, 1, False)
     assert UnitIdentity.read(spend.identity).period == 30 * 86_400_000_000
-    assert beginning.unit_of(job).text == spend.identity
+    assert unit_of(job).text == spend.identity

@@ -33,6 +33,7 @@ from dpstream.pipelines.connectors.sink import (
     RunManifest,
     name_of_release,
 )
+from dpstream.pipelines.jobs.charging import folder_used
 from dpstream.pipelines.jobs.tables import SinkKind
 from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
 
@@ -71,7 +72,7 @@ class FileSink(ReadableSink):
 
     @override
     def used(self) -> bool:
-        return bool(_manifest_files(self.folder)) or any(release_files(self.folder))
+        return folder_used(self.folder)
 
     @override
     def manifests(self) -> list[RunManifest | None]:

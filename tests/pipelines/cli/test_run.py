@@ -19,7 +19,7 @@ from tests.reports import edit
 
 
 def test_examples() -> None:
-    assert len(examples_of("run")) == 5
+    assert len(examples_of("run")) == 6
 
 
 def test_refused_before_anything_is_read(make_job: Callable[..., Job], tmp_path: Path) -> None:

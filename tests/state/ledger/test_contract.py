@@ -22,12 +22,11 @@ def test_spent_fits_and_check(ledger: Ledger) -> None:
     for run in (1, 2):
         ledger.charge(charge(run), *LIMIT)
     assert ledger.spent(1e-6) == epsilon_spent([charge(1), charge(2)], 1e-6)
-    assert ledger.fits([charge(3)], *LIMIT) and not ledger.fits([charge(3)] * 40, *LIMIT)
-    ledger.check(charge(3), *LIMIT)
+    ledger.book().check([charge(3)], *LIMIT)
     with pytest.raises(PolicyError, match="2 runs are charged already"):
-        ledger.check(charge(3, 4.4), *LIMIT)
+        ledger.book().check([charge(3, 4.4)], *LIMIT)
     with pytest.raises(PolicyError, match="another privacy unit"):
-        ledger.fits([charge(3, unit="other")], *LIMIT)
+        ledger.book().check([charge(3, unit="other")], *LIMIT)
     assert len(ledger.entries()) == 2
 
 

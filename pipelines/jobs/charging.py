@@ -1,0 +1,171 @@
+"""What a run of a job costs, and whether it would be accepted now: the same rule for `dpstream run`
+and for `dpstream plan`.
+
+Public parts alone: the job, the identity in the store's file, names of files in the folder of the
+releases, and the ledger.  Nothing is written, and no runner is loaded.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.plan.unit import covers_several, together
+from dpstream.pipelines.jobs.committed import Ledgered, unit_in_words, unit_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import file_of, read_book
+
+if TYPE_CHECKING:
+    from dpstream.state.store import RunIdentity
+
+
+class Expected(NamedTuple):
+    """What a run of a job would begin with.
+
+    Attributes:
+        run_id: of the run that goes on; ``None``: a new one begins.
+        charge: what the run costs.
+        charged: it is in the ledger already, so that nothing more is charged.
+    """
+
+    run_id: str | None
+    charge: Charge
+    charged: bool
+
+
+def check_begin(job: Job, fresh: bool = False) -> Expected:
+    """Refuse now what `begin` would refuse, as far as public files and the ledger say.
+
+    A store or a sink that is a database or a topic is not connected to: `begin` looks at it.
+
+    Args:
+        fresh: a new run is asked for: the store and the releases that are there are moved away.
+
+    Raises:
+        PolicyError: the store holds another plan's run, it was lost, or the ledger's limit does
+            not allow the charge.
+        UsageError: the job's files lie where they must not; RunError: one cannot be read.
+    """
+    refuse_private_in_sink(job)
+    identity = None if fresh else store_identity(job)
+    if identity is not None and identity.plan_hash != job.plan.hash:
+        raise PolicyError(
+            "state.store",
+            f"holds run {identity.run_id}, which was begun with another plan: the job file was "
+            "changed since",
+            f"type `dpstream run {job.path.name} --fresh`, which begins a new run at a new charge "
+            "and keeps the old store and releases beside the new ones; or restore the old job file",
+        )
+    folder = job.sink.folder
+    new = identity is None and not fresh and job.state.path is not None
+    if new and folder is not None and folder_used(folder):
+        again = f"type `dpstream run {job.path.name} --fresh`, which moves the old releases away"
+        raise lost_store("sink.path", f"an empty folder; or {again}")
+    return check_charge(job, identity)
+
+
+def store_identity(job: Job) -> "RunIdentity | None":
+    """The run that the store's file holds, of whatever plan; ``None`` also for a database."""
+    path = job.state.path
+    if path is None or not Path(path).exists():
+        return None
+    from dpstream.state.sqlite.file import peek_identity  # not needed to plan
+
+    return peek_identity(path)
+
+
+def lost_store(field: str, another: str) -> PolicyError:
+    """What is raised where a new store would add to releases of a run it knows nothing of.
+
+    Args:
+        field: of the sink; another: words for a fresh place of the same kind.
+    """
+    return PolicyError(
+        field,
+        "holds a run's releases, but the store is new: it was lost, moved or belongs elsewhere",
+        f"restore the run's store, or write this run's releases to {another}",
+    )
+
+
+def folder_used(folder: Path) -> bool:
+    """Whether a run has ever published files in a folder, or begun to."""
+    names = ("run.json", "run-epoch-*.json", "window-*/trigger-*.*")
+    return any(any(folder.glob(name)) for name in names)
+
+
+def check_charge(job: Ledgered, identity: "RunIdentity | None" = None) -> Expected:
+    """Refuse now what charging a run would refuse; writes no entry.
+
+    Args:
+        identity: of the run that was begun; ``None``: a new one.
+
+    Raises:
+        PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
+    """
+    if identity is None:
+        spend = spend_of(job, allocate(job.plan), "")
+    else:
+        budget = calibrated(job.plan, identity.calibration).budget
+        spend = spend_of(job, budget, identity.run_id, identity.epoch)
+    charged = False
+    if job.ledger is not None:
+        book, limit = read_book(job.ledger.path, job.ledger.data_set), job.ledger.limit
+        charged = identity is not None and book.find(spend.name) is not None
+        if not charged:
+            book.check([spend], limit.epsilon, limit.delta)
+    return Expected(None if identity is None else identity.run_id, spend, charged)
+
+
+def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+    """What a run of the job costs.
+
+    Raises:
+        PolicyError: the run was begun with numbers that promise nothing.
+    """
+    plan = job.plan
+    if not budget.sound:
+        raise PolicyError(
+            "ledger", "a mechanism without a guarantee cannot be charged", "use another store"
+        )
+    return Charge(
+        run_id=run_id,
+        plan_hash=plan.hash,
+        unit=unit_in_words(plan),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        mu=budget.mu,
+        threshold_delta=plan.privacy.contributions * budget.b,
+        kind="workload" if getattr(job, "cells", None) is not None else "stream",
+        epoch=epoch,
+        identity=unit_of(job).text,
+        periods=plan.timeline.periods,
+        together=together(plan),
+        alone=not covers_several(plan),
+    )
+
+
+def refuse_private_in_sink(job: Job) -> None:
+    """What is published must not lie in one folder with what must never be.
+
+    Raises:
+        PolicyError, UsageError: it does.
+    """
+    folder = job.sink.folder
+    private = {
+        "privacy.key_file": job.privacy.key_file,
+        "state.store": job.state.path and str(job.state.path),
+        "ledger.path": job.ledger and file_of(job.ledger.path),
+    }
+    for field, path in private.items():
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
+            raise PolicyError(
+                field, "lies in the folder of the releases", "keep private files elsewhere"
+            )
+    store = job.state.path
+    file = job.ledger and file_of(job.ledger.path)
+    if file and store and file.resolve() == store.resolve():
+        raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
+    if job.ledger and job.ledger.path == job.state.store:
+        raise UsageError("ledger.path", "is the store's database", "use a database of its own")

@@ -1,0 +1,148 @@
+"""Whether a run or a question would be accepted now, and what is left then: for plans.
+
+The rules are those of whoever charges (`jobs.charging.check_begin`, ``Book.check``); here they are
+asked without a charge.  All of it is public, and nothing is written.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from dpstream.accounting.composition import epsilon_spent
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.figures import exact, up
+from dpstream.accounting.plan.unit import composed
+from dpstream.pipelines.jobs.charging import check_begin
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state.ledger.charges import Book, Charge
+from dpstream.state.ledger.open import read_book
+
+_NO_LEDGER = "none: without [ledger] nobody adds up what runs on these data spend"
+
+
+class Acceptance(NamedTuple):
+    """What a command that charges would be told now.
+
+    Attributes:
+        refusal: why it would be refused, ``None``: it would be accepted.
+        cost: (epsilon, delta) that would be charged, ``None``: nothing more.
+        run_id: of the run that goes on, ``None``: a new one begins, or it is no run.
+        account: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta
+            ``spent`` and ``with_this``; ``None``: there is no ledger, or it cannot be read.
+    """
+
+    refusal: DpstreamError | None
+    cost: tuple[float, float] | None
+    run_id: str | None
+    account: dict[str, Any] | None
+
+    @property
+    def exit_code(self) -> int:
+        """That with which the command would end, as far as is known now."""
+        return 0 if self.refusal is None else self.refusal.exit_code
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same, JSON-able."""
+        return {
+            "accepted": self.refusal is None,
+            "refusal": None if self.refusal is None else self.refusal.as_dict(),
+            "charged": None
+            if self.cost is None
+            else {"epsilon": self.cost[0], "delta": self.cost[1]},
+            "run_id": self.run_id,
+            "account": self.account,
+        }
+
+    def lines(self, what: str = "Can run") -> list[str]:
+        """The same for a person, the answer first.
+
+        Args:
+            what: the command's verb, at most 11 characters.
+        """
+        if self.refusal is not None:
+            answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
+            lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
+        elif self.cost is None:
+            lines = [f"{what:<12}yes: run {self.run_id} goes on, and nothing more is charged"]
+        else:
+            cost = f"({up(self.cost[0])}, {up(self.cost[1])})"
+            lines = [f"{what:<12}yes: {cost} would be charged before a record is read"]
+        return [*lines, *self._account()]
+
+    def _account(self) -> list[str]:
+        found = self.account
+        if found is None:
+            return [f"Account     {_NO_LEDGER}"] if self.refusal is None else []
+        runs = f"{found['charges']:,} charge{'' if found['charges'] == 1 else 's'}"
+        then = "" if found["with_this"] is None else f", {up(found['with_this'])} with this one"
+        limit = found["limit"]
+        return [
+            f"Account     {found['data_set']}: epsilon {up(found['spent'])} of "
+            f"{exact(limit['epsilon'])} is spent by {runs}{then}; at delta {exact(limit['delta'])}"
+        ]
+
+
+def of_job(job: Job, fresh: bool = False) -> Acceptance:
+    """Whether `dpstream run` of a job would be accepted.
+
+    Args:
+        fresh: with ``--fresh``.
+    """
+    expected, refusal = None, None
+    try:
+        expected = check_begin(job, fresh)
+    except DpstreamError as error:
+        refusal = error
+    more = [] if expected is None or expected.charged else [expected.charge]
+    cost = (more[0].epsilon, more[0].delta) if more else None
+    run_id = None if expected is None else expected.run_id
+    if job.ledger is None:
+        return Acceptance(refusal, cost, run_id, None)
+    place, limit = job.ledger, (job.ledger.limit.epsilon, job.ledger.limit.delta)
+    found = _account(place.path, place.data_set, limit, more)
+    return Acceptance(refusal, cost, run_id, found)
+
+
+def of_charges(
+    path: str, data_set: str, limit: tuple[float, float], charges: Sequence[Charge],
+    check: Callable[[Book], None] | None = None,
+) -> Acceptance:  # fmt: skip
+    """Whether charges would be accepted together, were they asked one after the other.
+
+    Args:
+        path, data_set, limit: of the ledger.
+        check: a rule of the command's own, besides.
+    """
+    refusal = None
+    try:
+        book = read_book(path, data_set)
+        book.check(charges, *limit)
+        if check is not None:
+            check(book)
+    except DpstreamError as error:
+        refusal = error
+    cost = (sum(c.epsilon for c in charges), sum(c.delta for c in charges)) if charges else None
+    return Acceptance(refusal, cost, None, _account(path, data_set, limit, charges))
+
+
+def _account(
+    path: str, data_set: str, limit: tuple[float, float], more: Sequence[Charge]
+) -> dict[str, Any] | None:
+    try:
+        charges = read_book(path, data_set).charges
+    except DpstreamError:  # which is the refusal
+        return None
+    return {
+        "data_set": data_set,
+        "charges": len(charges),
+        "limit": {"epsilon": limit[0], "delta": limit[1]},
+        "spent": _spent(charges, limit[1]) or 0.0,
+        "with_this": _spent([*charges, *more], limit[1]) if more else None,
+    }
+
+
+def _spent(charges: Sequence[Charge], delta: float) -> float | None:
+    """Epsilon of all charges at a delta; ``None`` where their costs do not add up."""
+    try:
+        return epsilon_spent(composed(charges).spends, delta) if charges else 0.0
+    except PolicyError:
+        return None

@@ -1,0 +1,106 @@
+"""What a run costs, and whether it would be accepted: asked by plans, before a run, of files."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.pipelines.jobs.charging import check_begin, check_charge, folder_used, store_identity
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.stream import run_job
+from dpstream.state import open as stores
+from dpstream.state.ledger.open import read_ledger
+from tests.pipelines.cli.mistakes import JOB, visits
+
+LEDGER = '[ledger]\npath = "ledger.db"\ndata_set = "v"\nlimit = {{ epsilon = {}, delta = 1e-5 }}\n'
+
+
+def job(folder: Path, limit: float = 8.0, **changes: str) -> Job:
+    """A job on real visits."""
+    if not (folder / "noise.key").exists():
+        pq.write_table(visits(), folder / "visits.parquet")
+        new_key(folder / "noise.key")
+    text = JOB + LEDGER.format(limit)
+    for name, value in changes.items():
+        [line] = [one for one in text.splitlines() if one.startswith(f"{name} = ")][:1]
+        text = text.replace(line, f"{name} = {value}", 1)
+    (folder / "job.toml").write_text(text)
+    return load_job(folder / "job.toml")
+
+
+def ran(one: Job) -> str:
+    try:
+        return run_job(one).run_id
+    finally:
+        stores.close_all()
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    found = check_begin(one)
+    assert (found.run_id, found.charged) == (None, False)
+    assert (found.charge.epsilon, found.charge.delta) == (6.0, 1e-6)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_same_decision_as_the_run(tmp_path: Path) -> None:
+    """Whatever the limit, a run begins if and only if this says so."""
+    decisions = list[bool]()
+    for number, limit in enumerate((5.0, 5.29, 5.3, 6.0, 8.0)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        one = job(folder, limit)
+        try:
+            check_begin(one)
+            accepted = True
+        except PolicyError:
+            accepted = False
+        if accepted:
+            ran(one)
+        else:
+            with pytest.raises(PolicyError, match="spend more"):
+                ran(one)
+            assert not (folder / "job.state.db").exists() and not (folder / "ledger.db").exists()
+        decisions.append(accepted)
+    assert True in decisions and False in decisions
+
+
+def test_a_run_that_was_begun_costs_nothing_more(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    run_id = ran(one)
+    found = check_begin(one)
+    assert (found.run_id, found.charged) == (run_id, True)
+    assert store_identity(one) is not None and folder_used(tmp_path / "releases")
+    # A lower limit refuses no run that was charged, but a new one.
+    tight = job(tmp_path, 6.0)
+    assert check_begin(tight).charged
+    with pytest.raises(PolicyError, match="spend more"):
+        check_begin(tight, fresh=True)
+    with pytest.raises(PolicyError, match="spend more"):
+        check_charge(tight)
+    assert len(read_ledger(tmp_path / "ledger.db")) == 1
+
+
+def test_a_changed_job_and_a_lost_store(tmp_path: Path) -> None:
+    ran(job(tmp_path, 30.0))
+    changed = job(tmp_path, 30.0, contributions="5")
+    for act in (check_begin, ran):
+        with pytest.raises(PolicyError) as error:
+            act(changed)
+        assert error.value.field == "state.store" and "--fresh" in error.value.fix
+    assert check_begin(changed, fresh=True).run_id is None
+    (tmp_path / "job.state.db").unlink()
+    for act in (check_begin, ran):
+        with pytest.raises(PolicyError) as error:
+            act(changed)
+        assert error.value.field == "sink.path" and "--fresh" in error.value.fix
+
+
+def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    (tmp_path / "ledger.db").write_bytes(b"no ledger" * 100)
+    with pytest.raises(DpstreamError):
+        check_begin(one)

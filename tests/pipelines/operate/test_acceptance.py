@@ -1,0 +1,71 @@
+"""What plans say of the ledger: the same decision as whoever charges, and its exit code."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.operate.acceptance import of_charges, of_job
+from dpstream.state.ledger.open import open_ledger
+from tests.pipelines.cli.called import call
+from tests.pipelines.jobs.test_charging import job, ran
+from tests.state.ledger.conformance import LIMIT, charge
+
+
+def test_an_account_in_figures(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    found = of_job(one)
+    assert found.exit_code == 0 and found.cost == (6.0, 1e-6)
+    account = found.account
+    assert account is not None
+    assert (account["spent"], account["charges"], account["limit"]["epsilon"]) == (0.0, 0, 8.0)
+    run_id = ran(one)
+    after = of_job(one)
+    assert (after.run_id, after.cost) == (run_id, None) and after.account is not None
+    assert after.account["spent"] == pytest.approx(account["with_this"])
+    again = of_job(one, fresh=True)
+    assert again.exit_code == PolicyError.exit_code and again.refusal is not None
+    assert again.refusal.field == "ledger.limit"
+    assert json.loads(json.dumps(again.as_dict()))["refusal"]["exit_code"] == 3
+
+
+def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
+    path = job(tmp_path).path
+    first = call("plan", path, "--json")
+    assert first.exit_code == 0 and json.loads(first.stdout)["acceptance"]["accepted"]
+    ran(job(tmp_path))
+    path = job(tmp_path, contributions="5").path  # changed: refused until it is begun afresh
+    planned, refused = call("plan", path, "--json"), call("run", path, "--quiet", "--json")
+    assert planned.exit_code == refused.exit_code == 3
+    told = json.loads(planned.stdout)["acceptance"]["refusal"]
+    assert told == json.loads(refused.stderr.splitlines()[-1])
+    # What it says to type is typed: refused by the limit, as the plan of it says.
+    assert call("plan", path, "--fresh").exit_code == call("run", path, "--fresh").exit_code == 3
+    wide = job(tmp_path, 40.0, contributions="5").path
+    assert call("plan", wide, "--fresh").exit_code == 0
+    done = call("run", wide, "--fresh", "--quiet")
+    assert done.exit_code == 0, done.output
+
+
+def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    text = one.path.read_text()
+    one.path.write_text(text[: text.index("[ledger]")])
+    told = json.loads(call("plan", one.path, "--json").stdout)["acceptance"]
+    assert told["accepted"] and told["account"] is None
+
+
+def test_several_charges_together(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger.db")
+    found = of_charges(path, "flights", LIMIT, [charge(1)])
+    assert found.exit_code == 0 and not (tmp_path / "ledger.db").exists()
+    with contextlib.closing(open_ledger(path, "flights")) as ledger:
+        ledger.charge(charge(1), *LIMIT)
+    assert of_charges(path, "flights", LIMIT, [charge(2)]).exit_code == 0
+    much = [charge(number) for number in range(2, 80)]
+    assert of_charges(path, "flights", LIMIT, much).exit_code == 3
+    other = of_charges(path, "flights", LIMIT, [charge(2, unit="other")])
+    assert other.exit_code == 3 and other.account is not None
+    assert other.account["with_this"] is None  # their costs do not add up
