@@ -43,8 +43,9 @@ def print_json(value: Any) -> None:
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Each on a line of stderr, apart from the output."""
-    for warning in warnings:
+    """Each on a line of stderr, apart from the output; with --json they are in it, and stderr is
+    for an error's object alone."""
+    for warning in () if click.get_current_context().params.get("as_json") else warnings:
         click.echo(f"Warning: {warning}", err=True)
 
 

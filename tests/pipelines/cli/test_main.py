@@ -157,7 +157,7 @@ def test_plan_reads_no_data(make_job: MakeJob) -> None:
     job = make_job()
     text = call("plan", job.path)
     assert text.exit_code == 0, text.output
-    assert text.stdout.startswith("Guarantee") and "(6, 1e-09)" in text.stdout
+    assert text.stdout.startswith("Can run") and "(6, 1e-09)" in text.stdout
     figures = json.loads(call("plan", job.path, "--json").stdout)
     assert figures["plan_hash"] == job.plan.hash
 

@@ -8,7 +8,7 @@ from tests.pipelines.cli.sessions import called, loaded, prepared, refused, told
 def test_records_come_and_go(tmp_path: Path) -> None:
     table = prepared(tmp_path)
     first = told("init", table)
-    assert first == {"version": 1, "tidied": True}
+    assert first == {"version": 1, "tidied": True, "warnings": []}
     assert "holds a table already" in refused(3, "init", table)
     more = tmp_path / "more.csv"
     more.write_text("name,a,b,epsilon,rho\nr0,0,1,1.0,0.5\nr9,0,1,1.0,0.5\n")

@@ -70,9 +70,9 @@ def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
     assert not any(WEAK in w for w in of_json("plan", place()))
     job = place(EPSILON)
     assert WEAK in call("plan", job).stdout and any(WEAK in w for w in of_json("plan", job))
-    done = call("run", job, "--quiet", "--json")
+    done = call("run", job, "--quiet")
     assert done.exit_code == 0 and WEAK in done.stderr
-    assert any(WEAK in w for w in json.loads(done.stdout)["warnings"])
+    assert any(WEAK in w for w in of_json("run", job, "--quiet"))
 
 
 def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_workloads(tmp_path: Path) -> None:
     weak = text.replace("epsilon = 6.0", "epsilon = 12.0", 1)
     assert weak != text
     job.write_text(weak)
-    answer = ("answer", asked, job, "--out", tmp_path / "out", *cache, "--json")
+    answer = ("answer", asked, job, "--out", tmp_path / "out", *cache)
     done = call(*answer)
     assert done.exit_code in (0, 3), done.output
     assert WEAK in done.stderr
