@@ -50,7 +50,7 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.unbounded --windows 20000
 	$(BIN)/python -m tests.bench.microbatch --picture runs/microbatch.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.growth --picture runs/growth.png --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.peers --allow-missing --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.peers --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.front --users 100000 --picture runs/front.png --out runs/bench.jsonl
 
 $(READY): requirements.lock pyproject.toml
@@ -59,8 +59,9 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-# Four locks, all hashed: what development needs, what images run (deploy/runtime.lock), what the
-# launcher of Dataflow runs beyond that, and what builds their wheel (deploy/build.lock).
+# Locks, all hashed: what development needs, what images run (deploy/runtime.lock), what the
+# launcher of Dataflow runs beyond that, what the peers of the benchmarks need, and what builds the
+# wheel (deploy/build.lock).
 # Versions stay unless UPGRADE=--upgrade is given.
 EXTRAS := spanner gcp-secrets pubsub kafka yaml bigquery sql
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate \
@@ -73,10 +74,13 @@ locks:
 	  --output-file deploy/runtime.lock
 	$(LOCK) pyproject.toml $(EXTRAS:%=--extra %) --extra dataflow --constraint requirements.lock \
 	  --output-file deploy/dataflow/launcher.lock
+	$(LOCK) pyproject.toml --extra peers --constraint deploy/runtime.lock \
+	  --output-file tests/bench/environments/peers.lock
+	$(LOCK) tests/bench/environments/smartnoise.in --output-file tests/bench/environments/smartnoise.lock
 	$(LOCK) --group pyproject.toml:build --constraint requirements.lock \
 	  --output-file deploy/build.lock
 	sed -i "s/^pysqlite3==[0-9.]*/& ; platform_machine == 'x86_64'/" requirements.lock \
-	  deploy/runtime.lock deploy/dataflow/launcher.lock
+	  deploy/runtime.lock deploy/dataflow/launcher.lock tests/bench/environments/peers.lock
 
 # Beam's local streaming engine, built by Go (a minute); Beam's job server for Flink and a Flink
 # cluster's jars, by Maven (150 MB), for Java of 11 or later, with a JDK.  Both are mended, so that

@@ -8,7 +8,6 @@ differs is said in ``HOW``.  Nothing here is timed but the runs after one on the
 """
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import time
@@ -39,21 +38,6 @@ HOW = {
     "opendp-polars": "integer Laplace and a stable-key threshold, C records a user",
     "numpy": "dpstream's sigmas and threshold, C records a user; insecure generator, no state",
 }
-#: What must be installed for a peer (extra ``peers``).
-NEEDS = {
-    "pipeline-dp-local": "pipeline-dp",
-    "pipeline-dp-beam": "pipeline-dp",
-    "opendp-polars": "polars",
-}
-
-
-def missing(name: str) -> str | None:
-    """How to install what a peer lacks, ``None`` if it is there."""
-    try:
-        importlib.metadata.version(NEEDS.get(name, "numpy"))
-    except importlib.metadata.PackageNotFoundError:
-        return "missing: pip install 'dpstream[peers]'"
-    return None
 
 
 def _job(data: Path, out: Path) -> Any:

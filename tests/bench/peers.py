@@ -1,7 +1,9 @@
 """One-shot DP sum and count against the peers: the same file, budget and C, in one run.
 
-    uv pip install 'dpstream[peers]'       # pipeline-dp and opendp[polars], pinned
     python -m tests.bench.peers
+
+The command runs in an environment of its own (`tests/bench/environments`), which it makes: the
+peers' pins and those of the tests do not agree.
 
 dpstream runs first and last, so that a machine that changes its speed shows; ratios are against
 the mean of both.  Every peer has a process of its own, which first runs on a small file; then
@@ -9,8 +11,6 @@ the median of ``--repeats`` runs counts, from reading the file to the written re
 that would take more than ``--most-seconds`` runs on a tenth of the users, and its rate is
 labelled as extrapolated.  CPU seconds are steadier than seconds on a shared machine.
 
-Both extras install with this project's pins (apache-beam 2.77, numpy 2.4, Python 3.11); a peer
-that is not installed is an entry ``missing``, and the exit code is 1 unless ``--allow-missing``.
 """
 
 import argparse
@@ -26,9 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.pipelines.experiments.one_run import in_child
+from tests.bench import environments
 from tests.bench.common import emit, machine
 from tests.bench.oneshot import write_records
-from tests.bench.peer_runs import DELTA, EPSILON, HOW, PEERS, C, missing
+from tests.bench.peer_runs import DELTA, EPSILON, HOW, PEERS, C
 
 #: A tenth of the users first: whether the whole file fits into the time.
 PART = 10
@@ -60,9 +61,6 @@ def measure(name: str, folder: Path, repeats: int, part: bool = False) -> dict[s
 
 def measure_within(name: str, folder: Path, repeats: int, most_seconds: float) -> dict[str, Any]:
     """``measure`` on the whole file if that takes no longer than allowed, else on a part."""
-    lack = missing(name)
-    if lack is not None:
-        return {"peer": name, "how": HOW[name], "missing": lack}
     if name.startswith("pipeline-dp"):
         part = measure(name, folder, 1, part=True)
         if PART * part["seconds"] > most_seconds:
@@ -97,9 +95,8 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ]
     ours.append(measure("dpstream", folder, args.repeats))
     for run in others:
-        if "missing" not in run:
-            run["times_our_seconds"] = times(run, ours, "seconds")
-            run["times_our_cpu_seconds"] = times(run, ours, "cpu_seconds")
+        run["times_our_seconds"] = times(run, ours, "seconds")
+        run["times_our_cpu_seconds"] = times(run, ours, "cpu_seconds")
     return {
         "benchmark": "peers",
         "epsilon": EPSILON,
@@ -120,16 +117,13 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--most-seconds", type=float, default=180.0)
-    parser.add_argument("--allow-missing", action="store_true", help="exit 0 without a peer")
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
+    if not environments.inside("peers"):
+        sys.exit(environments.run_inside("peers", "tests.bench.peers", sys.argv[1:]))
     with tempfile.TemporaryDirectory() as scratch:
         result = json.loads(json.dumps(bench(args, Path(scratch))))
     emit(result, args.out)
-    lacking = [run for run in result["runs"] if "missing" in run]
-    for run in lacking:
-        print(f"{run['peer']}: {run['missing']}", file=sys.stderr)
-    sys.exit(bool(lacking) and not args.allow_missing)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """`dpstream sql` against the peers: one statement, one file, one budget, in one run.
 
-    python -m tests.bench.sql_peers --python smartnoise=PATH --python opendp-polars=PATH
+    python -m tests.bench.sql_peers
 
-PATH is the Python of an environment that has the peer (``pip install smartnoise-sql pyarrow``;
-``pip install 'opendp[polars]' pyarrow``); a peer without one is an entry ``missing``.  dpstream
-runs first and last, each time as the whole command in a process of its own.  Beside seconds, CPU
-seconds and peak memory: the keys that were released, and the distance (L1) of counts and sums
-from the exact ones over all keys, where a key that was not released counts as 0.
+Each peer runs in an environment of its own (`tests/bench/environments`), which the command makes.
+dpstream runs first and last, each time as the whole command in a process of its own.  Beside
+seconds, CPU seconds and peak memory: the keys that were released, and the distance (L1) of counts
+and sums from the exact ones over all keys, where a key that was not released counts as 0.
 """
 
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from tests.bench import environments
 from tests.bench.common import emit, machine
 from tests.bench.sql import STATEMENT, cold, data
 from tests.bench.sql_peer_runs import PEERS
@@ -46,10 +45,13 @@ def ours(folder: Path, catalog: Path) -> dict[str, Any]:
     return {"peer": "dpstream", **measured, **distance(folder / RECORDS, columns["key"], columns)}
 
 
-def theirs(name: str, python: str | None, folder: Path) -> dict[str, Any]:
+#: Peer -> its environment.
+ENVIRONMENTS = {"smartnoise": "smartnoise", "opendp-polars": "peers"}
+
+
+def theirs(name: str, folder: Path) -> dict[str, Any]:
     """A peer in its own environment."""
-    if python is None:
-        return {"peer": name, "missing": f"--python {name}=PATH"}
+    python = str(environments.python_of(ENVIRONMENTS[name]))
     script, out = Path(__file__).with_name("sql_peer_runs.py"), folder / f"{name}.parquet"
     words = [python, str(script), name, str(folder / RECORDS), str(out)]
     told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -65,19 +67,16 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    pythons = dict(given.split("=", 1) for given in options.python)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         catalog = data(folder, options.rows)
         runs = [ours(folder, catalog)]
-        runs += [theirs(peer, pythons.get(peer), folder) for peer in PEERS]
+        runs += [theirs(peer, folder) for peer in PEERS]
         runs.append(ours(folder, catalog))
     emit({"bench": "sql_peers", "statement": STATEMENT, "runs": runs, "machine": machine()},
          options.out)  # fmt: skip
-    sys.exit(0 if all("missing" not in run for run in runs) else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A recorded day as a stream on Prism or Flink: records a second, and seconds to a release.
+"""A recorded day as a stream on Prism or Flink, or read to its end: records a second, latency.
 
     python -m tests.bench.stream --runner prism
+    python -m tests.bench.stream --runner direct
     python -m tests.bench.stream --runner flink --workers 2
     python -m tests.bench.stream --runner flink --workers 1 2 --shards 1 4 16
     python -m tests.bench.stream --runner prism --latency --rate 20000 --seconds 120
@@ -8,9 +9,9 @@
 Rates come from two sizes of the same stream, so that start-up (a job server, a cluster, compiled
 kernels) is left out, in records a second and in records a CPU second of all processes; where
 start-up varies by seconds (Flink) the rate of the larger one with it is the one to trust.  The
-baseline reads both on the same runner and drops them.  Every release is compared with the
-bounded run's.  Latency: the wall time from the moment the source's
-watermark passes a trigger until the release's file is there, at a paced rate.
+baseline reads both on the same runner and drops them.  The sink is the same for all (Parquet).
+Every release is compared with the bounded run's.  Latency: the wall time from the moment the
+source's watermark passes a trigger until the release's file is there, at a paced rate.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def job_of(folder: Path, data: Path, shards: int, triggers: int) -> Job:
             "insecure_test_run_id": "22" * 16,
         },
         "state": {"shards": shards},
-        "sink": {"kind": "jsonl", "path": "releases"},
+        "sink": {"kind": "parquet", "path": "releases"},
     }
     (folder / "job.toml").write_text(tomlkit.dumps(tables))
     return load_job(folder / "job.toml")
@@ -172,7 +173,7 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         run_job(job, NAMES[args.runner], [], speed=86_400 * args.rate / rows)
     waited = []
     for trigger in range(1, line.triggers):  # at the end of the recording nothing is paced
-        path = Path(job.sink.path) / "window-000000" / f"trigger-{trigger:06d}.jsonl"
+        path = Path(job.sink.path) / "window-000000" / f"trigger-{trigger:06d}.parquet"
         waited.append(os.stat(path).st_ctime - passed[trigger])
     return {
         "runner": args.runner,
@@ -188,7 +189,7 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runner", choices=["prism", "flink"], default="prism")
+    parser.add_argument("--runner", choices=sorted(NAMES), default="prism")
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--shards", type=int, nargs="+", default=[4])
     parser.add_argument("--users", type=int, default=170_000, help="5.9 records each; also thrice")

@@ -11,7 +11,7 @@ import pytest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.file import lines
 from dpstream.state.sqlite.database import sqlite3
-from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, peers, week
+from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, week
 from tests.oracle.simulation import table1_records
 from tests.oracle.sweep import Sorted
 
@@ -103,12 +103,6 @@ def test_many_files_hold_the_same_records(tmp_path: Path) -> None:
     assert len(list(parts.iterdir())) == 7 and pq.read_table(parts).equals(whole)
     ran = growth.run(size._replace(triggers=2, files=7), tmp_path, "sticky")
     assert ran["records"] == len(whole) and ran["again_cpu_seconds"] > 0
-
-
-def test_a_missing_peer_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(peer_runs.NEEDS, "opendp-polars", "no-such-package")
-    entry = peers.measure_within("opendp-polars", tmp_path, 1, 180.0)
-    assert entry["missing"] == "missing: pip install 'dpstream[peers]'"
 
 
 def test_plain_numpy_agrees_with_the_truth(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOCKS = {name: (ROOT / name).read_text() for name in
          ("requirements.lock", "deploy/runtime.lock", "deploy/dataflow/launcher.lock",
+          "tests/bench/environments/peers.lock", "tests/bench/environments/smartnoise.lock",
           "deploy/build.lock")}  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOOLS = {
