@@ -51,3 +51,14 @@ class PolicyError(DpstreamError):
 
 class RunError(DpstreamError):
     """The machine, a file system or a runner failed; never caused by data (exit 4)."""
+
+
+class InvariantError(AssertionError):
+    """The program is in a state that its own rules exclude.
+
+    It stands where Python's ``assert`` would, which ``python -O`` drops.  It has no code, so that
+    it is treated as an error that nobody foresaw: its traceback goes to the private log.
+
+    Args:
+        rule: what does not hold, in public words.
+    """

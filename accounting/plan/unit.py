@@ -49,7 +49,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from dpstream.accounting.composition import Spend
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.figures import duration
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.plan import Plan
@@ -266,7 +266,8 @@ def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:
 def _joined(one: UnitIdentity, other: UnitIdentity) -> UnitIdentity:
     if one.period is None or other.period is None:
         return UnitIdentity(one.name, one.type)
-    assert one.phase is not None and other.phase is not None
+    if one.phase is None or other.phase is None:
+        raise InvariantError("one.phase is not None and other.phase is not None")
     shared = math.gcd(one.period, other.period)
     apart = other.phase - one.phase
     if apart % shared:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.plan.fields import Aggregate
 
 ColumnKind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
@@ -71,7 +71,8 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def aggregate(self) -> Aggregate:
         """The column as a stream's, for what both have in common; it must have bounds."""
-        assert self.low is not None and self.high is not None
+        if self.low is None or self.high is None:
+            raise InvariantError("self.low is not None and self.high is not None")
         return Aggregate(self.name, "mean", self.name, (self.low, self.high), self.grid)
 
     def grid_bounds(self) -> tuple[int, int]:

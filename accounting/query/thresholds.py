@@ -37,6 +37,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.thresholds import isf
 
@@ -195,5 +196,6 @@ def gaussian_selection(
             best = Selection(
                 share, weights, sigma, _WEIGHTED, d, tested, sd, alone[0], tau, math.ceil(tau)
             )
-    assert best is not None
+    if best is None:
+        raise InvariantError("best is not None")
     return best

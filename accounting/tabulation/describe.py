@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.figures import up
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
@@ -99,7 +100,8 @@ def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:
     budgets = dict[str, dict[str, float]]()
     for table, level, noise in plan.measured():
         budget = plan.parameters.budget(table.name, level)
-        assert isinstance(budget, Fraction)
+        if not isinstance(budget, Fraction):
+            raise InvariantError("isinstance(budget, Fraction)")
         least = same_margins(noise, budget, plan.stability[level].groups, gamma)
         # Six digits are what a person writes into a file.
         written = min(Fraction(up(float(least))), budget)
@@ -182,12 +184,14 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
 
 def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[dict[str, Any]]:
     """Each kind of figure of a table at a level, with its exact 95% margin."""
-    assert noise.detail is not None
+    if noise.detail is None:
+        raise InvariantError("noise.detail is not None")
     out, asked = list[dict[str, Any]](), plan.parameters
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:
         own = noise.total if detail is None else noise.detail
-        assert own is not None, "a figure is measured"
+        if own is None:
+            raise InvariantError("a figure is measured")
         first = None if detail is None else noise.first
         margin = published_margin(asked, first, own, size, part)
         out.append({"table": name, "figure": what, "detail": detail, "cells": part,

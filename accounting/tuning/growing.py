@@ -22,6 +22,7 @@ from scipy.special import ndtr
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 
@@ -59,7 +60,8 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
         mass: (keys,) shares of all records that fall on such keys; they matter with ``skip``.
     """
     statistic, tau = budget.statistic, budget.tau
-    assert statistic is not None and tau is not None
+    if statistic is None or tau is None:
+        raise InvariantError("statistic is not None and tau is not None")
     step = -(-len(tau) // _TESTS)
     looked = np.arange(len(tau) - 1, -1, -step)[::-1]
     times = plan.design.test_triggers[looked] / plan.design.triggers

@@ -23,6 +23,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.growing import Published, published
 
@@ -125,7 +126,8 @@ def final_sd(plan: Plan, budget: Budget) -> float:
     """sd at close of the first published column, in records at the bound."""
     if budget.values:
         return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
-    assert budget.units is not None
+    if budget.units is None:
+        raise InvariantError("budget.units is not None")
     return float(budget.units.sd[-1])
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from dpstream.accounting.arrays import Float64, Ids
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.strategies.base import ExactNoise, Strategy
 from dpstream.dp_transforms.noise import doubles, quantile
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
@@ -36,7 +37,8 @@ class Components:
 
     def __init__(self, stream: NoiseStream, count: int) -> None:
         generators, sampler = stream.strategy.generators, stream.sampler
-        assert generators is not None and isinstance(sampler, ContinuousGaussian)
+        if generators is None or not isinstance(sampler, ContinuousGaussian):
+            raise InvariantError("components have generators and a continuous sampler")
         self._generators, self._sampler, self._prf = generators, sampler, stream.node
         self._tweaks = stream.component_names(np.arange(count))
         self._table = generators.table
@@ -74,7 +76,8 @@ def error_in_sds(strategy: Strategy) -> float:
     moves in a prefix is at most the response of a step or a buffer (``Generators.responses``).
     """
     generators, reach = strategy.generators, strategy.reach
-    assert generators is not None
+    if generators is None:
+        raise InvariantError("generators is not None")
     found, size = generators.responses(), generators.theta.shape[1]
     around = 1 + (np.abs(generators.out) * found.filled).sum(axis=1)
     of_steps = (3 * size + 4) * found.step * generators.gain * around

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import InvariantError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, Secret, wipe
 
 Bytes = npt.NDArray[np.uint8]
@@ -173,7 +173,8 @@ class KeyRing:
 
 def _child(secret: Secret, purpose: str) -> bytearray:
     """K's child for a purpose, in a buffer of the caller's."""
-    assert purpose in PURPOSES
+    if purpose not in PURPOSES:
+        raise InvariantError("a key has one of the known purposes")
     child = bytearray(KEY_BYTES)
     info = b"dpstream/1/" + purpose.encode()
     HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive_into(secret, child)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.parts import middle_of
 from dpstream.accounting.query.tree import cells_of, tree_of
@@ -87,7 +88,8 @@ def _exact(measure: Measure, totals: Totals, at: Int64) -> list[Int64]:
     if aggregate.what == "quantiles":
         leaves = totals.leaves[aggregate.column][at]
         return [np.asarray(leaves @ tree_of(cells_of(measure.column)).matrix.T, np.int64)]
-    assert measure.line is not None
+    if measure.line is None:
+        raise InvariantError("measure.line is not None")
     records, total = (part[at] for part in totals.columns[aggregate.column])
     if aggregate.what == "sum":
         return [measure.line.first * records + measure.line.by * total]

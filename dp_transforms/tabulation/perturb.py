@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.tabulation.scales import Draws, Noise
 from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.tabulation.aggregate import Counts
@@ -76,18 +77,21 @@ def perturbed(
     out = list[Measured]()
     first: Int64 | None = None
     if draws.first is None:
-        assert published is not None, "without a step 1 totals are published already"
+        if published is None:
+            raise InvariantError("without a step 1 totals are published already")
         groups, totals = published.within(shard.first, shard.last)
         detail = _detail(totals, thresholds)
     else:
         if only.any():
-            assert draws.total is not None, "groups of which the total alone is measured"
+            if draws.total is None:
+                raise InvariantError("groups of which the total alone is measured")
             values = measure(draws.total, TOTAL, groups[only], 0)
             out.append(Measured(0, draws.total, None, groups[only], values, None))
         groups = groups[~only]
         first = measure(draws.first, FIRST, groups, 0)[:, 0]
         detail = _detail(first, thresholds)
-    assert draws.detail is not None, "a level that is on measures cells"
+    if draws.detail is None:
+        raise InvariantError("a level that is on measures cells")
     for number in range(len(table.details)):
         mine = detail == number
         if mine.any():

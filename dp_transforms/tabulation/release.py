@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.tabulation.combined import combine, published_margin, weight
 from dpstream.accounting.tabulation.margins import quantile
 from dpstream.accounting.tabulation.parameters import Parameters
@@ -156,7 +157,8 @@ def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> lis
     if parameters.estimates == "census" or part.first is None:
         values = values if negative else np.maximum(values, 0)
         return [values[:, list(row.cells)].sum(axis=1) for row in rows]
-    assert part.first_noise is not None, "step 1 has noise"
+    if part.first_noise is None:
+        raise InvariantError("step 1 has noise")
     size = values.shape[1]
     found = combine(
         part.first, values, _weight(part.first_noise, part.noise, size), allow_negative=negative
@@ -168,7 +170,8 @@ def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> lis
         elif len(row.cells) == 1:
             out.append(found.cells[:, row.cells[0]])
         else:
-            assert found.sexes is not None, "a margin is one of two"
+            if found.sexes is None:
+                raise InvariantError("a margin is one of two")
             out.append(found.sexes[:, row.cells[0] // (size // 2)])
     return out
 

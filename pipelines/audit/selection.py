@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget import Budget, plain_count
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.evidence.bounds import Scores
 from dpstream.accounting.evidence.design import others_needed
 from dpstream.accounting.evidence.distinguishability import prefix_covariance
@@ -49,7 +50,8 @@ class Crossing(NamedTuple):
 
 def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
     """The design of the trials, with as many keys as their rows allow."""
-    assert budget.tau is not None and budget.statistic is not None
+    if budget.tau is None or budget.statistic is None:
+        raise InvariantError("budget.tau is not None and budget.statistic is not None")
     others = others_needed(plan, budget, 0.0)
     keys = min(plan.privacy.contributions, max(1, _ROWS // (2 * trials * (others + 1))), 64)
     statistic, weights = budget.statistic, plan.design.weights
@@ -70,7 +72,8 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
 
 def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> Float64:
     """(paths, tests) simulated noise of the statistic."""
-    assert budget.selection is not None and budget.statistic is not None
+    if budget.selection is None or budget.statistic is None:
+        raise InvariantError("budget.selection is not None and budget.statistic is not None")
     step_indices = np.arange(1, tests + 1)
     covariance = prefix_covariance(budget.selection.strategy_object, step_indices)
     covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2

@@ -90,8 +90,7 @@ def answer(
             raise UsageError("--over-time", "is for a job", "a release has its own triggers")
         _from(asked, release, out, nonnegative, covariance, as_json)
         return
-    assert job is not None
-    if out is None:
+    if job is None or out is None:
         raise UsageError("--out", "is required", "name a new folder")
     if covariance is not None:
         raise UsageError("--covariance", "is for --from", "ask it of the release")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.figures import down, up
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json, print_warnings
 from dpstream.pipelines.cli.private_counts import OPERATOR
@@ -123,7 +124,8 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
 def _read(path: Path | None) -> str:
     from dpstream.accounting.errors import UsageError
 
-    assert path is not None
+    if path is None:
+        raise InvariantError("path is not None")
     try:
         with open(path, encoding="utf-8") as file:
             return file.read(1 << 22)

@@ -12,7 +12,7 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.dp_transforms.telemetry import guarded, timed
 from dpstream.pipelines.jobs.job import Job
 
@@ -46,7 +46,8 @@ class QueryRows(beam.DoFn):
     @guarded("query")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """One batch; nothing where no row of it stays."""
-        assert self._engine is not None
+        if self._engine is None:
+            raise InvariantError("self._engine is not None")
         with timed("query"):
             found = self._engine(element)
         if found.num_rows:

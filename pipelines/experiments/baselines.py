@@ -49,7 +49,7 @@ from scipy.stats import binom
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import DECODE_BITS, MAX_SIGMA
 from dpstream.accounting.plan.fields import Aggregate, Field
@@ -121,7 +121,8 @@ def query_of(name: str, promise: Guarantee, triggers: int) -> Query:
 def _fair(promise: Guarantee, queries: int) -> Query:
     """The package's one-trigger accounting, composed as Gaussians over ``queries``."""
     budget = allocate(_one_shot_plan(promise))
-    assert budget.selection is not None and budget.tau is not None
+    if budget.selection is None or budget.tau is None:
+        raise InvariantError("budget.selection is not None and budget.tau is not None")
     growth = queries**0.5 * (1 + _SLACK)
     sigma = budget.selection.sigma * growth
     cells = promise.contributions * queries

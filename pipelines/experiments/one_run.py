@@ -16,7 +16,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+)
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.jobs.job import Job
 
@@ -33,7 +39,8 @@ def measure(job: Job, run: Callable[[Job], Any]) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     run(job)
     seconds = time.perf_counter() - start
-    assert job.state.path is not None
+    if job.state.path is None:
+        raise InvariantError("job.state.path is not None")
     state = sum(p.stat().st_size for p in job.state.path.parent.glob("state.db*"))
     return {
         "records": records,

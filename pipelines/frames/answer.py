@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.grids import regridded
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -133,7 +133,8 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, run_id: str) -> bytes:
     table: dict[str, pa.Array | pa.ChunkedArray] = {}
     if question.key:
         values = rows.groups.values
-        assert values is not None
+        if values is None:
+            raise InvariantError("values is not None")
         chosen = values.take(numbers(found.group))
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
     table |= estimated(column.name, found.columns[column.name], absent=null)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
@@ -87,7 +87,8 @@ class Question(NamedTuple):
     def identity(self, unit: str | None) -> UnitIdentity:
         """The unit in a ledger, which may call it otherwise."""
         kind = self.kinds[0]
-        assert kind in _UNITS
+        if kind not in _UNITS:
+            raise InvariantError("kind in _UNITS")
         return UnitIdentity(unit or self.unit, kind)
 
     def charge(self, run_id: str, unit: UnitIdentity) -> Charge:

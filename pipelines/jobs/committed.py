@@ -17,7 +17,7 @@ import msgspec
 
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Receipt, Tuned
@@ -106,7 +106,8 @@ def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
     from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
     from dpstream.state.ledger.open import ledger_exists, open_ledger
 
-    assert job.ledger is not None
+    if job.ledger is None:
+        raise InvariantError("job.ledger is not None")
     missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
     if not ledger_exists(job.ledger.path):  # opening would create a file
         raise missing

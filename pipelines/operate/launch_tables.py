@@ -21,7 +21,13 @@ import apache_beam as beam
 import msgspec
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+)
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.pipelines.tabulation.config import Choice
@@ -120,7 +126,8 @@ def begin(asked: Asked) -> Begin:
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     """Put the transforms of an execution into a pipeline."""
     task = began.task
-    assert task.stamp is not None, "records of a store have one"
+    if task.stamp is None:
+        raise InvariantError("records of a store have one")
     name, size, _ = task.stamp
     path = f"{task.inputs.data}/{name}"
     pieces = [

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.session import answered
@@ -83,7 +83,8 @@ def check(desk: Desk, wish: Wish) -> None:
         usable(desk.runner)
     if not (desk.config.folder / "manifest.json").exists():
         raise RunError("table.folder", "holds no table", "make it with `dpstream session init`")
-    assert desk.ring
+    if not desk.ring:
+        raise InvariantError("desk.ring")
 
 
 def request_of(desk: Desk, wish: Wish) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, floor
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.regions.amounts import MICRO, exact
 from dpstream.accounting.regions.dimensions import (
     Budget,
@@ -46,7 +46,8 @@ def true_at(dimension: Dimension, sign: str, value: Value) -> Ranges:
     """
     if isinstance(dimension, Category):
         return _of_codes(dimension, sign, str(value))
-    assert not isinstance(value, str)
+    if isinstance(value, str):
+        raise InvariantError("not isinstance(value, str)")
     # A cut that the comparison does not need is not looked for: it may not exist.
     below = _below(dimension, value) if sign not in {"<=", ">"} else 0
     within = _through(dimension, value) if sign not in {"<", ">="} else 0
@@ -89,7 +90,8 @@ def _through(dimension: Dimension, value: Fraction | int) -> int:
         return _clipped(floor(value * MICRO / dimension.step) + 1, dimension)
     if isinstance(dimension, Integer):
         return dimension.edge(floor(value) + 1)
-    assert isinstance(dimension, Real | Timestamp)
+    if not isinstance(dimension, Real | Timestamp):
+        raise InvariantError("isinstance(dimension, Real | Timestamp)")
     if isinstance(dimension, Timestamp) and dimension.step == 1:
         return dimension.edge(floor(value) + 1)
     if value < exact(dimension.low, dimension.name):

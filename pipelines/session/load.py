@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.parts import (
@@ -194,7 +194,8 @@ class _Change:
 
     def delete(self) -> Loaded:
         """The named records go."""
-        assert self._prf is not None
+        if self._prf is None:
+            raise InvariantError("self._prf is not None")
         found = IdTable()
         named = list[tuple[int, Int64, Int64]]()
         for file, rows, ids, given in ids_of(self._config, self._files, self._prf):
@@ -222,7 +223,8 @@ class _Change:
     def _known(self, new: Iterable[Records], there: Bool, found: IdTable) -> Iterator[Records]:
         """Those whose ids the table had."""
         for some in new:
-            assert some.ids is not None
+            if some.ids is None:
+                raise InvariantError("some.ids is not None")
             known = there[found.find(some.ids)]
             self._refuse(some.file, some.rows[~known], UNKNOWN_ID)
             yield some.kept(known)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import volumes
 from dpstream.accounting.regions.charging import charge
@@ -69,7 +69,8 @@ def heat_map(
     at = None
     if place not in (x, y):
         dimension = space.dimensions[place]
-        assert isinstance(dimension, Budget)
+        if not isinstance(dimension, Budget):
+            raise InvariantError("isinstance(dimension, Budget)")
         top = (dimension.values - 1) * dimension.step
         at = (top if initial is None else initial) // dimension.step
         if not 0 <= at < dimension.values:
@@ -140,7 +141,8 @@ def over_time(table: SessionTable, kind: str, history: list[tuple[str, RegionCha
     Moment
 ]:  # fmt: skip
     """The account of one kind of budget after each of its entries."""
-    assert kind in ("epsilon", "rho")
+    if kind not in ("epsilon", "rho"):
+        raise InvariantError("kind in ('epsilon', 'rho')")
     spent = untouched(table.space, kind, table.cap)  # type: ignore[arg-type]
     whole = float(volumes(table.space.whole)[0])
     found = list[Moment]()

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import InvariantError, RunError, UsageError
 from dpstream.accounting.regions.dimensions import (
     Budget,
     Category,
@@ -120,7 +120,8 @@ def ids_of(
     Raises:
         UsageError, RunError: as for `records_of`.
     """
-    assert config.id is not None
+    if config.id is None:
+        raise InvariantError("config.id is not None")
     for number, path in enumerate(files):
         for part in parts_of(path, [config.id]):
             if isinstance(part, Refused):
@@ -192,7 +193,8 @@ def _records(
 
 
 def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:
-    assert config.id is not None
+    if config.id is None:
+        raise InvariantError("config.id is not None")
     column = batch.column(config.id)
     if config.id_type == "string" and pa.types.is_integer(column.type):
         column = column.cast(pa.string())

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import InvariantError, RunError, UsageError
 from dpstream.accounting.limits import MAX_SUMMED
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, taken
 from dpstream.accounting.sessions.aggregates import Leaves, Needs
@@ -221,7 +221,8 @@ class Scan:
                     self._db.unregister(BOXES)
         if not self._in_memory and self._stamped() != self._stamps:
             raise damaged()
-        assert all(of.dtype.kind in "iu" for of in rows.values()), "whole numbers alone are exact"
+        if not all(of.dtype.kind in "iu" for of in rows.values()):
+            raise InvariantError("whole numbers alone are exact")
         return {name: np.ma.filled(of, 0).astype(np.int64) for name, of in rows.items()}
 
     def _open(self, held: bool) -> None:

@@ -8,7 +8,7 @@ import glob
 import re
 from pathlib import Path
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 
 #: Types of columns, as statements name them.
 TYPES = {
@@ -40,7 +40,8 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
         if kind == "sqlite":
             return kind, f"sqlite:///{folder / sqlite_file(uri)}"
         return kind, uri
-    assert path is not None
+    if path is None:
+        raise InvariantError("path is not None")
     plain = path.lower()
     for ending in _PACKED:
         plain = plain.removesuffix(ending)

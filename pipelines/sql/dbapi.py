@@ -17,7 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+)
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
@@ -64,7 +70,8 @@ class Connection:
 
     def cursor(self) -> "Cursor":
         """A new cursor."""
-        assert self.catalog
+        if not self.catalog:
+            raise InvariantError("self.catalog")
         return Cursor(self)
 
     def execute(self, statement: str, *, fresh: bool = False) -> "Cursor":
@@ -183,7 +190,8 @@ class Cursor:
             yield row
 
     def _answered(self) -> pa.Table:
-        assert self.connection.catalog
+        if not self.connection.catalog:
+            raise InvariantError("self.connection.catalog")
         if self._table is None:
             raise UsageError("cursor", "has no answer", "execute a statement")
         return self._table

@@ -9,6 +9,7 @@ import itertools
 
 from sqlglot import exp
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.expressions import DECIMALS, FLOATS, decimal, duckdb
 from dpstream.pipelines.sql.forms import exact
@@ -204,7 +205,8 @@ def _owned(table: Table, catalog: Catalog) -> exp.Select:
     while at.via is not None:
         at = catalog.tables[at.via.table]
         chain.append(at)
-    assert at.unit is not None
+    if at.unit is None:
+        raise InvariantError("at.unit is not None")
     owner = exp.column(at.unit, table=f"t{len(chain) - 1}", quoted=True)
     items: list[exp.Expr] = [exp.column(c, table="t0", quoted=True) for c in table.columns]
     if table.via is not None:
@@ -215,7 +217,8 @@ def _owned(table: Table, catalog: Catalog) -> exp.Select:
         where=exp.Where(this=exp.Not(this=exp.Is(this=owner, expression=exp.Null()))),
     )
     for place, (child, parent) in enumerate(itertools.pairwise(chain)):
-        assert child.via is not None
+        if child.via is None:
+            raise InvariantError("child.via is not None")
         on = exp.and_(*(
             exp.EQ(
                 this=_key(child, column, place), expression=_key(parent, key, place + 1),

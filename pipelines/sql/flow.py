@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
 from dpstream.dp_transforms.one_shot import aggregated
@@ -100,7 +101,8 @@ def _owned(
         own = Own(task, column)
         return rows | f"Own{number}" >> beam.ParDo(own).with_output_types(pa.RecordBatch)
     via = table.via
-    assert via is not None
+    if via is None:
+        raise InvariantError("via is not None")
     pairs = sorted((theirs, mine) for mine, theirs in via.on)
     sides = [
         (owned[via.table], via.table, tuple(theirs for theirs, _ in pairs)),

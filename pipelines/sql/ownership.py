@@ -45,6 +45,7 @@ from collections.abc import Mapping
 
 from sqlglot import exp
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
 from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -97,14 +98,16 @@ class Validator:
             node.set("order", None)  # it changes no multiset, and could fail on a row
         if isinstance(node, exp.SetOperation):
             return self._combined(node)
-        assert isinstance(node, exp.Select)
+        if not isinstance(node, exp.Select):
+            raise InvariantError("isinstance(node, exp.Select)")
         return self._selected(node)
 
     def scope(self, node: exp.Select) -> Scope:
         """What FROM, its joins and WHERE of a SELECT give."""
         first = node.args.get("from_")
         require(first is not None, "from", node)
-        assert first is not None
+        if first is None:
+            raise InvariantError("first is not None")
         scope = Scope(first.this.alias_or_name, self._source(first.this))
         for join in node.args.get("joins") or ():
             scope.joined(join.this.alias_or_name, self._source(join.this), join)

@@ -16,6 +16,7 @@ from sqlglot.optimizer.qualify_tables import qualify_tables
 from sqlglot.schema import MappingSchema
 from sqlglot.tokens import TokenType
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.pipelines.sql.allowed import (
     MAX_CHARACTERS,
     MAX_DEPTH,
@@ -54,7 +55,8 @@ def parsed(text: str) -> exp.Query:
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
         # The parser met something that it does not expect: it never passes on what.
         raise refusal("syntax") from None
-    assert isinstance(tree, exp.Query)
+    if not isinstance(tree, exp.Query):
+        raise InvariantError("isinstance(tree, exp.Query)")
     return tree
 
 

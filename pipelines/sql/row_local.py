@@ -31,6 +31,7 @@ import dataclasses
 
 from sqlglot import exp
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -83,7 +84,8 @@ def row_query(text: str, tables: RowTables) -> exp.Select:
 def _checked(text: str, tables: RowTables) -> exp.Select:
     tree = qualified(inlined(parsed(text)), tables.schema)
     require(isinstance(tree, exp.Select), "stream-rows", tree)
-    assert isinstance(tree, exp.Select)
+    if not isinstance(tree, exp.Select):
+        raise InvariantError("isinstance(tree, exp.Select)")
     require(tree.args.get("hint") is None, "one-dp-select", tree)
     check_row_local(tree, tables)
     tree.set("order", None)  # rows keep the order they came in

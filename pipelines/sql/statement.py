@@ -11,6 +11,7 @@ import msgspec
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
 from dpstream.pipelines.sql.catalog import RELEASED, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -153,7 +154,8 @@ class _Released:
             require(name not in self.names, "duplicate-column", node)
             self.names.add(name)
         kind = type_of(node)
-        assert kind is not None
+        if kind is None:
+            raise InvariantError("kind is not None")
         return Group(name, node.copy(), kind)
 
     def _collect(self, node: exp.Expr, label: str | None) -> None:

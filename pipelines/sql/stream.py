@@ -29,7 +29,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import InlineTable
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.jobs.committed import check_tuning
@@ -104,7 +104,8 @@ def stream_job(path: Path, statement: str) -> StreamJob:
             fits = error
             continue
         return StreamJob(job, text)
-    assert fits is not None
+    if fits is None:
+        raise InvariantError("fits is not None")
     raise fits
 
 

@@ -7,6 +7,7 @@ would be computed from an answer, or would need the whole of a table, is refused
 import msgspec
 from sqlglot import exp
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.accounting.plan.fields import FieldType, KindName
 from dpstream.pipelines.sql.allowed import require
@@ -79,7 +80,8 @@ def check_functions(asked: Statement, text: str) -> None:
         require(counts == (function.low is None) and not function.norm, "stream-bounds", at)
         require(not function.report, "stream-answer", at)
     labels = {f.name for f in asked.functions} | {g.name for g in asked.groups}
-    assert isinstance(asked.outer, exp.Select)
+    if not isinstance(asked.outer, exp.Select):
+        raise InvariantError("isinstance(asked.outer, exp.Select)")
     for item in asked.outer.expressions:
         plain = isinstance(item.unalias(), exp.Column) and item.unalias().name == item.alias
         at = items.get(item.alias_or_name, tree)

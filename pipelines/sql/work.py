@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.accounting.query.grids import grids_of
@@ -160,7 +161,8 @@ class Work(NamedTuple):
 
 def typed_public(statement: Statement) -> exp.Expr:
     """The query of the public groups, in the form that no row makes fail."""
-    assert isinstance(statement.public, exp.Select)
+    if not isinstance(statement.public, exp.Select):
+        raise InvariantError("isinstance(statement.public, exp.Select)")
     return safe_query(statement.public)
 
 

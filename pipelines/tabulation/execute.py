@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -218,7 +218,8 @@ def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draf
 
 def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:
     """Count and draw on a runner's workers."""
-    assert order.runner is not None, "a runner was asked for"
+    if order.runner is None:
+        raise InvariantError("a runner was asked for")
     bound = order.key.of_run(run_id, keys.fingerprint)
     letters = None if order.letters is None else str(order.letters)
     spread(order.runner, order.inputs, found, bound, run_id, draft.path, letters)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.pipelines.tabulation import characteristics, geography
@@ -57,7 +58,8 @@ def load(
     """
     loaded, found = _read(parameters, data, choice, records, totals)
     refuse(found)
-    assert loaded is not None
+    if loaded is None:
+        raise InvariantError("loaded is not None")
     return loaded
 
 

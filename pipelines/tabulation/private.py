@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
@@ -70,7 +70,8 @@ class Parsed(NamedTuple):
 def lookup_of(files: PublicFiles, parameters: Parameters) -> Lookup:
     """The look-up of public files; rows of their geography are sorted by block."""
     block, good = numbers_of(files.geography["block"].combine_chunks(), BLOCK_DIGITS)
-    assert good.all() and (np.diff(block) > 0).all(), "the reader of the geography sorts it"
+    if not good.all() or not (np.diff(block) > 0).all():
+        raise InvariantError("the reader of the geography sorts it")
     states = np.array(sorted(map(int, states_of(parameters))), np.int64)
     return Lookup(parameters.program, block, states, files.codes)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.tabulation.describe import describe, text
 from dpstream.accounting.tabulation.guarantee import DELTA
 from dpstream.pipelines.tabulation.config import CONFIG, Choice
@@ -93,7 +93,8 @@ def _without_block(prepared: Prepared) -> int:
     count = 0
     for level, published in (prepared.published or {}).items():
         domain = prepared.domain.of(level)
-        assert domain is not None, "totals are of levels that run"
+        if domain is None:
+            raise InvariantError("totals are of levels that run")
         region = published.groups // len(domain.iterations)
         count += int((~np.isin(region, prepared.domain.regions_of[level.region_type])).sum())
     return count

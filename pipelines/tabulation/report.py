@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
@@ -209,7 +209,8 @@ def _expected(known: Prepared) -> dict[Kind, tuple[int, float, int]]:
     for table, level, noise in known.plan.measured():
         for row in figures_of(known.plan, table, level, noise):
             own = noise.total if row["detail"] is None else noise.detail
-            assert own is not None
+            if own is None:
+                raise InvariantError("own is not None")
             rmse = math.sqrt(row["cells"] * margins.chances(own).variance)
             kind = Kind(level.label, row["table"], row["figure"], row["detail"])
             out[kind] = row["margin"], rmse, row["cells"]
@@ -221,7 +222,8 @@ def _cell(known: Prepared, cell: Cell, errors: Errors) -> dict[str, Any]:
     level = Level(cell.iteration_level, cell.region_type)
     table = next(t for t in known.plan.parameters.tables if t.name == cell.table)
     noise = draws(known.plan.parameters, table, level, known.plan.stability[level].groups)
-    assert noise is not None and noise.detail is not None
+    if noise is None or noise.detail is None:
+        raise InvariantError("noise is not None and noise.detail is not None")
     own = noise.total if cell.detailed_only and noise.total is not None else noise.detail
     return {
         **cell._asdict(), "size": interval(cell.size), "power": cell.size,

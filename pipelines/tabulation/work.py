@@ -7,6 +7,7 @@ counted.  Between the two exact counts travel, as pairs (group and leaf, count).
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.tabulation.describe import NO_GUARANTEE
 from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import Table
@@ -129,7 +130,8 @@ def finished(
     parameters = found.plan.parameters
     table, level = parameters.tables[part.table], found.domain.levels[part.shard.level]
     kinds = draws(parameters, table, level.level, level.stability.groups)
-    assert kinds is not None, "a part is of a level that is on"
+    if kinds is None:
+        raise InvariantError("a part is of a level that is on")
     measured = perturbed(
         level,
         table,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.figures import exact
 from dpstream.accounting.tuning.answer import Figures, Receipt, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
@@ -85,7 +85,8 @@ def choose(asked: Asked) -> Outcome:
 
 def _private(asked: Asked, ring: KeyRing) -> Outcome:
     job, request = asked.job, asked.request
-    assert job.ledger is not None
+    if job.ledger is None:
+        raise InvariantError("job.ledger is not None")
     before = stamps(job)
     pieces(job)  # what is wrong with the files is said before it is charged
     parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
@@ -114,7 +115,8 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
 
 def refuse_useless(asked: Asked, book: Book, spend: Charge) -> None:
     """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
-    assert asked.job.ledger is not None
+    if asked.job.ledger is None:
+        raise InvariantError("asked.job.ledger is not None")
     limit = asked.job.ledger.limit
     stream = spend_of(asked.job, allocate(asked.job.plan), "")
     if not book.account.within([spend, stream], limit.epsilon, limit.delta):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
@@ -115,7 +115,8 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     spent = tables.spent2(shapes, sds, privacy.contributions)
     if spent > mu * mu:
         sds *= np.sqrt(spent) / mu * (1 + 1e-12)
-    assert tables.spent2(shapes, sds, privacy.contributions) <= mu * mu
+    if not tables.spent2(shapes, sds, privacy.contributions) <= mu * mu:
+        raise InvariantError("the noise of the tables keeps the budget")
     digest = hashlib.blake2b(sds.astype("<f8").tobytes(), digest_size=16, person=b"dpstream-tables")
     digest.update(repr((sizes, gram.keys)).encode())
 
@@ -149,7 +150,8 @@ def answer_once(
     _check(workload, job)
     if nonnegative and not mechanism.whole:
         raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
-    assert job.ledger is not None
+    if job.ledger is None:
+        raise InvariantError("job.ledger is not None")
     # The source hands over the columns of the domain.
     reading = job.reading(domain.key)
     source = input_of(reading)

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Asked, Ledger, Limit
 
@@ -82,7 +82,8 @@ class Register:
         Raises:
             PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
-        assert charge.kind == self._kind and not charge.epoch, "the charge is of another kind"
+        if not (charge.kind == self._kind and (not charge.epoch)):
+            raise InvariantError("the charge is of another kind")
 
         def pay() -> tuple[str, bool]:
             found = self.find(request)
@@ -101,7 +102,8 @@ class Register:
         if answer is None:
             self.commit(run_id, draw(run_id))
             answer = self.read(run_id)
-            assert answer is not None
+            if answer is None:
+                raise InvariantError("answer is not None")
         return answer
 
     def find(self, request: str) -> str | None:

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
 from dpstream.accounting.regions.boxes import checked
 from dpstream.accounting.regions.closing import closable
@@ -242,7 +242,8 @@ class RegionAccount:
         if found is None or (fresh and self._register.read(found) is not None):
             return None
         charge = self._ledger.book().find(found)
-        assert charge is not None
+        if charge is None:
+            raise InvariantError("charge is not None")
         return Paid(found, False, region_of(charge, self.table), None)
 
     def _append(self, region: RegionCharge) -> str:
@@ -288,7 +289,8 @@ class RegionAccount:
             )
         if new:
             digest = ledger.digest_of(new[-1].name)
-            assert digest is not None
+            if digest is None:
+                raise InvariantError("digest is not None")
             self._state = state.after(new, digest)
         self._book = book
         return self._state

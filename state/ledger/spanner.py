@@ -21,7 +21,7 @@ from typing import Any
 
 from google.cloud import spanner
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import InvariantError, RunError, UsageError
 from dpstream.accounting.limits import COMMIT_BYTES
 from dpstream.state.ledger.charges import Book, Charge, Entry, Head, chained
 from dpstream.state.ledger.contract import Asked, Ledger, LedgerMovedError
@@ -105,7 +105,8 @@ class SpannerLedger(Ledger):
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """See the contract."""
-        assert self._pending is None, "one transaction at a time"
+        if self._pending is not None:
+            raise InvariantError("one transaction at a time")
         rows = self._refreshed()
         self._pending = _Pending()
         try:
@@ -123,7 +124,8 @@ class SpannerLedger(Ledger):
             self._pending = None
 
     def _commit(self, rows: Replica, pending: _Pending) -> None:
-        assert self._last is not None
+        if self._last is None:
+            raise InvariantError("self._last is not None")
         end = rows.digests[-1] if rows.digests else ""
         touched = tuple(pending.tokens), tuple(pending.answers)
         number, mark = self._last.number + 1, secrets.token_hex(16)
@@ -147,7 +149,8 @@ class SpannerLedger(Ledger):
 
     def _unmoved(self) -> None:
         """Check that what was read is still the newest."""
-        assert self._last is not None
+        if self._last is None:
+            raise InvariantError("self._last is not None")
         with of_ledger():
             if commits_from(self._db, self._last.number) != [self._last]:
                 raise LedgerMovedError
@@ -159,7 +162,8 @@ class SpannerLedger(Ledger):
                 last = self._last
                 if last is None or commits_from(self._db, last.number) != [last]:
                     administered(self._read)
-        assert self._rows is not None
+        if self._rows is None:
+            raise InvariantError("self._rows is not None")
         return self._rows
 
     def _read(self) -> None:
@@ -268,7 +272,8 @@ class SpannerLedger(Ledger):
                 "ask for fewer rows",
             )  # fmt: skip
         known = rows.answer_row(run_id)
-        assert known is not None and known[1] is None, "a request without a receipt"
+        if known is None or known[1] is not None:
+            raise InvariantError("a request without a receipt")
         request, _, number = known
         rows.put_answer(AnswerRow(run_id, self.data_set, request, receipt, digest, number))
         pending.answers[run_id], pending.receipts[run_id] = None, receipt
@@ -278,7 +283,8 @@ class SpannerLedger(Ledger):
         pending.changes += [("insert", RECEIPTS, piece) for piece in pieces]
 
     def _writing(self) -> tuple[_Pending, Replica]:
-        assert self._pending is not None and self._rows is not None, "only in a transaction"
+        if self._pending is None or self._rows is None:
+            raise InvariantError("only in a transaction")
         return self._pending, self._rows
 
 

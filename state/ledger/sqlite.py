@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpstream.accounting.errors import InvariantError
 from dpstream.state.ledger.charges import Book, Charge, Head, chained
 from dpstream.state.ledger.contract import Asked, Ledger
 from dpstream.state.ledger.file import START, Line, check_all, connect, failed, lines
@@ -78,7 +79,8 @@ class SqliteLedger(Ledger):
             before, charges = self._checked, len(self._book.charges)
             try:
                 yield
-                assert self._checked is not None and before is not None
+                if self._checked is None or before is None:
+                    raise InvariantError("self._checked is not None and before is not None")
                 if self._checked.sums != before.sums:
                     put_seal(self._db, self._checked.sums)
                 self._db.execute("COMMIT")
@@ -156,7 +158,8 @@ class SqliteLedger(Ledger):
 
     def append(self, charge: Charge) -> None:
         """See the contract."""
-        assert self._checked is not None, "only in a transaction"
+        if self._checked is None:
+            raise InvariantError("only in a transaction")
         seq, text = self._checked.seq + 1, charge.text
         digest = chained(self._checked.digest, self.data_set, text)
         self._insert("entries", (seq, self.data_set, charge.name, text, digest))
@@ -166,7 +169,8 @@ class SqliteLedger(Ledger):
     def head(self) -> Head:
         """See the contract."""
         with self._looking():
-            assert self._checked is not None
+            if self._checked is None:
+                raise InvariantError("self._checked is not None")
             return Head(self.data_set, self._checked.seq, self._checked.digest)
 
     def digest_at(self, seq: int) -> str | None:
@@ -235,11 +239,13 @@ class SqliteLedger(Ledger):
         self._moved(table, total)
 
     def _sum(self, table: str) -> int:
-        assert self._checked is not None and self._db.in_transaction, "only in a transaction"
+        if not (self._checked is not None and self._db.in_transaction):
+            raise InvariantError("only in a transaction")
         return self._checked.sums[table]
 
     def _moved(self, table: str, total: int) -> None:
-        assert self._checked is not None
+        if self._checked is None:
+            raise InvariantError("self._checked is not None")
         self._checked = self._checked._replace(sums={**self._checked.sums, table: total})
 
 

@@ -22,10 +22,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
+from dpstream.state.seals import damaged
 from dpstream.state.spanner import epochs, selections
 from dpstream.state.spanner.batch import Mutations, fits, parts
 from dpstream.state.spanner.client import (
@@ -131,7 +133,8 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
-        assert isinstance(states, SpannerKeyShard)
+        if not isinstance(states, SpannerKeyShard):
+            raise InvariantError("isinstance(states, SpannerKeyShard)")
         group = self._group.shards
         if group:
             # What waits must fit into one commit together with this step.
@@ -147,7 +150,8 @@ class SpannerStore(SpannerRetention, Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
-        assert isinstance(states, SpannerKeyShard)
+        if not isinstance(states, SpannerKeyShard):
+            raise InvariantError("isinstance(states, SpannerKeyShard)")
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self._drop([states])
             raise OvertakenError
@@ -166,7 +170,8 @@ class SpannerStore(SpannerRetention, Store):
                 self._write(group)
                 group.clear()
             released = self._releases(states.part, window, trigger)
-            assert released is not None
+            if released is None:
+                raise damaged()
             return released
         return result.releases
 
@@ -356,7 +361,8 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
-        assert isinstance(units, SpannerUnitShard)
+        if not isinstance(units, SpannerUnitShard):
+            raise InvariantError("isinstance(units, SpannerUnitShard)")
         units.load(self._db, ids)
         units.ahead = units.pieces > 0 or units.reach > units.decided
 
@@ -364,7 +370,8 @@ class SpannerStore(SpannerRetention, Store):
     def commit_units(
         self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
     ) -> None:
-        assert isinstance(units, SpannerUnitShard)
+        if not isinstance(units, SpannerUnitShard):
+            raise InvariantError("isinstance(units, SpannerUnitShard)")
         try:
             slots = units.take(admitted)
             runs = parts(slots, ROW_MUTATIONS, units.row_bytes(slots))
@@ -403,7 +410,8 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
-        assert isinstance(units, SpannerUnitShard)
+        if not isinstance(units, SpannerUnitShard):
+            raise InvariantError("isinstance(units, SpannerUnitShard)")
         return units.admitted()
 
     # --- progress -----------------------------------------------------------------------

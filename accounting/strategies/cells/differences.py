@@ -19,6 +19,7 @@ import numpy.typing as npt
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import InvariantError
 
 _U = 2.0**-53
 
@@ -63,7 +64,8 @@ def column_norm2(size: int) -> float:
     floats, and what rounding can hide of it, (n + 2) units of |L| |Y|, is added.
     """
     sub, lower = matrix(size), root(size)
-    assert np.linalg.norm(lower @ lower.T - sub @ sub.T) < 0.5
+    if not np.linalg.norm(lower @ lower.T - sub @ sub.T) < 0.5:
+        raise InvariantError("the factors belong to one matrix")
     found = scipy.linalg.solve_triangular(lower, sub, lower=True)
     hidden = (size + 2) * 2 * _U * float(np.linalg.norm(lower)) * float(np.linalg.norm(found))
     rest = 2 * (float(np.linalg.norm(sub - lower @ found)) + hidden)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.optimum import Solved, optimum
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
@@ -104,7 +104,8 @@ def _axis(part: Workload, tolerance: float) -> Solved:
         cells = CellStrategy("optimum", Kron((dense_gram(np.eye(n)),)))
         return Solved(cells, float(n), float(n), (even,), 0)
     found = optimum(part, tolerance)
-    assert isinstance(found.strategy.gram, Blocks)
+    if not isinstance(found.strategy.gram, Blocks):
+        raise InvariantError("isinstance(found.strategy.gram, Blocks)")
     return found._replace(strategy=CellStrategy("optimum", Kron((found.strategy.gram,))))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
 from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.texts import csv_header, csv_lines, csv_positions
@@ -115,7 +116,8 @@ def _join(held: list[tuple[int, Rows]]) -> Located:
 
 def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
-    assert isinstance(rows.found, pa.RecordBatch)
+    if not isinstance(rows.found, pa.RecordBatch):
+        raise InvariantError("isinstance(rows.found, pa.RecordBatch)")
     for start in range(0, rows.found.num_rows, batch_rows):
         partition = rows.partition[start : start + batch_rows]
         offset = rows.offset[start : start + batch_rows]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.client import name_of
 from dpstream.pipelines.connectors.records.jsonl import Objects
@@ -154,7 +154,8 @@ class Reader:
         Raises:
             RunError: the partition has lost messages that were read.
         """
-        assert self._consumer is not None
+        if self._consumer is None:
+            raise InvariantError("self._consumer is not None")
         found: list[Any] = []
         size, end = 0, time.monotonic() + seconds
         while len(found) < rows and size < _BATCH_BYTES:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import InvariantError
 from dpstream.pipelines.tabulation.config import PUERTO_RICO
 from dpstream.pipelines.tabulation.geography import BLOCK_DIGITS, NO_AREA, NO_PLACE
 
@@ -73,7 +74,8 @@ def _segments(blocks: int, count: int, share: float, none: int, rng: np.random.G
     out = np.full(blocks, none, np.int64)
     if not count or not blocks:
         return out
-    assert count <= blocks, "each part has a block"
+    if not count <= blocks:
+        raise InvariantError("each part has a block")
     begins = np.sort(rng.choice(blocks, count, replace=False))
     sizes = np.maximum(1, (np.diff(begins, append=blocks) * share).astype(np.int64))
     codes = 10 * (1 + np.arange(count)) if 10 * count < none else 1 + np.arange(count)
