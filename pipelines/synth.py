@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import make_folder, replacing
 
 DAY_MICROS = 86_400_000_000
@@ -198,6 +199,6 @@ def write_batches(
             for batch in source:
                 writer.write_batch(batch, row_group_size=params.row_group_rows)
                 rows += batch.num_rows
-    except OSError:
-        raise RunError("output file", "cannot be written", "check disk and permissions") from None
+    except OSError as error:
+        raise file_error("output file", "cannot be written", error) from None
     return rows

@@ -72,15 +72,15 @@ _CAUSES = {
 }
 
 
-def cause_of(error: OSError) -> Cause:
+def cause_of(error: Exception) -> Cause:
     """The cause of an error; its number is named where it is none of the known ones."""
-    if error.errno is None:
+    if not isinstance(error, OSError) or error.errno is None:
         return UNKNOWN
     name = errno.errorcode.get(error.errno, "of unknown number")
     return _CAUSES.get(error.errno, UNKNOWN._replace(reason=f"{UNKNOWN.reason} ({name})"))
 
 
-def file_error(field: str, cannot: str, error: OSError) -> RunError:
+def file_error(field: str, cannot: str, error: Exception) -> RunError:
     """What a person is told when a file cannot be used.
 
     Args:

@@ -3,6 +3,7 @@
 import click
 
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.state.disk_errors import file_error
 
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
 
@@ -45,13 +46,12 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 @AS_JSON
 def find(path: str, partition: int, offset: int, as_json: bool) -> None:
     """Say which file and row a dead letter's position stands for (for the operator only)."""
-    from dpstream.accounting.errors import RunError
     from dpstream.pipelines.connectors.folder import store
 
     try:
         names = [file.name for file in store.Folder(path).list()]
-    except OSError:
-        raise RunError("folder", "cannot be read", "check its permissions") from None
+    except OSError as error:
+        raise file_error("folder", "cannot be read", error) from None
     found = store.find(names, partition, offset)
     if as_json:
         print_json([{"file": name, "row": row} for name, row in found])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.pipelines.connectors.files.texts import csv_header
 from dpstream.pipelines.connectors.records.compression import (
@@ -21,6 +21,7 @@ from dpstream.pipelines.connectors.records.compression import (
     unpacked_name,
 )
 from dpstream.pipelines.jobs.tables import FileKind
+from dpstream.state.disk_errors import file_error
 
 KINDS: dict[str, FileKind] = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
@@ -89,8 +90,8 @@ def data_file(given: str) -> DataFile:
             return DataFile(given, first, kind, _of_csv(first))
         with open(first, "rb"):
             return DataFile(given, first, kind, None)
-    except OSError:
-        raise RunError(FIELD, "cannot be read", "check its permissions") from None
+    except OSError as error:
+        raise file_error(FIELD, "cannot be read", error) from None
 
 
 def is_file(given: str) -> bool:

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.ingest.columns import identity, instant, measure
 from dpstream.pipelines.connectors.files.texts import read_text
 from dpstream.pipelines.connectors.records.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.drafting.columns import FIELD, DataFile, text_column
+from dpstream.state.disk_errors import file_error
 
 SAMPLE_ROWS = 1_000_000
 #: Lines of JSON whose names are gathered.
@@ -45,8 +46,8 @@ def with_names(file: DataFile) -> DataFile:
             head = text.read(MAX_LINE_BYTES).split(b"\n")[:_NAMED_LINES]
     except BrokenFileError:
         head = []
-    except OSError:
-        raise RunError(FIELD, "cannot be read", "check its permissions") from None
+    except OSError as error:
+        raise file_error(FIELD, "cannot be read", error) from None
     for line in head:
         try:
             names |= dict.fromkeys(msgspec.json.decode(line, type=dict[str, object]))
@@ -129,8 +130,8 @@ def _batches(file: DataFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
                 return
     except (pa.ArrowException, BrokenFileError):
         return
-    except OSError:
-        raise RunError(FIELD, "cannot be read", "check its permissions") from None
+    except OSError as error:
+        raise file_error(FIELD, "cannot be read", error) from None
 
 
 def _read(path: Path, kind: str, columns: list[str]) -> Iterator[pa.RecordBatch]:

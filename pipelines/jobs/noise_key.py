@@ -8,10 +8,11 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import sync
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def new_key(path: Path) -> None:
             "exists, and the releases made with it cannot be continued with another key",
             "choose another name",
         ) from None
-    except OSError:
-        raise RunError("key file", "cannot be created", "check the folder") from None
+    except OSError as error:
+        raise file_error("key file", "cannot be created", error) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
         file.flush()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpstream.accounting.budget import Budget, allocate
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.rules import RULES
@@ -26,6 +26,7 @@ from dpstream.pipelines.report.keys import newest_rows
 from dpstream.pipelines.report.releases import Inventory, inventory
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.pipelines.report.truth import Decade, by_size
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, PUBLIC, replacing
 
 #: What a page begins with; a file that begins otherwise is never replaced.
@@ -180,8 +181,8 @@ def write(report: Report, page: str, out: Path) -> None:
             raise UsageError("--out", "exists and is no report", "choose another name")
         with replacing(out, PRIVATE if report.truth is not None else PUBLIC) as draft:
             draft.write_text(page, encoding="utf-8")
-    except OSError:
-        raise RunError("--out", "cannot be written", "check folder, disk, permissions") from None
+    except OSError as error:
+        raise file_error("--out", "cannot be written", error) from None
 
 
 def _is_report(path: Path) -> bool:

@@ -27,13 +27,14 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.connectors.records.formats import release_files
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.releases import inventory
 from dpstream.pipelines.report.report import build
 from dpstream.pipelines.report.script import parts
 from dpstream.pipelines.report.view import render
+from dpstream.state.disk_errors import file_error
 
 LOCAL = "127.0.0.1"
 #: Seconds between two questions of the page, at least; a page that is slow to make waits longer.
@@ -191,8 +192,8 @@ class Server(ThreadingHTTPServer):
         self.live, self.token = Live(job), secrets.token_urlsafe(24)
         try:
             super().__init__((LOCAL, port), _Handler)
-        except OSError:
-            raise RunError("--port", "cannot be listened on", "choose another, or 0") from None
+        except OSError as error:
+            raise file_error("--port", "cannot be listened on", error) from None
 
     @override
     def server_bind(self) -> None:

@@ -46,6 +46,7 @@ from dpstream.pipelines.connectors.folder.store import Folder
 from dpstream.pipelines.session.parts import USABLE, Part, damaged, digest
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import put
+from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.region_charge import unpacked
 
 ANSWER = "answer.arrow"
@@ -138,8 +139,8 @@ def totals_of(task: Task, part: Part) -> Totals:
     try:
         with Folder(task.source).stream(part.name) as file:
             content = file.read()
-    except OSError:
-        raise RunError("table.folder", "cannot be read", "check disk and permissions") from None
+    except OSError as error:
+        raise file_error("table.folder", "cannot be read", error) from None
     if digest(content) != part.digest:
         raise damaged()
     found = nothing(cells.count, needs)

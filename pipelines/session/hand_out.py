@@ -11,12 +11,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.session.ask import Wish, check, pay
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.parts import read_manifest
 from dpstream.pipelines.session.receipt import ticket_name, ticket_receipt
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.orders import Paid
 
@@ -68,8 +69,8 @@ def _settled(desk: Desk, draft: Path, out: Path, name: str | None) -> None:
 def _written() -> Iterator[None]:
     try:
         yield
-    except OSError:
-        raise RunError("--ticket", "cannot be written", "check the folder") from None
+    except OSError as error:
+        raise file_error("--ticket", "cannot be written", error) from None
 
 
 def _read(desk: Desk, out: Path) -> tuple[Ticket, str] | None:
@@ -78,5 +79,5 @@ def _read(desk: Desk, out: Path) -> tuple[Ticket, str] | None:
         return opened(out.read_bytes(), desk.ring)
     except (FileNotFoundError, PolicyError):
         return None
-    except OSError:
-        raise RunError("--ticket", "cannot be read", "check the file") from None
+    except OSError as error:
+        raise file_error("--ticket", "cannot be read", error) from None

@@ -60,6 +60,7 @@ from dpstream.pipelines.session.reading import (
     ids_of,
     records_of,
 )
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.idtable import IdTable
 
@@ -303,8 +304,8 @@ class _Change:
         path = folder / f"version-{version}-{secrets.token_hex(8)}.parquet"
         try:
             put_once(path, buffer.getvalue(), PRIVATE)
-        except OSError:
-            raise RunError("table.folder", "cannot be written", "check the disk") from None
+        except OSError as error:
+            raise file_error("table.folder", "cannot be written", error) from None
         return path
 
 

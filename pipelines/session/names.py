@@ -5,7 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
@@ -39,8 +40,8 @@ def read(table: Path) -> Names:
             return msgspec.json.decode(file.read(MAX_BYTES), type=Names)
     except FileNotFoundError:
         return Names()
-    except OSError:
-        raise RunError("names", "cannot be read", "check the file's permissions") from None
+    except OSError as error:
+        raise file_error("names", "cannot be read", error) from None
     except msgspec.MsgspecError:
         raise PolicyError("names", "are in a file of another form", "remove the file") from None
 
@@ -80,8 +81,8 @@ def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None
                 found = Names(found.subspaces | {name: predicate}, found.allotments)
             with replacing(file, PRIVATE) as draft:
                 draft.write_bytes(msgspec.json.encode(found, order="sorted"))
-    except OSError:
-        raise RunError("names", "cannot be written", "check the folder") from None
+    except OSError as error:
+        raise file_error("names", "cannot be written", error) from None
 
 
 def check(name: str) -> None:

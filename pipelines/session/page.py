@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.dimensions import Budget
@@ -27,6 +27,7 @@ from dpstream.pipelines.session.overview import overview
 from dpstream.pipelines.session.pictures import heat_map, kinds, over_time
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.transcript import Line, transcript
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import replacing
 
 #: What a page begins with; a file that begins otherwise is never replaced.
@@ -195,8 +196,8 @@ def write(out: Path, text: str | bytes) -> None:
             raise PolicyError("--out", "is a file of something else", "choose another name")
         with replacing(out) as draft:
             draft.write_bytes(data)
-    except OSError:
-        raise RunError("--out", "cannot be written", "check the folder") from None
+    except OSError as error:
+        raise file_error("--out", "cannot be written", error) from None
 
 
 def kind_of(out: Path) -> str:

@@ -39,6 +39,7 @@ from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state import locks
+from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import sweep
 from dpstream.state.durable import PRIVATE, make_folder, put_once, replacing
 
@@ -198,8 +199,8 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
         raise RunError(
             "table.folder", "holds no table", "make it with `dpstream session init`"
         ) from None
-    except OSError:
-        raise _unreadable() from None
+    except OSError as error:
+        raise _unreadable(error) from None
     try:
         found = msgspec.json.decode(text, type=Manifest)
     except msgspec.MsgspecError:
@@ -297,8 +298,8 @@ def checked_paths(folder: Path, parts: list[Part]) -> list[str]:
         stamps = [stamp_of(path) for path in paths]
         with ThreadPoolExecutor(2) as pool:
             found = list(pool.map(_digest_of, paths, stamps))
-    except OSError:
-        raise _unreadable() from None
+    except OSError as error:
+        raise _unreadable(error) from None
     if found != [part.digest for part in parts]:
         raise damaged()
     return paths
@@ -338,8 +339,8 @@ def digest(data: bytes) -> str:
 def _written() -> Iterator[None]:
     try:
         yield
-    except OSError:
-        found = RunError("table.folder", "cannot be written", "check disk and permissions")
+    except OSError as error:
+        found = file_error("table.folder", "cannot be written", error)
     else:
         return
     raise found from None
@@ -349,12 +350,12 @@ def _written() -> Iterator[None]:
 def _read() -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException):
-        found = _unreadable()
+    except (OSError, pa.ArrowException) as error:
+        found = _unreadable(error)
     else:
         return
     raise found from None
 
 
-def _unreadable() -> RunError:
-    return RunError("table.folder", "cannot be read", "check disk and permissions")
+def _unreadable(error: Exception) -> RunError:
+    return file_error("table.folder", "cannot be read", error)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import InvariantError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.regions.dimensions import (
     Budget,
     Category,
@@ -38,6 +38,7 @@ from dpstream.pipelines.connectors.records.compression import (
 )
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.session.config import Config, kind_of
+from dpstream.state.disk_errors import file_error
 
 #: Why a row is no record; of those that are not usable it is the dimension's name.
 MISSING_ID, DUPLICATE_ID, UNKNOWN_ID = "missing_id", "duplicate_id", "unknown_id"
@@ -154,8 +155,8 @@ def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
             error.field, "is not, or not just once, in a file of records",
             "correct table.id, the column of a dimension, or the file",
         ) from None  # fmt: skip
-    except OSError:
-        raise RunError("records", "cannot be read", "check permissions and disk") from None
+    except OSError as error:
+        raise file_error("records", "cannot be read", error) from None
 
 
 def _parquet(path: str, needed: Sequence[str], name: str) -> Iterator[Part]:

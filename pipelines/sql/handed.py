@@ -24,6 +24,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import free, held
 from dpstream.state.numbers import numbers, values_of
@@ -49,10 +50,8 @@ def hand_over(beside: Path) -> Iterator[Path]:
             stack.callback(_discard, folder)
             stack.enter_context(held(folder / _MAKING))
             (folder / _MAKING).rename(folder / _LOCK)  # from here on it may be looked at
-        except OSError:
-            raise RunError(
-                "ledger.path", "has a folder that cannot be written", "check its permissions"
-            ) from None
+        except OSError as error:
+            raise file_error("ledger.path", "has a folder that cannot be written", error) from None
         yield folder
 
 

@@ -41,6 +41,7 @@ from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.inputs import stamps, table_parts
 from dpstream.pipelines.sql.keys import check_keys
 from dpstream.pipelines.sql.wellformed import check_files
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
@@ -166,7 +167,5 @@ def _noted(path: Path, less: set[str], more: list[str]) -> None:
             notes = [note for note in _read(path) if note not in less] + more
             with replacing(path, PRIVATE) as draft:
                 draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")
-    except OSError:
-        raise RunError(
-            "ledger.path", "has a folder that cannot be written", "check its permissions and disk"
-        ) from None
+    except OSError as error:
+        raise file_error("ledger.path", "has a folder that cannot be written", error) from None

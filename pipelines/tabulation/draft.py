@@ -24,6 +24,7 @@ import msgspec
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
+from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import drafted
 from dpstream.state.durable import PUBLIC, make_folder, publish_folder, replacing, sync, sync_tree
 
@@ -207,8 +208,8 @@ class Draft:
             with ThreadPoolExecutor(SINK_THREADS) as pool:
                 written = pool.map(_digest_of, paths)
                 out = dict(zip(map(self._name, paths), written, strict=True))
-        except OSError:
-            raise RunError("OUT", "cannot be read back", "check disk and permissions") from None
+        except OSError as error:
+            raise file_error("OUT", "cannot be read back", error) from None
         if wanted - out.keys():
             raise RunError(
                 "runner",
@@ -267,11 +268,8 @@ def _writing() -> Iterator[None]:
     """
     try:
         yield
-    except OSError:
-        raise RunError(
-            "OUT", "cannot be written",
-            "check space and permissions, and run again: it goes on under its run id",
-        ) from None  # fmt: skip
+    except OSError as error:
+        raise file_error("OUT", "cannot be written", error) from None
 
 
 def path_of(out: Path) -> Path:

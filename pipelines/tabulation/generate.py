@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.tables import T4, TABLES
 from dpstream.pipelines.tabulation import characteristics, geography
@@ -18,6 +18,7 @@ from dpstream.pipelines.tabulation.geography import texts
 from dpstream.pipelines.tabulation.invented import groups, people, regions
 from dpstream.pipelines.tabulation.invented.regions import BLOCKS_PER_TRACT, Regions
 from dpstream.pipelines.tabulation.layouts import LAYOUTS
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import make_folder, replacing
 
 #: Households for each person.
@@ -186,5 +187,5 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
                 left = memoryview(part)
                 while left:
                     left = left[file.write(left) :]
-    except OSError:
-        raise RunError(path.name, "cannot be written", "check disk and permissions") from None
+    except OSError as error:
+        raise file_error(path.name, "cannot be written", error) from None

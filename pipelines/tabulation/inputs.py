@@ -21,6 +21,7 @@ from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.files import Loaded, load, public_paths, records_path
 from dpstream.pipelines.tabulation.private import Lookup, lookup_of
 from dpstream.pipelines.tabulation.remote import fetched
+from dpstream.state.disk_errors import file_error
 
 
 class Inputs(NamedTuple):
@@ -135,8 +136,8 @@ def content_of(path: Path) -> bytes:
             return f"{path.name}\0{file.tell()}\0{found.hexdigest()}\0".encode()
     except FileNotFoundError:
         error: UsageError | RunError = UsageError(path.name, "is missing", "put it into its folder")
-    except OSError:
-        error = RunError(path.name, "cannot be read", "check its permissions and disk")
+    except OSError as refused:
+        error = file_error(path.name, "cannot be read", refused)
     raise error
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.tabulation.records import Records
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.pieces import Piece, pieces
 from dpstream.pipelines.tabulation.private import Lookup, read_piece, strict_refusal
+from dpstream.state.disk_errors import file_error
 
 
 def read(path: Path, lookup: Lookup, letters: Path | None) -> Iterator[Records]:
@@ -42,8 +42,8 @@ def read_one(
                 raise strict_refusal(name)
             refused.append(parsed.refused)
             yield parsed.records
-    except OSError:
-        raise _unreadable(name) from None
+    except OSError as error:
+        raise file_error(name, "cannot be read", error) from None
     if letters is not None:
         told(dead_letters.write(letters, refused))
 
@@ -51,9 +51,5 @@ def read_one(
 def _pieces(path: Path) -> list[Piece]:
     try:
         return pieces(path)
-    except OSError:
-        raise _unreadable(path.name) from None
-
-
-def _unreadable(name: str) -> RunError:
-    return RunError(name, "cannot be read", "check its permissions and disk")
+    except OSError as error:
+        raise file_error(path.name, "cannot be read", error) from None

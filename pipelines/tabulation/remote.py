@@ -16,6 +16,7 @@ from dpstream.pipelines.tabulation.config import CONFIG
 from dpstream.pipelines.tabulation.draft import File, Written, write_file
 from dpstream.pipelines.tabulation.layouts import LAYOUTS
 from dpstream.pipelines.tabulation.totals import TOTALS
+from dpstream.state.disk_errors import file_error
 
 #: Enough for a header.
 _HEAD_BYTES = 1 << 16
@@ -119,8 +120,8 @@ def put(folder: str, file: File) -> Written:
             system.create_dir(path.rpartition("/")[0], recursive=True)
         with system.open_output_stream(path) as out:
             out.write(file.content)
-    except OSError:
-        raise RunError("out_folder", "cannot be written", "check the store and rights") from None
+    except OSError as error:
+        raise file_error("out_folder", "cannot be written", error) from None
     return _written(file)
 
 

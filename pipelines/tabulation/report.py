@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
@@ -41,6 +41,7 @@ from dpstream.pipelines.tabulation.report_files import run_file, write_runs
 from dpstream.pipelines.tabulation.report_page import render
 from dpstream.pipelines.tabulation.report_releases import released_figures
 from dpstream.pipelines.tabulation.work import Tally, counted
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, make_folder, replacing
 
 STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
@@ -106,8 +107,8 @@ def report(
         for name, text in ((PAGE, render(figures)), (NOTICE, STAMP + "\n")):
             with replacing(out / name, PRIVATE) as draft:
                 draft.write_text(text, encoding="utf-8")
-    except OSError:
-        raise RunError("OUT", "cannot be written, or a file not read", "check them") from None
+    except OSError as error:
+        raise file_error("OUT", "cannot be written, or a file not read", error) from None
     return figures
 
 

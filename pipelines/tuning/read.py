@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tuning import Tally
 from dpstream.pipelines.connectors.files.input_manifest import manifest, unreadable
@@ -32,6 +32,7 @@ from dpstream.pipelines.connectors.records.compression import (
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.tuning.ask import Asked
+from dpstream.state.disk_errors import file_error
 
 Content = tuple[int, bytes]
 
@@ -70,8 +71,8 @@ def refuse_own_data(job: Job, proxy: Job) -> None:
         found = any(content in given for content in own)
     except UsageError:
         return  # the stream's files are not there yet
-    except OSError:
-        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+    except OSError as error:
+        raise file_error("source.path", "cannot be read", error) from None
     if found:
         raise PolicyError(
             "--proxy",

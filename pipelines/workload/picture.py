@@ -11,12 +11,13 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.mixing import matrices
 from dpstream.accounting.strategies.cells.named import named
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
+from dpstream.state.disk_errors import file_error
 
 mpl.use("Agg")
 #: Points of a curve.
@@ -145,5 +146,5 @@ def save(
         figure = draw(planned, guarantee) if file is path else draw_matrices(planned)
         try:
             figure.savefig(file, dpi=130)
-        except OSError:
-            raise RunError(option, "cannot be written", "check the folder") from None
+        except OSError as error:
+            raise file_error(option, "cannot be written", error) from None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.state import drafts
+from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import SIDES
 from dpstream.state.durable import PRIVATE, make_folder, sync
 from dpstream.state.seals import damaged
@@ -117,11 +118,7 @@ def drafted(out: Path) -> Iterator[Path]:
 
 
 def _no_file(error: OSError) -> RunError:
-    return RunError(
-        "state.store",
-        f"a file beside it cannot be written ({type(error).__name__})",
-        "check the disk and its rights; the store is as it was",
-    )
+    return file_error("state.store", "a file beside it cannot be written", error)
 
 
 def check_file(path: Path) -> RunIdentity:

@@ -78,7 +78,7 @@ SYSTEMS = {
         ("run", "job.toml"),
         (
             ("plan", "job.toml"), ("report", "job.toml"), ("ledger", "show", "book/ledger.db"),
-            ("ledger", "show", "job.toml"), ("state", "info", "job.toml"), ("doctor",),
+            ("ledger", "show", "job.toml"), ("state", "info", "job.toml"),
         ),
         out="out",
         letters="dead_letter/out",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.disk_errors import file_error
 
 MAX_FILES = 1 << 20
 #: What the system says of a link that leads to nothing, or in a circle.
@@ -90,9 +91,7 @@ def _status(path: str, folders: bool) -> os.stat_result | None:
         status = os.stat(path)
     except OSError as error:
         if error.errno not in _NOWHERE:
-            raise RunError(
-                "source.path", "cannot be read", "check the permissions of files and folders"
-            ) from None
+            raise file_error("source.path", "cannot be read", error) from None
         what = "a link that leads to no file"
     else:
         if stat.S_ISREG(status.st_mode):

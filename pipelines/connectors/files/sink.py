@@ -35,6 +35,7 @@ from dpstream.pipelines.connectors.sink import (
 )
 from dpstream.pipelines.jobs.charging import folder_used
 from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
 
 
@@ -83,8 +84,8 @@ class FileSink(ReadableSink):
         data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
         try:
             put_once(manifest_path(self.folder, manifest.epoch), data)
-        except OSError:
-            raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+        except OSError as error:
+            raise file_error("sink.path", "cannot be written", error) from None
 
     @override
     def published(self) -> Iterator[PublishedRelease]:
@@ -115,18 +116,16 @@ class FileSink(ReadableSink):
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
         try:
             return self._compared(one.proof, batch, self._repairs)
-        except OSError:
-            raise RunError(
-                "sink.path", "cannot be compared", "check disk and permissions"
-            ) from None
+        except OSError as error:
+            raise file_error("sink.path", "cannot be compared", error) from None
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
         path = self._path(batch)
         try:
             return path.exists() and self._verdict(path, batch) is Verdict.SAME
-        except OSError:
-            raise RunError("sink.path", "cannot be read", "check disk and permissions") from None
+        except OSError as error:
+            raise file_error("sink.path", "cannot be read", error) from None
 
     @override
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
@@ -137,8 +136,8 @@ class FileSink(ReadableSink):
             written = self._put(batches, only_compare)
             # Also of files that are there already: who made them may have died before this.
             sync_folders(written)
-        except OSError:
-            raise RunError("sink.path", "cannot be written", "check disk and permissions") from None
+        except OSError as error:
+            raise file_error("sink.path", "cannot be written", error) from None
         return [name_of_release(batch) for batch in batches]
 
     @override

@@ -16,7 +16,6 @@ from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.input_manifest import (
     SourceFile,
@@ -53,6 +52,7 @@ from dpstream.pipelines.connectors.records.compression import (
 )
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows, refuse
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.disk_errors import file_error
 
 #: A batch with positions; or refused positions, with the partition of all or of each.
 Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
@@ -82,8 +82,8 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
     files = manifest(job) if files is None else files
     try:
         found = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
-    except OSError:
-        raise RunError("source.path", "cannot be read", "check permissions and disk") from None
+    except OSError as error:
+        raise file_error("source.path", "cannot be read", error) from None
     out, size = list[list[Piece]](), 0
     for piece, bytes_ in found:
         alone = bytes_ > SMALL_BYTES or piece[0] not in ("parquet", "csv", "jsonl")

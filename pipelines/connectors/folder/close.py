@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.folder.store import MARKERS, Folder, is_hidden, is_name
 from dpstream.pipelines.connectors.folder.watch import Markers, nothing_seen
 from dpstream.pipelines.connectors.unbounded import wall_micros
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import put_once
 
 
@@ -49,8 +50,8 @@ def close_files(path: str | Path, files: Iterable[str] = (), at: int | None = No
     marker = f"{MARKERS}/{instant[:10]}/{instant}.jsonl"
     try:
         _put(folder, marker, lines)
-    except OSError:
-        raise RunError("folder", "cannot be written", "check permissions and disk") from None
+    except OSError as error:
+        raise file_error("folder", "cannot be written", error) from None
     return marker
 
 
@@ -65,8 +66,8 @@ def new_files(path: str | Path) -> list[str]:
         steps = Markers(folder).steps(nothing_seen(0, True), 1 << 62)
         named = {file[0] for step in steps for file in step.files}
         found = {file.name for file in folder.list()}
-    except OSError:
-        raise RunError("folder", "cannot be read", "check permissions and disk") from None
+    except OSError as error:
+        raise file_error("folder", "cannot be read", error) from None
     return sorted(name for name in found - named if is_name(name) and not is_hidden(name))
 
 

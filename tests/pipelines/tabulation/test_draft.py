@@ -158,9 +158,9 @@ def test_only_what_gets_its_place_is_opened_to_others(tmp_path: Path) -> None:
         assert stat.S_IMODE(os.stat(draft.path).st_mode) == 0o700
 
 
-def test_what_cannot_be_written_says_that_it_goes_on(tmp_path: Path) -> None:
+def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     (tmp_path / "t1").write_text("no folder")
-    with pytest.raises(RunError, match=r"OUT: cannot be written.*goes on under its run id"):
+    with pytest.raises(RunError, match=r"OUT: cannot be written: a file of that name"):
         write_file(tmp_path, FILES[0])
 
 
@@ -181,4 +181,4 @@ def test_a_full_disk_is_told_when_the_run_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path / "out")],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert said.stdout == "cannot be written\n", said.stderr
+    assert said.stdout == "cannot be written: the file is too large\n", said.stderr
