@@ -197,8 +197,8 @@ def main() -> None:
     emit({"benchmark": "figures", **machine(), "figures": found}, args.out)
     before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"figures": {}}
     if args.record:
-        whole = {"reason": args.record, "figures": found}
-        RECORDED.write_text(json.dumps(whole, indent=2) + "\n")
+        content = {**before, "reason": args.record, "figures": found}
+        RECORDED.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return
     wrong = compare(found, before["figures"])
     print("\n".join([*wrong, f"{len(found)} figures, {len(wrong)} not as recorded"]))
