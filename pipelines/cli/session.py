@@ -30,7 +30,7 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_t
     epilog=examples(
         "dpstream session init rides.toml",
         "dpstream session budget rides.toml --where 'hour >= 22'",
-        "dpstream session ask rides.toml count --where 'hour >= 22' --epsilon 0.1",
+        "dpstream session ask rides.toml count --where 'epsilon >= 0.5' --epsilon 0.1",
     ),
 )
 def session() -> None:

@@ -47,8 +47,8 @@ FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allo
 
 @click.command(
     epilog=examples(
-        "dpstream session ask rides.toml count --where 'hour >= 22' --epsilon 0.1",
-        "dpstream session ask rides.toml 'average(fare)' count --by hour --epsilon 0.5",
+        "dpstream session ask rides.toml count --where 'epsilon >= 0.5' --epsilon 0.1",
+        "dpstream session ask rides.toml 'average(fare)' count --by hour --epsilon 0.5 --drop",
         "dpstream session ask rides.toml count --by x=16 --by y=16 --rho 0.01 --drop",
         "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
         "dpstream session ask rides.toml count --where 'hour >= 20' --union   # free",

@@ -19,6 +19,7 @@ from dpstream.pipelines.session import words
 from dpstream.pipelines.session.ask import Wish, check, order_of, request_of
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.union import Union, assembled
+from dpstream.state.ledger.orders import enough_of
 
 _UNIT = {"value": "", "value times records": " / records", "rank": " records of rank"}
 
@@ -35,6 +36,8 @@ class Plan(NamedTuple):
         union: a count or sum that answers of disjoint parts give, free; ``None``: they do not, or
             it was not searched.
         searched: whether it was.
+        enough: the condition on initial budgets under which a refused question lacks nothing;
+            empty if there is none.
     """
 
     question: Question
@@ -46,6 +49,7 @@ class Plan(NamedTuple):
     answered: str
     union: Union | None
     searched: bool
+    enough: str
 
 
 def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
@@ -70,6 +74,7 @@ def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
     return Plan(
         question, decision, errors, len(spent.amounts), after, waste,
         _answered(desk, wish), _union(desk, wish, found.read) if union else None, union,
+        enough_of(desk.space, question.kind, decision),
     )  # fmt: skip
 
 
@@ -116,6 +121,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "answered": plan.answered,
         "union": None if plan.union is None else plan.union._asdict(),
         "union_searched": plan.searched,
+        "enough": plan.enough,
         "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
     }  # fmt: skip
 
@@ -135,7 +141,10 @@ def lines(plan: Plan) -> list[str]:
     if not decision.accepted:
         largest = words.amount(decision.largest)
         said = f"{len(decision.lacking):,} boxes lack {paid}; all points asked have {largest}"
-        return [*found, f"Refused     {said} or more"]
+        found.append(f"Refused     {said} or more")
+        if plan.enough:
+            found.append(f'            all points have enough where "{plan.enough}"; or --drop')
+        return found
     found.append(
         f"Charge      {paid} to each point of {len(decision.charged):,} boxes"
         + (f", which are {human(plan.waste)} times what is asked" if plan.waste > 1.0001 else "")

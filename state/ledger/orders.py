@@ -4,6 +4,10 @@
 ones), and these lie in what is charged: dimensions of ``cover`` are widened, then boxes are snapped
 outward, and dropping cuts both by the same boxes.
 
+**Who has nothing is not asked.**  A point without an initial budget of the kind that pays can never
+be read by that kind: every amount is above 0.  So no query asks it, by a rule of the space alone;
+else a query of everything would always be refused, whatever was spent.
+
 **A decision tells nothing.**  It is a function of the entries, the order, the steward's public
 rules, and the instant that the entry names, never of data.  A refusal may so name the boxes that
 lack budget, and the largest amount that would pass.
@@ -22,6 +26,8 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, stacked, taken, union
 from dpstream.accounting.regions.clubbing import club
 from dpstream.accounting.regions.decision import Decision, Own, decide
+from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent
 from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
@@ -102,19 +108,36 @@ class SessionRefusedError(PolicyError):
         decision: which boxes lack how much, and the largest amount that would pass; public.
     """
 
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
+    def __init__(self, decision: Decision, enough: str = "") -> None:
+        self.decision, self.enough = decision, enough
         if len(decision.asked):
-            most = f"ask for at most {down(decision.largest / MICRO, 10)}, "
             boxes = f"{len(decision.lacking)} box{'es' * (len(decision.lacking) != 1)}"
             rule = f"points that the query asks, in {boxes}, have too little left"
-            fix = f"{most if decision.largest else ''}leave those boxes out, or drop them"
+            ways = [
+                f"ask for at most {down(decision.largest / MICRO, 10)}" * (decision.largest > 0),
+                f'ask only points with enough (--where "{enough}", and what else is asked)'
+                * bool(enough),
+                "leave those points out (--drop)",
+            ]
+            fix = ", or ".join(way for way in ways if way)
         else:
             rule, fix = "no point of the table is asked", "ask a range that holds points"
         super().__init__("budget", rule, fix)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.decision,)
+        return type(self), (self.decision, self.enough)
+
+
+def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
+    """The condition on initial budgets under which no point of a refused query lacks anything;
+    empty where there is none."""
+    if not len(decision.lacking):
+        return ""
+    place = space.budget_place(kind)
+    dimension, least = space.dimensions[place], int(decision.lacking[:, place, 1].max())
+    if not isinstance(dimension, Budget) or least >= decision.asked[:, place, 1].max():
+        return ""
+    return f"{dimension.name} >= {down(least * dimension.step / MICRO, 10)}"
 
 
 def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
@@ -127,7 +150,8 @@ def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
         UsageError: its boxes are none, or dropping leaves too many of them.
     """
     usable, kind = rules.usable(at), order.kind
-    asked = checked(state.table.space, order.resolve(Views(state, usable)))
+    space = state.table.space
+    asked = _with_budget(space, kind, checked(space, order.resolve(Views(state, usable))))
     if not len(asked):
         return Planned(Decision(False, asked, asked, asked, np.zeros(0, np.int64), 0), asked)
     quota = rules.quotas.of(kind, order.analyst)
@@ -145,6 +169,16 @@ def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
             "drop", f"leaves more than {MAX_QUERY_BOXES:,} boxes", "ask for a smaller range"
         )
     return Planned(decision, read)
+
+
+def _with_budget(space: Space, kind: Kind, boxes: Int64) -> Int64:
+    """The points that have an initial budget of a kind at all."""
+    place = space.budget_place(kind)
+    if not len(boxes) or boxes[:, place, 0].min() > 0:
+        return boxes
+    above = stacked([boxes])
+    np.maximum(above[:, place, 0], 1, out=above[:, place, 0])
+    return taken(above, above[:, place, 0] < above[:, place, 1])
 
 
 def _covered(table: SessionTable, names: tuple[str, ...], boxes: Int64) -> Int64:

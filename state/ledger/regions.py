@@ -49,6 +49,7 @@ from dpstream.state.ledger.orders import (
     SessionRefusedError,
     Views,
     check_analyst,
+    enough_of,
     planned,
 )
 from dpstream.state.ledger.region_charge import RegionCharge, RegionKind
@@ -227,7 +228,8 @@ class RegionAccount:
         at = self._instant()
         decision, read = planned(order, state, self.rules, at)
         if not decision.accepted:
-            raise SessionRefusedError(decision)
+            enough = enough_of(self.table.space, order.kind, decision)
+            raise SessionRefusedError(decision, enough)
         given = order.kind, order.amount, decision.charged, read, order.analyst, at
         region = RegionCharge.of(*given)
         if order.allot:

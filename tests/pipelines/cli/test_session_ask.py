@@ -1,6 +1,7 @@
 """``dpstream session ask|plan|allot|select``: what is asked is told once, and paid once."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,22 @@ def test_a_refusal_for_machines(tmp_path: Path) -> None:
     result = called("ask", table, "--where", "a < 2", "--epsilon", "0.5", "--json")
     assert result.exit_code == 3 and json.loads(result.stderr)["error"] == "refused"
     told_of = json.loads(result.stdout)
-    assert told_of["lacking"] == [{"where": "a < 2 AND epsilon < 0.5", "left": 0.0}]
-    assert (told_of["accepted"], told_of["largest"]) == (False, 0.0)
+    lacking = "a < 2 AND epsilon >= 0.25 AND epsilon < 0.5"
+    assert told_of["lacking"] == [{"where": lacking, "left": 0.25}]
+    assert (told_of["accepted"], told_of["largest"]) == (False, 0.25)
+
+
+def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
+    """Each way that a refusal names is typed, and answered."""
+    table = loaded(tmp_path)
+    assert told("ask", table, "--epsilon", "0.25")["charged"]
+    result = called("ask", table, "--epsilon", "0.5", "--json")
+    fix = json.loads(result.stderr)["fix"]
+    [where] = re.findall(r'--where "([^"]+)"', fix)
+    planned = told("plan", table, "--epsilon", "0.5")
+    assert not planned["accepted"] and planned["enough"] == where and "--drop" in fix
+    assert told("ask", table, "--epsilon", "0.5", "--where", where)["charged"]
+    assert told("ask", table, "--epsilon", "0.5", "--drop")["charged"]
 
 
 def test_several_figures_and_rho(tmp_path: Path) -> None:
@@ -105,7 +120,7 @@ def test_a_plan_is_free(tmp_path: Path) -> None:
     found = told("plan", table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
     assert found["accepted"] and found["cells"] == 2 and len(found["errors"]) == 2
     text = called("plan", table, "--where", "a < 2", "--epsilon", "0.5").output
-    assert "Refused" in text and "0 left where a < 2 AND epsilon < 0.5" in text
+    assert "Refused" in text and "0.25 left where a < 2 AND epsilon >= 0.25" in text
     assert told("transcript", table) == {"entries": []}
 
 

@@ -120,12 +120,29 @@ def test_a_refusal_names_what_lacks_and_charges_nothing(session: Session) -> Non
     with pytest.raises(SessionRefusedError, match="too little left") as refused:
         session.where("a = 0").count(1)
     decision = refused.value.decision
-    assert "at most" not in refused.value.fix and "leave those boxes out" in refused.value.fix
-    with pytest.raises(SessionRefusedError, match=r"ask for at most 0\.5, leave"):
+    assert decision.largest == 250_000 and decision.lacking[0, 2].tolist() == [1, 4]
+    with pytest.raises(SessionRefusedError) as second:
         session.where("a = 0 AND epsilon >= 0.5").count(1)
-    assert decision.largest == 0 and decision.lacking[0, 2].tolist() == [0, 4]
+    assert second.value.decision.largest == 500_000
+    with pytest.raises(SessionRefusedError) as third:  # nobody in this range has enough
+        session.where("a = 0 AND epsilon < 1").count(1)
+    assert third.value.enough == ""
     assert not scans and session.desk.account.history() == []
-    assert session.where("a = 0 AND epsilon >= 1").count(1).charged
+    # What the refusal names is answered.
+    assert refused.value.enough in refused.value.fix
+    assert session.where(f"a = 0 AND {refused.value.enough}").count(1).charged
+
+
+def test_a_question_of_everything_leaves_out_who_has_no_budget(session: Session) -> None:
+    """At most one step of budgets: every point that has a budget at all has enough."""
+    scans = _counted(session)
+    assert session.table.count(0.25).charged and len(scans) == 1
+    [(_, charge)] = session.desk.account.history()
+    assert charge.boxes[:, 2, 0].min() == charge.read[:, 2, 0].min() == 1
+    with pytest.raises(SessionRefusedError):
+        session.where("epsilon < 0.25").count(0.25)
+    # Points that have a budget of the other kind are asked with that.
+    assert session.where("epsilon < 0.25").count(0.25, kind="rho").charged
 
 
 QUESTIONS: list[tuple[str, float, dict[str, Any]]] = [

@@ -49,7 +49,8 @@ def test_the_error_is_that_of_the_answer(session: Session) -> None:
 def test_a_refusal_is_foreseen(session: Session) -> None:
     plan = plan_of(session, "a = 0", 0.5)
     assert not plan.decision.accepted and plan.errors == []
-    assert "Refused" in planning.lines(plan)[-1]
+    assert plan.enough == "epsilon >= 0.5" and plan.enough in planning.lines(plan)[-1]
+    assert plan_of(session, f"a = 0 AND {plan.enough}", 0.5).decision.accepted
     dropped = plan_of(session, "a = 0", 0.5, drop=True)
     assert dropped.decision.accepted and any("Dropped" in s for s in planning.lines(dropped))
 
