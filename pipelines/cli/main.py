@@ -19,6 +19,7 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import missing_extra
 from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.audit import audit
+from dpstream.pipelines.cli.check import check
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.demo import demo
 from dpstream.pipelines.cli.doctor import doctor
@@ -41,7 +42,7 @@ from dpstream.pipelines.cli.workload import workload
 from dpstream.state.private_log import keep_in, what_next
 
 COMMANDS = (
-    *(init, plan, run, report, demo, generate, experiment, doctor),
+    *(init, check, plan, run, report, demo, generate, experiment, doctor),
     *(answer, audit, choose, folder, key, ledger, replay, session, sql, state, tabulate, workload),
 )
 

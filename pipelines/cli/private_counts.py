@@ -30,6 +30,10 @@ OPERATOR = click.option(
 )
 
 
+#: The first words of what is printed for the operator.
+LABEL = "Operator only, do not publish:"
+
+
 def requested() -> bool:
     """Whether ``--operator`` was given to the command that is running."""
     return bool(click.get_current_context().meta.get(_REQUESTED))
@@ -43,7 +47,7 @@ def visible() -> bool:
 def echo_private(text: str) -> None:
     """A line on stderr for the operator; nothing where it could be kept unasked."""
     if visible():
-        click.echo(f"Operator only, do not publish: {text}", err=True)
+        click.echo(f"{LABEL} {text}", err=True)
 
 
 def with_private(public: Mapping[str, Any], private: Mapping[str, Any]) -> dict[str, Any]:

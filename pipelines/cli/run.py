@@ -222,7 +222,10 @@ def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
     """
     job = checked.path.name
     why = "no key has enough units in a window, no record is usable, or there is no record"
-    fix = f"`dpstream plan {job}` says how many units a key needs; --operator says which it was"
+    fix = (
+        f"`dpstream plan {job}` says how many units a key needs, and `dpstream check {job}` counts"
+        " unusable records, for the operator"
+    )
     if fail_if_empty:
         raise RunError("run", f"released nothing: {why}", fix)
     click.echo(f"WARNING: NOTHING WAS RELEASED: {why}. Fix: {fix}.", err=True)

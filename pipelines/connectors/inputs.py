@@ -8,13 +8,14 @@ time.  `Backpressure` delays reading and decides nothing.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.dp_transforms.beam.delivery import released_through
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
@@ -31,6 +32,8 @@ ASK_SECONDS = 0.05
 #: How long a source waits before it asks again whether the store has kept up.
 BACKPRESSURE_SECONDS = 0.02
 RECORDS, DEAD_LETTER = "records", "dead_letter"
+#: A batch with positions; or refused positions, with the partition of all or of each.
+Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
 
 
 class Backpressure:
@@ -112,6 +115,22 @@ class Input(ABC):
             begin: records with stamps (micros) before it are not needed any more.
             backpressure: keeps a source without end from running ahead of the releases.
         """
+
+    def scan(self) -> Iterator[Found]:
+        """What is there now, by the functions that `read` uses, and without a trace at the source.
+
+        Raises:
+            UsageError: a source of this kind gives a message to one reader only.
+        """
+        raise UsageError(
+            "source.kind",
+            "gives each message to one reader, so reading it would take messages from the run",
+            "write a sample of the messages to a .jsonl file, and check a job with that source",
+        )
+
+    def locate(self, partition: int, offset: int) -> tuple[str, int]:
+        """The name of the file or part, and the row in it, that a dead letter's position is."""
+        return f"partition {partition}", offset
 
     def state(self) -> Any:
         """What must be the same before and after a run (``None`` where nothing can be said)."""

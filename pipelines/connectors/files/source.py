@@ -8,14 +8,13 @@ depends on the files alone, never on ``batch_rows``, on the runner or on what is
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.input_manifest import (
     SourceFile,
@@ -40,6 +39,7 @@ from dpstream.pipelines.connectors.files.texts import csv_header, csv_positions,
 from dpstream.pipelines.connectors.inputs import (
     DEAD_LETTER,
     Backpressure,
+    Found,
     Input,
     positioned,
     reading,
@@ -54,8 +54,6 @@ from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Ro
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_error
 
-#: A batch with positions; or refused positions, with the partition of all or of each.
-Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
 #: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
 #: compressed file is ``csv+gzip`` or alike.
 Piece = tuple[str, int, str, int, int]
@@ -159,10 +157,14 @@ def batches(job: Job) -> Iterator[pa.RecordBatch]:
     Raises:
         UsageError, RunError: see `pieces`; or the operating system cannot read a file.
     """
+    for found in _all_of(job):
+        if isinstance(found, pa.RecordBatch):
+            yield found
+
+
+def _all_of(job: Job) -> Iterator[Found]:
     for group in groups(job):
-        for found in read_group(group, job.columns, job.performance.batch_rows):
-            if isinstance(found, pa.RecordBatch):
-                yield found
+        yield from read_group(group, job.columns, job.performance.batch_rows)
 
 
 def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
@@ -260,6 +262,14 @@ class FilesInput(Input):
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         return ReadFiles(self.job)
+
+    @override
+    def scan(self) -> Iterator[Found]:
+        return _all_of(self.job)
+
+    @override
+    def locate(self, partition: int, offset: int) -> tuple[str, int]:
+        return manifest(self.job)[partition].name, offset
 
     @override
     def state(self) -> Any:

@@ -25,7 +25,14 @@ from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.folder.files import FilePiece, Files
-from dpstream.pipelines.connectors.folder.store import PATIENCE_SECONDS, Folder, Place, away, place
+from dpstream.pipelines.connectors.folder.store import (
+    PATIENCE_SECONDS,
+    Folder,
+    Place,
+    away,
+    find,
+    place,
+)
 from dpstream.pipelines.connectors.folder.watch import (
     ClosedFile,
     Markers,
@@ -38,6 +45,7 @@ from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
     Backpressure,
+    Found,
     Input,
     positioned,
     reading,
@@ -75,6 +83,30 @@ class FolderInput(Input):
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         self._check()
         return ReadFolder(self.job, begin, backpressure)
+
+    @override
+    def scan(self) -> Iterator[Found]:
+        """All files that are closed by now."""
+        self._check()
+        (watch, files), rows = _readers(self.job, 0), self.job.performance.batch_rows
+        for step in watch.steps(nothing_seen(0, isinstance(watch, Markers)), wall_micros()):
+            yield from (_at(where, refused) for where, refused in step.refused)
+            for file in step.files:
+                for piece in files.pieces(file):
+                    if isinstance(piece, Refused):
+                        yield _at(place(file[0]), piece)
+                        continue
+                    for where, part in files.parts(piece):
+                        if isinstance(part, Refused):
+                            yield part, where.partition
+                        else:
+                            yield from positioned(part, where.partition, rows)
+
+    @override
+    def locate(self, partition: int, offset: int) -> tuple[str, int]:
+        """By the names of all files that are there, markers too."""
+        names = [file.name for file in self.folder.list()]
+        return next(iter(find(names, partition, offset)), super().locate(partition, offset))
 
     def _check(self) -> None:
         if not self.folder.is_there():
@@ -156,7 +188,22 @@ def _outputs(step: Step, at: Any) -> Iterator[Any]:
 
 def _letters(where: Place, refused: Refused) -> pa.RecordBatch:
     """Dead letters of rows of a file."""
-    return refusal(Refused(refused.offsets + where.base, refused.reasons), where.partition)
+    return refusal(*_at(where, refused))
+
+
+def _at(where: Place, refused: Refused) -> tuple[Refused, int]:
+    """Rows of a file as positions, with their partition."""
+    return Refused(refused.offsets + where.base, refused.reasons), where.partition
+
+
+def _readers(job: Job, begin: int) -> tuple[Markers | Settled, Files]:
+    """What says which files of a job's folder are closed, and what reads them."""
+    folder, kind = Folder(job.source.path), str(job.source.format)
+    settle = duration_micros("source.settle", job.source.settle)
+    watch: Markers | Settled = Settled(folder, f".{kind}", settle)
+    if job.plan.stamp != "_closed":
+        watch = Markers(folder, begin, 0 if job.plan.stamp == "_manifest" else settle)
+    return watch, Files(folder, kind, job.columns)
 
 
 class _Pieces(beam.DoFn):
@@ -205,13 +252,8 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
 
     def __init__(self, job: Job, begin: int = 0, backpressure: Backpressure | None = None) -> None:
         super().__init__()
-        folder, kind = Folder(job.source.path), str(job.source.format)
-        settle = duration_micros("source.settle", job.source.settle)
-        watch: Markers | Settled = Settled(folder, f".{kind}", settle)
-        if job.plan.stamp != "_closed":
-            watch = Markers(folder, begin, 0 if job.plan.stamp == "_manifest" else settle)
+        watch, self._files = _readers(job, begin)
         self._watch = _Watch(watch, begin, backpressure)
-        self._files = Files(folder, kind, job.columns)
         self._batch_rows = job.performance.batch_rows
 
     @override

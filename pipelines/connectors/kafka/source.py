@@ -17,6 +17,7 @@ a message takes to its replicas.  A message that breaks this is late, not lost (
 rule 0).  New partitions are found while the job runs (`_Watch`), by the same argument.
 """
 
+import contextlib
 import copy
 import functools
 import time
@@ -40,6 +41,7 @@ from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
     Backpressure,
+    Found,
     Input,
     positioned,
     reading,
@@ -76,6 +78,8 @@ from dpstream.pipelines.jobs.text import duration_micros
 
 #: Pause when there is nothing to read.
 IDLE_SECONDS = 0.1
+#: How long a check waits for a message that is there.
+SCAN_SECONDS = 30.0
 #: Before each look for new partitions, inside the bundle: a runner may round pauses to nothing.
 WATCH_SECONDS = 0.2
 
@@ -103,6 +107,21 @@ class KafkaInput(Input):
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         return ReadKafka(self.job, self.kafka, self._topic_id(), begin, backpressure)
 
+    @override
+    def scan(self) -> Iterator[Found]:
+        """Every partition up to its end; consumers of no group, so no offset is committed."""
+        self.identity()  # the topic is there, and as it must be
+        columns, rows = self.job.columns, self.job.performance.batch_rows
+        objects = Objects(self.job.data_columns)
+        for partition in range(self._asked(self.kafka.described)[1]):
+            with contextlib.closing(Reader(self.kafka, partition)) as reader:
+                for taken in _to_the_end(reader, rows):
+                    for part in parts(PartitionMessages.of(taken.messages), objects, columns):
+                        if isinstance(part, Refused):
+                            yield part, partition
+                        else:
+                            yield from positioned(part, partition, rows)
+
     def _topic_id(self) -> str:
         return str(self._asked(self.kafka.described)[0])
 
@@ -112,6 +131,27 @@ class KafkaInput(Input):
         except KafkaException as error:
             refused = refused_at_start(error)
         raise refused
+
+
+def _to_the_end(reader: Reader, rows: int) -> Iterator[FetchedMessages]:
+    """The messages that a partition has now.
+
+    Raises:
+        RunError: the broker has given none for `SCAN_SECONDS`.
+    """
+    last, position = time.monotonic(), None
+    while time.monotonic() - last < SCAN_SECONDS:
+        if position is None:
+            position = reader.first(0)
+            continue
+        reader.seek(position)
+        if reader.caught_up():
+            return
+        taken = reader.take(rows, BUNDLE_SECONDS)
+        if taken.position != position:
+            last, position = time.monotonic(), taken.position
+            yield taken
+    raise RunError("source.topic", "gives no message", "see that its brokers run")
 
 
 class _Watch(beam.DoFn):

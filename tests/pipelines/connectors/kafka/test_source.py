@@ -1,6 +1,7 @@
 """Kafka as a source, against a real broker: bundles driven by hand."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from dpstream.pipelines.connectors.records.jsonl import Objects
 from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.unbounded import ProgressTracker
+from dpstream.pipelines.operate.check import check_source
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 
@@ -80,6 +82,24 @@ def test_a_poisoned_message_goes_to_the_dead_letter(kafka: Broker, drive: Drive)
     found = drive(topic).until(len(sent))
     assert found.users == {(0, 2 * i): f"u{i}" for i in range(len(POISON) + 1)}
     assert found.dead == [(0, 2 * i + 1, reason) for i, (_, reason) in enumerate(POISON)]
+
+
+def test_a_check_reads_a_topic_and_leaves_no_trace(kafka: Broker, tmp_path: Path) -> None:
+    """To its end; what `dpstream check` calls unusable has the reasons that a run gives it."""
+    topic = kafka.topic(2, max_message_bytes="4000000")
+    kafka.produce(topic, [record(0), *(bad for bad, _ in POISON), {**record(1), "user": None}], 0)
+    kafka.produce(topic, [record(i) for i in range(50)], 1)
+    checked = check_source(kafka_job(tmp_path, kafka.servers, topic))
+    reasons = {of.reason: of.records for of in checked.unusable}
+    # Event times of 2024, appended today: of these records a run would say the same.
+    assert (reasons.pop("unit"), reasons.pop("late")) == (1, 51)
+    assert reasons == Counter(reason for _, reason in POISON)
+    assert checked.usable == 0 and checked.read == 52 + len(POISON)
+    first = {of.reason: of.first[0] for of in checked.unusable}
+    assert first["unit"] == ("partition 0", len(POISON) + 1)
+    assert first["late"] == ("partition 0", 0) and first["empty"] == ("partition 0", 1)
+    assert not kafka.admin().list_consumer_groups().result().valid
+    assert check_source(kafka_job(tmp_path, kafka.servers, topic), limit=1).complete is False
 
 
 def test_one_message_decides_nothing_about_others() -> None:

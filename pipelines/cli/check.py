@@ -1,0 +1,83 @@
+"""``dpstream check``: whether a job's records are usable, before anything is charged."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.private_counts import LABEL
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.operate.check import Checked
+
+#: Exit code of a source without a usable record, as of every unusable input.
+_UNUSABLE = 2
+
+
+@click.command(
+    epilog=examples(
+        "dpstream check job.toml",
+        "dpstream check job.toml --limit 100000",
+        "dpstream check job.toml --json",
+    )
+)
+@JOB
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="ROWS",
+    help="Stop after about so many rows.  [default: all, of a topic up to its end now]",
+)  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@AS_JSON
+def check(job: Path, limit: int | None, quiet: bool, as_json: bool) -> None:
+    """Read the data of JOB and count unusable records by reason, with their first positions.
+
+    Nothing is charged, drawn or stored.  The output depends on private records: it is for the
+    operator only, not to be published.  Exit code 2 if no record is usable.  Not considered: files
+    that join a run later with --through, whose records may be late.
+    """
+    from msgspec import to_builtins
+
+    from dpstream.pipelines.operate.check import check_source
+
+    loaded = load_job(job)
+    with Bar(hidden=quiet or as_json, what="rows") as bar:
+        checked = check_source(loaded, limit, bar.update)
+    if as_json:
+        print_json({"operator_only": to_builtins(checked)})
+    else:
+        click.echo("\n".join(_lines(checked, job.name)))
+    if checked.usable == 0:
+        click.get_current_context().exit(_UNUSABLE)
+
+
+def _lines(checked: "Checked", job: str) -> list[str]:
+    part = "all of the source" if checked.complete else "the first ones only (--limit)"
+    lines = [
+        f"{LABEL} these counts depend on private records.",
+        f"Read        {checked.read:,} rows, {part}",
+    ]
+    if checked.left_out:
+        lines.append(f"Left out    {checked.left_out:,} rows that source.query does not keep")
+    unusable = sum(of.records for of in checked.unusable)
+    share = 100 * unusable / max(1, checked.usable + unusable)
+    lines.append(f"Usable      {checked.usable:,} records")
+    lines.append(f"Unusable    {unusable:,} records ({share:.3g}%)")
+    for of in checked.unusable:
+        lines.append(f"  {of.records:,} with the reason {of.reason}: {of.problem}")
+        where = "; ".join(f"{name}, row {row:,}" for name, row in of.first)
+        lines.append(
+            f"    first at {where} (rows are counted from 0, without header and blank lines)"
+        )
+        fix = of.fix
+        if of.no_time:
+            lines.append(f"    {of.no_time:,} of them hold no time that can be read")
+            fix = f"write times as 2024-01-31T13:05:00Z (RFC 3339); or {fix}"
+        lines.append(f"    Fix: {fix}.")
+    if checked.usable == 0:
+        lines.append(
+            "No record is usable: `dpstream run` would charge its budget and release nothing."
+        )
+    else:
+        lines.append(f"Nothing was charged or stored. Next: `dpstream plan {job}`.")
+    return lines

@@ -1,0 +1,197 @@
+"""Which records of a job's source are usable, found out before anything is charged.
+
+Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
+query and cells, and RECORDS (`Canonicaliser`).  So what is counted as unusable here is what the run
+would write to the dead letter.  Nothing is charged, drawn, stored or written, and no noise key is
+needed: ids are made with a key that is thrown away.
+
+All of the result is exact and depends on private records: it is for the operator alone.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Int64
+from dpstream.dp_transforms.ingest import columns
+from dpstream.dp_transforms.ingest.records import (
+    REASONS,
+    CanonicaliserFactory,
+    canonical_public_keys,
+    positions,
+)
+from dpstream.dp_transforms.run import KeySource
+from dpstream.pipelines.connectors.cells import in_cells
+from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.inputs import Input
+from dpstream.pipelines.connectors.query import queried
+from dpstream.pipelines.connectors.records.rows import Reason
+from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.operate.summary import causes_of
+
+#: Positions of each reason that are shown.
+FIRST = 5
+_FILES, _LINES = "correct or remove these files", "correct or remove these lines"
+#: What the source's own reasons mean, and what helps.
+_AT_SOURCE = {
+    Reason.MALFORMED: ("is no well-formed line, object or row", _LINES),
+    Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
+    Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
+    Reason.UNREADABLE_FILE: ("the file cannot be read as what source.kind says", _FILES),
+    Reason.UNREADABLE_REST: ("the file cannot be read from this row on", _FILES),
+    Reason.MISSING_COLUMN: ("the file lacks a column that the job names", _FILES),
+    Reason.NOT_THE_BROKERS_STAMP: (
+        "has no append time of the broker",
+        "set the topic's message.timestamp.type to LogAppendTime",
+    ),
+}
+
+
+class Unusable(msgspec.Struct, frozen=True):
+    """Records that are unusable for one reason.
+
+    Attributes:
+        reason: as in the dead letter.
+        records: how many.
+        first: (file or part, row counted from 0) of the first ones.
+        problem, fix: what the reason means for this job, and what helps.
+        no_time: how many of the reason ``time`` hold no time at all; the others lie outside.
+    """
+
+    reason: str
+    records: int
+    first: list[tuple[str, int]]
+    problem: str
+    fix: str
+    no_time: int = 0
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What a source holds.
+
+    Attributes:
+        read: rows and unreadable rows.
+        left_out: rows that source.query does not keep.
+        usable: records that a run would admit to its bound on contributions.
+        complete: all of the source was read; else the first rows, up to the limit.
+        unusable: by reason, the most frequent first.
+    """
+
+    read: int
+    left_out: int
+    usable: int
+    complete: bool
+    unusable: list[Unusable]
+
+
+def check_source(
+    job: Job, limit: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> Checked:
+    """Read a source and count its usable and unusable records.
+
+    Args:
+        limit: no further batch is read after so many rows; ``None``: all are.
+        progress: told now and then how many rows were read.
+
+    Raises:
+        UsageError: what a run would refuse before its charge: no source, a column that is absent or
+            of a type that gives no usable record.
+        RunError: the source cannot be read.
+    """
+    check_types(job)
+    reading = _Reading(input_of(job), limit, progress)
+    plan, kept, usable = job.plan, 0, 0
+    public = None
+    if plan.public_keys is not None:
+        public = canonical_public_keys(plan, read_public_keys(job))
+    key = KeySource(None, insecure_test_key=secrets.token_hex(32))
+    canonical = CanonicaliserFactory(plan, key, public)()
+    tally, no_time = reading.tally, 0
+    for batch in in_cells(job, queried(job, reading.batches())):
+        records, dead = canonical(batch)
+        kept, usable = kept + batch.num_rows, usable + records.num_rows
+        for reason in REASONS if dead.num_rows else ():
+            of = dead.filter(pa.compute.equal(dead["reason"], reason))
+            where = of["partition"].to_numpy().astype(np.int64), of["offset"].to_numpy()
+            tally.add(reason, *where)
+            if reason == "time" and of.num_rows:
+                no_time += _without_time(job, batch, *where)
+    unusable = list[Unusable]()
+    for reason, count in sorted(tally.counts.items(), key=lambda item: -item[1]):
+        first = [reading.source.locate(*where) for where in tally.first[reason]]
+        words = _words(job, reason)
+        unusable.append(Unusable(reason, count, first, *words, no_time * (reason == "time")))
+    read = reading.rows + sum(tally.counts.values()) - (kept - usable)
+    return Checked(read, reading.rows - kept, usable, reading.complete, unusable)
+
+
+def _words(job: Job, reason: str) -> tuple[str, str]:
+    """What a reason means for this job, and what helps."""
+    if reason in REASONS:
+        cause = causes_of(job)[reason]
+        return cause.problem, cause.fix
+    return _AT_SOURCE.get(Reason(reason), (f"the source refuses it ({reason})", _FILES))
+
+
+class _Tally:
+    """Counts and first positions by reason."""
+
+    def __init__(self) -> None:
+        self.counts, self.first = dict[str, int](), dict[str, list[tuple[int, int]]]()
+
+    def add(self, reason: str, partition: Int64, offset: Int64) -> None:
+        """Positions in the order in which they are read."""
+        if len(offset):
+            self.counts[reason] = self.counts.get(reason, 0) + len(offset)
+            first = self.first.setdefault(reason, [])
+            more = slice(0, FIRST - len(first))
+            first += zip(partition[more].tolist(), offset[more].tolist(), strict=True)
+
+
+class _Reading:
+    """The batches of a source up to a limit; refused positions are counted on the way."""
+
+    def __init__(
+        self, source: Input, limit: int | None, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self.source, self.tally, self.rows, self.complete = source, _Tally(), 0, True
+        self._limit, self._progress = limit, progress
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Good rows with positions, in the source's own batches."""
+        for item in self.source.scan():
+            if self._limit is not None and self.rows >= self._limit:
+                self.complete = False
+                return
+            if isinstance(item, pa.RecordBatch):
+                self.rows += item.num_rows
+                yield item
+                if self._progress is not None:
+                    self._progress(self.rows, 0)
+                continue
+            refused, partition = item
+            where, names = np.broadcast_to(partition, refused.offsets.shape), refused.reasons
+            for reason in dict.fromkeys(names):
+                here = np.array(names) == reason
+                self.tally.add(reason, where[here], refused.offsets[here])
+
+
+def _without_time(job: Job, batch: pa.RecordBatch, partition: Int64, offset: Int64) -> int:
+    """How many rows at these positions hold no time, in a batch that has them."""
+    dead = np.isin(_pairs(*positions(batch)), _pairs(partition, offset))
+    good = np.ones(batch.num_rows, np.bool_)
+    stamp = [] if job.plan.stamp == "event_time" else [job.plan.stamp]
+    for column in (job.plan.event_time, *stamp):
+        good &= columns.instant(batch.column(column))[1]
+    return int((dead & ~good).sum())
+
+
+def _pairs(partition: Int64, offset: Int64) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    pairs = np.empty(len(offset), np.dtype([("partition", np.int64), ("offset", np.int64)]))
+    pairs["partition"], pairs["offset"] = partition, offset
+    return pairs
