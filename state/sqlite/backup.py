@@ -61,7 +61,7 @@ def backup_file(
             finally:
                 target.close()
         except sqlite3.Error as error:
-            raise failed(error) from None
+            raise failed(error, out) from None
         finally:
             source.close()
         identity = check_file(draft)

@@ -155,7 +155,7 @@ def refused(
         if path is not None:  # more exact: of a folder that lacks a right, say
             cause = disk_errors.cause_at(Path(path)) or cause
         return _refusal(of, cause)
-    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    code = getattr(error, "sqlite_errorname", None) or ""  # a backup's errors have no code
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
         return RunError(
             of.field,
@@ -186,9 +186,11 @@ def _cause(code: str, of: Subject, path: Path | None) -> disk_errors.Cause:
         return disk_errors.Cause(
             "it was moved or replaced while it was open", "run the same command again"
         )
+    cause = None if path is None else disk_errors.cause_at(path)
+    if not code:
+        return cause or disk_errors.UNKNOWN
     if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return disk_errors.UNKNOWN
-    cause = None if path is None else disk_errors.cause_at(path)
     if code == "SQLITE_READONLY_ROLLBACK" or (cause is not None and cause.choice and _hot(path)):
         why = f": {cause.reason}" if cause is not None else ""
         return disk_errors.Cause(
