@@ -1,0 +1,148 @@
+"""Cases: a command, a call of it, and what happens there; and what came of it.
+
+``python -m tests.faults.filecalls.sweep --seconds 600 --seed 3 [COMMAND ...]`` runs cases drawn
+from a seed and prints those that fail.
+"""
+
+import argparse
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.faults.filecalls.commands import COMMANDS
+from tests.faults.filecalls.disk import NAMES, Call, Disk, calls
+from tests.faults.filecalls.server import Ended, Server, serving
+
+#: At one call: the process dies before it, in it, or the call fails, once or from there on.
+FAULTS = ("kill", "tear", "EIO", "ENOSPC", "EROFS", "EDQUOT", "EMFILE", "EINTR")
+#: Of the disk that is left after a loss of power at one call.
+LOSSES = ("data", "entries")
+#: Exit codes of commands that were refused or failed in a way that a person can understand.
+REFUSED = (2, 3, 4)
+
+
+class Case(NamedTuple):
+    """One fault: ``what`` of `FAULTS` or `LOSSES` at call ``at`` (1 is the first)."""
+
+    command: str
+    at: int
+    what: str
+    sticky: bool = False
+
+
+@dataclass
+class World:
+    """A command's folder before it, its calls without a fault, and what it must come to."""
+
+    before: Path
+    recorded: list[Call]
+    expected: Any
+
+
+def world(server: Server, name: str, folder: Path) -> World:
+    """Prepare a command, run it once without a fault, and once more."""
+    command = COMMANDS[name]
+    done, before, journal = folder / "done", folder / "before", folder / "journal"
+    command.prepare(server, done)
+    shutil.copytree(done, before, symlinks=True)
+    ended = server.run(command.words, done, journal=journal)
+    assert ended.code == 0, ended.stderr
+    expected = command.outcome(server, done, ended)
+    if command.repeats:
+        again = server.run(command.words, done)
+        assert again.code == 0, again.stderr
+        assert command.outcome(server, done, again) == expected, "a repeated command differs"
+    return World(before, list(calls(journal)), expected)
+
+
+def failure(server: Server, made: World, case: Case, folder: Path) -> str:
+    """What is wrong after a fault and the same command once more; empty if nothing is."""
+    command = COMMANDS[case.command]
+    shutil.rmtree(folder, ignore_errors=True)
+    if case.what in LOSSES:
+        disk = Disk(made.before)
+        for call in made.recorded[: case.at]:
+            disk.replay(call)
+        folder.mkdir()
+        disk.write(folder, case.what, hash(case.at))
+    else:
+        shutil.copytree(made.before, folder, symlinks=True)
+        first = server.run(command.words, folder, at=case.at, action=case.what, sticky=case.sticky)
+        wrong = _unclear(first, case.what in ("kill", "tear"))
+        if wrong:
+            return f"at the fault: {wrong}"
+    again = server.run(command.words, folder)
+    if again.code != 0 and not (command.done is not None and re.search(command.done, again.stderr)):
+        return f"afterwards: exit {again.code}: {again.stderr[-400:]}"
+    outcome = command.outcome(server, folder, again)
+    if outcome != made.expected:
+        parts = [i for i in (0, 1) if outcome[i] != made.expected[i]]
+        return f"afterwards: other {' and '.join(('results', 'account')[i] for i in parts)}"
+    return ""
+
+
+def _unclear(ended: Ended, killed: bool) -> str:
+    """What a person could not understand of how a disturbed command ended."""
+    if ended.code == 0 or (killed and ended.code < 0):
+        return ""
+    if ended.code not in REFUSED:
+        return f"exit {ended.code}: {ended.stderr[-400:]}"
+    if re.search(r"Traceback|\b\w+Error\b|Exception", ended.stderr):
+        return f"names an exception: {ended.stderr[-400:]}"
+    return ""
+
+
+def cases(name: str, made: World, seed: int) -> Iterator[Case]:
+    """Cases of one command, for ever."""
+    rng = random.Random(f"{name} {seed}")
+    while True:
+        at, what = rng.randint(1, len(made.recorded)), rng.choice((*FAULTS, *LOSSES, "kill"))
+        # A call that is interrupted for ever is tried for ever, by SQLite and by Python.
+        yield Case(name, at, what, what != "EINTR" and rng.random() < 0.5)
+
+
+def described(made: World, case: Case) -> str:
+    """A case in words."""
+    call = made.recorded[case.at - 1]
+    return (
+        f"{case.command}, call {case.at} of {len(made.recorded)} ({NAMES[call.kind]} "
+        f"{call.path}{' to ' * bool(call.other)}{call.other}), {case.what}"
+        f"{' and after' * case.sticky}"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run cases for a time; the number of those that fail."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commands", nargs="*", default=list(COMMANDS))
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    failed = run = 0
+    with serving() as server, tempfile.TemporaryDirectory() as scratch:
+        for name in options.commands:
+            folder = Path(scratch) / name.replace(" ", "_")
+            folder.mkdir()
+            made = world(server, name, folder)
+            until = time.monotonic() + options.seconds / len(options.commands)
+            for case in cases(name, made, options.seed):
+                wrong = failure(server, made, case, folder / "case")
+                run += 1
+                if wrong:
+                    failed += 1
+                    print(f"{described(made, case)}: {wrong}", flush=True)
+                if time.monotonic() > until:
+                    break
+    print(f"{run} cases, {failed} failed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))
