@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
+import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError
@@ -37,7 +37,7 @@ from dpstream.dp_transforms.tabulation.perturb import Measured
 
 GROUP_COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE")
 AGE_COLUMNS = ("AGESTART", "AGEEND", "SEX")
-ALL = "*"
+ALL, SEPARATOR = "*", "|"
 #: Column of exact 95% margins.
 MARGIN = "MARGIN_95"
 
@@ -68,7 +68,7 @@ class Output(NamedTuple):
 
     def header(self, figure: str = "COUNT") -> str:
         """First line of each file, of counts or of ``MARGIN`` s."""
-        return "|".join((*GROUP_COLUMNS, *self.columns, figure)) + "\n"
+        return SEPARATOR.join((*GROUP_COLUMNS, *self.columns, figure)) + "\n"
 
 
 class Text(NamedTuple):
@@ -133,10 +133,13 @@ def released(
     group = np.concatenate(groups)
     order = np.argsort(group, kind="stable")
     label = np.concatenate(labels)[order]
-    columns = _columns(level, output, group[order], label, names)
+    start = _starts(level, group[order])
+    middles = [SEPARATOR + "".join(f"{text}{SEPARATOR}" for text in name) for name in names]
+    ends = [f"{text}{margin}\n" for text, margin in zip(middles, margins, strict=True)]
+    count = pa.array(np.concatenate(counts)[order]).cast(pa.string())
     return Text(
-        _text(output.header(), columns, np.concatenate(counts)[order]),
-        _text(output.header(MARGIN), columns, np.array(margins, np.int64)[label]),
+        _text(output.header(), [*start, _taken(middles, label), count, "\n"]),
+        _text(output.header(MARGIN), [*start, _taken(ends, label)]),
     )
 
 
@@ -195,34 +198,21 @@ def _quantile(noise: Noise, chance: float) -> int:
     return quantile(noise, chance)
 
 
-def _columns(
-    level: LevelDomain,
-    output: Output,
-    groups: Int64,
-    labels: Int64,
-    names: Sequence[tuple[str, ...]],
-) -> list[pa.Array]:
-    """What the rows of a table say beside their figure."""
+def _starts(level: LevelDomain, groups: Int64) -> list[pa.StringArray]:
+    """How the row of each group begins: its region with the type, and its iteration."""
     region, iteration = np.divmod(groups, len(level.iterations))
-    kind = pa.array([level.level.region_type])
-    columns = [
-        level.regions.take(pa.array(region)),
-        kind.take(pa.array(np.zeros(len(groups), np.int32))),
-        level.iterations.take(pa.array(iteration)),
-    ]
-    for number in range(len(output.columns)):
-        texts = pa.array([name[number] for name in names])
-        columns.append(texts.take(pa.array(labels)))
-    return columns
+    kind = f"{level.level.region_type}{SEPARATOR}"
+    regions = pc.binary_join_element_wise(level.regions, kind, SEPARATOR)
+    return [regions.take(pa.array(region)), level.iterations.take(pa.array(iteration))]
 
 
-def _text(header: str, columns: list[pa.Array], figures: Int64) -> bytes:
-    table = pa.table([*columns, pa.array(figures)], names=[str(i) for i in range(len(columns) + 1)])
-    out = pa.BufferOutputStream()
-    out.write(header.encode())
-    # Arrow's writer would quote the header, so it writes the rows alone.
-    options = pa_csv.WriteOptions(
-        include_header=False, delimiter="|", quoting_style="none", batch_size=1 << 16
-    )
-    pa_csv.write_csv(table, out, options)
-    return bytes(out.getvalue())
+def _taken(texts: list[str], labels: Int64) -> pa.StringArray:
+    return pa.array(texts).take(pa.array(labels))
+
+
+def _text(header: str, parts: list[pa.StringArray | str]) -> bytes:
+    """Rows whose texts are joined as they are: ids, codes and numbers need no quotes."""
+    lines = pc.binary_join_element_wise(*parts, "")
+    _, offsets, data = lines.buffers()
+    size = int(np.frombuffer(offsets, np.int32)[len(lines)]) if len(lines) else 0
+    return header.encode() + (data.slice(0, size).to_pybytes() if size else b"")
