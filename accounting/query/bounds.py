@@ -1,58 +1,85 @@
-"""Bounds that a query chooses for its columns: histograms of ``dpstream choose``, paid by it.
+"""Bounds that a query chooses: histograms of ``dpstream choose``, paid by it.
 
-A column without bounds gets one histogram of its values over all groups together, on the public
-grid of ``accounting.tuning.question`` (0 and +-(4 .. 7) 2^k grid units), as noisy nodes of a binary
-tree.  It counts at most VALUES values of a unit, chosen by sampling keys of the unit's own rows,
+What has no bound of its own gets one histogram over all groups together, as noisy nodes of a binary
+tree over a public grid of ``accounting.tuning.question``:
+
+* a column without bounds: its values (0 and +-(4 .. 7) 2^k grid units), of a count each unit's rows
+  in a group (1 and more);
+* ``automatic_rows``: the rows of a unit in a group; ``automatic_groups``: the groups of a unit.
+
+A histogram counts at most VALUES values of a unit, chosen by sampling keys of the unit's own rows,
 so that A x moves by at most VALUES sqrt(levels) in L2 (VALUES levels in L1), in however many groups
-the unit is.  Its share is half of what the column would have, were a count tested, of mu^2 (of
-epsilon with Laplace noise); ``allocate_query`` divides what is left.  All is one mechanism of mu:
-what is drawn later may adapt to what was released before (section 4).
+the unit is.  A column's histogram has OF_VALUES (bounds of values) or OF_COUNTS (rows) of what the
+column would have, were a count tested, of mu^2 (of epsilon with Laplace noise), that of groups
+OF_GROUPS of what all columns would have; ``allocate_query`` divides what is left.  All is one
+mechanism of mu: what is drawn later may adapt to what was released before (section 4).
 
 The bounds are the edges that at most TAIL of the values lie beyond, read off noisy counts.  Where
 units are few, that is less than the noise of a prefix, and any of the edges far beyond all values
 would do (they grow by powers of two: answers a thousand times too wide).  So as many values may lie
-beyond as noise hides, UNSEEN of the rank error.  A histogram whose noisy total is too small for its
-noise says nothing, and the column is NULL.
+beyond as noise hides, UNSEEN of the rank error.  One figure of all rows has no other limit: its
+error is least where hardly more units are cut than noise hides, however many there are; of many
+groups most are small, and a bound that few need is noise for all.  A histogram whose noisy total is
+too small for its noise says nothing: the column is NULL, and rows and groups are bounded by the
+public constants of the plan.  What the chosen bounds cut is estimated too (``cuts``).
 """
 
 import math
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from scipy.special import ndtri
 
-from dpstream.accounting.arrays import Int64
-from dpstream.accounting.query.calibration import COMBINED, mu_of_query
-from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.query.calibration import (
+    COMBINED,
+    OF_COUNTS,
+    OF_VALUES,
+    mu_of_query,
+)
+from dpstream.accounting.query.cuts import Cut, cut_of
+from dpstream.accounting.query.plan import GROUPS, MAX_ROWS, QueryColumn, QueryPlan
 from dpstream.accounting.tuning.quantiles import answers, clamp_of, prefixes
 from dpstream.accounting.tuning.question import (
     Histogram,
-    encoder_matrix,
+    factor_of,
     histogram,
+    magnitudes,
     value_candidates,
-    worst_factor,
 )
 
 #: Values of one unit in a histogram.
 VALUES = 1
 #: Part of the values that may lie beyond each bound.
 TAIL = 0.01
+#: Part of the units whose rows a mean may count fewer times: none of their values is lost, and the
+#: noise grows with r.
+TAIL_OF_MEANS = 0.1
 #: Of the rank error that holds for all cells at once: 2.8 sds of a prefix.  Simulated errors of a
 #: mean are the least, within a fifth, from 0.6 to 0.9 for 1,100 to 4,000 units; they are 10 times
 #: as large at 0.5 and 1,000 times at 0.
 UNSEEN = 0.75
-#: Largest bounds, in grid units: of values, of values that are squared, of counts.
-_MOST, _SQUARED, _COUNT = 1 << 28, 1 << 15, 1 << 20
+#: Largest bounds, in grid units: of values, of counts.
+_MOST, _COUNT = 1 << 28, 1 << 20
+#: Grid units between the bounds of values that are squared.
+_SQUARED = 1 << 16
+#: Most groups of a unit that are chosen; part of the columns' budget that this takes.
+MOST_GROUPS, OF_GROUPS = 256, 1 / 12
+_GROUPS, _ROWS = magnitudes(MOST_GROUPS), magnitudes(MAX_ROWS)
+#: Kinds whose sizes add up to the figure.
+_ADDED = ("count", "sum", "mean")
 _SLACK = 1e-12
 
 
 class BoundsDesign(msgspec.Struct, frozen=True):
-    """Histograms of a query's automatic columns, in the order of the columns; public.
+    """Histograms of what a query chooses, in the order of the columns, groups last; public.
 
     Attributes:
         law: of the noise of their nodes; ``sigma`` of a histogram is its sd or scale.
-        histograms: named as the columns.
+        histograms: named as the columns, as ``QueryColumn.rows_histogram``, or ``GROUPS``.
     """
 
     law: str
@@ -70,10 +97,12 @@ class Settled(NamedTuple):
     Attributes:
         plan: with bounds for every column.
         nulls: columns whose histogram said nothing: they are NULL, whatever their bounds.
+        cuts: what chosen bounds leave out, by histogram.
     """
 
     plan: QueryPlan
     nulls: frozenset[str]
+    cuts: dict[str, Cut]
 
 
 def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
@@ -83,19 +112,25 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
         UsageError: the plan is refused, or the budget allows no answer at all.
     """
     plan.check()
-    columns = [column for column in plan.columns if column.automatic]
-    if not columns:
-        return None
     total, free = math.fsum(c.share for c in plan.columns), 1.0
     if plan.selects and plan.mechanism == "gaussian":
         free = 1 - COMBINED
-    mu = mu_of_query(plan)[0] if plan.mechanism == "gaussian" else 1.0
-    made = []
-    for column in columns:
-        share = free * column.share / total / 2 * (1 - _SLACK)
-        edges = candidates(column)
-        ends = (TAIL, 1 - TAIL)
-        found = histogram(column.name, edges, len(edges), ends, VALUES, share, mu)
+    wanted: list[tuple[str, tuple[int, ...], float]] = []
+    for column in plan.columns:
+        share = column.share / total
+        if column.automatic:
+            part = OF_COUNTS if column.kind == "count" else OF_VALUES
+            wanted.append((column.name, _with_beyond(candidates(column)), share * part))
+        if column.automatic_rows:
+            wanted.append((column.rows_histogram, _with_beyond(_ROWS), share * OF_COUNTS))
+    if plan.automatic_groups:
+        wanted.append((GROUPS, _with_beyond(_GROUPS), OF_GROUPS))
+    if not wanted:
+        return None
+    mu, made = mu_of_query(plan)[0] if plan.mechanism == "gaussian" else 1.0, []
+    for name, edges, part in wanted:
+        share, ends = free * part * (1 - _SLACK), (TAIL, 1 - TAIL)
+        found = histogram(name, edges, len(edges), ends, VALUES, share, mu)
         made.append(found if plan.mechanism == "gaussian" else _laplace(found, plan.epsilon))
     return BoundsDesign(plan.mechanism, tuple(made))
 
@@ -103,40 +138,98 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
 def candidates(column: QueryColumn) -> tuple[int, ...]:
     """Edges that a column's bounds are chosen from, in grid units."""
     if column.kind == "count":
-        return value_candidates(0, _COUNT)
-    most = _SQUARED if column.kind in ("var", "stddev") else _MOST // column.most_rows
+        return magnitudes(_COUNT)
+    most = _MOST // column.most_rows
     return value_candidates(-most, most)
 
 
+def _with_beyond(edges: tuple[int, ...]) -> tuple[int, ...]:
+    """One edge more at each end that has no other: its cell holds what no bound can hold."""
+    below = (2 * edges[0],) if edges[0] < 0 else ()
+    return (*below, *edges, 2 * edges[-1])
+
+
 def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settled:
-    """Bounds from the noisy nodes of each histogram: post-processing."""
+    """Bounds from the noisy nodes of each histogram, and what they cut: post-processing."""
+    least = TAIL if plan.grouped else 0.0
+    means = {column.rows_histogram for column in plan.columns if column.kind == "mean"}
     chosen: dict[str, tuple[int, int]] = {}
+    estimates: dict[str, tuple[Histogram, Float64]] = {}
     for of, nodes in zip(design.histograms, noisy, strict=True):
         estimate = prefixes(of, nodes)
         if answers(of, estimate):
-            tail = max(TAIL, UNSEEN * of.rank_error / float(estimate[-1]))
-            chosen[of.name] = clamp_of(of, estimate, tail)
-    columns, nulls = [], set[str]()
+            reweighted = TAIL_OF_MEANS if of.name in means else least
+            tail = max(reweighted, UNSEEN * of.rank_error / float(estimate[-1]))
+            least_edge = of.candidates[1] if of.candidates[0] < 0 else 0
+            bounds = clamp_of(of, estimate, tail)
+            chosen[of.name] = max(bounds[0], least_edge), min(bounds[1], of.candidates[-2])
+            estimates[of.name] = of, estimate
+    columns, nulls, cuts = [], set[str](), dict[str, Cut]()
     for column in plan.columns:
-        if not column.automatic:
-            columns.append(column)
-            continue
-        if column.name not in chosen:
+        if column.automatic and column.name not in chosen:
             nulls.add(column.name)
+        made = _with_bounds(column, chosen)
+        columns.append(made)
+        if column.rows_histogram in chosen:
+            of, estimate = estimates[column.rows_histogram]
+            cuts[of.name] = cut_of(of, estimate, "rows", (0, made.rows), 1.0, True)
+        if column.automatic and column.name in chosen:
+            what = "rows" if column.kind == "count" else "values"
+            of, estimate = estimates[column.name]
+            if made.low is None or made.high is None:
+                raise InvariantError("made.low is not None and made.high is not None")
+            ends = round(made.low / column.grid), round(made.high / column.grid)
+            added = column.kind in _ADDED
+            cuts[of.name] = cut_of(of, estimate, what, ends, column.grid, added)
+    groups = plan.groups
+    if plan.automatic_groups and GROUPS in chosen:
+        groups = chosen[GROUPS][1]
+        cuts[GROUPS] = cut_of(*estimates[GROUPS], "groups", (0, groups), 1.0, True)
+    settled_plan = msgspec.structs.replace(
+        plan, columns=tuple(columns), groups=groups, automatic_groups=False
+    )
+    return Settled(settled_plan, frozenset(nulls), cuts)
+
+
+def _with_bounds(column: QueryColumn, chosen: Mapping[str, tuple[int, int]]) -> QueryColumn:
+    """A column with the bounds and rows that were chosen for it."""
+    rows = chosen.get(column.rows_histogram, (0, column.rows))[1]
+    low, high, grid = column.low, column.high, column.grid
+    if column.automatic:
         lo, hi = chosen.get(column.name, (0, 1))
         if lo >= hi:  # one edge: a range needs two
             lo, hi = min(lo, hi) - (column.kind != "count"), max(lo, hi)
         if column.kind == "count":
             lo = 0
         low, high = float(lo * column.grid), float(hi * column.grid)
-        columns.append(msgspec.structs.replace(column, low=low, high=high))
-    return Settled(msgspec.structs.replace(plan, columns=tuple(columns)), frozenset(nulls))
+        if column.kind in ("var", "stddev"):
+            while hi - lo > _SQUARED:
+                grid, lo, hi = 2 * grid, lo // 2, -(-hi // 2)
+    return msgspec.structs.replace(
+        column, rows=rows, low=low, high=high, grid=grid, automatic_rows=False
+    )
+
+
+def not_estimated(plan: QueryPlan, cuts: Container[str], grouped: bool) -> tuple[str, ...]:
+    """Bounds of a plan whose cut no histogram told, so that nothing is said of it.
+
+    Args:
+        cuts: by histogram; grouped: the answer has groups.
+    """
+    out = ["groups"] if grouped and plan.groups is not None and GROUPS not in cuts else []
+    for column in plan.columns:
+        of_rows = column.kind == "count" and column.per == "row"
+        if column.kind != "units" and not of_rows and column.name not in cuts:
+            out.append(f"bounds of {column.name}")
+        if column.kind != "units" and column.per == "row" and column.rows_histogram not in cuts:
+            out.append(column.rows_histogram)
+    return tuple(out)
 
 
 def _laplace(of: Histogram, epsilon: float) -> Histogram:
     """The same with two-sided geometric noise."""
     scale = VALUES * of.col2 / (of.share * epsilon) * (1 + _SLACK)
-    sd = math.sqrt(2) * scale * worst_factor(encoder_matrix(of.cells), of.targets)
+    sd = math.sqrt(2) * scale * factor_of(of.cells, of.targets)
     far = float(-ndtri(0.05 / (2 * of.cells)))
     return msgspec.structs.replace(
         of, sensitivity=float(VALUES * of.col2), sigma=scale, rank_error=sd * far

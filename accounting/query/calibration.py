@@ -15,7 +15,7 @@ query has none; scale = kappa L / epsilon_j, L in L1.  Charged plain: (epsilon, 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.query import laplace
 from dpstream.accounting.query.parts import QueryPart, parts_of
-from dpstream.accounting.query.plan import QueryPlan
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
 from dpstream.accounting.query.tree import rank_factor
 
@@ -33,6 +33,8 @@ from dpstream.accounting.query.tree import rank_factor
 THETA = 0.4
 #: S: with a count in the test, and where selection has only its own stream.
 COMBINED, ALONE = 0.2, 0.4
+#: Parts of a column's share that choosing bounds of its values, or of its rows, takes.
+OF_VALUES, OF_COUNTS = 1 / 2, 1 / 6
 #: Chance that an interval misses.
 MISS = 0.05
 _NORMAL = 1.959963984540054
@@ -130,8 +132,8 @@ def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None)
     """Divide a query's budget into noise and thresholds.
 
     Args:
-        reserved: what was spent on the bounds of columns (``accounting.query.bounds``).  Such a
-            column has half of the share that it would have.
+        reserved: what was spent on bounds, by histogram (``accounting.query.bounds``).  A column
+            whose bounds were chosen has that much less of its share.
 
     Raises:
         UsageError: the plan is refused, or its noise leaves the samplers' or integers' range.
@@ -143,14 +145,22 @@ def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None)
                 f"column[{index}].bounds", "are not chosen yet", "give both bounds of the column"
             )
     spent = reserved or {}
+    free = {column.name: 1 - share_of_bounds(column, spent) for column in plan.columns}
     parts = [
-        msgspec.structs.replace(part, share=part.share / 2) if part.column in spent else part
+        msgspec.structs.replace(part, share=part.share * free[part.column])
         for part in parts_of(plan)
     ]
     divide = _gaussian if plan.mechanism == "gaussian" else _laplace
     budget = divide(plan, parts, math.fsum(spent.values()))
     _check_ranges(budget)
     return budget
+
+
+def share_of_bounds(column: QueryColumn, chosen: Container[str]) -> float:
+    """Part of a column's share that histograms took, of those that were ``chosen`` from."""
+    if column.name in chosen:
+        return OF_COUNTS if column.kind == "count" else OF_VALUES
+    return OF_COUNTS if column.rows_histogram in chosen else 0.0
 
 
 def mu_of_query(plan: QueryPlan) -> tuple[float, float]:

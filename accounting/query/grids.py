@@ -9,7 +9,7 @@ bounds has steps of at least 1, counts have 1.  Where the budget is so small tha
 the sampler's range, all bits are four less, and so on (`finest`).
 
 Bounds that the query chooses are looked for in steps of 1 for whole numbers and counts, else of
-2^-8 (2^-5 where values are squared); once chosen they have the grid that they would have had.
+2^-8; once chosen they have the grid that they would have had.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,18 +18,17 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.query.bounds import BoundsDesign, design_bounds
+from dpstream.accounting.query.bounds import MOST_GROUPS, BoundsDesign, design_bounds
 from dpstream.accounting.query.calibration import QueryBudget, allocate_query
-from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.query.plan import MAX_ROWS, QueryColumn, QueryPlan
 
 #: log2 of the steps that bounds are cut into.
 BITS, FEW_BITS, LEAST_BITS = 24, 16, 8
 _VALUE_BITS = 32
 #: Bounds for estimates of columns whose bounds are the query's to choose.
 ASSUMED = (0.0, 1.0)
-_AUTOMATIC, _AUTOMATIC_SQUARED = 2.0**-8, 2.0**-5
+_AUTOMATIC = 2.0**-8
 _FEW = ("var", "stddev", "quantiles")
-_SQUARED = ("var", "stddev")
 
 
 class Gridded(NamedTuple):
@@ -45,9 +44,19 @@ class Gridded(NamedTuple):
     bits: int
 
     def sketched(self) -> QueryPlan:
-        """The plan with bounds (0, 1) where they are the query's to choose: for estimates."""
-        open_ = {column.name: ASSUMED for column in self.plan.columns if column.automatic}
-        return regridded(self.plan, open_, self.bits)
+        """The plan with bounds (0, 1), and the most rows and groups, where they are the query's to
+        choose: for estimates, and because what can be drawn for it can be for all it may choose."""
+        plan = self.plan
+        open_ = {c.name: ASSUMED for c in plan.columns if c.automatic}
+        columns = []
+        for column in plan.columns:
+            rows = MAX_ROWS if column.automatic_rows else column.rows
+            columns.append(msgspec.structs.replace(column, rows=rows))
+            if column.automatic_rows and column.low is not None and column.high is not None:
+                open_[column.name] = column.low, column.high  # r decides the grid too
+        groups = MOST_GROUPS if plan.automatic_groups else plan.groups
+        worst = msgspec.structs.replace(plan, columns=tuple(columns), groups=groups)
+        return regridded(worst, open_, self.bits)
 
     def budget(self, plan: QueryPlan) -> QueryBudget:
         """Noise and thresholds of the plan with its bounds."""
@@ -85,9 +94,7 @@ def grid_of(column: QueryColumn, whole: bool, bits: int) -> float:
     if column.kind in ("count", "units"):
         return 1.0
     if column.low is None or column.high is None:
-        if whole:
-            return 1.0
-        return _AUTOMATIC_SQUARED if column.kind in _SQUARED else _AUTOMATIC
+        return 1.0 if whole else _AUTOMATIC
     whole = whole and column.kind == "sum"
     return _step(column.kind, column.low, column.high, column.most_rows, bits, whole)
 

@@ -16,6 +16,8 @@ from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.plan.fields import Aggregate
 
 ColumnKind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
+#: Histogram of the groups of a unit; no column is called so (spaces).
+GROUPS = "groups of a unit"
 #: Kinds whose values have bounds.
 BOUNDED = ("sum", "mean", "var", "stddev", "quantiles")
 #: Groups of a unit that a ``contribution_norm`` may spread over, and largest kappa.
@@ -43,6 +45,8 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         at: which quantiles, each in [0, 1].
         share: weight in the division of the budget over the columns.
         norm: R of this column instead of the query's.
+        automatic_rows: r is the query's to choose; ``rows`` is what it is where too few units have
+            a value to choose by.
     """
 
     name: str
@@ -55,6 +59,7 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: tuple[float, ...] = ()
     share: float = 1.0
     norm: float | None = None
+    automatic_rows: bool = False
 
     @property
     def most_rows(self) -> int:
@@ -67,6 +72,11 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.low is not None or self.high is not None:
             return False
         return self.kind in BOUNDED or (self.kind == "count" and self.per == "group")
+
+    @property
+    def rows_histogram(self) -> str:
+        """Name of the histogram of rows that r is chosen from."""
+        return f"rows of {self.name}"
 
     @property
     def aggregate(self) -> Aggregate:
@@ -92,6 +102,8 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         selects: False with public groups; no GROUP BY is one public group.
         min_units: m, a group of fewer units is never released.
         columns: of the answer.
+        automatic_groups: kappa is the query's to choose; ``groups`` is what it is where too few
+            units can be told from noise.
     """
 
     epsilon: float
@@ -102,11 +114,17 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     selects: bool
     min_units: int = 1
     columns: tuple[QueryColumn, ...] = ()
+    automatic_groups: bool = False
 
     @property
     def most_groups(self) -> int:
         """kappa: groups that one unit can be in after bounding."""
         return MAX_GROUPS if self.groups is None else self.groups
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a unit can be in several groups, or groups are selected."""
+        return self.selects or self.automatic_groups or self.most_groups > 1
 
     def norm_of(self, column: QueryColumn) -> float | None:
         """R of a column."""
@@ -139,7 +157,8 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def canonical(plan: QueryPlan) -> dict[str, Any]:
     """Every public parameter by its frozen name, as JSON-able values."""
-    return {
+    chosen = {"automatic_groups": True} if plan.automatic_groups else {}
+    return chosen | {
         "version": 1,
         "epsilon": float(plan.epsilon),
         "delta": float(plan.delta),
@@ -153,7 +172,8 @@ def canonical(plan: QueryPlan) -> dict[str, Any]:
 
 
 def _column(column: QueryColumn) -> dict[str, Any]:
-    return {
+    chosen = {"automatic_rows": True} if column.automatic_rows else {}
+    return chosen | {
         "name": column.name,
         "kind": column.kind,
         "low": _float(column.low),

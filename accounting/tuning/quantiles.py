@@ -7,7 +7,7 @@ back the exact prefixes, and each figure is the exact one of its definition.
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.tuning.question import Histogram, encoder_matrix
+from dpstream.accounting.tuning.question import Histogram, covariance_of, encoder_matrix
 from dpstream.accounting.tuning.weighing import kept
 
 #: Prefixes are whole numbers without noise; the decoder's float error is far below this.
@@ -23,8 +23,8 @@ def prefixes(of: Histogram, noisy: Int64) -> Float64:
     """
     from scipy.optimize import isotonic_regression  # slow to load, and a plan needs none of it
 
-    matrix = encoder_matrix(of.cells).astype(np.float64)
-    counts = np.linalg.lstsq(matrix, noisy.astype(np.float64), rcond=None)[0]
+    nodes = encoder_matrix(of.cells).T.astype(np.float64) @ noisy.astype(np.float64)
+    counts = covariance_of(of.cells) @ nodes
     return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
 
 

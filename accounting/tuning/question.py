@@ -37,7 +37,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpstream.accounting import limits
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 
@@ -127,6 +127,24 @@ def encoder_matrix(cells: int) -> Int64:
     return matrix
 
 
+@functools.lru_cache(maxsize=32)
+def covariance_of(cells: int) -> Float64:
+    """(cells, cells) covariance of a tree's least-squares cells for node noise of sd 1; read-only.
+
+    It is inv(A^T A), so that the estimate of noisy nodes y is this times A^T y.
+    """
+    matrix = encoder_matrix(cells).astype(np.float64)
+    out = np.asarray(np.linalg.inv(matrix.T @ matrix), np.float64)
+    out.setflags(write=False)
+    return out
+
+
+@functools.lru_cache(maxsize=32)
+def factor_of(cells: int, targets: tuple[float, ...]) -> float:
+    """``worst_factor`` of the tree over so many cells."""
+    return worst_factor(encoder_matrix(cells), targets)
+
+
 def worst_factor(matrix: Int64, targets: tuple[float, ...]) -> float:
     """Largest sd, for node noise of sd 1, of prefix_t - q * total over cells t, q in targets
     and q = 0 (prefixes and the total themselves), by least squares over all nodes."""
@@ -135,7 +153,7 @@ def worst_factor(matrix: Int64, targets: tuple[float, ...]) -> float:
     worst = 0.0
     for target in (*targets, 0.0):
         weights = np.tril(np.ones((cells, cells))) - target
-        variance = np.einsum("ij,jk,ik->i", weights, covariance, weights)
+        variance = ((weights @ covariance) * weights).sum(axis=1)
         worst = max(worst, math.sqrt(float(variance.max())))
     return worst
 
@@ -164,7 +182,7 @@ def histogram(
         )
     # Rounding adds at most 1/12 to a node's variance; a union bound over the cells.
     rounding = 0.0 if math.isinf(mu) else 1 / 12
-    sd = math.sqrt(sigma**2 + rounding) * worst_factor(matrix, targets)
+    sd = math.sqrt(sigma**2 + rounding) * factor_of(cells, targets)
     rank_error = sd * float(-ndtri(_MISS / (2 * cells)))
     return Histogram(name, candidates, cells, targets, col2, sensitivity, share, sigma, rank_error)
 

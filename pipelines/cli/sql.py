@@ -162,6 +162,7 @@ def _ask(
 
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.sql.ask import ask
+    from dpstream.pipelines.sql.cut_text import lines_of
     from dpstream.pipelines.sql.texts import records, shown
 
     answer = ask(catalog, text, fresh, runner=runner)
@@ -170,14 +171,14 @@ def _ask(
     if as_json:
         public = msgspec.to_builtins(head)
         told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure,
-                "uncompared": answer.uncompared, "warnings": warnings}  # fmt: skip
+                "uncompared": answer.uncompared, "warnings": warnings,
+                "intervals_cover": "noise"}  # fmt: skip
         print_json({**public, **told, "rows": records(answer)})
         return
     click.echo(shown(answer), nl=False)
     if not answer.table.num_rows:
         click.echo("Nothing was published: no group passed the threshold (see --explain).")
-    for name, (low, high) in head.bounds.items():
-        click.echo(f"Bounds of {name}, chosen by the query: {low:g} to {high:g}", err=True)
+    click.echo("\n".join(lines_of(head, catalog.unit.name, "group")))
     for name in head.nulls:
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
     cost = f"({up(head.epsilon)}, {up(head.delta)})"

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.query.bounds import Settled, not_estimated
 from dpstream.accounting.query.grids import regridded
-from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question
-from dpstream.pipelines.frames.rows import Rows, partials_of, rows_of, wide_values
+from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.sql.receipt import Header, decoded, encoded, estimated
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
@@ -123,7 +123,8 @@ def _key(noise_key: "str | KeySource | None") -> "KeySource":
 def _drawn(question: Question, rows: Rows, ring: KeyRing, run_id: str) -> bytes:
     """Count and draw under a run id: the receipt."""
     name = (bytes.fromhex(run_id), question.digest.encode())
-    plan, null = _bounds(question, rows, ring, name)
+    settled = _bounds(question, rows, ring, name)
+    plan, null = settled.plan, bool(settled.nulls)
     budget = question.gridded.budget(plan)
     shard = bounded(plan, partials_of(plan, rows), ring, name)
     ids = rows.groups.ids
@@ -141,30 +142,35 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, run_id: str) -> bytes:
     released = pa.table(table)
     if question.key:
         released = released.sort_by([(name, "ascending") for name in question.key])
-    return encoded(_header(question, run_id, plan, null), released)
+    return encoded(_header(question, run_id, settled), released)
 
 
-def _bounds(
-    question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, bytes]
-) -> tuple[QueryPlan, bool]:
-    """The plan with its bounds, found if they are to be, and whether there are none."""
+def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, bytes]) -> Settled:
+    """The plan with its bounds: those that are the question's to choose, by histograms of the rows.
+
+    Where too few units have a row for the rows of a unit to be told, a count has the public bound.
+    """
     plan, design, bits = question.gridded
     if design is None:
-        return plan, False
-    [of] = design.histograms
-    [column] = plan.columns
-    ids = (rows.unit_ids, rows.groups.ids)
-    counts = {of.name: counted(of, wide_values(column, rows), ids, ring, name)}
+        return Settled(plan, frozenset(), {})
+    [column], ids = plan.columns, (rows.unit_ids, rows.groups.ids)
+    counts = {}
+    for of in design.histograms:
+        values = histogram_values(of.name, column, rows)
+        counts[of.name] = counted(of, values, ids, ring, name)
     settled = choose_bounds(plan, design, counts, ring, name)
     [chosen] = settled.plan.columns
-    bounds = {column.name: (chosen.low or 0.0, chosen.high or 0.0)}
-    return regridded(plan, bounds, bits), bool(settled.nulls)
+    low, high, nulls = chosen.low, chosen.high, settled.nulls
+    if nulls and column.kind == "count":
+        low, high, nulls = 0.0, float(column.rows), frozenset()
+    bounds = {} if low is None or high is None else {column.name: (low, high)}
+    return settled._replace(plan=regridded(settled.plan, bounds, bits), nulls=nulls)
 
 
-def _header(question: Question, run_id: str, plan: QueryPlan, null: bool) -> Header:
+def _header(question: Question, run_id: str, settled: Settled) -> Header:
     charge = question.charge(run_id, question.identity(None))
-    [column] = plan.columns
-    automatic = question.column.automatic
+    [column] = settled.plan.columns
+    chosen = question.column.automatic and not settled.nulls
     return Header(
         run_id=run_id,
         question=question.digest,
@@ -174,7 +180,10 @@ def _header(question: Question, run_id: str, plan: QueryPlan, null: bool) -> Hea
         mu=charge.mu,
         threshold_delta=charge.threshold_delta,
         reports=(column.name,),
-        bounds={column.name: (column.low or 0.0, column.high or 0.0)} if automatic and not null
-        else {},
-        nulls=(column.name,) if null else (),
-    )  # fmt: skip
+        bounds={column.name: (column.low or 0.0, column.high or 0.0)} if chosen else {},
+        nulls=tuple(settled.nulls),
+        cuts=settled.cuts,
+        not_estimated=not_estimated(
+            settled.plan, settled.cuts.keys() | settled.nulls, bool(question.key)
+        ),
+    )

@@ -10,6 +10,9 @@ ledger adds them up and refuses what goes beyond its limit, and the same questio
 rows is answered with the same bytes at no further charge.  That two answers are one says exactly
 that no row differs: publish it once, or ask with ``fresh``.
 
+What of a unit counts (keys, rows, values) is chosen privately unless it is given, for a part of the
+budget, and the answer estimates what that leaves out.  Intervals are of the noise alone.
+
 ``delta`` is a public constant unless it is given, never derived from the table: how many rows or
 units it has is private.  It bounds the chance, for each unit, that the answer tells more of it than
 epsilon says (a key that it alone has may show); 1e-9 fits data of up to some millions of units.
@@ -27,9 +30,6 @@ if TYPE_CHECKING:
 
 #: See the module.
 DELTA = 1e-9
-#: Keys of one unit that count, and rows of each: public constants that fit most data; noise grows
-#: with the root of the one and with the other.
-MAX_KEYS, MAX_ROWS = 8, 5
 
 
 def histogram(
@@ -39,7 +39,7 @@ def histogram(
     key: str | Sequence[str],
     epsilon: float,
     delta: float = DELTA,
-    max_keys: int = MAX_KEYS,
+    max_keys: int | None = None,
     public_keys: Any = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
@@ -54,7 +54,8 @@ def histogram(
             without a unit, a key or a value count nowhere.
         key: the column, or columns, that the answer has a row for each value of.
         epsilon, delta: the guarantee; see the module.
-        max_keys: of one unit, the most keys that count, chosen by chance where it has more.
+        max_keys: of one unit, the most keys that count, drawn at random where it has more; unless
+            given, the number is chosen privately.
         public_keys: the keys of the answer, all of which are published with noise, whatever the
             rows hold: a list, or a table with the key's columns.  They must not come from the
             private rows.  Without them a key is published if enough units have it.
@@ -65,8 +66,9 @@ def histogram(
         allow_large_delta: a delta above 0.01 is wanted; without it such a delta is refused.
 
     Returns:
-        key's columns, ``units`` and its ``units_sd``, ``units_low`` and ``units_high`` (the ends of
-        the noise's 95% interval), sorted by key.
+        key's columns, ``units`` and its ``units_sd``, ``units_noise_low`` and ``units_noise_high``
+        (the ends of the noise's 95% interval), sorted by key; ``answer.cuts`` estimates what the
+        bounds that were chosen leave out.
 
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
@@ -82,8 +84,8 @@ def count(
     epsilon: float,
     key: str | Sequence[str] | None = None,
     delta: float = DELTA,
-    max_keys: int = MAX_KEYS,
-    max_rows: int = MAX_ROWS,
+    max_keys: int | None = None,
+    max_rows: int | None = None,
     public_keys: Any = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
@@ -93,12 +95,13 @@ def count(
     """How many rows each key has; without a key, how many there are.
 
     Args:
-        max_rows: of one unit, the most rows of a key that count.
+        max_rows: of one unit, the most rows of a key that count; unless given, it is chosen
+            privately.
 
     The other arguments are those of `histogram`.
 
     Returns:
-        key's columns, ``count``, ``count_sd``, ``count_low`` and ``count_high``.
+        key's columns, ``count``, ``count_sd``, ``count_noise_low`` and ``count_noise_high``.
 
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
@@ -112,12 +115,12 @@ def sum(
     *,
     unit: str,
     value: str,
-    bounds: tuple[float, float] | Literal["auto"],
     epsilon: float,
+    bounds: tuple[float, float] | Literal["auto"] = "auto",
     key: str | Sequence[str] | None = None,
     delta: float = DELTA,
-    max_keys: int = MAX_KEYS,
-    max_rows: int = MAX_ROWS,
+    max_keys: int | None = None,
+    max_rows: int | None = None,
     public_keys: Any = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
@@ -129,16 +132,16 @@ def sum(
     Args:
         value: the column of numbers.
         bounds: least and largest value that counts: others are taken as the nearer one.  From what
-            is known without looking at the rows: they decide the noise.  ``"auto"`` finds bounds of
-            a unit's sum in a key, privately, with half of the budget; ``max_rows`` has no effect
+            is known without looking at the rows: they decide the noise.  ``"auto"`` chooses bounds
+            of a unit's sum in a key, privately, with half of the budget; ``max_rows`` has no effect
             then.
         max_rows: of one unit, about the most rows of a key that count: its sum there is held within
-            so many times the bounds.
+            so many times the bounds; unless given, it is chosen privately.
 
     The other arguments are those of `histogram`.
 
     Returns:
-        key's columns, ``sum``, ``sum_sd``, ``sum_low`` and ``sum_high``.
+        key's columns, ``sum``, ``sum_sd``, ``sum_noise_low`` and ``sum_noise_high``.
 
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
@@ -154,12 +157,12 @@ def mean(
     *,
     unit: str,
     value: str,
-    bounds: tuple[float, float] | Literal["auto"],
     epsilon: float,
+    bounds: tuple[float, float] | Literal["auto"] = "auto",
     key: str | Sequence[str] | None = None,
     delta: float = DELTA,
-    max_keys: int = MAX_KEYS,
-    max_rows: int = MAX_ROWS,
+    max_keys: int | None = None,
+    max_rows: int | None = None,
     public_keys: Any = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
@@ -171,14 +174,14 @@ def mean(
     It is a noisy sum over a noisy count, from one budget; missing where that count is below 1.
 
     Args:
-        value, bounds: as of `sum`; ``"auto"`` finds bounds of a unit's own mean in a key.
+        value, bounds: as of `sum`; ``"auto"`` chooses bounds of a unit's own mean in a key.
         max_rows: of one unit, the rows of a key that count; of more, their mean counts so many
-            times.
+            times; unless given, it is chosen privately.
 
     The other arguments are those of `histogram`.
 
     Returns:
-        key's columns, ``mean``, ``mean_sd``, ``mean_low`` and ``mean_high``.
+        key's columns, ``mean``, ``mean_sd``, ``mean_noise_low`` and ``mean_noise_high``.
 
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.

@@ -6,7 +6,10 @@ import pyarrow as pa
 
 from dpstream.accounting.extras import require
 from dpstream.accounting.figures import human, up
+from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.plan import GROUPS
 from dpstream.pipelines.frames.question import Question
+from dpstream.pipelines.sql.cut_text import lines_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer
 
 #: Rows that a repr shows.
@@ -26,8 +29,9 @@ class PrivateTable:
     ``answer.to_pandas()``, ``polars.DataFrame(answer)``, ``pyarrow.table(answer)``.
 
     Attributes:
-        table: the key's columns, the figure, and of its noise sd, low and high (the ends of its
-            95% interval), sorted by key; the schema's metadata have the guarantee.
+        table: the key's columns, the figure, its noise's sd, and ``noise_low`` and ``noise_high``
+            (the ends of the noise's 95% interval), sorted by key; the schema's metadata have the
+            guarantee and what bounds cut.
         header: what it cost and when it was first given.
         guarantee: in words.
         charged: this very call was charged for it; ``None``: there is no ledger.
@@ -40,6 +44,11 @@ class PrivateTable:
     ) -> None:  # fmt: skip
         self.table, self.header, self.guarantee = table, header, guarantee
         self.charged, self.receipt, self.digest = charged, receipt, digest
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """Private estimates of what the bounds that were chosen leave out, by what was chosen."""
+        return self.header.cuts
 
     @property
     def epsilon(self) -> float:
@@ -82,7 +91,7 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
     """
     header, charged = answer.header, None if data_set is None else answer.charged
     guarantee = _words(question, answer, data_set)
-    said = {
+    said = header.metadata | {
         "dpstream.guarantee": guarantee,
         "dpstream.epsilon": repr(header.epsilon),
         "dpstream.delta": repr(header.delta),
@@ -101,38 +110,38 @@ def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
         f"({up(header.epsilon)}, {up(header.delta)})-differential privacy of this answer, for all "
         f"rows of each {question.unit!r} together."
     )
-    counts = []
-    if question.key:
-        counts.append(f"at most {plan.groups} of its keys count, chosen by chance")
-    if column.kind == "count":
-        counts.append(f"at most {human(column.high)} of its rows{' in each' * bool(counts)}")
-    elif column.kind != "units" and not column.automatic:
-        low, high = human(column.low), human(column.high)
-        counts.append(
-            f"at most {column.rows} of its rows{' in each' * bool(counts)}, "
-            f"with values within {low} and {high}"
-        )
-    if header.bounds:
-        low, high = (human(bound) for bound in header.bounds[column.name])
-        of = "sum" if column.kind == "sum" else "mean"
-        counts.append(
-            f"its {of}{' in each' * bool(counts)} within {low} and {high} (bounds that half of the "
-            "budget found)"
-        )
     words = [claim]
-    if counts:
-        words.append(
-            f"Of one {question.unit!r}: {'; '.join(counts)}; sd, low and high are of the noise and "
-            "know nothing of what that cuts."
-        )
+    kept = []
+    if question.key and not plan.automatic_groups:
+        kept.append(f"at most {plan.groups} of its keys count, drawn at random")
+    each = " in each" if question.key else ""
+    if column.kind == "count" and not column.automatic:
+        kept.append(f"at most {human(column.high)} of its rows{each}")
+    elif column.kind in ("sum", "mean") and not column.automatic:
+        rows = "" if column.automatic_rows else f"at most {column.rows} of its rows{each}, with "
+        kept.append(f"{rows}values within {human(column.low)} and {human(column.high)}")
+    if kept:
+        words.append(f"Of one {question.unit!r}: {'; '.join(kept)}.")
+    words += lines_of(header, question.unit, "key" * bool(question.key))
+    for name, bound in _public(question, header).items():
+        words.append(f"Too few units to choose {name} privately: the public bound {bound} counts.")
     if header.nulls:
-        words.append("Too few units have a value for bounds to be found: the figures are missing.")
+        words.append("Too few units have a value for bounds to be chosen: the figures are missing.")
     if plan.selects:
         words.append("A key is here if enough units have it.")
     elif question.key:
         words.append("The keys are the public ones: all are here.")
     words.append(_NOT_CHARGED if data_set is None else f"Charged to data set {data_set!r}.")
-    return " ".join([_INSECURE, *words] if answer.insecure else words)
+    return "\n".join([_INSECURE, *words] if answer.insecure else words)
+
+
+def _public(question: Question, header: Header) -> dict[str, int]:
+    """Bounds that were to be chosen, and were not."""
+    design, plan, column = question.gridded.design, question.gridded.plan, question.column
+    names = set() if design is None else {of.name for of in design.histograms}
+    constants = {GROUPS: plan.groups or 0, column.rows_histogram: column.rows}
+    constants |= {column.name: column.rows} if column.kind == "count" else {}
+    return {name: n for name, n in constants.items() if name in names - header.cuts.keys()}
 
 
 def _shown(value: object) -> str:

@@ -28,9 +28,12 @@ from dpstream.accounting.query.plan import (
 )
 from dpstream.dp_transforms.ingest.columns import identity
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
-from dpstream.pipelines.sql.receipt import PARTS
+from dpstream.pipelines.sql.receipt import LABELS
 from dpstream.state.ledger.charges import Charge
 
+#: Keys of one unit that count, and rows of each, where too few units have any to choose by: public
+#: constants that fit most data; noise grows with the root of the one and with the other.
+MAX_KEYS, FEW_ROWS = 8, 5
 #: Kinds whose values can be a ledger's unit.
 _UNITS: tuple[FieldType, ...] = ("string", "int", "bool", "bytes")
 Bounds = tuple[float, float] | Literal["auto"]
@@ -43,7 +46,8 @@ class Asked(NamedTuple):
         kind: of the column of the answer: ``units``, ``count``, ``sum`` or ``mean``.
         unit, key, value: names of columns; ``key`` is empty for one figure of all rows.
         bounds: of each value; ``None`` where none are needed.
-        max_keys, max_rows: of one unit, keys that count and rows of each that do.
+        max_keys, max_rows: of one unit, keys that count and rows of each that do; ``None``: chosen
+            privately.
         public_keys: all keys that are published, whatever the rows hold.
     """
 
@@ -152,7 +156,7 @@ def _names(asked: Asked) -> list[str]:
         )
     if asked.kind in ("sum", "mean") and not isinstance(asked.value, str):
         raise UsageError("value", "must be a column's name", "write e.g. value='seconds'")
-    taken = {asked.kind, *(f"{asked.kind}_{part}" for part in PARTS)} & set(key)
+    taken = {asked.kind, *(f"{asked.kind}_{label}" for label in LABELS.values())} & set(key)
     if taken:
         raise UsageError("key", "has the name of a column of the answer", "rename the column")
     return key
@@ -161,7 +165,8 @@ def _names(asked: Asked) -> list[str]:
 def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
     """The plan of the question on its grid."""
     epsilon, delta = _number("epsilon", asked.epsilon, "1.0"), _number("delta", asked.delta, "1e-9")
-    groups = _whole("max_keys", asked.max_keys, MAX_GROUPS)
+    chosen = grouped and asked.max_keys is None
+    groups = MAX_KEYS if asked.max_keys is None else _whole("max_keys", asked.max_keys, MAX_GROUPS)
     selects = grouped and not public
     if delta == 0 and selects:
         raise UsageError(
@@ -186,6 +191,7 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
             mechanism="gaussian" if delta else "laplace",
             selects=selects,
             columns=(msgspec.structs.replace(column, grid=grid_of(column, whole, bits)),),
+            automatic_groups=chosen,
         )
 
     try:
@@ -202,15 +208,20 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
 
 def _column(asked: Asked) -> QueryColumn:
     """The column of the answer, but for its grid."""
-    rows = _whole("max_rows", asked.max_rows, MAX_ROWS)
+    chosen = asked.max_rows is None
+    rows = FEW_ROWS if chosen else _whole("max_rows", asked.max_rows, MAX_ROWS)
     if asked.kind == "units":
         return QueryColumn("units", "units", per="group", rows=rows)
     if asked.kind == "count":
-        return QueryColumn("count", "count", 0.0, float(rows), per="group", rows=rows)
+        high = None if chosen else float(rows)
+        low = None if chosen else 0.0
+        return QueryColumn("count", "count", low, high, per="group", rows=rows)
     if isinstance(asked.bounds, str) and asked.bounds == "auto":
         return QueryColumn(asked.kind, asked.kind, per="group", rows=rows)
     low, high = _pair(asked.bounds)
-    return QueryColumn(asked.kind, asked.kind, low, high, per="row", rows=rows)
+    return QueryColumn(
+        asked.kind, asked.kind, low, high, per="row", rows=rows, automatic_rows=chosen
+    )
 
 
 def _pair(bounds: Any) -> tuple[float, float]:
@@ -223,7 +234,7 @@ def _pair(bounds: Any) -> tuple[float, float]:
             "bounds",
             "must be the least and the largest value that counts, the lower one first",
             "write e.g. bounds=(0, 100), from what you know without looking at the rows, or "
-            "bounds='auto', which spends half of epsilon on finding them",
+            "bounds='auto', which spends half of epsilon on choosing them",
         )
     return low, high
 

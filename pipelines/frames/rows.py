@@ -20,7 +20,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.parts import middle_of
-from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
 from dpstream.dp_transforms.ingest.columns import decoded, identity, measure
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -121,8 +121,16 @@ def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
     return known._replace(unit=unit, group=group, sums=(bounded,))
 
 
-def wide_values(column: QueryColumn, rows: Rows) -> Values:
-    """What automatic bounds are for, in grid steps: of a unit in a group, its sum or its mean."""
+def histogram_values(name: str, column: QueryColumn, rows: Rows) -> Values:
+    """What a histogram is of: groups of each unit, or of a unit in a group its rows, its sum or its
+    mean (in grid steps)."""
+    if name in (GROUPS, column.rows_histogram) or column.kind == "count":
+        unit, group, _, count = _by_pair(rows, np.zeros(len(rows.unit), np.int64))
+        if name != GROUPS:
+            return Values(unit, group, count)
+        each = np.bincount(unit)
+        present = np.flatnonzero(each)
+        return Values(present, np.zeros(len(present), np.int64), each[present])
     steps = _steps(rows, column.grid, -_WIDE, _WIDE)
     unit, group, total, count = _by_pair(rows, steps)
     if column.kind == "mean":

@@ -19,8 +19,8 @@ import secrets
 from datetime import UTC, datetime
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
-from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.runners.bounded import Runner
@@ -35,7 +35,7 @@ from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.spread import Spread
-from dpstream.pipelines.sql.stage import Place, Stage, Turns
+from dpstream.pipelines.sql.stage import Found, Place, Stage, Turns
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
@@ -139,7 +139,7 @@ def drawn(
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
         found = Stage(question, catalog, place, ring, run_id).run()
-    header = _header(question, catalog, run_id, found.nulls, found.plan)
+    header = _header(question, catalog, run_id, found)
     rows = released(question, found)
     try:
         return encoded(header, outer(question, catalog, rows))
@@ -147,11 +147,9 @@ def drawn(
         return encoded(header, rows, outer=False)
 
 
-def _header(
-    question: Question, catalog: Catalog, run_id: str, nulls: frozenset[str], plan: QueryPlan
-) -> Header:
-    charge = question.charge(catalog, run_id)
-    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in plan.columns}
+def _header(question: Question, catalog: Catalog, run_id: str, found: Found) -> Header:
+    charge, nulls = question.charge(catalog, run_id), found.nulls
+    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in found.plan.columns}
     automatic = [c.name for c in question.plan.columns if c.automatic]
     return Header(
         run_id=run_id,
@@ -164,4 +162,8 @@ def _header(
         reports=tuple(f.name for f in question.statement.functions if f.report),
         bounds={name: chosen[name] for name in automatic if name not in nulls},
         nulls=tuple(name for name in automatic if name in nulls),
+        cuts=found.cuts,
+        not_estimated=not_estimated(
+            question.plan, found.cuts.keys() | nulls, bool(question.statement.groups)
+        ),
     )

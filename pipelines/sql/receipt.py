@@ -10,11 +10,14 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.query.cuts import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.state.numbers import numbers
 
-#: Parts of a column's interval, and what stands between its name and theirs.
+#: Parts of a column's interval, what stands between its name and theirs, and how they are called
+#: in an answer: the ends are of the noise alone, and so is their name.
 PARTS, MARK = ("sd", "low", "high"), "\x1f"
+LABELS = {"sd": "sd", "low": "noise_low", "high": "noise_high"}
 
 #: Of the rows that the statement asks for, and of released rows that its outer query is still to
 #: be asked about.
@@ -29,6 +32,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         epsilon, delta, mu, threshold_delta: what it cost.
         reports: columns whose interval was asked for (WITH REPORT).
         bounds: that the query chose, by function; nulls: functions without, which are NULL.
+        cuts: private estimates of what chosen bounds leave out, by what was chosen: a function, its
+            rows, or groups; not_estimated: bounds that were given, whose cut nothing tells.
     """
 
     run_id: str
@@ -41,6 +46,18 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reports: tuple[str, ...] = ()
     bounds: dict[str, tuple[float, float]] = {}
     nulls: tuple[str, ...] = ()
+    cuts: dict[str, Cut] = {}
+    not_estimated: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a released table says of itself in its schema, beside its figures."""
+        encode = msgspec.json.encode
+        return {
+            "dpstream.intervals": "95% of the noise; not of what the bounds leave out",
+            "dpstream.cuts": encode(self.cuts, order="sorted").decode(),
+            "dpstream.not_estimated": encode(self.not_estimated).decode(),
+        }
 
 
 class SqlAnswer(NamedTuple):
@@ -155,5 +172,6 @@ def decoded(
             parts = {part: rows.column(f"{name}{MARK}{part}") for part in PARTS}
             intervals[name] = pa.table(parts)
             if name in header.reports:
-                columns |= {f"{name}_{part}": values for part, values in parts.items()}
-    return SqlAnswer(pa.table(columns), intervals, header, receipt, digest, charged, insecure)
+                columns |= {f"{name}_{LABELS[part]}": values for part, values in parts.items()}
+    table = pa.table(columns).replace_schema_metadata(header.metadata)
+    return SqlAnswer(table, intervals, header, receipt, digest, charged, insecure)

@@ -13,7 +13,8 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.accounting.query.bounds import BoundsDesign, Settled
+from dpstream.accounting.query.cuts import Cut
 from dpstream.accounting.query.grids import regridded
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -41,12 +42,14 @@ class Found(NamedTuple):
 
     Attributes:
         nulls: columns without bounds, because too few units have a value: NULL.
+        cuts: what chosen bounds leave out, by column.
     """
 
     answer: QueryAnswer
     plan: QueryPlan
     groups: Groups
     nulls: frozenset[str]
+    cuts: dict[str, Cut]
 
 
 class Sums(NamedTuple):
@@ -154,17 +157,18 @@ class Stage:
         Raises:
             RunError: DuckDB cannot run it.
         """
-        question, plan, nulls = self._question, self._question.plan, frozenset[str]()
+        question, settled = self._question, Settled(self._question.plan, frozenset(), {})
         if question.design is not None:
-            plan, nulls = self._bounds(question.design)
+            settled = self._bounds(question.design)
+        plan = settled.plan
         budget = question.budget(plan)
         work = Work.of(question.asked, self._catalog, plan, self._name)
         found = self._place.summed(work, budget.weights)
         groups = found.groups
         drawn = answer(plan, budget, found.totals, found.rows, groups.ids, self._ring, self._name)
-        return Found(drawn, plan, groups, nulls)
+        return Found(drawn, plan, groups, settled.nulls, settled.cuts)
 
-    def _bounds(self, design: BoundsDesign) -> tuple[QueryPlan, frozenset[str]]:
+    def _bounds(self, design: BoundsDesign) -> Settled:
         """The plan with bounds from histograms that this run pays for."""
         question = self._question
         named = {column.name: column for column in question.plan.columns if column.automatic}
@@ -179,4 +183,4 @@ class Stage:
             for column in settled.plan.columns
             if column.name in named
         }
-        return regridded(question.plan, bounds, question.bits), settled.nulls
+        return settled._replace(plan=regridded(question.plan, bounds, question.bits))

@@ -20,7 +20,7 @@ from dpstream.pipelines.sql.functions import Function, function_of, private_form
 from dpstream.pipelines.sql.options import Options, options_of
 from dpstream.pipelines.sql.ownership import Validator, groups_of, type_of
 from dpstream.pipelines.sql.public_groups import public_side
-from dpstream.pipelines.sql.receipt import PARTS
+from dpstream.pipelines.sql.receipt import LABELS
 from dpstream.pipelines.sql.relations import Scope
 from dpstream.pipelines.sql.resolve import inlined, parsed, qualified
 
@@ -239,8 +239,8 @@ def _check_reports(tree: exp.Query, functions: tuple[Function, ...]) -> None:
     reports = {function.name for function in functions if function.report}
     items = {item.alias_or_name: item for item in tree.selects}
     for name in reports & items.keys():
-        for part in PARTS:
-            other = items.get(f"{name}_{part}")
+        for label in LABELS.values():
+            other = items.get(f"{name}_{label}")
             require(other is None, "duplicate-column", other)
 
 

@@ -10,7 +10,7 @@ from sqlglot.tokens import TokenType
 from dpstream.pipelines.sql.allowed import MAX_CHARACTERS
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.errors import refusal
-from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+from dpstream.pipelines.sql.receipt import LABELS, SqlAnswer, python_values
 
 _EXPLAIN = "EXPLAIN"
 
@@ -48,7 +48,7 @@ def explained(text: str) -> str | None:
 def shown(answer: SqlAnswer) -> str:
     """The rows as an aligned table; a column with an interval has its half-width beside it."""
     reports = [name for name in answer.header.reports if name in answer.intervals]
-    extra = {f"{name}_{part}" for name in reports for part in ("sd", "low", "high")}
+    extra = {f"{name}_{label}" for name in reports for label in LABELS.values()}
     names = [n for n in answer.table.column_names if n not in extra]
     columns = []
     for name in names:
@@ -73,7 +73,7 @@ def records(answer: SqlAnswer) -> list[dict[str, Any]]:
         {
             "values": {name: _plain(values[name][row]) for name in values},
             "intervals": {
-                name: {part: _plain(end) for part, end in between[name][row].items()}
+                name: {LABELS[part]: _plain(end) for part, end in between[name][row].items()}
                 for name in between
             },
         }

@@ -180,7 +180,9 @@ def _values(found: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
 
 def _ints(found: pa.Table, name: str) -> Int64:
     """Whole numbers; 0 for a partial that is absent."""
-    return np.asarray(values_of(pc.fill_null(found.column(name), 0)), np.int64)
+    column = found.column(name)
+    values = np.asarray(values_of(column), np.int64)
+    return np.where(valid_of(column), values, 0) if column.null_count else values
 
 
 def _lists(found: pa.Table, i: int) -> tuple[Int64, Int64]:

@@ -174,7 +174,9 @@ def _covered(folder: Path, options: str, groups: int, run: int) -> dict[str, flo
         table = asking.ask(load_catalog(folder / "trials.toml"), trial.text).table
     values = [row[0][1] for row in rows]
     truth = {"n": len(rows), "s": sum(values), "a": sum(values) / len(rows)}
-    ends = {name: [table[f"{name}_{end}"].to_numpy() for end in ("low", "high")] for name in truth}
+    ends = {
+        name: [table[f"{name}_noise_{end}"].to_numpy() for end in ("low", "high")] for name in truth
+    }
     return {name: float(((low <= truth[name]) & (truth[name] <= high)).mean())
             for name, (low, high) in ends.items()}  # fmt: skip
 

@@ -124,10 +124,13 @@ def test_every_range_of_candidates_can_be_a_plan() -> None:
         QueryColumn("v", "var", grid=0.1),
         QueryColumn("q", "quantiles", at=(0.5,)),
     ):
-        edges = candidates(column)
-        low = 0.0 if column.kind == "count" else edges[0] * column.grid
-        whole = msgspec.structs.replace(column, low=low, high=edges[-1] * column.grid)
-        query(whole).check()
+        plan, edges = query(column), candidates(column)
+        design = designed(plan)
+        found = settled(plan, design, exact(design, [edges[0], edges[-1]] * 50_000)).plan
+        found.check()
+        low, high = found.columns[0].low, found.columns[0].high
+        least = 0 if column.kind == "count" else edges[0] * column.grid
+        assert (low, high) == (pytest.approx(least), pytest.approx(edges[-1] * column.grid))
 
 
 def test_nothing_to_choose() -> None:

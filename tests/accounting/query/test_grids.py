@@ -40,7 +40,7 @@ def test_whole_numbers_have_whole_steps_in_sums_only() -> None:
 
 def test_bounds_that_are_looked_for_have_a_step_too() -> None:
     assert grid_of(AUTO, False, BITS) == 2.0**-8 and grid_of(AUTO, True, BITS) == 1.0
-    assert grid_of(QueryColumn("v", "var"), False, BITS) == 2.0**-5
+    assert grid_of(QueryColumn("v", "var"), False, BITS) == 2.0**-8
 
 
 def test_the_finest_grid_is_the_one_whose_noise_can_be_drawn() -> None:

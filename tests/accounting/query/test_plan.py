@@ -22,6 +22,7 @@ def test_every_field_changes_the_digest() -> None:
     other: dict[str, Any] = {
         "epsilon": 2.0, "delta": 1e-7, "groups": 5, "norm": 3.0, "mechanism": "laplace",
         "selects": False, "min_units": 2, "columns": (COUNT,),
+        "automatic_groups": True,
     }  # fmt: skip
     assert set(other) == set(QueryPlan.__struct_fields__)
     found = {msgspec.structs.replace(plan, **{name: v}).digest for name, v in other.items()}
@@ -29,6 +30,7 @@ def test_every_field_changes_the_digest() -> None:
     column: dict[str, Any] = {
         "name": "z", "kind": "sum", "low": 1.0, "high": 14.0, "per": "group", "rows": 3,
         "grid": 0.5, "at": (0.5,), "share": 2.0, "norm": 2.0,
+        "automatic_rows": True,
     }  # fmt: skip
     assert set(column) == set(QueryColumn.__struct_fields__)
     changed = [

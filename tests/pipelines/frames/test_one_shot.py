@@ -85,7 +85,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         SPREAD, unit="user", key="page", value="seconds", bounds=(0, 10), epsilon=20.0,
         max_keys=1, max_rows=1, public_keys=list(range(KEYS)),
     ).table  # fmt: skip
-    held = [row["mean_low"] <= truth[row["page"]] <= row["mean_high"]
+    held = [row["mean_noise_low"] <= truth[row["page"]] <= row["mean_noise_high"]
             for row in found.to_pylist() if row["mean"] is not None]  # fmt: skip
     assert len(held) > KEYS / 2 and 0.92 < np.mean(held) <= 1.0
 

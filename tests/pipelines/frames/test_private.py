@@ -13,7 +13,7 @@ TABLE = visits()
 
 def test_libraries_take_it_as_a_table() -> None:
     found = dpstream.histogram(TABLE, unit="user", key="page", epsilon=2.0)
-    names = ["page", "units", "units_sd", "units_low", "units_high"]
+    names = ["page", "units", "units_sd", "units_noise_low", "units_noise_high"]
     assert found.table.column_names == names and len(found) == found.table.num_rows > 3
     assert pa.table(found).equals(found.table)
     frame = found.to_pandas()
@@ -29,7 +29,8 @@ def test_the_words_name_what_of_a_unit_counts() -> None:
     assert "at most 3 of its keys" in said and "if enough units have it" in said
     said = repr(dpstream.count(TABLE, **both, max_rows=2, public_keys=["p0"]))
     assert "at most 2 of its rows in each" in said and "public ones: all are here" in said
-    said = repr(dpstream.sum(TABLE, unit="user", value="seconds", bounds=(0, 99.5), epsilon=0.1))
+    said = repr(dpstream.sum(TABLE, unit="user", value="seconds", bounds=(0, 99.5), epsilon=0.1,
+                            max_rows=5))  # fmt: skip
     assert "at most 5 of its rows, with values within 0 and 99.5" in said and "keys" not in said
     assert "(0.1, 1e-09)" in said
     said = repr(dpstream.histogram(TABLE, **both, delta=0, public_keys=["p0"]))
@@ -44,7 +45,7 @@ def test_figures_of_a_guarantee_are_rounded_up() -> None:
 def test_the_first_rows_are_shown_and_the_rest_counted() -> None:
     shown = repr(dpstream.count(TABLE, unit="user", key="page", epsilon=1.0,
                                 public_keys=[f"p{i}" for i in range(13)]))  # fmt: skip
-    assert "... 3 more rows" in shown and "count_high" in shown
+    assert "... 3 more rows" in shown and "count_noise_high" in shown
     [line] = [line for line in shown.splitlines() if line.split()[:1] == ["p0"]]
     assert len(line.split()) == 5
     empty = dpstream.mean(TABLE.slice(0, 0), unit="user", value="seconds", bounds=(0, 1), epsilon=1)

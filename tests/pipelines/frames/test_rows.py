@@ -17,7 +17,7 @@ from dpstream.dp_transforms.one_shot import aggregated, bounded
 from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS
 from dpstream.pipelines.frames import rows as module
-from dpstream.pipelines.frames.rows import Rows, partials_of, rows_of, wide_values
+from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.query_plan import question_of as statement_of
@@ -188,7 +188,7 @@ def test_huge_values_do_not_wrap() -> None:
         [total, *_] = partials_of(asked.gridded.plan, rows_of(asked, columns, ring())).sums
         assert 0 <= abs(int(total.sum())) <= 5 / asked.column.grid
         asked, columns = question(data, kind=kind, value="seconds", bounds="auto")
-        wide = wide_values(asked.column, rows_of(asked, columns, ring()))
+        wide = histogram_values(asked.column.name, asked.column, rows_of(asked, columns, ring()))
         assert len(wide.value) == 1 and abs(int(wide.value[0])) <= 1 << 32
 
 

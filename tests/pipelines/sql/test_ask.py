@@ -47,9 +47,9 @@ def test_an_answer_is_near_its_data_and_charged_once(tmp_path: Path) -> None:
     assert len(found) >= 8 and [row["page"] for row in found] == sorted(r["page"] for r in found)
     for row, sd in zip(found, first.intervals["n"]["sd"].to_pylist(), strict=True):
         assert abs(row["n"] - exact[row["page"]]) < 6 * sd
-        assert row["s_low"] < row["s"] < row["s_high"]
+        assert row["s_noise_low"] < row["s"] < row["s_noise_high"]
         assert row["m"] is None or 0 <= row["m"] <= 100
-    assert "n_low" not in first.table.column_names  # only where WITH REPORT asks for it
+    assert "n_noise_low" not in first.table.column_names  # only where WITH REPORT asks for it
     assert set(first.intervals) == {"n", "s", "a", "m", "u"}
 
 

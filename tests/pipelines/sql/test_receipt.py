@@ -23,7 +23,7 @@ ROWS = pa.table(
 def test_round_trip_with_and_without_report() -> None:
     answer = decoded(encoded(HEADER, ROWS), "digest", True, False)
     assert answer.header == HEADER and (answer.digest, answer.charged) == ("digest", True)
-    assert answer.table.column_names == ["page", "n", "n_sd", "n_low", "n_high", "m"]
+    assert answer.table.column_names == ["page", "n", "n_sd", "n_noise_low", "n_noise_high", "m"]
     assert answer.table.column("page").to_pylist() == ["a", None]
     assert answer.intervals["m"].column("sd").to_pylist() == [0.5, 0.5]
     assert encoded(answer.header, ROWS) == answer.receipt

@@ -168,7 +168,7 @@ def test_composite_keys(relation: str, usable: bool) -> None:
         assert caught.value.code == "join-without-unit"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("taken", ["a_sd", "a_low", "a_high"])
+@pytest.mark.parametrize("taken", ["a_sd", "a_noise_low", "a_noise_high"])
 def test_no_column_is_called_like_a_part_of_an_interval(taken: str) -> None:
     """It would be shown in the place of the interval, or the interval in its."""
     both = f"COUNT(DISTINCT uid WITH REPORT) AS a, SUM(age) AS {taken}"

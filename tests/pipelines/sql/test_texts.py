@@ -34,13 +34,13 @@ def test_tables_are_aligned_and_control_characters_are_not_printed() -> None:
     }  # fmt: skip
     header = Header("ab", "cd", "2024-01-01T00:00:00Z", 1.0, 1e-9, 0.2, 0.0, reports=("n",))
     answer = decoded(encoded(header, pa.table(columns)), "d", True, False)
-    assert answer.header == header and answer.table.column_names[-1] == "n_high"
+    assert answer.header == header and answer.table.column_names[-1] == "n_noise_high"
     assert shown(answer) == (
         "page           n\n-----  ---------\na\ufffd[2J  1,234 ±34\nNULL      5.5 ±1\n"
     )
     first, second = records(answer)
     assert first["values"]["n"] == 1_234.0 and second["values"]["page"] is None
-    assert first["intervals"] == {"n": {"sd": 1.0, "low": 1_200.0, "high": 1_268.0}}
+    assert first["intervals"] == {"n": {"sd": 1.0, "noise_low": 1_200.0, "noise_high": 1_268.0}}
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:

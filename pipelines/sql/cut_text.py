@@ -1,0 +1,49 @@
+"""What an answer says beside its figures: what its intervals are of, and what its bounds cut."""
+
+from dpstream.accounting.figures import human
+from dpstream.accounting.query.cuts import Cut
+from dpstream.pipelines.sql.receipt import Header
+
+INTERVALS = "Intervals are 95% of the noise alone; what bounds cut is not in them."
+
+
+def lines_of(header: Header, unit: str, group: str) -> list[str]:
+    """A line for each chosen bound, with the estimate of its cut, and one for the others.
+
+    Args:
+        unit: what the privacy unit is called; group: what a group is, empty without groups.
+    """
+    lines = [INTERVALS]
+    lines += [_line(name, cut, unit, group) for name, cut in header.cuts.items()]
+    if header.not_estimated:
+        given = ", ".join(header.not_estimated)
+        lines.append(f"Not estimated: what public bounds cut ({given}).")
+    return lines
+
+
+def _line(name: str, cut: Cut, unit: str, group: str) -> str:
+    within = f"(to within {_share(cut.within)} of them, at 95%)"
+    if cut.of == "values":
+        head = f"Bounds of {name}, chosen privately: {human(cut.low)} to {human(cut.high)}"
+        beyond = (
+            f"about {_share(cut.below)} of values are below, {_share(cut.above)} above {within}"
+        )
+        return f"{head}; {beyond}{_amount(cut, 'their size')}."
+    rows = f"rows of one {unit}" + f" in a {group}" * bool(group)
+    what = f"{group}s of one {unit}" if cut.of == "groups" else rows
+    head = f"At most {human(cut.high)} {what} count, chosen privately"
+    of = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
+    return f"{head}; about {_share(cut.above)} have more {within}{_amount(cut, f'all {of}')}."
+
+
+def _amount(cut: Cut, of: str) -> str:
+    """The share of the amount that is cut, after a figure of how many are."""
+    if cut.amount is None or cut.amount_at_most is None:
+        return ""
+    most = f"up to {_share(cut.amount_at_most)} if the largest fall as slowly as a power law"
+    return f", and about {_share(cut.amount)} of {of} is cut ({most})"
+
+
+def _share(part: float) -> str:
+    """A share as a percentage of two digits, and no finer than a hundredth."""
+    return "0%" if part < 5e-5 else "100%" if part >= 0.995 else f"{100 * part:.2g}%"
