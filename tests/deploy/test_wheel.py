@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import tomlkit
 
 from dpstream.accounting.extras import EXTRAS
 from tests.docs.pages import README, blocks, lines
+from tests.runners.engines import need
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("accounting", "state", "dp_transforms", "pipelines")
@@ -225,6 +227,32 @@ FIRST_JOB = ROOT / "docs" / "start" / "first-job.md"
 def assert_names(extra: str, line: str) -> None:
     """An error's line has the extra's name and pip's command for it."""
     assert f"`{extra}`" in line and re.search(rf"pip install '.*\[{extra}\]", line), line
+
+
+def python_of(version: str) -> str | None:
+    """A Python of a version: on the path, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+    for place in filter(None, places):
+        shows = subprocess.run([place, "--version"], capture_output=True, text=True, check=False)
+        if shows.stdout.startswith(f"Python {version}."):
+            return str(place)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_other_versions_of_python(wheel: Path, tmp_path: Path, version: str) -> None:
+    """The pins of the lock install there, and the README's commands run."""
+    place = python_of(version)
+    need(place, f"Python {version} is missing")
+    assert place is not None
+    plain = Plain(wheel, tmp_path, place)
+    assert plain.run("python", "--version").stdout.startswith(f"Python {version}.")
+    codes = json.loads(plain.run("python", "-W", "ignore", "-c", HELP).stdout)
+    assert set(codes.values()) == {0}, codes
+    assert json.loads(plain.run("dpstream", "doctor", "--json").stdout)["ready"]
+    plain.follow_readme()
 
 
 def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
