@@ -101,6 +101,7 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
     line = job.plan.timeline
     table = joined(releases, flights, line.start, line.window)
     true = truth(flights, line.window, line.start)
+    true = true.filter(pc.less(true["window"], line.windows))  # the rest of the year is cut
     text = summary(table, true)
     console.print(week_table(table, window=26))
     console.print(text)

@@ -29,7 +29,7 @@ def demo(folder: Path) -> None:
     job = prepare(folder)
     begun = committed(job)
     plan, budget = begun[1:] if begun else (job.plan, allocate(job.plan))
-    click.echo(text(plan, budget))
     with Bar(hidden=False) as bar:
         run_job(job, progress=bar.update)
     show(job, plan, budget, Console(file=sys.stdout))
+    click.echo(f"\nWhat is promised:\n{text(plan, budget)}")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.connectors.records.formats import read_parts
@@ -37,18 +37,21 @@ class Findings(NamedTuple):
     Attributes:
         windows, last_trigger, keys: (n,) windows with releases, how far each has come, and how
             many distinct keys the public knows of it.
+        complete: (n,) mask: all triggers are released, and the job's end does not cut the window.
         all_keys: of all windows, ranked; final values, or those so far.
-        fullest: releases of the window with the most keys (of several the newest); may be empty.
+        drawn_window: releases of the last complete window that has keys (where none is complete,
+            of the newest that has keys); may be empty.
         busiest: (up to six rows) key columns of the busiest keys over all windows.
-        series: for each of them a table of ``trigger``, values and sds over the fullest window.
+        series: for each of them a table of ``trigger``, values and sds over the drawn window.
         scatter: published column -> (values, sds) of a sample of each window's newest values.
     """
 
     windows: Int64
     last_trigger: Int64
     keys: Int64
+    complete: Bool
     all_keys: Keys
-    fullest: tuple[ReleaseFile, ...]
+    drawn_window: tuple[ReleaseFile, ...]
     busiest: pa.Table
     series: tuple[pa.Table, ...]
     scatter: dict[str, tuple[Float64, Float64]]
@@ -76,18 +79,23 @@ def collect(plan: Plan, found: Inventory) -> Findings:
         once(), parts_of(plan, shown), key_names, ranked_by(plan), value_schema(plan),
         most_rows(len(names)),
     )  # fmt: skip
-    most = max(keys.values(), default=0)
-    full = max((w for w, count in keys.items() if count == most), default=None) if most else None
-    fullest = tuple(groups[full]) if full is not None else ()
+    line = plan.timeline
+    complete = {
+        window: group[-1].trigger == line.triggers and line.window_bounds(window)[1] <= line.horizon
+        for window, group in groups.items()
+    }
+    drawn = max(shown, key=lambda window: (complete[window], window), default=None)
+    drawn_window = () if drawn is None else tuple(groups[drawn])
     busiest = every.ranked.slice(0, BUSIEST).select(key_names)
     return Findings(
         windows=np.array(list(groups), np.int64),
         last_trigger=np.array([group[-1].trigger for group in groups.values()], np.int64),
         keys=np.array(list(keys.values()), np.int64),
+        complete=np.array(list(complete.values()), np.bool_),
         all_keys=every,
-        fullest=fullest,
+        drawn_window=drawn_window,
         busiest=busiest,
-        series=_series(plan, fullest, busiest),
+        series=_series(plan, drawn_window, busiest),
         scatter={name: thin(*_joined(points[name]), POINTS) for name in names},
     )
 

@@ -133,8 +133,9 @@ def as_dict(report: Report) -> dict[str, Any]:
                 for window, trigger, keys in windows
             ],
             "keys": findings.all_keys.distinct,
-            "fullest_window": [
-                {"trigger": release.trigger, "keys": release.keys} for release in findings.fullest
+            "drawn_window": [
+                {"trigger": release.trigger, "keys": release.keys}
+                for release in findings.drawn_window
             ],
         },
         "busiest": _busiest(report),

@@ -52,8 +52,8 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
     """What the template is given; only `Markup` is not escaped."""
     plan, line = report.job.plan, report.job.plan.timeline
     findings = report.findings
-    fullest = findings.fullest
-    drawn = plan.aggregates[:DRAWN_COLUMNS] if fullest else ()
+    drawn_window = findings.drawn_window
+    drawn = plan.aggregates[:DRAWN_COLUMNS] if drawn_window else ()
     return {
         "mark": Markup(MARK),
         "live": live,
@@ -68,14 +68,15 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "windows": len(findings.windows),
         "windows_with_keys": int((findings.keys > 0).sum()),
         "keys_in_words": keys_in_words(report),
-        "fullest": window_name(line, fullest[0].window) if fullest else None,
-        "fullest_trigger": fullest[-1].trigger if fullest else None,
+        "drawn_window": window_name(line, drawn_window[0].window) if drawn_window else None,
+        "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
+        "grows": line.triggers > 1,
         "columns": [_column(report, a) for a in drawn],
         "trends": _windows_shown(report) > 1,
         "used_up": plan.privacy.contributions if line.period is None else None,
         "undrawn": len(plan.aggregates) > len(drawn),
-        "keys_by": _keys_by(report) if fullest else [],
-        **(_table(report) if fullest else {}),
+        "keys_by": _keys_by(report) if drawn_window else [],
+        **(_table(report) if drawn_window else {}),
         "truth": report.truth,
         "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
@@ -108,7 +109,7 @@ def keys_in_words(report: Report) -> str:
 
 
 def _windows_shown(report: Report) -> int:
-    return int((report.findings.keys > 0).sum())
+    return int((report.findings.keys[report.findings.complete] > 0).sum())
 
 
 def _table(report: Report) -> dict[str, Any]:
@@ -149,6 +150,7 @@ def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
     growth = [
         (label, _growth(report, aggregate, key, label, f"c{index}k{key}"))
         for key, label in enumerate(labels[: GROWN if trends else None])
+        if report.job.plan.timeline.triggers > 1  # a single point does not grow
     ]
     values, sds = report.findings.scatter[aggregate.name]
     drawn = (values != 0) & (sds > 0)
@@ -166,14 +168,16 @@ def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
 def _trend(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
 ) -> dict[str, Any] | None:
-    """The newest value of every window, NaN where the key was not released."""
+    """The final value of every complete window, NaN where the key was not released."""
     rows, windows = report.findings.all_keys.rows, report.findings.windows
+    complete = report.findings.complete
     begin, end = np.searchsorted(rows["_key"].to_numpy(), (key, key + 1))
     mine = rows.slice(begin, end - begin)
     at = np.searchsorted(windows, mine["_window"].to_numpy())
     values, sds = np.full((2, len(windows)), np.nan)
     values[at] = floats(mine[aggregate.name])
     sds[at] = floats(mine[f"{aggregate.name}_sd"])
+    windows, values, sds = windows[complete], values[complete], sds[complete]
     kept = evenly(len(windows), DRAWN_WINDOWS)
     bounds = [report.job.plan.timeline.window_bounds(int(w)) for w in windows[kept]]
     when = [moment_of(low) for low, _ in bounds]
@@ -190,9 +194,9 @@ def _trend(
 def _growth(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
 ) -> dict[str, Any] | None:
-    """One key's values over the triggers of the fullest window."""
+    """One key's values over the triggers of the drawn window."""
     line, found = report.job.plan.timeline, report.findings.series[key]
-    base = line.base(report.findings.fullest[0].window)
+    base = line.base(report.findings.drawn_window[0].window)
     instants = [line.instant_of(base + int(t)) for t in found["trigger"].to_pylist()]
     values, sds = floats(found[aggregate.name]), floats(found[f"{aggregate.name}_sd"])
     words = f"Released {aggregate.name} of key {label} by trigger"
@@ -247,13 +251,14 @@ def _scatter(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
 
 
 def _keys_by(report: Report) -> list[tuple[str, dict[str, Any]]]:
-    """Numbers of released keys by window, and by trigger of the fullest one."""
-    findings = report.findings
-    by_window = [("Keys released in each window so far", _by_window(report))]
-    return [
-        *(by_window if len(findings.windows) > 1 else []),
-        ("Keys published at each trigger of this window", _by_trigger(findings.fullest)),
-    ]
+    """Numbers of released keys by complete window, and by trigger of the drawn one."""
+    findings, out = report.findings, list[tuple[str, dict[str, Any]]]()
+    if findings.complete.sum() > 1:
+        out.append(("Keys released in each complete window", _by_window(report)))
+    if report.job.plan.timeline.triggers > 1:
+        title = "Keys published at each trigger of this window"
+        out.append((title, _by_trigger(findings.drawn_window)))
+    return out
 
 
 def _by_trigger(releases: tuple[ReleaseFile, ...]) -> dict[str, Any]:
@@ -267,7 +272,8 @@ def _by_trigger(releases: tuple[ReleaseFile, ...]) -> dict[str, Any]:
 
 
 def _by_window(report: Report) -> dict[str, Any]:
-    at, keys = report.findings.windows, report.findings.keys
+    complete = report.findings.complete
+    at, keys = report.findings.windows[complete], report.findings.keys[complete]
     words = (
         f"Distinct keys released by window: {len(at):,} windows, from {keys.min():,} to "
         f"{keys.max():,} keys"

@@ -17,7 +17,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import data as report_data
 from dpstream.pipelines.report.charts import LINE_POINTS, ChartLine, _kept, lines
 from dpstream.pipelines.report.releases import inventory
-from dpstream.pipelines.report.report import TRUTH_LABEL
+from dpstream.pipelines.report.report import TRUTH_LABEL, build
 from tests.reports import RUN, check_page, edit, execute, put, report, row
 
 MakeJob = Callable[..., Job]
@@ -177,3 +177,32 @@ def test_without_truth_nothing_private_is_read(make_job: MakeJob, tmp_path: Path
     assert TRUTH_LABEL not in text and "true records" not in text
     assert figures["releases"]["rows"] == sink_formats.read_releases(job.sink.path).num_rows
     assert "The run is finished: all 4 releases are written." in page.text
+
+
+def test_a_cut_or_unfinished_window_is_not_drawn_as_a_whole_one(make_job: MakeJob) -> None:
+    """The job's end cuts the third window, and the second has not come to its last trigger."""
+    job = edit(make_job(), ('end = "2024-01-02T00', 'end = "2024-01-03T12'))
+    for trigger in range(1, 5):
+        put(job, trigger, [row("a", 10.0 * trigger)])
+        put(job, trigger, [row("a", 3.0), row("b", 3.0)], window=2)
+    put(job, 1, [row("a", 3.0), row("b", 3.0)], window=1)
+    findings = build(job).findings
+    assert findings.complete.tolist() == [True, False, False]
+    assert {release.window for release in findings.drawn_window} == {0}
+
+
+def test_a_job_with_one_release_a_window_draws_over_windows(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    ends = ('end = "2024-01-02T00', 'end = "2024-01-03T12'), ('trigger_every = "6h"',
+                                                              'trigger_every = "1d"')  # fmt: skip
+    job = edit(make_job(), *ends)
+    for window in range(3):
+        put(job, 1, [row("a", 100.0 - 40 * window), row("b", 50.0)], window=window)
+    page, text, _ = report(job, tmp_path)
+    check_page(page, text)
+    assert "Growth of one window" not in text
+    words = [line for line in page.of("figcaption") if "Distinct keys" in line]
+    assert words and "2 windows" in words[0]  # the third one is cut
+    pictures = [line for line in text.splitlines() if "Final records of key a" in line]
+    assert pictures and "2 values, the last 60" in pictures[0]

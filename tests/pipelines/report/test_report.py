@@ -78,7 +78,7 @@ def test_page_of_a_part_finished_run(make_job: MakeJob, tmp_path: Path) -> None:
     assert [line[0] for line in data_of(page)["keys"]] == [*busiest, "key 1", "key 0"]
     assert figures["busiest"][0]["columns"]["records"] == {"value": 803.0, "sd": 5.0}
     assert f"803 ± {human(WIDTH * 5.0)}" in page.of("td")
-    assert figures["releases"]["fullest_window"] == [{"trigger": t, "keys": 8} for t in (1, 2, 3)]
+    assert figures["releases"]["drawn_window"] == [{"trigger": t, "keys": 8} for t in (1, 2, 3)]
     assert figures["releases"]["windows"][0]["keys"] == 8
     assert RUN in page.of("code") and figures["run_ids"] == [RUN]
     assert job.plan.hash in page.of("code")
