@@ -116,6 +116,10 @@ MAX_HISTOGRAM_CELLS = 1 << 25
 MAX_WORKLOAD_PRODUCTS = 1_000_000
 #: Numbers of an explicit query matrix: held in memory, and hashed.
 MAX_EXPLICIT_NUMBERS = 1 << 26
+#: Bytes of a workload's arrays once unpacked, and of its file where it is text, whose numbers take
+#: many times their bytes.
+MAX_WORKLOAD_BYTES = (8 * MAX_EXPLICIT_NUMBERS) + (1 << 24)
+MAX_WORKLOAD_TEXT_BYTES = 1 << 26
 #: |coefficient| of a query: answers must stay far from what floats can add exactly.
 MAX_COEFFICIENT = 1e9
 #: Pairs of a product and a subset of its attributes, over which residual spaces are summed.

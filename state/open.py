@@ -16,6 +16,7 @@ from typing_extensions import override
 from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.extras import require
+from dpstream.accounting.places import below
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
@@ -84,7 +85,7 @@ class SqliteBackend(Backend):
 
     @override
     def below(self, folder: Path) -> Backend:
-        return SqliteBackend(f"sqlite:{folder / self.path}")
+        return SqliteBackend(f"sqlite:{below(folder, self.path, 'state.store')}")
 
     @override
     def exists(self) -> bool:

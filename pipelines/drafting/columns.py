@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.places import refuse_url
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.pipelines.connectors.files.texts import csv_header
 from dpstream.pipelines.connectors.records.compression import (
@@ -100,6 +101,7 @@ def is_file(given: str) -> bool:
 
 
 def _first(given: str) -> Path:
+    refuse_url(given, FIELD)
     if is_file(given):
         return Path(given)
     if Path(given).is_dir():

@@ -51,7 +51,7 @@ def with_names(file: DataFile) -> DataFile:
     for line in head:
         try:
             names |= dict.fromkeys(msgspec.json.decode(line, type=dict[str, object]))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError):
             continue
     if not names:
         raise UsageError(

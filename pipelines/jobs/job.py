@@ -16,6 +16,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.extras import require
+from dpstream.accounting.places import below
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -168,7 +169,9 @@ def job_of(file: JobFile, path: Path) -> Job:
     keep_beside(path)
     _check_tables(file)
     folder = path.parent
-    keys = msgspec.structs.replace(file.keys, public=_under(folder, file.keys.public))
+    keys = msgspec.structs.replace(
+        file.keys, public=_under(folder, file.keys.public, "keys.public")
+    )
     plan = Plan(
         source=file.source.name,
         unit=file.schema.unit,
@@ -230,15 +233,17 @@ def source_path(folder: Path, source: SourceConfig) -> str:
     """Where files are; a folder may be a URL prefix of an object store."""
     if source.kind == "folder":
         return source.path if "://" in source.path else str(folder / source.path)
-    return str(Path(glob.escape(str(folder))) / source.path) if source.path else ""
+    escaped = Path(glob.escape(str(folder)))
+    return str(below(escaped, source.path, "source.path")) if source.path else ""
 
 
 def _sink_below(job: Path, sink: SinkConfig) -> SinkConfig:
     """Where files go starts from the job's folder; dead letters are files with every sink."""
     replace, folder = msgspec.structs.replace, job.parent
     if sink.path:
-        return replace(sink, path=str(folder / sink.path))
-    return replace(sink, dead_letter=str(folder / (sink.dead_letter or f"dead_letter/{job.stem}")))
+        return replace(sink, path=str(below(folder, sink.path, "sink.path")))
+    dead = sink.dead_letter or f"dead_letter/{job.stem}"
+    return replace(sink, dead_letter=str(below(folder, dead, "sink.dead_letter")))
 
 
 def _record_id(file: JobFile) -> Field | None:
@@ -248,8 +253,8 @@ def _record_id(file: JobFile) -> Field | None:
     return file.schema.record_id
 
 
-def _under(folder: Path, path: str | None) -> str | None:
-    return None if path is None else str(folder / path)
+def _under(folder: Path, path: str | None, field: str) -> str | None:
+    return None if path is None else str(below(folder, path, field))
 
 
 def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
@@ -257,7 +262,9 @@ def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
     path, key = privacy.key_file, privacy.key
     if key is not None and key.startswith("file:"):
         path, key = key.removeprefix("file:"), None
-    return msgspec.structs.replace(privacy, key_file=_under(folder, path), key=key)
+    return msgspec.structs.replace(
+        privacy, key_file=_under(folder, path, "privacy.key_file"), key=key
+    )
 
 
 def _remember(text: str | None) -> Literal["run", "never"] | int | None:

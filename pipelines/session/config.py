@@ -66,6 +66,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.places import below
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
@@ -266,8 +267,8 @@ def config_of(tables: dict[str, Any], folder: Path) -> Config:
         fixed=tuple(p.value for p in file.dimension),
         id=file.table.id,
         id_type=file.table.id_type,
-        records=str(folder / file.table.records),
-        folder=folder / file.table.folder,
+        records=str(below(folder, file.table.records, "table.records")),
+        folder=below(folder, file.table.folder, "table.folder"),
         ledger=place_below(folder, file.ledger.path),
         data_set=file.ledger.data_set,
         key=_key(file.privacy, folder),
@@ -379,7 +380,7 @@ def _key(key: KeyPlace, folder: Path) -> KeyPlace:
     path = key.key_file
     if key.key is not None and key.key.startswith("file:"):
         path = key.key.removeprefix("file:")
-    return key if path is None else KeyPlace(key=f"file:{folder / path}")
+    return key if path is None else KeyPlace(key=f"file:{below(folder, path, 'privacy.key_file')}")
 
 
 def _rules(file: TableFile) -> Rules:

@@ -42,7 +42,7 @@ def read(table: Path) -> Names:
         return Names()
     except OSError as error:
         raise file_error("names", "cannot be read", error) from None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         raise PolicyError("names", "are in a file of another form", "remove the file") from None
 
 

@@ -203,7 +203,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
         raise _unreadable(error) from None
     try:
         found = msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         found = None
     if found is None or digest(text).encode() != sealed:
         raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")

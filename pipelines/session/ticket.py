@@ -90,7 +90,7 @@ def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
     if hmac.compare_digest(mac, _mac(text, keys).encode()):
         try:
             return msgspec.json.decode(text, type=Ticket), mac.decode()
-        except (msgspec.MsgspecError, DpstreamError):
+        except (msgspec.MsgspecError, UnicodeError, DpstreamError):
             pass
     raise PolicyError(
         "ticket", "was not written with this noise key", "use the ticket and the key of one table"

@@ -40,6 +40,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.places import below
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.jobs.tables import LedgerConfig
@@ -153,7 +154,7 @@ def _key(key: KeyConfig, folder: Path) -> KeyConfig:
     path = key.key_file
     if key.key is not None and key.key.startswith("file:"):
         path = key.key.removeprefix("file:")
-    return key if path is None else KeyConfig(key=f"file:{folder / path}")
+    return key if path is None else KeyConfig(key=f"file:{below(folder, path, 'privacy.key_file')}")
 
 
 def _check_ledger(file: CatalogFile) -> None:

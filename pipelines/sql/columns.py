@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.places import refuse_url
 
 #: Types of columns, as statements name them.
 TYPES = {
@@ -42,6 +43,7 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
         return kind, uri
     if path is None:
         raise InvariantError("path is not None")
+    refuse_url(path, f"{where}.path")
     plain = path.lower()
     for ending in _PACKED:
         plain = plain.removesuffix(ending)

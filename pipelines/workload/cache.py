@@ -9,7 +9,6 @@ import contextlib
 import io
 import math
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,10 @@ from dpstream.accounting.strategies.cells.stored import (
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.state.durable import PRIVATE, make_folder, replacing
+from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
+
+#: Bytes of a stored strategy once unpacked: more than any that is solved.
+MAX_PLAN_BYTES = 1 << 34
 
 
 def folder_of(given: Path | None) -> Path:
@@ -102,9 +105,9 @@ def _read(path: Path, structure: str) -> Plan | None:
 
 def _arrays(path: Path) -> dict[str, Any] | None:
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
-            return {name: held[name] for name in held.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with open(path, "rb") as file:
+            return arrays_of(file, MAX_PLAN_BYTES)
+    except (*DAMAGED, TooLargeError):
         return None
 
 

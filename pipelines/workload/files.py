@@ -1,18 +1,20 @@
 """Workload files: JSON text, or the arrays of NPZ, read into a checked workload."""
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.limits import (
+    MAX_EXPLICIT_NUMBERS,
+    MAX_WORKLOAD_BYTES,
+    MAX_WORKLOAD_TEXT_BYTES,
+)
+from dpstream.accounting.places import refuse_url
 from dpstream.accounting.workloads.parse import from_arrays, from_dict
 from dpstream.accounting.workloads.workload import Workload
+from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 
-#: Bytes of a file; an explicit matrix of the largest size fits.
-MAX_BYTES = 1 << 30
 _FIELD = "workload file"
 
 
@@ -23,17 +25,25 @@ def read_workload(path: Path) -> Workload:
         UsageError: it cannot be read, or is neither.
         PolicyError: what it says is no workload.
     """
+    refuse_url(str(path), _FIELD)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(_FIELD, f"exceeds {MAX_BYTES} bytes", "write factors, not matrices")
         if path.suffix == ".npz":
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
-                arrays = {name: held[name] for name in held.files}
+            with open(path, "rb") as file:
+                arrays = arrays_of(file, MAX_WORKLOAD_BYTES, MAX_EXPLICIT_NUMBERS)
+        elif path.stat().st_size > MAX_WORKLOAD_TEXT_BYTES:
+            raise TooLargeError
         else:
             text = path.read_bytes().decode()
     except OSError:
         raise UsageError(_FIELD, "cannot be read", "check its path and permissions") from None
-    except (ValueError, EOFError, zipfile.BadZipFile):
+    except TooLargeError:
+        raise UsageError(
+            _FIELD,
+            f"is too large: a matrix has at most {MAX_EXPLICIT_NUMBERS:,} numbers, all arrays "
+            f"{MAX_WORKLOAD_BYTES:,} bytes, and JSON {MAX_WORKLOAD_TEXT_BYTES:,} bytes",
+            "write factors in place of matrices, NPZ in place of JSON, or split the workload",
+        ) from None
+    except DAMAGED:
         raise UsageError(_FIELD, "is no UTF-8 text or no NPZ file", "write it anew") from None
     return from_arrays(arrays) if path.suffix == ".npz" else from_dict(_parsed(text))
 

@@ -43,5 +43,9 @@ def test_no_name_is_lost_that_another_process_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[", "[1]", '{"subspaces": {"a": 1}}', '{"a": {}}'])
 def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     names.file_of(tmp_path / "t.toml").write_text(text)
+    names_of = names.file_of(tmp_path / "u.toml")
+    names_of.write_bytes(b'{"subspaces": {"\xff": "hour >= 22"}}')
+    with pytest.raises(PolicyError, match="another form"):
+        names.read(tmp_path / "u.toml")
     with pytest.raises(PolicyError, match="another form"):
         names.read(tmp_path / "t.toml")

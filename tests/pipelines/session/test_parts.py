@@ -1,5 +1,6 @@
 """Files of a table: digests, manifests, locks and what is swept."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -120,8 +121,8 @@ def test_a_manifest_is_whole_or_refused(tmp_path: Path) -> None:
     commit(tmp_path, found)
     assert read_manifest(tmp_path, TABLE) == found
     data = (tmp_path / MANIFEST).read_bytes()
-    for at in range(len(data)):
-        (tmp_path / MANIFEST).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    for at, bit in itertools.product(range(len(data)), (1, 0x80)):  # the second is no UTF-8
+        (tmp_path / MANIFEST).write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
         with pytest.raises(RunError, match="damaged"):
             read_manifest(tmp_path, TABLE)
     for size in range(0, len(data), 9):

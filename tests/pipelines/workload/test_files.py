@@ -46,6 +46,6 @@ def test_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "v.npz", V=np.eye(2))
     with pytest.raises(PolicyError):
         read_workload(tmp_path / "v.npz")
-    monkeypatch.setattr(files, "MAX_BYTES", 10)
-    with pytest.raises(UsageError, match="exceeds"):
+    monkeypatch.setattr(files, "MAX_WORKLOAD_TEXT_BYTES", 10)
+    with pytest.raises(UsageError, match="too large"):
         read_workload(write(tmp_path / "w.json"))
