@@ -20,7 +20,7 @@ from pathlib import Path
 _SUFFIX = ".dpstream-draft"
 _DAY = 86_400.0
 #: Beside a draft that is a database; their lock is the draft's.
-SIDES = ("-wal", "-shm", "-journal")
+SIDES, LOCK = ("-wal", "-shm", "-journal"), "-lock"
 #: Drafts in a row that were swept before they were locked: somebody sweeps without end.
 _ATTEMPTS = 100
 
@@ -36,7 +36,7 @@ def drafted(out: Path, mode: int = 0o600) -> Iterator[Path]:
         try:
             yield draft
         finally:
-            for side in SIDES:
+            for side in (*SIDES, LOCK):
                 with contextlib.suppress(OSError):
                     os.unlink(f"{draft}{side}")
 

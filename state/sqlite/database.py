@@ -18,8 +18,10 @@ back.  A connection that may not write cannot, so every connection may.
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.state import disk_errors
+from dpstream.state.drafts import LOCK
 
 if TYPE_CHECKING:
     import sqlite3
@@ -48,6 +51,9 @@ _PAGE_BYTES = 8192
 #: that is not there, or of a header that it does not know.
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
 
+#: What it says of locks that others have.
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+
 
 def wal_is_safe(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
     """Whether several connections may write a file in WAL mode with this version of SQLite."""
@@ -61,6 +67,7 @@ def open_file(
     *,
     create: bool = False,
     log: bool = False,
+    alone: bool = False,
     damaged: bool = False,
     wait: float | None = None,
 ) -> sqlite3.Connection:
@@ -69,11 +76,13 @@ def open_file(
     Args:
         create: make the file if it is not there, for its owner only.
         log: of a file that one process writes while others read: in WAL mode where that is safe.
+        alone: no other connection with ``log`` is open, or may be opened.
         damaged: open also what can no longer be read: nothing may be written then.
         wait: seconds to wait for the locks of others, if not as long as usual.
 
     Raises:
         sqlite3.Error, OSError: it cannot be opened; see ``refused``.
+        BlockingIOError: it is not alone.
     """
     path = Path(path).absolute()
     if create:
@@ -87,9 +96,12 @@ def open_file(
         uri=True,
         isolation_level=None,
         check_same_thread=False,
+        factory=_Connection,
         timeout=BUSY_SECONDS if wait is None else wait,
     )
     try:
+        if not wal_is_safe() and (log or alone):
+            db.hold(path, alone, BUSY_SECONDS if wait is None else wait)
         # A text that damage made no text any more is read as one that its digest does not fit.
         db.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
         db.execute("PRAGMA cell_size_check = ON")
@@ -106,6 +118,43 @@ def open_file(
         db.close()
         raise
     return db
+
+
+class _Connection(sqlite3.Connection):
+    """A connection with a lock (``flock``) of its own beside the file, until it is closed.
+
+    In WAL mode each connection has one; without it an idle run would not keep others from putting
+    another file in the place of its store.
+    """
+
+    _lock: int | None = None
+
+    def hold(self, path: Path, exclusive: bool, wait: float) -> None:
+        """Take the lock.
+
+        Raises:
+            BlockingIOError: others have it.
+        """
+        beside = f"{path}{LOCK}"
+        self._lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        end = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(
+                    self._lock, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+                )
+                return
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Close the file, then let go of the lock."""
+        super().close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _use_log(db: sqlite3.Connection) -> None:
@@ -150,18 +199,18 @@ def refused(
     Args:
         path: of the file, if it is known.
     """
-    if isinstance(error, OSError):
-        cause = disk_errors.cause_of(error)
-        if path is not None:  # more exact: of a folder that lacks a right, say
-            cause = disk_errors.cause_at(Path(path)) or cause
-        return _refusal(of, cause)
     code = getattr(error, "sqlite_errorname", None) or ""  # a backup's errors have no code
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
+    if isinstance(error, BlockingIOError) or code.startswith(_BUSY):
         return RunError(
             of.field,
             f"the {of.noun} is busy: another process has held it for {BUSY_SECONDS:g} s",
             "let that process end, then run the same command again",
         )
+    if isinstance(error, OSError):
+        cause = disk_errors.cause_of(error)
+        if path is not None:  # more exact: of a folder that lacks a right, say
+            cause = disk_errors.cause_at(Path(path)) or cause
+        return _refusal(of, cause)
     if code == "SQLITE_NOTADB":
         fix = f"{of.damaged().fix}; or check the path"
         return PolicyError(of.field, f"is damaged, or no {of.noun}", fix)

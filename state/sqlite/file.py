@@ -239,7 +239,9 @@ def alone(
     """
     wait = _PATIENCE if patience is None else patience
     try:
-        db = open_file(path, damaged=damaged, wait=wait)
+        db = open_file(path, alone=True, damaged=damaged, wait=wait)
+    except BlockingIOError:
+        raise in_use() from None
     except (sqlite3.Error, OSError) as error:
         raise failed(error, path) from None
     try:

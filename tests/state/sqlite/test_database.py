@@ -10,6 +10,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger.seal import damaged
 from dpstream.state.sqlite import database
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3, wal_is_safe
+from dpstream.state.sqlite.file import InUseError, alone
 from tests.faults.journals import leave_journal
 
 SUBJECT = Subject("ledger.path", "ledger", damaged)
@@ -45,6 +46,23 @@ def test_a_library_with_the_bug_uses_no_log(
         assert db.execute("PRAGMA journal_mode").fetchone() == (mode,)
         assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
         db.close()
+
+
+def test_an_idle_connection_keeps_others_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in WAL mode, so that no store is replaced under a run."""
+    path = tmp_path / "s.db"
+    for safe in (True, False):
+        monkeypatch.setattr(database, "wal_is_safe", lambda safe=safe: safe)
+        one, two = (open_file(path, create=True, log=True) for _ in range(2))
+        one.execute("CREATE TABLE IF NOT EXISTS t (x)")
+        one.close()
+        with pytest.raises(InUseError), alone(path, patience=0.05):
+            pass
+        two.close()
+        with alone(path, patience=0.05):
+            pass
 
 
 def test_a_file_with_a_journal_syncs_its_folder(tmp_path: Path) -> None:
