@@ -150,6 +150,7 @@ NEEDS = (
     ("dpstream run from-query.toml", "sql"),
     ("dpstream run from-kafka.toml", "kafka"),
     ("dpstream state init from-kafka.toml", "kafka"),
+    ("dpstream check from-query.toml", "sql"),
     ("dpstream run to-kafka.toml", "kafka"),
     ("dpstream report from-query.toml --out r.html", "sql"),
     ("dpstream replay job.toml --to kafka:localhost:1/t", "kafka"),
