@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Bool, Int64
 
 #: Values and sds on a page; about 10 bytes each.
 PAGE_NUMBERS = 100_000
@@ -125,7 +125,19 @@ def _same(count: int, number: int) -> pa.Array:
     return pa.array(np.full(count, number, np.int64))
 
 
-def newest_rows(keys: Keys) -> Int64:
-    """Places of each key's newest row in ``rows``, in the order of ``ranked``."""
+def newest_rows(keys: Keys, complete: Bool | None = None) -> Int64:
+    """Places of each key's newest row in ``rows``, in the order of ``ranked``.
+
+    Args:
+        complete: mask of the rows of windows that are over and not cut: a key that has such rows
+            is taken from the newest of them.
+    """
     key = keys.rows["_key"].to_numpy()
-    return np.flatnonzero(np.append(key[1:] != key[:-1], True)) if len(key) else np.zeros(0, int)
+    if not len(key):
+        return np.zeros(0, np.int64)
+    ends = np.flatnonzero(np.append(key[1:] != key[:-1], True))
+    if complete is None:
+        return ends
+    places = np.where(complete, np.arange(len(key)), -1)
+    newest = np.maximum.reduceat(places, np.append(0, ends[:-1] + 1))
+    return np.where(newest < 0, ends, newest)

@@ -56,12 +56,18 @@ def with_error(value: float | None, sd: float | None) -> str:
 
 
 def table(
-    fields: Sequence[Field], keys: Keys, line: Timeline, columns: Sequence[Column], file: str
-) -> Table:
+    fields: Sequence[Field], keys: Keys, line: Timeline, columns: Sequence[Column], file: str,
+    unfinished: Sequence[int] = (),
+) -> Table:  # fmt: skip
     """The rows of a page, column by column.
 
+    Args:
+        unfinished: windows that are not over or that the end of the job cuts: the page opens on the
+            newest of the others.
+
     ``data``: ``names``, ``texts`` (which key columns are text) and ``keys`` (texts of each key);
-    ``starts`` and ``ends`` of windows, for people, and ``from`` and ``to``, for CSV; of each row
+    ``starts`` and ``ends`` of windows, for people, and ``from`` and ``to``, for CSV; which of them
+    are ``complete``; of each row
     ``key`` and ``window`` (places in those lists); ``columns``: title, ``values`` and ``sds`` of
     each; ``file``: of CSV.
     """
@@ -75,6 +81,7 @@ def table(
         "keys": list(zip(*texts, strict=True)),
         "starts": [instant(low) for low, _ in bounds],
         "ends": [instant(high) for _, high in bounds],
+        "complete": (~np.isin(numbers, unfinished)).tolist(),
         "from": [stamp(low) for low, _ in bounds],
         "to": [stamp(high) for _, high in bounds],
         "key": keys.rows["_key"].to_pylist(),
@@ -90,7 +97,8 @@ def table(
         "file": file,
     }
     titles = [column.title for column in columns]
-    return Table(data, names, titles, _first(data, newest_rows(keys)), said(keys))
+    complete = ~np.isin(numbers, unfinished)[place]
+    return Table(data, names, titles, _first(data, newest_rows(keys, complete)), said(keys))
 
 
 def _short(column: pa.ChunkedArray, digits: int) -> list[float | None]:

@@ -115,7 +115,9 @@ def _windows_shown(report: Report) -> int:
 def _table(report: Report) -> dict[str, Any]:
     plan = report.job.plan
     columns = [Column(a.name, a.name, f"{a.name}_sd") for a in plan.aggregates]
-    made = table(plan.key, report.findings.all_keys, plan.timeline, columns, "keys.csv")
+    findings = report.findings
+    unfinished = findings.windows[~findings.complete].tolist()
+    made = table(plan.key, findings.all_keys, plan.timeline, columns, "keys.csv", unfinished)
     return {"table": made, "data": embedded(made.data)}
 
 

@@ -55,7 +55,13 @@
     const more = document.getElementById("more");
     const back = document.getElementById("back");
     const lower = data.keys.map((key) => label(key).toLowerCase());
-    const newest = data.key.map((key, row) => key !== data.key[row + 1]);
+    // Of each key the last row of a complete window, or its last row where it has none.
+    const last = new Map();
+    data.key.forEach((key, row) => {
+      if (data.complete[data.window[row]] || !last.has(key) || !data.complete[data.window[last.get(key)]])
+        last.set(key, row);
+    });
+    const newest = data.key.map((key, row) => last.get(key) === row);
     const every = data.key.map((_, row) => row);
     const several = new Set(every.filter((row) => !newest[row]).map((row) => data.key[row]));
     const most = data.columns.map((column) =>

@@ -69,6 +69,15 @@ def test_the_newest_of_each_before_all_of_the_busiest(limit: int) -> None:
         assert keys.rows.num_rows + more > limit
 
 
+def test_newest_rows_of_complete_windows() -> None:
+    """A key's newest row of a complete window; of a key without one its newest row."""
+    rows = pa.table({"_key": [0, 0, 0, 1, 1, 2], "_window": [0, 1, 2, 1, 2, 2]})
+    keys = Keys(rows.slice(0, 0), rows, 3, 3, True, 6)
+    complete = np.array([True, True, False, False, False, False])
+    assert newest_rows(keys, complete).tolist() == [1, 4, 5]
+    assert newest_rows(keys).tolist() == [2, 4, 5]
+
+
 def test_newest_rows() -> None:
     keys = found(100)
     newest = keys.rows.take(newest_rows(keys))
