@@ -15,7 +15,7 @@ reads its delta off them, and the experiments the budget that the paper publishe
 import math
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr, ndtr
+import scipy
 
 from dpstream.accounting.roots import brentq
 
@@ -43,9 +43,14 @@ def delta_of(epsilon: float, mu: float) -> float:
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     if a < -5 or b < -5:
         # delta is within 1e-6 of its largest value; the plain difference is accurate enough.
-        plain = ndtr(-a) - _exp(epsilon) * ndtr(-b)
-        return float(min(1.0, max(plain, at_zero) + _SLACK * (1 + _exp(epsilon) * ndtr(-b))))
-    mills_a, mills_b = float(erfcx(a / math.sqrt(2))), float(erfcx(b / math.sqrt(2)))
+        plain = scipy.special.ndtr(-a) - _exp(epsilon) * scipy.special.ndtr(-b)
+        return float(
+            min(1.0, max(plain, at_zero) + _SLACK * (1 + _exp(epsilon) * scipy.special.ndtr(-b)))
+        )
+    mills_a, mills_b = (
+        float(scipy.special.erfcx(a / math.sqrt(2))),
+        float(scipy.special.erfcx(b / math.sqrt(2))),
+    )
     # Rounding of a and b moves R by at most |R'| <= 1 + |x| R times the absolute error.
     shift = _SLACK * (abs(epsilon) / mu + mu) * (2 + abs(a) * mills_a + abs(b) * mills_b)
     bracket = max(mills_a - mills_b, 0.0) + _SLACK * (mills_a + mills_b) + shift
@@ -60,7 +65,10 @@ def _exp(x: float) -> float:
 def _log_delta(sigma: float, epsilon: float) -> float:
     """ln delta_G(epsilon; 1/sigma) to the float's accuracy; -inf where that is below its error."""
     middle = epsilon * sigma + 1 / (2 * sigma)
-    more, less = log_ndtr(1 / sigma - middle), epsilon + log_ndtr(-middle)
+    more, less = (
+        scipy.special.log_ndtr(1 / sigma - middle),
+        epsilon + scipy.special.log_ndtr(-middle),
+    )
     if less > more:
         return -math.inf
     with np.errstate(divide="ignore"):

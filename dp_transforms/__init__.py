@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.flow import Bound, DPStream, Output, Release, run_in_memory
-    from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.run import Performance, Run, begin_run
 
 __all__ = [
     "Bound",

@@ -40,6 +40,7 @@ from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
 from dpstream.dp_transforms.loop import Stages, alternate, stops
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.pacing import Pace
 from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.published_keys import PublishedKeys
@@ -53,7 +54,7 @@ from dpstream.dp_transforms.release import (
     seal,
     steps_through,
 )
-from dpstream.dp_transforms.run import Account, KeySource, Run, begin_run
+from dpstream.dp_transforms.run import Account, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
 from dpstream.dp_transforms.waiting import note_waiting

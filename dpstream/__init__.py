@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
     from dpstream.dp_transforms.flow import Output, run_in_memory
-    from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.run import Performance, Run, begin_run
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.begin import begin

@@ -17,7 +17,8 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
-from dpstream.dp_transforms.run import KeySource, Performance, Run, begin_run
+from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.state import open as stores
 
 #: Distance of public triggers; all test plans count time in these.

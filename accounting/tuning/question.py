@@ -34,7 +34,7 @@ from fractions import Fraction
 
 import msgspec
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
@@ -183,7 +183,7 @@ def histogram(
     # Rounding adds at most 1/12 to a node's variance; a union bound over the cells.
     rounding = 0.0 if math.isinf(mu) else 1 / 12
     sd = math.sqrt(sigma**2 + rounding) * factor_of(cells, targets)
-    rank_error = sd * float(-ndtri(_MISS / (2 * cells)))
+    rank_error = sd * float(-scipy.special.ndtri(_MISS / (2 * cells)))
     return Histogram(name, candidates, cells, targets, col2, sensitivity, share, sigma, rank_error)
 
 

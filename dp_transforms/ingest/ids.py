@@ -37,7 +37,8 @@ from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.noise.prf import Prf, frame
+from dpstream.dp_transforms.noise.framing import frame
+from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.state.numbers import numbers, valid_of, values_of
 
 Bytes = npt.NDArray[np.uint8]

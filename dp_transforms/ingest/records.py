@@ -34,9 +34,9 @@ from dpstream.dp_transforms.batches import (
 from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.positions import ADAPTERS
-from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
 from dpstream.state.numbers import mask_of

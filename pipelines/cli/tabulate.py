@@ -17,7 +17,7 @@ from dpstream.pipelines.cli.parts import (
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.run import KeySource
+    from dpstream.dp_transforms.noise.key_source import KeySource
     from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.tabulation.book import LedgerPlace
     from dpstream.pipelines.tabulation.config import Choice
@@ -208,7 +208,7 @@ def _key(file: Path | None, reference: str | None) -> "KeySource":
         UsageError: nowhere, or in two places.
     """
     from dpstream.accounting.errors import UsageError
-    from dpstream.dp_transforms.run import KeySource
+    from dpstream.dp_transforms.noise.key_source import KeySource
 
     if (file is None) == (reference is None):
         rule = "is required" if file is None else "is given twice"

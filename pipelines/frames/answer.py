@@ -33,7 +33,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.run import KeySource
+    from dpstream.dp_transforms.noise.key_source import KeySource
 
 
 def ask(
@@ -102,7 +102,7 @@ def _thrown_away() -> Iterator[KeyRing]:
 
 
 def _key(noise_key: "str | KeySource | None") -> "KeySource":
-    from dpstream.dp_transforms.run import KeySource  # with all that a run needs
+    from dpstream.dp_transforms.noise.key_source import KeySource
 
     if isinstance(noise_key, KeySource):
         return noise_key

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.run import KeySource
+    from dpstream.dp_transforms.noise.key_source import KeySource
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.frames.private import PrivateTable
     from dpstream.pipelines.frames.question import Asked

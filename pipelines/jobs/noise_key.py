@@ -16,7 +16,7 @@ from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import sync
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.run import KeySource
+    from dpstream.dp_transforms.noise.key_source import KeySource
 
 
 def new_key(path: Path) -> None:
@@ -45,7 +45,9 @@ def new_key(path: Path) -> None:
 
 def key_source(job: Job) -> "KeySource":
     """Where the job's noise key is."""
-    from dpstream.dp_transforms.run import KeySource  # with the compiler: not to make a key
+    from dpstream.dp_transforms.noise.key_source import (
+        KeySource,
+    )
 
     if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(

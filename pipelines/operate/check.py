@@ -23,7 +23,7 @@ from dpstream.dp_transforms.ingest.records import (
     canonical_public_keys,
     positions,
 )
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input

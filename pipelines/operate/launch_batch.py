@@ -17,7 +17,7 @@ import msgspec
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.operate.launch_tables import flags, submit
 from dpstream.pipelines.session.batch import shards_for
 from dpstream.pipelines.session.flow import ANSWER, Task, build

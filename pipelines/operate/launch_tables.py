@@ -28,7 +28,7 @@ from dpstream.accounting.errors import (
     RunError,
     UsageError,
 )
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, decoded, of_run

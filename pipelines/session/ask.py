@@ -27,7 +27,6 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
-from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer, Header, decoded, encoded
 from dpstream.pipelines.session.receipt import check as check_header
@@ -164,6 +163,8 @@ def _header(desk: Desk, wish: Wish, run_id: str) -> Header:
 
 def _read_and_drawn(desk: Desk, wish: Wish, paid: Paid) -> pa.Table:
     """In this process, or by the workers of a runner: the same bytes."""
+    from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
+
     question, read = wish.question, paid.region.read
     if desk.runner is None:
         totals = desk.scan().totals(read, question.cells, question.needs(desk.space, read))

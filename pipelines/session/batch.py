@@ -17,8 +17,8 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.dp_transforms.session import Totals, answered
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.session.parts import damaged, read_manifest, reading

@@ -71,7 +71,7 @@ from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.connectors.records.compression import unpacked_name
 from dpstream.pipelines.jobs.text import (
     duration_micros,

@@ -30,7 +30,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.session import Totals, encoded, measured, nothing, released, tallied
 from dpstream.dp_transforms.session.batches import (
     empty,

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import PARTS, Question
-from dpstream.dp_transforms.session import encoded as table_bytes
 from dpstream.state.ledger.answers import Answer as Committed
 
 #: Of an answer, and of the name of a ticket that was handed out instead.
@@ -105,6 +104,8 @@ def check(header: Header) -> None:
 
 def encoded(header: Header, rows: pa.Table) -> bytes:
     """The bytes of an answer."""
+    from dpstream.dp_transforms.session import encoded as table_bytes  # loads the noise
+
     head = msgspec.json.encode(header, order="sorted")
     return _MAGIC + len(head).to_bytes(4, "little") + head + table_bytes(rows)
 

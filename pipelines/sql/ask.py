@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine

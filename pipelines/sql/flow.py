@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed
-from dpstream.dp_transforms.run import KeySource
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine

@@ -32,8 +32,8 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.databases import kept_unique
 from dpstream.pipelines.sql.engine import Engine

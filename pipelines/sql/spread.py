@@ -17,9 +17,9 @@ from sqlglot import exp
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign
+from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.dp_transforms.run import KeySource, destroy_keys
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large

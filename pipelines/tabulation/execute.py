@@ -22,8 +22,8 @@ from typing import NamedTuple
 from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import numbers
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
 from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, Written, manifest_of

@@ -16,9 +16,10 @@ from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.beam.split import KeyIds
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, canonical_public_keys
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.run import KeySource, Run, begin_run
+from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.neighbours import PUBLIC, Record, deliveries

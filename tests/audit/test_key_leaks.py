@@ -14,14 +14,12 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
-from dpstream.dp_transforms import run as running
-from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.dp_transforms.noise import prf
+from dpstream.dp_transforms.noise import key_source, prf
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_key
 from dpstream.dp_transforms.noise.secret import Secret
-from dpstream.dp_transforms.run import KeySource
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.source import ReadFiles
@@ -137,7 +135,7 @@ def test_no_error_has_the_key(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_pat
                     make(self)
 
             with monkeypatch.context() as patched:
-                patched.setattr(runs, "KeyRing", Other)
+                patched.setattr(key_source, "KeyRing", Other)
                 with pytest.raises(DpstreamError) as caught:
                     run_job(job)
             errors.append(caught.value)
@@ -185,7 +183,7 @@ class KeepsChild(KeepsKey):
 def test_a_source_that_keeps_the_key_is_caught(
     job: Job, monkeypatch: pytest.MonkeyPatch, source: type[KeySource]
 ) -> None:
-    monkeypatch.setattr(running, "KeySource", source)
+    monkeypatch.setattr(key_source, "KeySource", source)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())
@@ -202,6 +200,6 @@ def test_a_fingerprint_that_is_the_key_is_caught(
             super().__init__(secret)
             self.fingerprint = secret.hex()
 
-    monkeypatch.setattr(runs, "KeyRing", Telling)
+    monkeypatch.setattr(key_source, "KeyRing", Telling)
     run_job(job)
     assert [name for name in files_with_key(tmp_path) if "state/s.db" in name]

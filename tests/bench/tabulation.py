@@ -27,7 +27,7 @@ KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 LIMITS = {1_000_000: (20.0, 15.0, 2_048.0), 10_000_000: (150.0, 150.0, 4_096.0)}
 _WARM = """
 import json, pathlib, resource, sys, time
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Order, execute, inputs_of

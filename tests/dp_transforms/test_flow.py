@@ -22,7 +22,8 @@ from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema
 from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
-from dpstream.dp_transforms.run import KeySource, Run
+from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from tests.streams import (
     COUNT,

@@ -14,9 +14,10 @@ from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.release import Seal
-from dpstream.dp_transforms.run import KeySource, Run, begin_run
+from dpstream.dp_transforms.run import Run, begin_run
 from tests.dp_transforms.runs import PLANS
 from tests.streams import KEYS, begin, generate
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.run import KeySource, begin_run
+from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.run import begin_run
 from dpstream.state import open as stores
 from dpstream.state.open import backend, key_schema
 from dpstream.state.store import RunIdentity

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import parse_reference, read_key
-from dpstream.dp_transforms.run import KeySource
 from tests.audit.leaks import kept, shown
 
 KEY = bytes(range(32))

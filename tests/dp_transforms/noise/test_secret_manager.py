@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise import secret_manager
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_key
-from dpstream.dp_transforms.run import KeySource
 from tests.audit.leaks import kept, shown
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 

@@ -103,7 +103,7 @@ def test_nothing_of_the_job_is_touched(
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     read, asked = references.read_key, []
     monkeypatch.setattr(
-        "dpstream.dp_transforms.run.read_key",
+        "dpstream.dp_transforms.noise.key_source.read_key",
         lambda reference: (asked.append(reference), read(reference))[1],
     )
     temporary = tmp_path / "tmp"

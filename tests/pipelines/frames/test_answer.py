@@ -9,7 +9,7 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state.ledger.charges import Charge

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.jobs.job import Job, decode_job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.noise_key import new_key

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.run import KeySource, Run
+from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job

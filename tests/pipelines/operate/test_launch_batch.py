@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.session import encoded
 from dpstream.pipelines.operate import launch_batch
 from dpstream.pipelines.operate.launch_batch import (

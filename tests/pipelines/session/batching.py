@@ -17,7 +17,7 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.session import Totals, tallied
 from dpstream.pipelines.session import load
 from dpstream.pipelines.session.parts import read_manifest, read_part

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.sql import flow
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.tabulation.book import LedgerPlace
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Executed, Order, execute

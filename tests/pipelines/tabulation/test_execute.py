@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.tabulation import execute as module
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.draft import MANIFEST, decoded, path_of

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.run import KeySource
+from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.tabulation import flow
 from dpstream.pipelines.tabulation.flow import Begin, Count, Task, build
 from dpstream.pipelines.tabulation.inputs import prepared
