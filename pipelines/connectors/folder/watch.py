@@ -2,11 +2,12 @@
 
 Two ways to know.  **Markers**: objects ``_closed/<RFC 3339 instant>.jsonl`` (or, so that a listing
 stays short, ``_closed/<date>/...``), written whole by the producer in the order of their
-instants.  A marker names the files that were closed before its instant, a JSON object a line::
+instants.  A marker names the files that were closed by its instant, a JSON object a line::
 
     {"file": "a/1.parquet", "closed": "2024-01-01T00:00:05Z", "rows": 1200}
 
-and says that every such file has now been named.  An empty one says that nothing was closed.
+and says that every file closed before its instant has now been named.  An empty one says that
+nothing was closed.
 **Settled**: a file is closed when it has lain unchanged for a while.
 
 What has been seen is a floor and some hundred (instant, digest of the name) above it, so that
@@ -131,7 +132,11 @@ class Markers:
                     yield from _instant(found.name)
 
     def _read(self, name: str, before: int) -> tuple[list[ClosedFile], list[tuple[Place, Refused]]]:
-        """Files that a marker names, each closed before its instant; lines that name none."""
+        """Files that a marker names, none closed after its instant; lines that name none.
+
+        A file closed at the instant itself is of the next trigger time, if it is one: the
+        watermark of the marker does not pass it.
+        """
         files: dict[str, ClosedFile] = {}
         refused: list[tuple[Place, Refused]] = []
         where = place(name)
@@ -150,7 +155,7 @@ class Markers:
             lines = zip(part.batch.to_pylist(), closed.tolist(), known.tolist(), strict=True)
             for row, (line, at, good) in enumerate(lines, part.offset):
                 file, rows = line["file"], _rows(line["rows"])
-                reason = _fault(file, good and at < before, rows, files)
+                reason = _fault(file, good and at <= before, rows, files)
                 if reason is not None:
                     refused.append((where, refuse(row, reason)))
                 elif at >= self.begin:

@@ -119,6 +119,8 @@ CONSUMERS_OWN = {
     *("max.partition.fetch.bytes", "fetch.wait.max.ms", "fetch.queue.backoff.ms"),
 }
 _GRACE_SECONDS = 5.0
+#: How long a broker may take to answer for the first time.
+CONNECT_SECONDS = 10.0
 
 
 def library(field: str = "sink.kind") -> Any:
@@ -170,6 +172,27 @@ def answer(asked: Any, seconds: float) -> Any:
     except TimeoutError:
         kafka = library()
         raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
+
+
+def connect(admin: Any, where: str) -> None:
+    """Wait shortly for any broker, before anything else is asked of it.
+
+    Args:
+        admin: the client; where: ``source`` or ``sink``.
+
+    Raises:
+        RunError: none answered within `CONNECT_SECONDS`.
+    """
+    kafka = library()
+    try:
+        admin.list_topics(timeout=CONNECT_SECONDS)
+    except kafka.KafkaException as error:
+        raise RunError(
+            f"{where}.servers",
+            f"no Kafka broker answered within {CONNECT_SECONDS:.0f} s ({name_of(error)})",
+            f"check the addresses in {where}.servers, that a broker runs there and that this "
+            f"machine reaches its port, and the security settings in {where}.options",
+        ) from None
 
 
 def name_of(error: Any) -> str:

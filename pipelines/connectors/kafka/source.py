@@ -53,6 +53,7 @@ from dpstream.pipelines.connectors.kafka.broker import (
     check_topic,
     refused_at_start,
 )
+from dpstream.pipelines.connectors.kafka.client import connect
 from dpstream.pipelines.connectors.kafka.reader import (
     APPEND_TIME,
     READERS,
@@ -100,6 +101,7 @@ class KafkaInput(Input):
     @override
     def identity(self) -> list[bytes]:
         """Cluster and topic by their own ids: a topic made again is another input."""
+        connect(self.kafka.admin(), "source")
         check_topic(self._asked(self.kafka.config), self.kafka.topic)
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 

@@ -11,6 +11,7 @@ from dpstream.pipelines.connectors.kafka.client import (
     PRODUCERS_OWN,
     answer,
     check_deadlines,
+    connect,
     failed,
     has_no_leader,
     library,
@@ -85,6 +86,8 @@ class KafkaTopic:
             RunError: there is none, or the broker cannot be reached.
         """
         kafka, admin = library(), self._client("admin")
+        if seconds <= LOOK_SECONDS:  # while a run goes on it waits longer for an answer
+            connect(admin, "sink")
         try:
             asked = kafka.TopicCollection([self.topic])
             topics = admin.describe_topics(asked, request_timeout=seconds)

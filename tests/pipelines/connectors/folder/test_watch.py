@@ -61,6 +61,17 @@ def test_lines_of_a_marker_that_name_no_file(tmp_path: Path) -> None:
     assert sorted(reasons) == ["bad_name", "listed_twice", *["malformed"] * 3]
 
 
+def test_a_file_closed_at_the_instant_of_its_marker_is_read(tmp_path: Path) -> None:
+    marker = tmp_path / "_closed" / "2023-11-14T22:13:21Z.jsonl"
+    marker.parent.mkdir()
+    names = ("20.999999Z", "21Z", "21.000001Z")
+    lines = [f'{{"file": "{n}", "closed": "2023-11-14T22:13:{n}"}}' for n in names]
+    marker.write_text("\n".join(lines))
+    [step] = Markers(Folder(str(tmp_path))).steps(nothing_seen(0, True), AT + 10**9)
+    assert [name for name, *_ in step.files] == ["20.999999Z", "21Z"]
+    assert [refused.reasons for _, refused in step.refused] == [["malformed"]]
+
+
 @pytest.mark.parametrize(
     ("text", "rows"), [(None, None), ("0", 0), ("12", 12), ("-1", -1), ("1.0", -1), ("1" * 16, -1)]
 )

@@ -112,7 +112,7 @@ SECRET = "s3cret-value"
     ("topic", "servers", "more", "error", "rule"),
     [
         ("nowhere", None, "", UsageError, "source.topic: is not on the broker"),
-        ("t", "127.0.0.1:1", "", RunError, "source.servers: did not answer"),
+        ("t", "127.0.0.1:1", "", RunError, "source.servers: no Kafka broker answered"),
         ("t", None, "options = { 'isolation.level' = 'x' }", UsageError, "is set by dpstream"),
         ("t", None, "options = { 'log.queue' = 'x' }", UsageError, "is set by dpstream"),
         ("t", None, f"options = {{ 'no.such' = '{SECRET}' }}", UsageError, "are not accepted"),
