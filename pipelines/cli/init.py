@@ -4,11 +4,16 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.drafting.ask import Person
+    from dpstream.pipelines.drafting.covering import Population
+    from dpstream.pipelines.drafting.draft import Answers
 
 _PATH = click.Path(path_type=Path)
 _COLUMNS = options(
@@ -36,7 +41,15 @@ _BUDGET = options(
     click.option("--delta", type=float, default=1e-8, show_default=True,
                  help="Far below 1 / number of units."),
     click.option("--contributions", type=int, default=10, show_default=True,
-                 help="C: so many records of a unit count."),
+                 help="C: so many records of a unit count, in what the budget covers."),
+    click.option("--covers", metavar="WHAT",
+                 help="What epsilon and C cover: window (each by itself), lifetime (everything), or"
+                 " a length of several windows, such as 28d.  [default: window]"),
+    click.option("--units", type=int, default=10_000, show_default=True,
+                 help="Assumed, for the figures: units with records in a window."),
+    click.option("--records", type=int, default=30_000, show_default=True,
+                 help="Assumed: records of them in a window."),
+    click.option("--keys", type=int, default=1_000, show_default=True, help="Assumed: keys."),
 )  # fmt: skip
 
 
@@ -60,7 +73,7 @@ _BUDGET = options(
 @AS_JSON
 def init(
     out: Path, key_file: Path | None, replace: bool, as_json: bool, public_sample: bool,
-    **given: Any,
+    covers: str | None, units: int, records: int, keys: int, **given: Any,
 ) -> None:  # fmt: skip
     """Write a job file for FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a key.
 
@@ -69,6 +82,7 @@ def init(
     """
     from dpstream.pipelines.drafting.ask import Given, Person, answers
     from dpstream.pipelines.drafting.columns import is_file
+    from dpstream.pipelines.drafting.covering import LIFETIME, Population
     from dpstream.pipelines.drafting.draft import checked, job_text
     from dpstream.pipelines.drafting.place import check_place, write
 
@@ -77,19 +91,21 @@ def init(
     check_place(out, key_file, replace)
     person = Person(None if as_json or not on_terminal() else _ask, _tell)
     said = answers(Given(public_sample=public_sample, **given), person, out, key_file)
+    people, notes = Population(units, records, keys), list[str]()
+    rows = list[str]()
+    if said.windows.several:
+        said, rows, notes = _covered(said, out, covers, people, person)
     text = job_text(said, out)
     checked(text, out)
     made = write(text, out, key_file, replace)
     job, key = (os.path.relpath(path) for path in (out, key_file))
     following = shlex.join(["dpstream", "plan", job])
-    notes = [] if is_file(given["file"]) else [_FIRST_ONLY]
+    notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [said.windows.note] * bool(said.windows.note)
-    if said.windows.several:
-        notes.append(_USED_UP.format(period=said.windows.length))
     if as_json:
         print_json({
             "job": job, "noise_key": key, "noise_key_made": made, "values_read": public_sample,
-            "notes": notes, "next": following,
+            "covers": said.period or LIFETIME, "choices": rows, "notes": notes, "next": following,
         })  # fmt: skip
         return
     read = "values were read, as public" if public_sample else "its schema, and no values"
@@ -98,18 +114,57 @@ def init(
     click.echo(f"Read         {read}")
     click.echo(f"Windows      of {said.windows.length} from {said.windows.start}"
                f" to {said.windows.end}")  # fmt: skip
+    for i, row in enumerate(rows):
+        click.echo(f"{'' if i else 'Covers':<13}{row}")
     for note in notes:
         click.echo(f"Note         {note}")
     click.echo(f"Next         {following}")
 
 
 _FIRST_ONLY = "Of the files of the pattern only the first was looked at."
+_DEFAULT = (
+    "The budget covers each window by itself, as nobody chose (--covers): with lifetime, {bound}"
+    " records of a unit would count in all {windows:,} windows together."
+)
 _USED_UP = (
-    "contributions is for the whole run: who has used it up counts in no later window. With"
-    ' privacy.period = "{period}" each window has its own, and the guarantee is for each period of'
-    " a unit."
+    "The budget covers all {windows:,} windows together: a unit that has used its {bound} records"
+    " up counts in no later window. --covers window gives each window its own, and the guarantee"
+    " is for each window of a unit."
 )
 _KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one that was there"}
+
+
+def _covered(
+    said: "Answers", out: Path, covers: str | None, people: "Population", person: "Person"
+) -> tuple["Answers", list[str], list[str]]:
+    """What the budget covers: the answers with it, figures of the choices, and what to know."""
+    from dpstream.pipelines.drafting.covering import (
+        LIFETIME,
+        WINDOW,
+        assumed,
+        checker,
+        choices,
+        table,
+        with_covers,
+    )
+
+    asked = choices(said)
+    rows = table(said, out, asked, people)
+    rows.append(assumed(people))
+    for row in rows:
+        person.show(row)
+    chosen = person.answer(
+        "--covers", covers, "What epsilon and contributions cover (window, lifetime, or like 28d)",
+        WINDOW, checker(said, out),
+    )  # fmt: skip
+    notes, figures = [], {"windows": said.windows.number, "bound": said.contributions}
+    if covers is None and person.ask is None:
+        notes.append(_DEFAULT.format(**figures))
+    if chosen == LIFETIME:
+        notes.append(_USED_UP.format(**figures))
+    if chosen not in asked:
+        rows = [*table(said, out, [*asked, chosen], people), rows[-1]]
+    return with_covers(said, chosen), rows if person.ask is None else [], notes
 
 
 def on_terminal() -> bool:

@@ -15,6 +15,8 @@ _COUNT = click.IntRange(min=1)
 STATED = options(
     click.option("--units", type=_COUNT, help="Units with records in a window: what appears of so"
                  " many.  [default with --scale: any number]"),
+    click.option("--records", type=_COUNT, help="Records of all of them in a window: what C"
+                 " cuts."),
     click.option("--keys", type=_COUNT, help="Keys there are in a window.  [default: 1000; --scale"
                  " needs it]"),
 )  # fmt: skip
@@ -80,13 +82,15 @@ def plan(
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning import alternatives
-    from dpstream.accounting.tuning.outlook import outlook
+    from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
+    from dpstream.accounting.tuning.outlook import KEYS, outlook
     from dpstream.accounting.tuning.outlook_text import outlook_text
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.operate.acceptance import of_job
     from dpstream.pipelines.scale import shards
 
     loaded = load_job(job)
+    records = load.pop("records")
     if scale:
         _scaled(loaded, load, as_json)
         return
@@ -96,22 +100,26 @@ def plan(
     begun = None if fresh else committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
     stated = load["units"], load["keys"]
+    covered = coverage(planned, budget, load["units"], records, load["keys"] or KEYS)
     if as_json:
         figures = describe(planned, budget, tuned) | {"plan_hash": checked.hash}
         figures["run_id"] = begun.run_id if begun else None
+        figures["warnings"] += warnings_of(covered)
         more: dict[str, Any] = {"state": state_figures} if state_figures else {}
-        more["acceptance"] = accepted.as_dict()
+        more |= {"acceptance": accepted.as_dict(), "coverage": covered}
         more |= {"outlook": outlook(planned, budget, *stated, checked)}
         others = alternatives.compare(checked)
         print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
     else:
-        whole = "\n".join(accepted.lines()) + "\n"
+        first = [*accepted.lines(), *coverage_lines(planned, covered)]
+        whole = "\n".join(first) + "\n"
         whole += outlook_text(planned, budget, tuned, *stated, checked)
         if details:
             whole += "\n" + text(planned, budget, tuned)
             whole += alternatives.text(alternatives.compare(checked)) + "\n"
         if begun:
             whole += f"Figures     of run {begun.run_id}, committed when it began\n"
+        whole += "".join(f"Warning     {warning}\n" for warning in warnings_of(covered))
         whole += shards.text(state_figures)
         click.echo(whole, nl=False)
     click.get_current_context().exit(accepted.exit_code)

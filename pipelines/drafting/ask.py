@@ -34,6 +34,7 @@ Found = TypeVar("Found")
 _FORMS = {
     "--unit": "COLUMN", "--key": "COLUMN", "--time": "COLUMN", "--epsilon": "1.0",
     "--start": "2024-01-01 (the first day)", "--end": "2025-01-01 (the day after the last one)",
+    "--covers": "window, lifetime, or like 28d",
     "--clamp": "0 100, the public bounds of the --value",
 }  # fmt: skip
 

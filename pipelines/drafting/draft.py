@@ -19,7 +19,7 @@ FLAGS = {
     "schema.unit": "--unit", "schema.key": "--key", "schema.event_time": "--time",
     "time.start": "--start", "time.end": "--end", "time.window": "--window", "time": "--window",
     "time.trigger_every": "--every", "privacy.epsilon": "--epsilon", "privacy.delta": "--delta",
-    "privacy.contributions": "--contributions",
+    "privacy.contributions": "--contributions", "privacy.period": "--covers",
 }  # fmt: skip
 #: Columns of every release.
 _RESERVED = {
@@ -47,6 +47,7 @@ class Answers(NamedTuple):
         every: distance of trigger times, ``None``: one trigger, at the end of a window.
         epsilon, delta, contributions: the guarantee, and C.
         key_name: file of the noise key, as the job names it.
+        period: what epsilon and C cover, ``None``: the whole stream.
     """
 
     file: DataFile
@@ -60,6 +61,7 @@ class Answers(NamedTuple):
     delta: float
     contributions: int
     key_name: str
+    period: str | None = None
 
 
 def source_path(given: str, folder: Path) -> str:
@@ -121,7 +123,7 @@ epsilon = {said.epsilon!r}  # the guarantee for one unit, over all releases; sma
 delta = {said.delta!r}  # far below 1 / number of units
 # C: so many records of a unit count; `dpstream choose` finds a better one at a charge.
 contributions = {said.contributions}
-# period = {_quoted(windows.length)}  # a fresh budget per unit and period; here: one for all time
+{_period(said)}
 key_file = {_quoted(said.key_name)}  # the secret that all noise comes from: mode 0600, backed up
 
 [state]
@@ -137,6 +139,17 @@ limit = {{ epsilon = {limit[0]!r}, delta = {limit[1]!r} }}
 kind = "parquet"  # or csv, jsonl
 path = {_quoted(release_folder(out))}
 """
+
+
+def _period(said: Answers) -> str:
+    """What the budget covers; of one window there is nothing to choose."""
+    if said.period is None:
+        length = _quoted(said.windows.length)
+        return f"# period = {length}  # a fresh budget per unit and period; here: one for all time"
+    return (
+        f"period = {_quoted(said.period)}  # epsilon and C are of a unit in each of these; without"
+        " it: of all time"
+    )
 
 
 def release_folder(out: Path) -> str:

@@ -38,8 +38,13 @@ class Windows(NamedTuple):
     @property
     def several(self) -> bool:
         """Whether there is more than one."""
+        return self.number > 1
+
+    @property
+    def number(self) -> int:
+        """How many there are."""
         start, end = (instant_micros("time", text) for text in (self.start, self.end))
-        return end - start > duration_micros("time.window", self.length)
+        return -(-(end - start) // duration_micros("time.window", self.length))
 
 
 def instant(field: str, text: str) -> datetime:

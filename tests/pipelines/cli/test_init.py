@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,25 @@ def test_a_job_that_plans_as_it_stands(data: Path) -> None:
     assert SECRET not in text and "clamp = [-5, 100]" in text
 
 
-def test_what_contributions_of_several_windows_are_is_said(data: Path) -> None:
-    notes = json.loads(call("init", data, *FLAGS, "--window", "day", "--json").stdout)["notes"]
-    assert any('privacy.period = "1d"' in note for note in notes)
-    days = ("--window", "100000d", "--replace", "--json")
-    one = json.loads(call("init", data, *FLAGS, *days).stdout)
-    assert not any("period" in note for note in one["notes"])
+def period() -> object:
+    return tomllib.loads(Path("job.toml").read_text())["privacy"].get("period")
+
+
+def test_what_the_budget_covers(data: Path) -> None:
+    """Nobody chose: each window, which is told; or as the flag says."""
+    days = (*FLAGS, "--window", "day", "--json", "--replace")
+    chosen = json.loads(call("init", data, *days).stdout)
+    assert (chosen["covers"], period()) == ("1d", "1d") and "--covers" in chosen["notes"][0]
+    assert len(chosen["choices"]) == 5  # a head, a window, four, everything, what is assumed
+    for covers, length in (("window", "1d"), ("lifetime", None), ("28d", "28d")):
+        done = json.loads(call("init", data, *days, "--covers", covers).stdout)
+        assert (done["covers"], period()) == (length or "lifetime", length)
+        assert call("plan", "job.toml").exit_code == 0
+    assert "--covers" in refused("init", data, *days, "--covers", "36h")
+    one = json.loads(
+        call("init", data, *FLAGS, "--window", "100000d", "--replace", "--json").stdout
+    )
+    assert (one["covers"], one["choices"], period()) == ("lifetime", [], None)
 
 
 def test_for_machines_and_twice(data: Path) -> None:
@@ -66,11 +80,12 @@ def test_a_terminal_is_asked_and_machines_are_not(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(init, "on_terminal", lambda: True)
-    typed = ["author", "path", "when", "", "2023-01-01", "2024-01-01", "week", "1"]
+    typed = ["author", "path", "when", "", "2023-01-01", "2024-01-01", "week", "1", "28d"]
     monkeypatch.setattr(init.click, "prompt", lambda *a, **k: typed.pop(0) or k["default"])
-    assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 8
+    assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 9
     said = call("init", data)
     assert said.exit_code == 0 and "of 7d from 2022-12-26" in said.output and typed == []
+    assert period() == "28d" and "epsilon in all" in said.output
 
 
 def test_a_pattern_and_a_public_sample(data: Path) -> None:

@@ -100,7 +100,8 @@ def refused(field: str, code: int, *args: Any) -> str:
     assert json.loads(result.stderr)["field"] == field
     result = call(*args)
     assert result.exit_code == code
-    assert f": {field}: " in result.stderr and result.stderr.strip().count("\n") == 0
+    *before, last = result.stderr.splitlines()
+    assert f": {field}: " in last and all(line.startswith("Warning: ") for line in before)
     return result.stderr
 
 
