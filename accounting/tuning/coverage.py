@@ -1,7 +1,7 @@
 """What a budget covers: a window, a period or the whole stream, and what is left out by that.
 
 epsilon and C (records of a unit that count) are of all windows that the budget covers, together.
-A unit that is there in each of them with m records has used C up after C / m windows, and counts
+A unit that is there in each of them with m records has used C up in window ceil(C / m), and counts
 in no later one.  Of R records of U units in a window, over w windows of the same units, at most
 C U of R w count: so at least max(0, 1 - C U / (R w)) are cut, whatever their distribution; more,
 where few units have many records.  All of it is public: the plan, and what a person assumes.
@@ -40,7 +40,7 @@ def coverage(
     line, bound = plan.timeline, plan.privacy.contributions
     windows = _windows(plan)
     each = max(1.0, records / units) if units and records else 1.0
-    counted = math.floor(bound / each)
+    counted = math.ceil(bound / each)  # in the last of them with a part of its records
     cut = None
     if units and records and windows is not None:
         cut = max(0.0, 1 - bound * units / (records * windows))

@@ -15,7 +15,7 @@ SECOND = 1_000_000
 def test_a_lifetime_of_many_windows_is_warned_of(make_plan: Make) -> None:
     plan = make_plan(4, windows=284, contributions=10, epsilon=4.0)
     found = coverage(plan, allocate(plan), 5_000, 20_000, 1_000)
-    assert (found["covers"], found["windows"], found["windows_counted"]) == ("lifetime", 284, 2)
+    assert (found["covers"], found["windows"], found["windows_counted"]) == ("lifetime", 284, 3)
     assert found["share_cut"] == pytest.approx(1 - 10 / (4 * 284))
     assert found["keys_first"] > 1 and found["keys_middle"] == 0.0
     assert found["epsilon_always"] == pytest.approx(4.0)
@@ -57,3 +57,11 @@ def test_no_distribution_is_cut_less_than_the_share(make_plan: Make, shape: floa
     plan = make_plan(4, windows=windows, contributions=bound)
     found = coverage(plan, allocate(plan), 500, 3_000, 10)
     assert math.isclose(found["share_cut"], 1 - 5 * 500 / 18_000) and found["share_cut"] <= cut
+
+
+def test_a_unit_with_more_records_than_count_counts_in_one_window(make_plan: Make) -> None:
+    for period, windows in ((4, 1), (None, 12)):
+        of = {} if period is None else {"period": period * SECOND}
+        plan = make_plan(4, windows=12, contributions=10, **of)
+        found = coverage(plan, allocate(plan), 5, 2_000, 10)
+        assert (found["windows"], found["windows_counted"]) == (windows, 1)

@@ -100,8 +100,8 @@ def refused(field: str, code: int, *args: Any) -> str:
     assert json.loads(result.stderr)["field"] == field
     result = call(*args)
     assert result.exit_code == code
-    *before, last = result.stderr.splitlines()
-    assert f": {field}: " in last and all(line.startswith("Warning: ") for line in before)
+    *before, last = result.stderr.strip().splitlines()
+    assert f": {field}: " in last and all(line.startswith("Warning: ") for line in before if line)
     return result.stderr
 
 
