@@ -33,6 +33,8 @@ def _line(name: str, cut: Cut, unit: str, group: str) -> str:
     what = f"{group}s of one {unit}" if cut.of == "groups" else rows
     head = f"At most {human(cut.high)} {what} count, chosen privately"
     of = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
+    if cut.of == "rows" and group:  # what the histogram holds: units of many groups weigh no more
+        of = f"rows in one random {group} of each {unit}"
     return f"{head}; about {_share(cut.above)} have more {within}{_amount(cut, f'all {of}')}."
 
 
