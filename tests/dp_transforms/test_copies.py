@@ -176,6 +176,41 @@ def test_a_reshard_keeps_what_tells_copies_apart(tmp_path: Path) -> None:
     assert out == model(plan, records)
 
 
+def test_the_counter_of_copies_counts_what_no_admitted_record_holds(tmp_path: Path) -> None:
+    plan = plan_of(0, None)
+    same = {
+        "user": "u",
+        "page": "a",
+        "time": START + 5,
+        "id": 1,
+        "value": 1.0,
+        "arrived": START + 5,
+    }
+    later = START + 10 + STEP  # of the next trigger time
+    rows: list[dict[str, Any]] = [
+        same, same, {**same, "arrived": later},  # the record itself, again
+        {**same, "value": 2.0, "arrived": START + 6}, {**same, "page": "b", "arrived": START + 7},
+        {**same, "page": "b", "arrived": later},
+        {**same, "user": "v", "value": 2.0}, {**same, "id": 2},  # other records
+    ]  # fmt: skip
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in ("time", "arrived"):
+        columns[name] = pa.array(columns[name]).cast(pa.timestamp("us", "UTC"))
+    records = Canonicaliser(plan, KEYS.ring())(positioned(columns))[0]
+    ids = functools.partial(key_ids, plan, KEYS.ring().key)
+    times = np.maximum(1, plan.timeline.trigger_time_of(records["stamp"].to_numpy()))
+    for spans in ([1, 2], [2]):  # the second decision reads the first one's from the store
+        store = begin(plan, tmp_path / f"{len(spans)}.db", 1).open()
+        counts, since = Counter[str](), 0
+        for upto in spans:
+            of = records.filter(pa.array((times > since) & (times <= upto)))
+            counts.update(bound(plan, store, 0, of, upto, since, ids).counts)
+            since = upto
+        assert counts["operator_copies_left_out"] == 3
+        assert counts["operator_pairs_admitted"] == 3
+    stores.close_all()
+
+
 def by_position(batch: Batch, rows: Any = slice(None)) -> Any:
     return batch.positions(rows)
 

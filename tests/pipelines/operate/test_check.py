@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,13 +171,18 @@ def test_a_folder_that_grows(make_folder_job: MakeFolderJob, tmp_path: Path, sta
     job = make_folder_job("csv", "manifest" if stamp == "manifest" else "closed")
     rows = [*data(40), {"user": "u", "key": "k", "time": "noon", "value": 1}]
     put(tmp_path / "in" / "day" / "1.csv", rows)
+    changed = START // 1_000_000 + 50
+    os.utime(tmp_path / "in" / "day" / "1.csv", (changed, changed))
     mark(tmp_path / "in", START + 60_000_000, line("day/1.csv", START + 50_000_000), "{broken")
     checked = check_source(job)
     reasons = {of.reason: of for of in checked.unusable}
-    if stamp == "manifest":
-        assert (checked.usable, checked.read) == (40, 42)
-        assert reasons["time"].first == [("day/1.csv", 40)] and reasons["time"].no_time == 1
-        assert reasons["malformed"].first == [(f"_closed/{_only(tmp_path / 'in' / '_closed')}", 1)]
+    assert checked.usable == 40
+    assert reasons["time"].first == [("day/1.csv", 40)] and reasons["time"].no_time == 1
+    if stamp == "closed":  # the time of change says it, so markers are not read
+        assert checked.read == 41 and set(reasons) == {"time"}
+        return
+    assert checked.read == 42
+    assert reasons["malformed"].first == [(f"_closed/{_only(tmp_path / 'in' / '_closed')}", 1)]
 
 
 def _only(folder: Path) -> str:
