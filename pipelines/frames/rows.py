@@ -38,7 +38,9 @@ _WIDE = 1 << 32
 
 
 class Rows(NamedTuple):
-    """PRIVATE: the rows of a table that count.
+    """PRIVATE: the rows of a table that count, those of a unit in a group side by side.
+
+    Histograms and the answer read them several times, so they are sorted once.
 
     Attributes:
         unit: (n,) slots of units; unit_ids: (units, 2) their keyed ids.
@@ -100,7 +102,9 @@ def rows_of(
         listed = np.flatnonzero(group >= 0)
         unit, group = unit[listed], group[listed]
         value = None if value is None else value[listed]
-    return Rows(unit, unit_ids, group, groups, value)
+    order = np.argsort(pairs(unit, group, len(groups.ids)))
+    unit, group = unit[order], group[order]
+    return Rows(unit, unit_ids, group, groups, None if value is None else value[order])
 
 
 def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
@@ -166,15 +170,13 @@ def _means(column: QueryColumn, rows: Rows, known: Partials) -> Partials:
 def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
     """Unit, group, sum and number of rows of each (unit, group)."""
     pair = pairs(rows.unit, rows.group, len(rows.groups.ids))
-    order = np.argsort(pair)
-    sorted_pair = pair[order]
-    first = np.flatnonzero(np.diff(sorted_pair, prepend=-1))
+    first = np.flatnonzero(np.diff(pair, prepend=-1))
     if not first.size:
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, nothing, nothing
-    total = np.add.reduceat(values[order], first)
+    total = np.add.reduceat(values, first)
     count = np.diff(first, append=len(pair))
-    return rows.unit[order[first]], rows.group[order[first]], total, count
+    return rows.unit[first], rows.group[first], total, count
 
 
 def _coded(
