@@ -63,6 +63,16 @@ class Space:
         """(1, d, 2) the box of everything."""
         return np.stack([np.zeros_like(self.sizes), self.sizes], axis=1)[None]
 
+    @cached_property
+    def without_budget(self) -> Int64:
+        """(1, d, 2) the box of the points without an initial budget of any kind: nobody can read
+        them."""
+        box = self.whole.copy()
+        for place, dimension in enumerate(self.dimensions):
+            if isinstance(dimension, Budget):
+                box[:, place, 1] = 1
+        return box
+
     def place(self, name: str) -> int:
         """The number of a dimension.
 

@@ -94,6 +94,7 @@ def assembled(desk: Desk, boxes: Int64, figure: Aggregate) -> Union:
     if figure.what not in ("count", "sum"):
         raise UsageError("union", "is for counts and sums", "ask the points themselves")
     figure.check(desk.space)
+    boxes = without(boxes, desk.space.without_budget)  # no question asks them
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
     parts = list(_parts(desk, boxes, figure))

@@ -64,6 +64,19 @@ def test_what_is_not_covered_is_named(session: Session) -> None:
         session.where("a < 0").union()
 
 
+def test_points_without_a_budget_are_not_missed(session: Session) -> None:
+    """No question can ask them, so no answer has them; those with the other budget are asked."""
+    poor = session.where("rho < 0.25")
+    answer = poor.count(0.25)
+    again = poor.union()
+    assert (again.value, again.run_ids) == (answer.value, (answer.header.run_id,))
+    session.table.count(0.25, drop=True)
+    with pytest.raises(PolicyError, match="rho >= 0.25"):
+        session.table.union()
+    with pytest.raises(UsageError, match="true nowhere"):
+        session.where("epsilon < 0.25 AND rho < 0.25").union()
+
+
 def test_answers_that_overlap_are_not_added(session: Session) -> None:
     session.where("epsilon >= 1 AND a < 3").count(0.25)
     session.where("epsilon >= 1 AND a >= 1").count(0.25)
