@@ -146,6 +146,13 @@ def released(*places: str) -> Callable[[Path, Ended], Any]:
     return read
 
 
+def both_runs(folder: Path, ended: Ended) -> Any:
+    """The new run's releases, the old one's, and that each has its store.  A run that was begun
+    and not charged may have left one more."""
+    folders = sorted(path.name for path in folder.iterdir() if path.name.startswith("out"))
+    return released(*folders)(folder, ended), len(list((folder / "state").glob("*.db"))) > 1
+
+
 def printed(*names: str) -> Callable[[Path, Ended], Any]:
     """Fields of what a command prints for programs."""
 
@@ -169,6 +176,7 @@ class Command:
         charged: the account that lists one more charge, or none.
         repeats: whether the command may be typed again when it is done.
         done: what one says that was done before, if it then refuses.
+        onward: what is typed instead of the same command once it is charged.
     """
 
     world: Callable[[Path], None]
@@ -178,6 +186,7 @@ class Command:
     charged: str | None = "account/ledger.db"
     repeats: bool = True
     done: str | None = None
+    onward: tuple[str, ...] = ()
 
     def prepare(self, server: Server, folder: Path) -> None:
         """Make the world."""
@@ -186,6 +195,14 @@ class Command:
         for words in self.before:
             ended = server.run(words, folder)
             assert ended.code == 0, ended.stderr
+
+    def next_words(self, server: Server, folder: Path) -> tuple[str, ...]:
+        """What is typed after a fault, or a second time."""
+        if not self.onward or self.charged is None:
+            return self.words
+        account = server.run(["ledger", "show", self.charged, "--json"], folder)
+        entries = json.loads(account.stdout)["data_sets"][0]["entries"] if account.stdout else []
+        return self.onward if len(entries) > len(self.before) else self.words
 
     def outcome(self, server: Server, folder: Path, ended: Ended) -> Any:
         """What is there in the end, and the account's entries."""
@@ -201,6 +218,7 @@ EXECUTE = ("--key-file", "noise.key", "--ledger", "account/ledger.db", "--data-s
 RUN = ("run", "job.toml", "--quiet")
 COMMANDS: Mapping[str, Command] = {
     "run": Command(stream, RUN, released("out")),
+    "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), onward=RUN),
     "answer": Command(stream, ("answer", "asked.json", "job.toml", "--out", "answers", "--cache",
                                "cache", "--quiet"), released("answers")),
     "answer --pure": Command(stream, ("answer", "asked.json", "job.toml", "--pure", "--out",

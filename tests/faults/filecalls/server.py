@@ -137,7 +137,9 @@ def _run_ids() -> None:
             return real(size)
         name = f"{name}.{frame.f_code.co_name}"
         drawn[name] = drawn.get(name, 0) + 1
-        return hashlib.sha256(f"{name} {drawn[name]}".encode()).hexdigest()[:32]
+        # A second run of one job is another one.
+        name = f"{name} {drawn[name]}{' anew' * ('--fresh' in sys.argv)}"
+        return hashlib.sha256(name.encode()).hexdigest()[:32]
 
     secrets.token_hex = token_hex
 

@@ -56,7 +56,7 @@ def world(server: Server, name: str, folder: Path) -> World:
     assert ended.code == 0, ended.stderr
     expected = command.outcome(server, done, ended)
     if command.repeats:
-        again = server.run(command.words, done)
+        again = server.run(command.next_words(server, done), done)
         assert again.code == 0, again.stderr
         assert command.outcome(server, done, again) == expected, "a repeated command differs"
     return World(before, list(calls(journal)), expected)
@@ -78,7 +78,7 @@ def failure(server: Server, made: World, case: Case, folder: Path) -> str:
         wrong = _unclear(first, case.what in ("kill", "tear"))
         if wrong:
             return f"at the fault: {wrong}"
-    again = server.run(command.words, folder)
+    again = server.run(command.next_words(server, folder), folder)
     if again.code != 0 and not (command.done is not None and re.search(command.done, again.stderr)):
         return f"afterwards: exit {again.code}: {again.stderr[-400:]}"
     outcome = command.outcome(server, folder, again)
