@@ -23,7 +23,7 @@ from apache_beam.metrics import Metrics
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.limits import MICROS_PER_SECOND
-from dpstream.state.private_log import what_next
+from dpstream.state.private_log import unexpected
 
 #: Counters that anybody may see: functions of the plan, of faults and of the public clock.
 PUBLIC_COUNTERS = ("steps_committed", "steps_reemitted", "releases_sealed", "releases_delivered")
@@ -235,11 +235,7 @@ def watch_steps(
 def _outgoing(stage: str, error: Exception) -> DpstreamError:
     """The error that may leave: coded, and cut off from the one that caused it."""
     coded: DpstreamError
-    if isinstance(error, DpstreamError):
-        coded = error
-    else:
-        kind = type(error).__name__
-        coded = RunError(f"stage.{stage}", f"failed with {kind}", what_next(error))
+    coded = error if isinstance(error, DpstreamError) else unexpected(f"stage.{stage}", error)
     coded.__cause__ = coded.__context__ = None
     _remember(coded)
     return coded

@@ -74,10 +74,37 @@ _CAUSES = {
 
 def cause_of(error: Exception) -> Cause:
     """The cause of an error; its number is named where it is none of the known ones."""
+    if out_of_memory(error):
+        return MEMORY
     if not isinstance(error, OSError) or error.errno is None:
         return UNKNOWN
     name = errno.errorcode.get(error.errno, "of unknown number")
     return _CAUSES.get(error.errno, UNKNOWN._replace(reason=f"{UNKNOWN.reason} ({name})"))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that this process may have no more memory, in any library's words.
+
+    A thread that cannot be started lacks the memory of its stack, or the limit of a container.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    named = type(error).__name__ == "OutOfMemoryException"  # DuckDB's
+    return isinstance(error, MemoryError) or named or str(error) == "can't start new thread"
+
+
+def memory_error(where: str) -> RunError:
+    """What a person is told when memory ends.
+
+    Args:
+        where: the public name of the command or the stage.
+    """
+    return RunError(
+        "memory",
+        f"there is not enough for {where}",
+        "raise the limit of this process or container (`ulimit -v`, resources.limits.memory), or "
+        "lower performance.batch_rows and performance.threads of the job; then run it again",
+    )
 
 
 def file_error(field: str, cannot: str, error: Exception) -> RunError:

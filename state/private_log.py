@@ -17,6 +17,9 @@ import threading
 import traceback
 from pathlib import Path
 
+from dpstream.accounting.errors import RunError
+from dpstream.state.disk_errors import memory_error, out_of_memory
+
 NAME = "dpstream-errors.log"
 DEBUG = "DPSTREAM_DEBUG"
 #: A file that has grown beyond this makes place for a new one; one older file stays.
@@ -62,6 +65,19 @@ def keep_beside(*places: str | Path | None) -> None:
         if text and "://" not in text:
             keep_in(Path(text).absolute().parent)
             return
+
+
+def unexpected(field: str, error: BaseException, otherwise: str | None = None) -> RunError:
+    """The coded error in the place of one that nobody foresaw, whose text may hold data.
+
+    Args:
+        field: the public name of the command or the stage; error: as it was caught.
+        otherwise: see ``what_next``.
+    """
+    if out_of_memory(error):
+        return memory_error(field)
+    fix = what_next(error) if otherwise is None else what_next(error, otherwise)
+    return RunError(field, f"failed with {type(error).__name__}", fix)
 
 
 def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") -> str:

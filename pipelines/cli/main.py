@@ -39,7 +39,7 @@ from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.tabulate import tabulate
 from dpstream.pipelines.cli.workload import workload
-from dpstream.state.private_log import keep_in, what_next
+from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
     *(init, check, plan, run, report, demo, generate, experiment, doctor),
@@ -65,9 +65,7 @@ class _Coded(click.Group):
         except Exception as error:
             stage = f"dpstream {ctx.invoked_subcommand}"
             absent = missing_extra(error, stage) if isinstance(error, ImportError) else None
-            coded = absent or RunError(
-                stage, f"failed with {type(error).__name__}", what_next(error)
-            )
+            coded = absent or unexpected(stage, error)
         text = json.dumps(coded.as_dict()) if as_json else f"{coded.kind}: {coded}"
         click.echo(text, err=True)
         ctx.exit(coded.exit_code)
@@ -101,9 +99,8 @@ def _tell(failed: threading.ExceptHookArgs) -> None:
     """A thread that fails is named with the class of its error, whose text may hold data."""
     if failed.exc_type is not SystemExit:
         name = "" if failed.thread is None else failed.thread.name
-        fix = "" if failed.exc_value is None else what_next(failed.exc_value)
-        kind = failed.exc_type.__name__
-        click.echo(f"A thread failed with {kind} ({name}). Fix: {fix}.", err=True)
+        error = failed.exc_value or failed.exc_type()
+        click.echo(f"failed: {unexpected(f'thread {name}', error)}", err=True)
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.pipelines.stream import Result, run_job
 from dpstream.state.ledger.open import file_of
-from dpstream.state.private_log import what_next
+from dpstream.state.private_log import unexpected
 
 RUNNER = "DataflowRunner"
 _FILES = ("parquet", "csv", "jsonl")
@@ -144,6 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DpstreamError as error:
         coded = error
     except Exception as error:
-        coded = RunError("launch", f"failed with {type(error).__name__}", what_next(error))
+        coded = unexpected("launch", error)
     print(f"{coded.kind}: {coded}")
     return coded.exit_code

@@ -16,7 +16,7 @@ import apache_beam as beam
 import msgspec
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.operate.launch_tables import flags, submit
 from dpstream.pipelines.session.batch import shards_for
@@ -24,7 +24,7 @@ from dpstream.pipelines.session.flow import ANSWER, Task, build
 from dpstream.pipelines.session.ticket import Ticket, opened
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import get, put
-from dpstream.state.private_log import what_next
+from dpstream.state.private_log import unexpected
 
 #: Of which ticket an output is.
 BATCH = "batch.json"
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DpstreamError as error:
         coded = error
     except Exception as error:
-        coded = RunError("launch", f"failed with {type(error).__name__}", what_next(error))
+        coded = unexpected("launch", error)
     print(f"{coded.kind}: {coded}")
     return coded.exit_code
 

@@ -25,7 +25,6 @@ from dpstream.accounting.errors import (
     DpstreamError,
     InvariantError,
     PolicyError,
-    RunError,
     UsageError,
 )
 from dpstream.dp_transforms.noise.key_source import KeySource
@@ -38,7 +37,7 @@ from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, pr
 from dpstream.pipelines.tabulation.pieces import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of
-from dpstream.state.private_log import what_next
+from dpstream.state.private_log import unexpected
 
 RUNNER = "DataflowRunner"
 
@@ -213,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DpstreamError as error:
         coded = error
     except Exception as error:
-        coded = RunError("launch", f"failed with {type(error).__name__}", what_next(error))
+        coded = unexpected("launch", error)
     print(f"{coded.kind}: {coded}")
     return coded.exit_code
 

@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error
-from dpstream.state.private_log import what_next
+from dpstream.state.disk_errors import memory_error, out_of_memory
+from dpstream.state.private_log import unexpected
 
 #: First words of the fields that stages name; no other word of a runner's text is shown.
 _FIELDS = (
-    "coder", "privacy", "runner", "schema", "sink", "source", "stage", "state", "statement", "time",
+    "cells", "coder", "data", "keys", "ledger", "memory", "privacy", "records", "run", "runner",
+    "schema", "shards", "sink", "source", "stage", "state", "statement", "table", "time",
 )  # fmt: skip
 _CODED = re.compile(
     rf"accounting\.errors\.(UsageError|PolicyError|RunError): ((?:{'|'.join(_FIELDS)})"
     r"(?:\.[a-z_]{1,16})?): "
 )
+#: How the libraries of a worker elsewhere, whose error is a text only, say that memory ended.
+_MEMORY = re.compile(r"MemoryError\b|can't start new thread|std::bad_alloc")
 _KINDS: dict[str, type[DpstreamError]] = {
     "UsageError": UsageError,
     "PolicyError": PolicyError,
@@ -35,9 +39,11 @@ def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> Dpstream
             text as it is, class and all, is the error; the first of several.
     """
     seen: BaseException | None = error
+    memory = False
     while seen is not None:
         if isinstance(seen, DpstreamError):
             return seen
+        memory |= out_of_memory(seen)
         seen = seen.__cause__ or seen.__context__
     told = first_error()
     if told is not None:
@@ -47,9 +53,12 @@ def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> Dpstream
         if f".{type(one).__qualname__}: {one}" in text:
             return one
     named = _CODED.search(text)
+    memory |= named is not None and named[2] == "memory"
+    if memory or _MEMORY.search(text):
+        return memory_error("a worker")
     if named is not None:
         return _KINDS[named[1]](named[2], "failed on a worker", "read that worker's log")
-    return RunError("runner", f"failed with {type(error).__name__}", what_next(error))
+    return unexpected("runner", error)
 
 
 #: Told what is to be said.

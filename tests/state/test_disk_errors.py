@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.state.disk_errors import FULL, MISSING, UNKNOWN, cause_at, cause_of, file_error
+from dpstream.state.disk_errors import (
+    FULL,
+    MEMORY,
+    MISSING,
+    UNKNOWN,
+    cause_at,
+    cause_of,
+    file_error,
+    memory_error,
+    out_of_memory,
+)
 
 GOLDEN = Path(__file__).with_name("disk_errors.txt")
 NUMBERS = (
@@ -33,6 +43,13 @@ def test_what_each_number_means() -> None:
 def test_an_error_without_a_number() -> None:
     assert cause_of(OSError("text")) == UNKNOWN
     assert cause_of(OSError(errno.ENOSPC, "")) == FULL
+
+
+def test_memory_that_ends_is_told_by_its_cause() -> None:
+    assert cause_of(MemoryError("text")) == MEMORY == cause_of(OSError(errno.ENOMEM, ""))
+    assert out_of_memory(RuntimeError("can't start new thread"))
+    assert not out_of_memory(RuntimeError("text")) and not out_of_memory(OSError(errno.EIO, ""))
+    assert memory_error("stage.bound").field == "memory"
 
 
 def test_a_look_at_a_file(tmp_path: Path) -> None:

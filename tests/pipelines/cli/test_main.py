@@ -123,6 +123,7 @@ def test_exit_codes_and_silence(
     result = call("run", make_job().path, *flags)
     assert result.exit_code == code
     assert CANARY not in result.output
+    assert "MemoryError" not in result.output
     assert "Traceback" not in result.output
     assert result.stderr.strip().count("\n") == 0
 

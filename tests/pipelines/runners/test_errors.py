@@ -1,10 +1,23 @@
 """A runner's exception becomes a coded error that shows nothing of its text."""
 
+import errno
+import json
+from pathlib import Path
+from unittest import mock
+
+import duckdb
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.telemetry import first_error
 from dpstream.pipelines.runners import errors
 from dpstream.pipelines.runners.errors import coded, say
+from tests.growing import arrive, place
+from tests.pipelines.cli.called import call
+
+CANARY = "CANARY7741"
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +68,49 @@ def test_an_error_of_a_remote_worker_is_one_that_is_known_word_for_word() -> Non
         assert found.field == "runner" and "SECRET" not in str(found)
     text = "dpstream.accounting.errors.PolicyError: privacy.key_file: is not the key. Fix: no."
     assert coded(RuntimeError(text)).field == "privacy.key_file"
+
+
+LIMITS = (
+    MemoryError(CANARY), pa.ArrowMemoryError(CANARY), duckdb.OutOfMemoryException(CANARY),
+    RuntimeError("can't start new thread"), OSError(errno.ENOMEM, CANARY),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: type(limit).__name__)
+def test_a_memory_limit_in_a_stage_is_named_whatever_raises_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Exception
+) -> None:
+    monkeypatch.setattr(errors, "first_error", first_error)
+    arrive(place(tmp_path), 9)
+    with mock.patch.object(flow, "seal", side_effect=limit):
+        done = call("run", tmp_path / "job.toml", "--json")
+    assert done.exit_code == 4
+    told = json.loads(done.stderr.strip().splitlines()[-1])
+    assert told["field"] == "memory" and "stage." in told["rule"]
+    assert "performance.batch_rows" in told["fix"]
+    assert CANARY not in done.output and type(limit).__name__ not in done.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Traceback: x\nnumpy._core._exceptions._ArrayMemoryError: Unable to allocate",
+        "dpstream.accounting.errors.RunError: memory: there is not enough for stage.bound. Fix",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "RuntimeError: can't start new thread",
+    ],
+)
+def test_a_memory_limit_of_a_worker_elsewhere_is_told_by_its_text(text: str) -> None:
+    for error in (RuntimeError(text + CANARY), MemoryError(CANARY)):
+        found = coded(error)
+        assert (type(found), found.field) == (RunError, "memory")
+        assert CANARY not in str(found) and "Error" not in str(found)
+
+
+@pytest.mark.parametrize("field", ["keys.public", "ledger.limit", "table", "records", "shards"])
+def test_the_field_of_a_worker_elsewhere_is_told(field: str) -> None:
+    found = coded(RuntimeError(f"x dpstream.accounting.errors.PolicyError: {field}: no. Fix: y."))
+    assert (type(found), found.field) == (PolicyError, field)
 
 
 def test_a_warning_is_one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> None:
