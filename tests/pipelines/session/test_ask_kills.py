@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dpstream.dp_transforms import session as drawing
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.session import Session
@@ -21,7 +22,7 @@ FAULTS: dict[str, tuple[Any, str, bool]] = {
     "decision": (regions, "planned", False),
     "append": (regions.RegionAccount, "_append", False),
     "charge": (regions.RegionAccount, "pay", True),
-    "scan": (asking, "answered", True),
+    "scan": (drawing, "answered", True),
     "draw": (asking, "drawn", True),
     "answer": (Register, "commit", True),
 }
@@ -43,8 +44,10 @@ def killed(work: Callable[[], Any], home: Any, name: str) -> bytes:
             return found
 
         setattr(home, name, once)
-        work()
-        os._exit(1)
+        try:
+            work()
+        finally:  # never go on as another pytest
+            os._exit(1)
     os.close(writing)
     with open(reading, "rb") as said:
         found = said.read()

@@ -71,7 +71,7 @@ def test_points_without_a_budget_are_not_missed(session: Session) -> None:
     again = poor.union()
     assert (again.value, again.run_ids) == (answer.value, (answer.header.run_id,))
     session.table.count(0.25, drop=True)
-    with pytest.raises(PolicyError, match="rho >= 0.25"):
+    with pytest.raises(PolicyError, match=r"rho >= 0\.25"):
         session.table.union()
     with pytest.raises(UsageError, match="true nowhere"):
         session.where("epsilon < 0.25 AND rho < 0.25").union()

@@ -90,9 +90,11 @@ def in_a_fork(work: Callable[[], object]) -> None:
     """It dies as by SIGKILL: nothing is rolled back, closed or written any more."""
     pid = os.fork()
     if not pid:
-        with mock.patch(f"{__name__}.die", lambda: os._exit(9)):
-            work()
-        os._exit(0)
+        try:
+            with mock.patch(f"{__name__}.die", lambda: os._exit(9)):
+                work()
+        finally:  # never go on as another pytest
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
