@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 @click.option("--proxy", help="Other data (file or glob): no noise, no charge, labelled.")
 @click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
 @click.option("--resume", metavar="RUN_ID", help="Say again what this charged run said.")
-@click.option("--dry-run", is_flag=True, help="Only say cost and accuracy; reads no data.")
+@click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge; the"
+              " old answer stays under its run id (--resume).")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say whether it would be answered now, cost and"
+              " accuracy; charges nothing.")  # fmt: skip
 @AS_JSON
 def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
     """Choose privacy.contributions and missing clamps by a charged private mechanism.
@@ -50,6 +53,8 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     Without --proxy the answer is a release: it costs --epsilon in the data set's ledger, before
     anything is drawn.  The same question of the same files is answered with the same figures, at
     no further charge; every other question costs again.
+
+    Where the ledger would refuse the charge now, --dry-run ends with the exit code of that refusal.
     """
     import msgspec
 
@@ -57,6 +62,7 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     from dpstream.accounting.tuning.weighing import KEY_RECORDS
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.tuning.ask import Request, ask
+    from dpstream.pipelines.tuning.choose import acceptance
     from dpstream.pipelines.tuning.choose import choose as run
 
     if out is None and not dry_run:
@@ -64,12 +70,16 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     target = out or job.with_name(job.stem + ".chosen.toml")
     asked = ask(Request(job=job, out=target, **figures))
     public = asked.describe()
+    if dry_run:
+        accepted = acceptance(asked)
+        if as_json:
+            print_json(public | {"acceptance": accepted.as_dict()})
+        else:
+            first = accepted.lines("Can choose") if asked.private else []
+            click.echo("".join(f"{line}\n" for line in first) + _words(public), nl=False)
+        click.get_current_context().exit(accepted.exit_code)
     if not as_json:
         click.echo(_words(public), nl=False)
-    if dry_run:
-        if as_json:
-            print_json(public)
-        return
     for warning in ledger_warnings(asked.job):
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(asked)

@@ -35,6 +35,7 @@ BY = click.option(
 )  # fmt: skip
 PAYING = options(
     BUDGET,
+    click.option("--fresh", is_flag=True, help="Anew what was answered before: a new charge."),
     click.option("--drop", is_flag=True, help="Leave out points with too little budget."),
     click.option(
         "--cover", multiple=True, metavar="NAME",
@@ -61,7 +62,6 @@ FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allo
 @BY
 @PAYING
 @FROM
-@click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
 @click.option("--union", is_flag=True, help="From answers of disjoint parts, free.")
 @click.option(
     "--ticket", type=click.Path(path_type=Path), metavar="FILE",
@@ -201,7 +201,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Say what a question would be told: its errors, what it charges, what lacks budget.
 
-    Nothing is spent, and no record is read.
+    Nothing is spent, and no record is read.  Where `ask` would be refused now, the exit code is
+    that of the refusal.
     """
     from dpstream.pipelines.session import plan as planning
 
@@ -211,11 +212,12 @@ def plan(
         if as_json:
             decision = as_builtins(session.desk.space, found.decision)
             print_json({**decision, **planning.as_builtins(found)})
-            return
-        for line in planning.lines(found):
-            click.echo(line)
-        for line in lacking(session.desk.space, found.decision):
-            click.echo(f"  {line}")
+        else:
+            for line in planning.lines(found):
+                click.echo(line)
+            for line in lacking(session.desk.space, found.decision):
+                click.echo(f"  {line}")
+    click.get_current_context().exit(found.acceptance.exit_code)
 
 
 @click.command(

@@ -39,7 +39,11 @@ _BUDGET, _CHECK = "budget", "check"
 @click.argument("catalog", type=click.Path(path_type=Path))
 @click.argument("statement", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Statements, each with a ;.")
-@click.option("--explain", is_flag=True, help="Cost, noise and thresholds; reads no data.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Whether the answer would be given now, cost, noise and thresholds; charges nothing.",
+)
 @click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
 @click.option("--runner", help="Beam runner whose workers read the rows; default: this process.")
 @click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
@@ -64,6 +68,8 @@ def sql(
 
     An answer is charged in the ledger before a row is read, and committed before it is seen.  The
     same statement on the same files is answered with the same bytes, at no further charge.
+
+    Where the ledger would refuse the charge now, --explain ends with the exit code of that refusal.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.catalog_file import load_catalog
@@ -90,7 +96,9 @@ def sql(
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
         _prompt(loaded, fresh, where)
         return
-    _answer(loaded, statement if file is None else _read(file), explain, fresh, as_json, where)
+    text = statement if file is None else _read(file)
+    code = _answer(loaded, text, explain, fresh, as_json, where)
+    click.get_current_context().exit(code)
 
 
 def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
@@ -136,8 +144,8 @@ def _read(path: Path | None) -> str:
 def _answer(
     catalog: "Catalog", text: str | None, explain: bool, fresh: bool, as_json: bool,
     runner: "Runner | None" = None,
-) -> None:  # fmt: skip
-    """Answer, or explain, the statements of a text."""
+) -> int:  # fmt: skip
+    """Answer, or explain, the statements of a text: the exit code."""
     from dpstream.pipelines.sql.errors import refusal
     from dpstream.pipelines.sql.texts import explained, split
 
@@ -146,13 +154,14 @@ def _answer(
         raise refusal("one-statement")
     bare = [explained(one) for one in statements]
     if explain or all(one is not None for one in bare):
-        _explain(catalog, [b or s for b, s in zip(bare, statements, strict=True)], as_json)
-        return
+        plain = [b or s for b, s in zip(bare, statements, strict=True)]
+        return _explain(catalog, plain, fresh, as_json)
     for one, inner in zip(statements, bare, strict=True):
         if inner is not None:
-            _explain(catalog, [inner], as_json)
+            _explain(catalog, [inner], fresh, as_json)
         else:
             _ask(catalog, one, fresh, as_json, runner)
+    return 0
 
 
 def _ask(
@@ -193,18 +202,20 @@ def _ask(
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 
 
-def _explain(catalog: "Catalog", statements: list[str], as_json: bool) -> None:
+def _explain(catalog: "Catalog", statements: list[str], fresh: bool, as_json: bool) -> int:
+    """Print what they would cost; the exit code with which asking them would end."""
     from dpstream.pipelines.sql.explain import as_builtins, explain
 
-    found = explain(catalog, statements)
+    found = explain(catalog, statements, fresh)
     if as_json:
         print_json(as_builtins(found))
-        return
-    click.echo(_words(found), nl=False)
+    else:
+        click.echo(_words(found), nl=False)
+    return found.acceptance.exit_code
 
 
 def _words(found: "Explanation") -> str:
-    lines = list[str]()
+    lines = found.acceptance.lines("Can ask")
     for number, one in enumerate(found.statements, 1):
         cost = one.cost
         mu = "" if cost["mu"] is None else f", mu {up(cost['mu'], 4)}"
@@ -223,10 +234,9 @@ def _words(found: "Explanation") -> str:
         lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]
     lines.append(
         f"Together    epsilon {up(found.together['epsilon'])} at delta "
-        f"{up(found.together['delta'])}; "
-        + ("within what is left" if found.fits else "MORE than what is left")
+        f"{up(found.together['delta'])}"
     )
-    return "\n".join([*lines, *_left(found.budget)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _column(column: dict[str, Any]) -> list[str]:

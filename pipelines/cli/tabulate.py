@@ -41,6 +41,15 @@ CHOICE = options(
         show_default=True, help="combined: totals from both steps by least squares.",
     ),
 )  # fmt: skip
+CHARGED = options(
+    click.option("--key-file", type=_FOLDER, help="The noise key, of `dpstream key new`."),
+    click.option("--key", metavar="REFERENCE", help="Or where it is: env:NAME or gcp:NAME."),
+    click.option("--ledger", help="File or URL of the account that is charged."),
+    click.option("--data-set", help="--ledger: whose records these are; another for households."),
+    click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend."),
+    click.option("--limit-delta", type=float, help="--ledger: the same."),
+    click.option("--fresh", is_flag=True, help="Draw anew what was drawn before: a new charge."),
+)
 #: Exit code of files with faults, as of every unusable input.
 _FAULTY = 2
 
@@ -98,6 +107,8 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
         "dpstream tabulate plan parameters data",
         "dpstream tabulate plan parameters data --noise rounded --estimates combined --json",
         "dpstream tabulate plan parameters data --scale 331000000",
+        "dpstream tabulate plan parameters data --key-file noise.key --ledger ledger.db",
+        "    --data-set persons --limit-epsilon 30 --limit-delta 1e-9",
     )
 )
 @PARAMETERS
@@ -105,26 +116,43 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
 @CHOICE
 @click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
 @ALLOW_LARGE_DELTA
+@CHARGED
 @click.option("--scale", type=int, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
     parameters: Path, data: Path, delta: float | None, scale: int | None,
-    allow_large_delta: bool, as_json: bool, **choice: str,
+    allow_large_delta: bool, as_json: bool, program: str, noise: str, estimates: str,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
 
-    Only public files are read; the records need not be there.
+    Only public files are read; the records need not be there.  With a --ledger it says whether
+    `execute` would be charged now, and ends with the exit code of the refusal if not; records are
+    hashed if the same tables were charged before.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.tabulation.public_plan import figures, words
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
-    shown = figures(planned(parameters, data, choice_of(**choice)), delta, scale)
+    ledger, choice = _ledger(given), choice_of(program, noise, estimates)
+    found = planned(parameters, data, choice)
+    shown = figures(found, delta, scale)
+    accepted = None
+    if ledger is not None:
+        from dpstream.pipelines.tabulation.execute import acceptance, inputs_of
+
+        referred = given["key_file"] is not None or given["key"] is not None
+        key = _key(given["key_file"], given["key"]) if referred else None
+        inputs = inputs_of(parameters, data, choice)
+        accepted = acceptance(inputs, found.prepared.plan, key, ledger, given["fresh"])
+        shown["acceptance"] = accepted.as_dict()
     if as_json:
         print_json(shown)
     else:
-        click.echo(words(shown), nl=False)
+        first = [] if accepted is None else accepted.lines("Can make")
+        click.echo("\n".join([*first, words(shown)]), nl=False)
+    click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
 
 
 @tabulate.command(
@@ -139,13 +167,7 @@ def plan(
 @DATA
 @click.argument("out", type=_FOLDER)
 @CHOICE
-@click.option("--key-file", type=_FOLDER, help="The noise key; make one with `dpstream key new`.")
-@click.option("--key", metavar="REFERENCE", help="Or where it is: env:NAME or gcp:NAME.")
-@click.option("--ledger", help="File or URL of the account that is charged.")
-@click.option("--data-set", help="--ledger: whose records these are; households have their own.")
-@click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend.")
-@click.option("--limit-delta", type=float, help="--ledger: the same.")
-@click.option("--fresh", is_flag=True, help="Draw anew what was drawn before: a new charge.")
+@CHARGED
 @click.option("--strict", is_flag=True, help="Refuse a file with a record that breaks a rule.")
 @click.option(
     "--dead-letter", type=_FOLDER,

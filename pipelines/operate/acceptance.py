@@ -4,19 +4,37 @@ The rules are those of whoever charges (`jobs.charging.check_begin`, ``Book.chec
 asked without a charge.  All of it is public, and nothing is written.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.figures import exact, up
 from dpstream.accounting.plan.unit import composed
-from dpstream.pipelines.jobs.charging import check_begin
-from dpstream.pipelines.jobs.job import Job
+from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Book, Charge
-from dpstream.state.ledger.open import read_book
+from dpstream.state.ledger.contract import Limit
+from dpstream.state.ledger.open import open_ledger, read_book
 
-_NO_LEDGER = "none: without [ledger] nobody adds up what runs on these data spend"
+if TYPE_CHECKING:
+    from dpstream.pipelines.jobs.job import Job
+
+_NO_LEDGER = "none: without a ledger nobody adds up what runs on these data spend"
+
+
+class Request(NamedTuple):
+    """What would be asked of a ledger's register (`state.ledger.answers`).
+
+    Attributes:
+        charge: what it costs, if nothing was charged for it.
+        fingerprint: computes the keyed fingerprint of question and input, which is called only
+            where the ledger holds a charge of the same question; ``None``: it is never free.
+    """
+
+    charge: Charge
+    fingerprint: Callable[[], str] | None = None
 
 
 class Acceptance(NamedTuple):
@@ -53,11 +71,15 @@ class Acceptance(NamedTuple):
         }
 
     def lines(self, what: str = "Can run") -> list[str]:
-        """The same for a person, the answer first.
+        """The same for a person: the answer, then the account.
 
         Args:
             what: the command's verb, at most 11 characters.
         """
+        return [*self.answer(what), *self._account()]
+
+    def answer(self, what: str) -> list[str]:
+        """Whether it would be accepted, and what it would cost."""
         if self.refusal is not None:
             answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
             lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
@@ -66,7 +88,7 @@ class Acceptance(NamedTuple):
         else:
             cost = f"({up(self.cost[0])}, {up(self.cost[1])})"
             lines = [f"{what:<12}yes: {cost} would be charged before a record is read"]
-        return [*lines, *self._account()]
+        return lines
 
     def _account(self) -> list[str]:
         found = self.account
@@ -81,12 +103,14 @@ class Acceptance(NamedTuple):
         ]
 
 
-def of_job(job: Job, fresh: bool = False) -> Acceptance:
+def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     """Whether `dpstream run` of a job would be accepted.
 
     Args:
         fresh: with ``--fresh``.
     """
+    from dpstream.pipelines.jobs.charging import check_begin  # with solvers that no session needs
+
     expected, refusal = None, None
     try:
         expected = check_begin(job, fresh)
@@ -102,30 +126,51 @@ def of_job(job: Job, fresh: bool = False) -> Acceptance:
     return Acceptance(refusal, cost, run_id, found)
 
 
-def of_charges(
-    path: str, data_set: str, limit: tuple[float, float], charges: Sequence[Charge],
-    check: Callable[[Book], None] | None = None,
+def of_requests(
+    path: str | Path, data_set: str, limit: Limit, requests: Sequence[Request],
+    fresh: bool = False, check: Callable[[Book], None] | None = None,
 ) -> Acceptance:  # fmt: skip
-    """Whether charges would be accepted together, were they asked one after the other.
+    """Whether requests would be answered, were they asked one after the other.
 
     Args:
         path, data_set, limit: of the ledger.
-        check: a rule of the command's own, besides.
+        fresh: with ``--fresh``.
+        check: a rule of the command's own, which comes first where something is charged.
     """
-    refusal = None
+    refusal, run_id = None, None
+    more = [request.charge for request in requests]
     try:
         book = read_book(path, data_set)
-        book.check(charges, *limit)
-        if check is not None:
+        more, run_id = _unpaid(path, data_set, book, requests, fresh)
+        if more and check is not None:
             check(book)
+        book.check(more, *limit)
     except DpstreamError as error:
         refusal = error
-    cost = (sum(c.epsilon for c in charges), sum(c.delta for c in charges)) if charges else None
-    return Acceptance(refusal, cost, None, _account(path, data_set, limit, charges))
+    charged = refusal is None and len(more) > 0
+    cost = (sum(c.epsilon for c in more), sum(c.delta for c in more)) if charged else None
+    return Acceptance(refusal, cost, run_id, _account(path, data_set, limit, more))
+
+
+def _unpaid(
+    path: str | Path, data_set: str, book: Book, requests: Sequence[Request], fresh: bool
+) -> tuple[list[Charge], str | None]:
+    """What would be charged, and the run that goes on where nothing would be."""
+    charged = {charge.plan_hash for charge in book.charges}
+    more, run_id = dict[str, Charge](), None
+    for number, (charge, fingerprint) in enumerate(requests):
+        found = None
+        if fingerprint is not None and charge.plan_hash in charged:
+            with contextlib.closing(open_ledger(path, data_set)) as ledger:
+                found = Register(ledger, charge.kind).goes_on(fingerprint(), fresh)
+        run_id = found or run_id
+        if found is None:  # the same question twice is charged once, unless it is asked anew
+            more.setdefault(f"{charge.plan_hash} {number if fresh else 0}", charge)
+    return list(more.values()), None if more else run_id
 
 
 def _account(
-    path: str, data_set: str, limit: tuple[float, float], more: Sequence[Charge]
+    path: str | Path, data_set: str, limit: Limit, more: Sequence[Charge]
 ) -> dict[str, Any] | None:
     try:
         charges = read_book(path, data_set).charges

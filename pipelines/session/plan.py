@@ -15,11 +15,13 @@ from dpstream.accounting.regions.decision import Decision
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.errors import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
+from dpstream.pipelines.operate.acceptance import Acceptance
 from dpstream.pipelines.session import words
 from dpstream.pipelines.session.ask import Wish, check, order_of, request_of
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.union import Union, assembled
-from dpstream.state.ledger.orders import enough_of
+from dpstream.state.ledger.orders import enough_of, refusal_of
+from dpstream.state.ledger.regions import stated_cost
 
 _UNIT = {"value": "", "value times records": " / records", "rank": " records of rank"}
 
@@ -32,6 +34,7 @@ class Plan(NamedTuple):
         errors: of each figure, none if it would be refused.
         regions: of the account now; after: behind the charge.
         waste: charged points for each point that is asked: of snapping and ``cover``.
+        acceptance: whether it would be answered now, and what its entry would state.
         answered: when it was answered already, which would be free; empty if it was not.
         union: a count or sum that answers of disjoint parts give, free; ``None``: they do not, or
             it was not searched.
@@ -46,6 +49,7 @@ class Plan(NamedTuple):
     regions: int
     after: int
     waste: float
+    acceptance: Acceptance
     answered: str
     union: Union | None
     searched: bool
@@ -71,19 +75,29 @@ def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
         errors = expected(desk.space, question, found.read)
         after = len(charge(spent, decision.charged, question.amount).amounts)
         waste = float(volumes(decision.charged).sum() / max(volumes(found.read).sum(), 1.0))
+    accepted = _acceptance(desk, wish, decision)
     return Plan(
-        question, decision, errors, len(spent.amounts), after, waste,
-        _answered(desk, wish), _union(desk, wish, found.read) if union else None, union,
+        question, decision, errors, len(spent.amounts), after, waste, accepted,
+        _answered(desk, accepted.run_id), _union(desk, wish, found.read) if union else None, union,
         enough_of(desk.space, question.kind, decision),
     )  # fmt: skip
 
 
-def _answered(desk: Desk, wish: Wish) -> str:
-    """When the same question was answered."""
+def _acceptance(desk: Desk, wish: Wish, decision: Decision) -> Acceptance:
+    """As `RegionAccount.pay` decides: what was charged before goes on, whatever is left."""
+    question, run_id = wish.question, desk.register.goes_on(request_of(desk, wish), wish.fresh)
+    if run_id is not None:
+        return Acceptance(None, None, run_id, None)
+    epsilon, delta, _ = stated_cost(question.kind, question.amount)
+    refusal = refusal_of(desk.space, question.kind, decision)
+    return Acceptance(refusal, None if refusal else (epsilon, delta), None, None)
+
+
+def _answered(desk: Desk, run_id: str | None) -> str:
+    """When the run that goes on was answered."""
     from dpstream.pipelines.session.receipt import header_of, ticket_name
 
-    found = desk.register.find(request_of(desk, wish))
-    committed = None if found is None else desk.register.read(found)
+    committed = None if run_id is None else desk.register.read(run_id)
     if committed is None or ticket_name(committed.receipt) is not None:
         return ""
     return header_of(committed.receipt).answered
@@ -118,6 +132,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "regions": plan.regions,
         "regions_after": plan.after,
         "charged_points_per_asked": plan.waste,
+        "acceptance": plan.acceptance.as_dict(),
         "answered": plan.answered,
         "union": None if plan.union is None else plan.union._asdict(),
         "union_searched": plan.searched,
@@ -130,7 +145,7 @@ def lines(plan: Plan) -> list[str]:
     """A plan for people."""
     question, decision = plan.question, plan.decision
     paid = f"{question.kind} {words.amount(question.amount)}"
-    found = [f"Question    {words.question(question)}"]
+    found = [f"Question    {words.question(question)}", *plan.acceptance.answer("Can ask")]
     if plan.answered:
         found.append(f"Answered    {plan.answered}: asking it again is free")
     if plan.union is not None:
@@ -138,6 +153,8 @@ def lines(plan: Plan) -> list[str]:
         found.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
     elif plan.searched:
         found.append("Free        no union of disjoint answers was found")
+    if plan.acceptance.run_id is not None:
+        return found
     if not decision.accepted:
         largest = words.amount(decision.largest)
         said = f"{len(decision.lacking):,} boxes lack {paid}; all points asked have {largest}"

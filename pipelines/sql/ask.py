@@ -16,6 +16,7 @@ have changed meanwhile, by somebody who has seen that the first rows made it fai
 import contextlib
 import itertools
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
@@ -68,8 +69,7 @@ def ask(
     with source.ring() as ring:
         contents = {name: table_parts(catalog.tables[name]) for name in sorted(tables)}
         require_registered(catalog, tables, ring, contents)
-        parts = itertools.chain.from_iterable(contents.values())
-        request = ring.source_fingerprint([b"sql", question.digest.encode(), *parts])
+        request = _fingerprint(question, ring, contents)
 
         def draw(run_id: str) -> bytes:
             place = None if spread is None else spread.place(source, ring, run_id)
@@ -99,6 +99,22 @@ def ask(
         lambda rows: outer(question, catalog, rows),
     )
     return told._replace(uncompared=uncompared(catalog, tables))
+
+
+def fingerprint_of(question: Question, catalog: Catalog) -> str:
+    """The request of a statement on the input as it is now: by it an answer is given again.
+
+    Raises:
+        DpstreamError: there is no key, or a table cannot be read.
+    """
+    with KeySource(catalog.key.key, catalog.key.insecure_test_key).ring() as ring:
+        tables = sorted(inputs_of(question, catalog))
+        return _fingerprint(question, ring, {n: table_parts(catalog.tables[n]) for n in tables})
+
+
+def _fingerprint(question: Question, ring: KeyRing, contents: Mapping[str, list[bytes]]) -> str:
+    parts = itertools.chain.from_iterable(contents.values())
+    return ring.source_fingerprint([b"sql", question.digest.encode(), *parts])
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:

@@ -1,4 +1,6 @@
-"""What statements would cost and how good their answers would be; reads no data, charges nothing.
+"""What statements would cost, whether they would be answered, and how good their answers would be;
+charges nothing.  Of the data nothing is read; files are hashed only where the ledger holds a charge
+of the same statement, to tell whether its answer is given again for free.
 
 All of it is public: plans, noise and thresholds are fixed before a row is read, and the ledger
 holds figures of guarantees only.  Bounds that the query would choose are not known yet: the noise
@@ -6,6 +8,7 @@ of such a column is that for bounds (0, 1), and each part says by what of the bo
 multiplied (``times``).
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +20,12 @@ from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.calibration import QueryBudget, expected
 from dpstream.accounting.query.grids import ASSUMED, grids_of
 from dpstream.accounting.strength import weaknesses
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import ledger_exists, read_ledger
+from dpstream.state.ledger.open import read_book
 
 #: What noise grows with, by kind of column and part; that of others is the same for all bounds.
 _TIMES = {
@@ -57,17 +61,19 @@ class Explanation(NamedTuple):
 
     Attributes:
         together: epsilon that all of them spend at the limit's delta, were they the only ones.
-        budget: of the data set, as `budget` gives it; fits: they are within what is left.
+        acceptance: whether they would be answered now, one after the other.
     """
 
     statements: list[Explained]
     together: dict[str, float]
-    budget: dict[str, Any]
-    fits: bool
+    acceptance: Acceptance
 
 
-def explain(catalog: Catalog, statements: str | Sequence[str]) -> Explanation:
+def explain(catalog: Catalog, statements: str | Sequence[str], fresh: bool = False) -> Explanation:
     """Explain one statement or several.
+
+    Args:
+        fresh: they would be asked anew, at a new charge.
 
     Raises:
         DpstreamError: one of them is not usable or not private as written.
@@ -75,21 +81,30 @@ def explain(catalog: Catalog, statements: str | Sequence[str]) -> Explanation:
     texts = [statements] if isinstance(statements, str) else list(statements)
     questions = [question_of(text, catalog) for text in texts]
     charges = [q.charge(catalog, f"{i:032x}") for i, q in enumerate(questions)]
-    limit = catalog.ledger.limit
+    place, limit = catalog.ledger, catalog.ledger.limit
+    requests = [
+        Request(charge, functools.partial(_fingerprint, question, catalog))
+        for question, charge in zip(questions, charges, strict=True)
+    ]
     alone = epsilon_spent(composed(charges).spends, limit.delta) if charges else 0.0
-    spends = composed([*_entries(catalog), *charges]).spends
     return Explanation(
         [_explained(q, c, catalog) for q, c in zip(questions, charges, strict=True)],
         {"epsilon": alone, "delta": limit.delta},
-        budget(catalog),
-        epsilon_spent(spends, limit.delta) <= limit.epsilon,
+        of_requests(place.path, place.data_set, (limit.epsilon, limit.delta), requests, fresh),
     )
+
+
+def _fingerprint(question: Question, catalog: Catalog) -> str:
+    from dpstream.pipelines.sql.ask import fingerprint_of  # of a statement that was charged before
+
+    return fingerprint_of(question, catalog)
 
 
 def budget(catalog: Catalog) -> dict[str, Any]:
     """What the data set's ledger holds: limit, spent, left (a plain epsilon, or mu of Gaussian
     noise), number of charges."""
-    limit, charges = catalog.ledger.limit, _entries(catalog)
+    limit = catalog.ledger.limit
+    charges = read_book(catalog.ledger.path, catalog.ledger.data_set).charges
     spends = composed(charges).spends if charges else []
     spent = epsilon_spent(spends, limit.delta) if charges else 0.0
     return {
@@ -103,13 +118,6 @@ def budget(catalog: Catalog) -> dict[str, Any]:
         },
         "charges": len(charges),
     }
-
-
-def _entries(catalog: Catalog) -> list[Charge]:
-    if not ledger_exists(catalog.ledger.path):
-        return []
-    entries = read_ledger(catalog.ledger.path)
-    return [e.charge for e in entries if e.data_set == catalog.ledger.data_set]
 
 
 def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explained:
@@ -151,4 +159,5 @@ def as_builtins(found: Explanation) -> dict[str, Any]:
     """The same for JSON."""
     out = found._asdict()
     out["statements"] = [one._asdict() for one in found.statements]
+    out["acceptance"] = found.acceptance.as_dict()
     return dict(msgspec.to_builtins(out))

@@ -25,6 +25,7 @@ from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.book import Book, LedgerPlace, of_another_input, opened
@@ -188,6 +189,32 @@ def _stands(order: Order, out: Manifest, book: Book, request: str) -> Executed:
     raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
 
 
+def acceptance(
+    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: LedgerPlace, fresh: bool
+) -> Acceptance:
+    """Whether an execution would be charged now, and what it would cost; charges nothing.
+
+    Records are hashed only where the ledger holds a charge of the same plan.
+
+    Args:
+        key: where the noise key is; ``None``: what was executed before is not told apart.
+    """
+    charge = charge_of(plan)(secrets.token_hex(16))
+
+    def fingerprint() -> str:
+        if key is None:
+            raise UsageError(
+                "--key-file", "is required where these tables were charged before: it tells whether"
+                " they were of the same records", "give the noise key, as for `execute`",
+            )  # fmt: skip
+        with key.ring() as keys:
+            return _request(inputs, plan, keys)
+
+    return of_requests(
+        place.path, place.data_set, place.limit, [Request(charge, fingerprint)], fresh
+    )
+
+
 def _request(inputs: Inputs, plan: TablePlan, keys: KeyRing) -> str:
     """Keyed fingerprint of what is asked of which input."""
     parts = [b"table", plan.hash.encode(), inputs.digest.encode(), content_of(inputs.records)]
@@ -225,4 +252,4 @@ def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Dr
     spread(order.runner, order.inputs, found, bound, run_id, draft.path, letters)
 
 
-__all__ = ["Executed", "LedgerPlace", "Order", "execute", "inputs_of"]
+__all__ = ["Executed", "LedgerPlace", "Order", "acceptance", "execute", "inputs_of"]

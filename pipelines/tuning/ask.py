@@ -43,6 +43,7 @@ class Request(NamedTuple):
     proxy: str | None = None
     proxy_start: str | None = None
     resume: str | None = None
+    fresh: bool = False
 
 
 class Asked(NamedTuple):
@@ -91,6 +92,10 @@ def ask(request: Request) -> Asked:
         UsageError: the job or a figure is not usable, or the budget allows no answer.
         PolicyError: a private tuning without a ledger.
     """
+    if request.fresh and (request.resume is not None or request.proxy is not None):
+        raise UsageError(
+            "--fresh", "is a new charge, which --resume and --proxy do not make", "give one of them"
+        )
     tuning_file.check_out(request.job, request.out, request.resume is not None)
     job, names = tuning_file.base_job(request.job, request.clamps)
     private = request.proxy is None

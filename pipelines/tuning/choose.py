@@ -32,6 +32,7 @@ from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
@@ -88,9 +89,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
     if job.ledger is None:
         raise InvariantError("job.ledger is not None")
     before = stamps(job)
-    pieces(job)  # what is wrong with the files is said before it is charged
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(job)]
-    named = ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
+    named = _fingerprint(asked, ring)
 
     def draw(run_id: str) -> bytes:
         figures = _draw(asked, ring, run_id)
@@ -107,10 +106,38 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
             answer = register.finish(request.resume, draw)
         else:
             spend = _spend(asked, secrets.token_hex(16))
-            if register.find(named) is None:
+            if register.goes_on(named, request.fresh) is None:
                 refuse_useless(asked, ledger.book(), spend)
-            answer = register.answered(spend, named, (limit.epsilon, limit.delta), draw)
+            allowed = (limit.epsilon, limit.delta)
+            answer = register.answered(spend, named, allowed, draw, request.fresh)
     return _tell(asked, answer)
+
+
+def acceptance(asked: Asked) -> Acceptance:
+    """Whether a tuning would be answered now, and what it would cost; charges nothing.
+
+    Files are hashed only where the ledger holds a charge of the same question.
+    """
+    place = asked.job.ledger
+    if not asked.private or place is None:
+        return Acceptance(None, None, None, None)
+    spend, limit = _spend(asked, secrets.token_hex(16)), place.limit
+
+    def fingerprint() -> str:
+        with key_source(asked.job).ring() as ring:
+            return _fingerprint(asked, ring)
+
+    return of_requests(
+        place.path, place.data_set, (limit.epsilon, limit.delta), [Request(spend, fingerprint)],
+        asked.request.fresh, lambda book: refuse_useless(asked, book, spend),
+    )  # fmt: skip
+
+
+def _fingerprint(asked: Asked, ring: KeyRing) -> str:
+    """The request of a question of the files as they are now."""
+    pieces(asked.job)  # what is wrong with the files is said before it is charged
+    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(asked.job)]
+    return ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
 
 
 def refuse_useless(asked: Asked, book: Book, spend: Charge) -> None:

@@ -52,8 +52,9 @@ class Register:
         self._ledger, self._kind = ledger, kind
 
     def answered(
-        self, charge: Charge, request: str, limit: Limit, draw: Callable[[str], bytes]
-    ) -> Answer:
+        self, charge: Charge, request: str, limit: Limit, draw: Callable[[str], bytes],
+        fresh: bool = False,
+    ) -> Answer:  # fmt: skip
         """The answer to a request: drawn if nobody has asked it before, else read again.
 
         Args:
@@ -61,11 +62,12 @@ class Register:
             request: keyed fingerprint of question and input.
             limit: the steward's (epsilon, delta).
             draw: computes the receipt of a run id; the first that may read a row of data.
+            fresh: charge it again if it was answered; the old receipt stays under its run id.
 
         Raises:
             PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
-        run_id, charged = self.begin(charge, request, limit)
+        run_id, charged = self.begin(charge, request, limit, fresh)
         return self.finish(run_id, draw)._replace(charged=charged)
 
     def begin(
@@ -86,15 +88,24 @@ class Register:
             raise InvariantError("the charge is of another kind")
 
         def pay() -> tuple[str, bool]:
-            found = self.find(request)
-            if found is not None and not (fresh and self.read(found) is not None):
-                return found, False
+            goes_on = self.goes_on(request, fresh)
+            if goes_on is not None:
+                return goes_on, False
             if not self._ledger.charge_within(charge, *limit):
                 raise PolicyError("ledger.path", "has this run id already", "draw another one")
             self._ledger.ask(charge.run_id, request)
             return charge.run_id, True
 
         return self._ledger.transact(pay)
+
+    def goes_on(self, request: str, fresh: bool = False) -> str | None:
+        """Run id under which a request is answered at no charge; ``None``: it is charged.
+
+        Args:
+            fresh: it is asked anew if it was answered: one that was cut off still goes on.
+        """
+        run_id = self.find(request)
+        return None if run_id and fresh and self.read(run_id) is not None else run_id
 
     def finish(self, run_id: str, draw: Callable[[str], bytes]) -> Answer:
         """The answer of a charged run: drawn and committed if it has none, then read."""

@@ -140,6 +140,13 @@ def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
     return f"{dimension.name} >= {down(least * dimension.step / MICRO, 10)}"
 
 
+def refusal_of(space: Space, kind: Kind, decision: Decision) -> SessionRefusedError | None:
+    """What a query is refused with, whether it is asked or planned; ``None``: it is accepted."""
+    if decision.accepted:
+        return None
+    return SessionRefusedError(decision, enough_of(space, kind, decision))
+
+
 def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
     """What an order may do at an instant.
 

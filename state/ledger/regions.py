@@ -46,11 +46,10 @@ from dpstream.state.ledger.orders import (
     Order,
     Paid,
     Planned,
-    SessionRefusedError,
     Views,
     check_analyst,
-    enough_of,
     planned,
+    refusal_of,
 )
 from dpstream.state.ledger.region_charge import RegionCharge, RegionKind
 
@@ -227,9 +226,9 @@ class RegionAccount:
             return paid
         at = self._instant()
         decision, read = planned(order, state, self.rules, at)
-        if not decision.accepted:
-            enough = enough_of(self.table.space, order.kind, decision)
-            raise SessionRefusedError(decision, enough)
+        refusal = refusal_of(self.table.space, order.kind, decision)
+        if refusal is not None:
+            raise refusal
         given = order.kind, order.amount, decision.charged, read, order.analyst, at
         region = RegionCharge.of(*given)
         if order.allot:
@@ -240,8 +239,8 @@ class RegionAccount:
 
     def _found(self, request: str, fresh: bool) -> Paid | None:
         """A request that was charged before and is to be gone on with, or read again."""
-        found = self._register.find(request)
-        if found is None or (fresh and self._register.read(found) is not None):
+        found = self._register.goes_on(request, fresh)
+        if found is None:
             return None
         charge = self._ledger.book().find(found)
         if charge is None:
@@ -252,7 +251,7 @@ class RegionAccount:
         unit, run_id = self.table.identity, secrets.token_hex(16)
         epsilon, delta, rho = 0.0, 0.0, None
         if not region.draws_on:  # its allotment states what it costs
-            epsilon, delta, rho = _stated(region.budget, region.amount)
+            epsilon, delta, rho = stated_cost(region.budget, region.amount)
         self._ledger.append(
             Charge(
                 run_id, self.table.digest, unit.words, epsilon, delta, None, 0.0, "session",
@@ -317,7 +316,7 @@ class RegionAccount:
             self.save()
 
 
-def _stated(kind: RegionKind, amount: int) -> tuple[float, float, float | None]:
+def stated_cost(kind: RegionKind, amount: int) -> tuple[float, float, float | None]:
     """(epsilon, delta, rho) of an entry.
 
     A millionth's decimal is the float beside it, which every figure of a ledger is read as

@@ -44,7 +44,9 @@ def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
     result = called("ask", table, "--epsilon", "0.5", "--json")
     fix = json.loads(result.stderr)["fix"]
     [where] = re.findall(r'--where "([^"]+)"', fix)
-    planned = told("plan", table, "--epsilon", "0.5")
+    result = called("plan", table, "--epsilon", "0.5", "--json")
+    planned = json.loads(result.stdout)
+    assert result.exit_code == 3 and not planned["acceptance"]["accepted"]
     assert not planned["accepted"] and planned["enough"] == where and "--drop" in fix
     assert told("ask", table, "--epsilon", "0.5", "--where", where)["charged"]
     assert told("ask", table, "--epsilon", "0.5", "--drop")["charged"]

@@ -95,7 +95,7 @@ def test_the_prompt_goes_on_after_an_error(tmp_path: Path) -> None:
         assert "no-dp-select" in prompt.until("Fix:")
         prompt.until("sql> ")
         prompt.type(f"EXPLAIN {_TEXT};\n")
-        assert "Threshold" in prompt.until("Left")
+        assert "Threshold" in prompt.until("Together")
         prompt.until("sql> ")
         prompt.type(f"{_TEXT};\n")
         assert "first answered 20" in prompt.until("sql> ")
@@ -113,7 +113,8 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     explained = _run(path, "-f", queries, "--explain")
     assert explained.exit_code == 0 and "Statement 2" in explained.stdout
     assert "even chance" in explained.stdout and "Together" in explained.stdout
-    assert json.loads(_run(path, "-f", queries, "--explain", "--json").stdout)["fits"] is True
+    told = json.loads(_run(path, "-f", queries, "--explain", "--json").stdout)
+    assert told["acceptance"]["accepted"] is True
     assert charges(tmp_path) == []
     both = _run(path, "-f", queries)
     assert "±" in both.stdout and "Together" in both.stdout and len(charges(tmp_path)) == 1

@@ -101,7 +101,9 @@ class ForgetsTheKilled(Register):
 class TwoTransactions(Register):
     """Charges and keeps the request one after the other."""
 
-    def begin(self, charge: Charge, request: str, limit: Limit) -> tuple[str, bool]:
+    def begin(
+        self, charge: Charge, request: str, limit: Limit, fresh: bool = False
+    ) -> tuple[str, bool]:
         found = self.find(request)
         if found is not None:
             return found, False
