@@ -1,10 +1,11 @@
-"""What a budget covers: a window, a period or the whole stream, and what is left out by that.
+"""What a budget covers (a window, a period or the whole stream), and the records that C leaves out.
 
-epsilon and C (records of a unit that count) are of all windows that the budget covers, together.
-A unit that is there in each of them with m records has used C up in window ceil(C / m), and counts
-in no later one.  Of R records of U units in a window, over w windows of the same units, at most
-C U of R w count: so at least max(0, 1 - C U / (R w)) are cut, whatever their distribution; more,
-where few units have many records.  All of it is public: the plan, and what a person assumes.
+epsilon and C (the most records of a unit that count) hold for all windows that the budget covers,
+together.  A unit with m records in each of them reaches C in window ceil(C / m) and contributes to
+no later one.  Of R records of U units in a window, over w windows of the same units, at most C U of
+R w count: so at least max(0, 1 - C U / (R w)) are cut, for any distribution of the records; more,
+if few units have many records.  The figures depend on the plan and on assumed numbers only, so they
+are public.
 """
 
 import math
@@ -24,18 +25,19 @@ def coverage(
     """What the budget covers, JSON-able.
 
     Args:
-        units, records: in one window, as somebody assumes; ``None``: nobody says.  Without records
-            each unit is taken to have one.
-        keys: that there are.
+        units, records: assumed numbers in one window; ``None``: not given.  Without records each
+            unit is taken to have one.
+        keys: number of keys.
 
     Returns:
-        ``covers`` (window, period or lifetime), ``windows`` of it (``None``: no end),
-        ``units_needed`` for an even chance of a key (``None``: all are public), ``column``: the
-        first one with its error, ``windows_counted`` of a unit that is there in all of them,
-        ``share_cut`` of the records at least (``None`` without ``units`` and ``records``),
-        ``keys_first`` and ``keys_middle`` to expect in the first window and in the middle one
-        (``None`` without ``units`` or selection), and ``epsilon_always`` of a unit that is there
-        all the time (``None``: no end, or no guarantee).
+        ``covers`` (window, period or lifetime); ``windows``: how many that is (``None``: no end);
+        ``units_needed`` for a 50% chance of a key to be published (``None``: all keys are public);
+        ``column``: the first one with its error; ``windows_counted``: to how many of them a unit
+        with records in all contributes; ``share_cut``: least share of the records that C leaves out
+        (``None`` without ``units`` and ``records``); ``keys_first`` and ``keys_middle``: keys to
+        expect in the first and in the middle window (``None`` without ``units`` or selection);
+        ``epsilon_always``: of a unit with records in all windows (``None``: no end, or no
+        guarantee).
     """
     line, bound = plan.timeline, plan.privacy.contributions
     windows = _windows(plan)
@@ -72,62 +74,66 @@ def _windows(plan: Plan) -> int | None:
     return None if line.end is None else line.windows
 
 
-def coverage_lines(plan: Plan, found: dict[str, Any]) -> list[str]:
-    """The same for a person; the first line says what is covered."""
+def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
+    """The figures of `coverage` as text."""
     line, bound = plan.timeline, plan.privacy.contributions
     what = {
-        "window": f"each window of {duration(line.window)} by itself",
+        "window": f"each window of {duration(line.window)} separately",
         "period": f"each period of {duration(line.period or 1)}",
         "lifetime": "the whole stream",
-    }[found["covers"]]
-    number = "without end" if found["windows"] is None else f"{found['windows']:,} windows together"
-    together = "" if found["windows"] == 1 else f" ({number})"
-    column = found["column"]
-    exact = f"; the sd of {column['name']} is {human(column['sd_final'])}" if column else ""
+    }[covered["covers"]]
+    several = covered["windows"]
+    number = "no end" if several is None else f"{several:,} windows together"
+    together = "" if several == 1 else f" ({number})"
+    column = covered["column"]
+    exact = ""
+    if column:
+        exact = f"; noise (sd) of {column['name']} at a window's end: {human(column['sd_final'])}"
     lines = [
-        f"Publishes   {_published(found)}{exact}, at a window's end",
-        f"Covers      {what}{together}: epsilon, and {bound:,} records (C) of a unit",
+        f"Publishes   {_published(covered)}{exact}",
+        f"Covers      {what}{together}: epsilon and C = {bound:,} records of a unit",
     ]
-    windows, counted = found["windows"], found["windows_counted"]
+    windows, counted = covered["windows"], covered["windows_counted"]
     if windows is None or counted < windows:
         of = "windows" if windows is None else f"{windows:,} windows"
         lines.append(
-            f"            a unit that is there in all {of} counts in at most {counted:,} of them"
+            f"            a unit with records in all {of} counts in at most {counted:,} of them"
         )
-    if found["share_cut"] is not None:
-        least = f"at least {100 * found['share_cut']:.3g}%" if found["share_cut"] else "none"
+    if covered["share_cut"] is not None:
+        share = covered["share_cut"]
+        least = f"at least {100 * share:.3g}%" if share else "none"
         lines.append(
-            f"Cut         {least} of the records are left out by C, if the same units are in each "
-            "window, with equally many records; more, if not"
+            f"Cut         C leaves out {least} of the records if the same units have equally many "
+            "records in each window; otherwise more"
         )
     return lines
 
 
-def _published(found: dict[str, Any]) -> str:
-    """Whether anything will appear."""
-    if found["units_needed"] is None:
+def _published(covered: dict[str, Any]) -> str:
+    """Which keys are published, and how many to expect."""
+    if covered["units_needed"] is None:
         return "every key of the public list"
-    needed = f"keys of about {found['units_needed']:,} units or more in a window"
-    if found["keys_first"] is None:
+    needed = f"keys with about {covered['units_needed']:,} units or more in a window"
+    if covered["keys_first"] is None:
         return needed
-    about = "NONE" if found["keys_first"] < 0.05 else f"about {human(found['keys_first'])}"
+    about = "NONE" if covered["keys_first"] < 0.05 else f"about {human(covered['keys_first'])}"
     later = ""
-    if found["keys_middle"] < 0.05 <= found["keys_first"]:
-        later = f", and NONE from window {found['windows_counted'] + 1:,} on"
-    return f"{needed}: {about} of {found['keys']:,} in the first window{later}"
+    if covered["keys_middle"] < 0.05 <= covered["keys_first"]:
+        later = f", and NONE from window {covered['windows_counted'] + 1:,} on"
+    return f"{needed}: {about} of {covered['keys']:,} in the first window{later}"
 
 
-def warnings_of(found: dict[str, Any]) -> list[str]:
-    """What a person must know before the budget is spent."""
-    out, windows, counted = list[str](), found["windows"], found["windows_counted"]
+def warnings_of(covered: dict[str, Any]) -> list[str]:
+    """Warnings to read before the budget is spent."""
+    out, windows, counted = list[str](), covered["windows"], covered["windows_counted"]
     if windows is not None and 2 * counted < windows:
         out.append(
-            f"the budget covers {windows:,} windows, and a unit that is there in all of them counts"
-            f" in at most {counted:,}: most windows will have few units or none, and the budget is "
-            "charged all the same. Cover less (privacy.period; `dpstream init --covers window`), "
-            "or raise privacy.contributions"
+            f"the budget covers {windows:,} windows, but a unit with records in all of them "
+            f"contributes to at most {counted:,}: most windows will have few units or none, and "
+            "the full budget is charged. Fix: cover less (privacy.period, or `dpstream init --covers "
+            "window`), or raise privacy.contributions"
         )
-    always = found["epsilon_always"]
-    if always is not None and found["covers"] != "lifetime":
-        out += weaknesses(always, 0.0, " of a unit that is there all the time")
+    always = covered["epsilon_always"]
+    if always is not None and covered["covers"] != "lifetime":
+        out += weaknesses(always, 0.0, " of a unit with records in all windows")
     return out

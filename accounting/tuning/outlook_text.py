@@ -76,18 +76,17 @@ def _appears_lines(plan: Plan, found: dict[str, Any]) -> list[str]:
     if not found["selects"]:
         return ["Appears     every key of the public list, whatever the data"]
     first, last = found["units_for_half_chance_first"], found["units_for_half_chance_last"]
-    when = f"{last:,} units in a window"
+    needed = f"{last:,} units in a window has"
     if plan.design.tests > 1:
-        when = f"{first:,} units at a window's first test, {last:,} at its last"
-    words = f"Appears     a key is as likely as not to be published with {when}"
-    lines = [words]
+        needed = f"{first:,} units at a window's first test, or {last:,} at its last, has"
+    lines = [f"Appears     a key with {needed} a 50% chance of being published"]
     if found["units_if_last_records"] > last:
         lines.append(
-            f"            (up to {found['units_if_last_records']:,}, where it is each one's last "
-            "record and not the first)"
+            f"            (up to {found['units_if_last_records']:,} if the key has the last record "
+            "of each unit, not the first)"
         )
     if found["units"] is None:
-        lines.append("            --units N: what to expect of N units in a window")
+        lines.append("            --units N: number of keys to expect with N units in a window")
     else:
         share = found["share_of_units"]
         part = f"{100 * share:.2g}% of them" if share <= 1 else "more than there are"
@@ -143,12 +142,12 @@ def _change_lines(found: dict[str, Any]) -> list[str]:
         )
     others = [row for row in rows if not row["same"] and row["gain"] >= WORTH_A_LINE]
     lines.append(
-        "Changes     against the job as it is, on a public reference shape; each by itself"
+        "Changes     compared with this job on a public reference shape, each change alone"
     )
-    lines.append("  keys   noise  the same figures, noised otherwise")
+    lines.append("  keys   noise  same output, different mechanism")
     lines += [_line(row) for row in rows if row["same"]]
     if others:
-        lines.append("  keys   noise  other figures, times or records")
+        lines.append("  keys   noise  different output: other figures, times or records")
     return lines + [_line(row) for row in others[:_LISTED]]
 
 

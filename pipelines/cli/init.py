@@ -41,15 +41,16 @@ _BUDGET = options(
     click.option("--delta", type=float, default=1e-8, show_default=True,
                  help="Far below 1 / number of units."),
     click.option("--contributions", type=int, default=10, show_default=True,
-                 help="C: so many records of a unit count, in what the budget covers."),
+                 help="C: the most records of a unit that count, in what the budget covers."),
     click.option("--covers", metavar="WHAT",
-                 help="What epsilon and C cover: window (each by itself), lifetime (everything), or"
-                 " a length of several windows, such as 28d.  [default: window]"),
+                 help="What epsilon and C cover: window (each separately), lifetime (everything),"
+                 " or a length of several windows, such as 28d.  [default: window]"),
     click.option("--units", type=int, default=10_000, show_default=True,
-                 help="Assumed, for the figures: units with records in a window."),
+                 help="Assumed number of units with records in a window, for the figures."),
     click.option("--records", type=int, default=30_000, show_default=True,
-                 help="Assumed: records of them in a window."),
-    click.option("--keys", type=int, default=1_000, show_default=True, help="Assumed: keys."),
+                 help="Assumed number of their records in a window."),
+    click.option("--keys", type=int, default=1_000, show_default=True,
+                 help="Assumed number of keys."),
 )  # fmt: skip
 
 
@@ -123,13 +124,13 @@ def init(
 
 _FIRST_ONLY = "Of the files of the pattern only the first was looked at."
 _DEFAULT = (
-    "The budget covers each window by itself, as nobody chose (--covers): with lifetime, {bound}"
+    "Without --covers the budget covers each window separately. With --covers lifetime, {bound}"
     " records of a unit would count in all {windows:,} windows together."
 )
 _USED_UP = (
-    "The budget covers all {windows:,} windows together: a unit that has used its {bound} records"
-    " up counts in no later window. --covers window gives each window its own, and the guarantee"
-    " is for each window of a unit."
+    "The budget covers all {windows:,} windows together: after {bound} records a unit no longer"
+    " contributes. --covers window gives each window its own budget; the guarantee then holds for"
+    " each window of a unit."
 )
 _KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one that was there"}
 
@@ -137,7 +138,7 @@ _KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one t
 def _covered(
     said: "Answers", out: Path, covers: str | None, people: "Population", person: "Person"
 ) -> tuple["Answers", list[str], list[str]]:
-    """What the budget covers: the answers with it, figures of the choices, and what to know."""
+    """Ask what the budget covers: the answers with it, lines that compare choices, and notes."""
     from dpstream.pipelines.drafting.covering import (
         LIFETIME,
         WINDOW,

@@ -202,7 +202,7 @@ def released_in_words(released: "Released") -> str:
     if released.relative_sd is None or released.median_relative_sd is None:
         return f"{text}."
     middle, largest = _share(released.median_relative_sd), _share(released.relative_sd)
-    return f"{text}; the sd of a final value is {middle} of it in the middle, {largest} at most."
+    return f"{text}; relative noise (sd) of final values: median {middle}, largest {largest}."
 
 
 def _share(part: float) -> str:

@@ -85,7 +85,7 @@ def test_a_terminal_is_asked_and_machines_are_not(
     assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 9
     said = call("init", data)
     assert said.exit_code == 0 and "of 7d from 2022-12-26" in said.output and typed == []
-    assert period() == "28d" and "epsilon in all" in said.output
+    assert period() == "28d" and "epsilon of all windows" in said.output
 
 
 def test_a_pattern_and_a_public_sample(data: Path) -> None:

@@ -67,7 +67,7 @@ def test_what_contributions_cut_is_said_if_it_is_much(
     assert "privacy.period" in err
 
 
-SD = "the sd of a final value is"
+SD = "relative noise (sd) of final values:"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,11 @@ SD = "the sd of a final value is"
         (
             Released(7, 2, 28, 1_191, 137, 0.384, 0.12),
             "1,191 rows of 137 keys in 7 windows (2 of them empty);"
-            f" {SD} 12% of it in the middle, 38.4% at most.",
+            f" {SD} median 12%, largest 38.4%.",
         ),
         (
             Released(1, 0, 1, 1, 1, 12.0, 12.0),
-            f"1 row of 1 key in 1 window; {SD} over 1,000% of it in the middle, "
-            "over 1,000% at most.",
+            f"1 row of 1 key in 1 window; {SD} median over 1,000%, largest over 1,000%.",
         ),
         (Released(2, 2, 2, 0, 0, None), "0 rows of 0 keys in 2 windows (2 of them empty)."),
     ],
