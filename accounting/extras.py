@@ -1,6 +1,6 @@
 """The optional packages: which extra brings which import, and the command that installs it.
 
-This is the one place that knows.  Code that uses an optional package calls `require` before it
+Code that uses an optional package calls `require` before it
 starts; an import that was reached without it is turned into the same error by `missing_extra`,
 which the command line and ``import dpstream`` use.  ``dpstream doctor`` lists the same table.
 """
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlparse
 from dpstream.accounting.errors import UsageError
 
 NAME = "dpstream"
-#: What the errors of each client of Google's are made of.
+#: The errors that Google's clients raise.
 _API = "google.api_core.exceptions"
 
 
@@ -25,7 +25,7 @@ class Extra:
     """An extra of the package.
 
     Args:
-        purpose: what it is for, as the install page says it.
+        purpose: what it is for, in the words of the install page.
         modules: what the program imports of it.
     """
 

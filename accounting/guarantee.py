@@ -406,8 +406,8 @@ def _selection_lines(figures: dict[str, Any]) -> list[str]:
     if chosen is None:
         return []
     lines = [
-        f"Selection   a key has an even chance with {chosen['units_for_half_chance_first']} units "
-        f"at the first trigger, {chosen['units_for_half_chance_last']} at the last"
+        f"Selection   a key with {chosen['units_for_half_chance_first']} units at the first "
+        f"trigger, or {chosen['units_for_half_chance_last']} at the last, has a 50% chance"
     ]
     if chosen["last_pair_counts"] < 1:
         lines.append(

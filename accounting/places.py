@@ -1,11 +1,11 @@
-"""Paths in job files, catalogs and tables: where they start from, and that none is a URL."""
+"""Paths in job files, catalogs and tables: they start from a folder, and none may be a URL."""
 
 import re
 from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
 
-#: One slash: a path that was taken for one of this machine has lost the other.
+#: One slash: a URL that was normalised as a path has lost the other.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 

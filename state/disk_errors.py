@@ -61,7 +61,7 @@ _CAUSES = {
     errno.EISDIR: Cause("it is a folder", "name a file", choice=True),
     errno.EEXIST: Cause("a file of that name exists", "choose another path", choice=True),
     errno.ENAMETOOLONG: Cause("its name is too long", "choose a shorter path", choice=True),
-    errno.ELOOP: Cause("its links lead nowhere", "correct the path", choice=True),
+    errno.ELOOP: Cause("it has too many symbolic links", "correct the path", choice=True),
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
     errno.EIO: DEVICE,
@@ -73,7 +73,7 @@ _CAUSES = {
 
 
 def cause_of(error: Exception) -> Cause:
-    """The cause of an error; its number is named where it is none of the known ones."""
+    """The cause of an error; an error that is not in the table is named by its number."""
     if out_of_memory(error):
         return MEMORY
     if not isinstance(error, OSError) or error.errno is None:
@@ -94,7 +94,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def memory_error(where: str) -> RunError:
-    """What a person is told when memory ends.
+    """The error for a process that has no memory left.
 
     Args:
         where: the public name of the command or the stage.
@@ -108,7 +108,7 @@ def memory_error(where: str) -> RunError:
 
 
 def file_error(field: str, cannot: str, error: Exception) -> RunError:
-    """What a person is told when a file cannot be used.
+    """The error for a file that cannot be used.
 
     Args:
         field: the public name of the file; cannot: what cannot be done (``cannot be written``).

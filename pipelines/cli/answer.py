@@ -163,8 +163,8 @@ def tell(receipt: "Receipt", asked: "Workload", out: Path, resumed: bool, as_jso
     )
     if not written:
         click.echo(
-            f"{answers:,} answers are more than one table has: ask parts of them at no charge,"
-            f" `dpstream answer PART.json --from {out.name}`"
+            f"No table was written: {answers:,} answers are too many for one. Ask for parts at no"
+            f" charge: `dpstream answer PART.json --from {out.name}`"
         )
     if receipt.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")

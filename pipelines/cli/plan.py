@@ -15,8 +15,8 @@ _COUNT = click.IntRange(min=1)
 STATED = options(
     click.option("--units", type=_COUNT, help="Units with records in a window: what appears of so"
                  " many.  [default with --scale: any number]"),
-    click.option("--records", type=_COUNT, help="Records of all of them in a window: what C"
-                 " cuts."),
+    click.option("--records", type=_COUNT, help="Number of their records in a window; plan"
+                 " then says what C cuts."),
     click.option("--keys", type=_COUNT, help="Keys there are in a window.  [default: 1000; --scale"
                  " needs it]"),
 )  # fmt: skip
@@ -61,7 +61,7 @@ SCALE = options(
     help="Keys that get data at one trigger, for the number of shards on Spanner.",
 )
 @STATED
-@click.option("--fresh", is_flag=True, help="Of `dpstream run --fresh`: a new run.")
+@click.option("--fresh", is_flag=True, help="Plan what `dpstream run --fresh` would do.")
 @click.option("--details", is_flag=True, help="Also all figures of the mechanism, in tables.")
 @SCALE
 @AS_JSON

@@ -1,9 +1,9 @@
 """Exact counts of private records: shown with ``--operator`` or on a terminal, and nowhere else.
 
-A scheduler or a CI system keeps what a command prints, and hands it to others.  So what is printed
-by default (stdout, stderr and ``--json``) is a function of the arguments and of what was released:
-two inputs that differ in one unit, or in rows that are refused, print the same but for released
-values.  This module is the only one that decides and prints otherwise; a test reads the others.
+A scheduler or a CI system stores what a command prints, where others can read it.  So the default
+output (stdout, stderr and ``--json``) depends only on the arguments and on what was released: two
+inputs that differ in one unit, or in refused rows, print the same except for released values.  Only
+this module prints private counts; a test checks the source of the other commands.
 """
 
 import sys
@@ -40,12 +40,12 @@ def requested() -> bool:
 
 
 def visible() -> bool:
-    """Whether exact counts may be printed on stderr: asked for, or a person's terminal."""
+    """Whether exact counts may be printed on stderr: with ``--operator``, or on a terminal."""
     return requested() or sys.stderr.isatty()
 
 
 def echo_private(text: str) -> None:
-    """A line on stderr for the operator; nothing where it could be kept unasked."""
+    """Print a line on stderr for the operator, if exact counts may be printed."""
     if visible():
         click.echo(f"{LABEL} {text}", err=True)
 

@@ -164,7 +164,7 @@ def run_checked(
 
 
 def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
-    """The result; what is exact and private stands in one object, which --operator adds."""
+    """Print the result; --operator adds one object with the exact private counts."""
     from msgspec import to_builtins
 
     fields, summary = result._asdict(), result.summary
@@ -214,8 +214,8 @@ def _many(amount: int, noun: str) -> str:
 
 
 def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
-    """Say loudly that nothing was released.  Which of the reasons it was depends on the records, so
-    it is said to the operator alone (`_print_operator`).
+    """Warn that nothing was released.  The reason depends on the records, so only the operator sees
+    it (`_print_operator`).
 
     Raises:
         RunError: with ``fail_if_empty``.
@@ -232,7 +232,7 @@ def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
 
 
 def _print_operator(checked: "Job", result: "Result") -> None:
-    """Exact counts of what this command has read, why nothing was released, and what C has cut."""
+    """Print exact counts, why nothing was released, and what C has cut."""
     from dpstream.pipelines.connectors.write import dead_letter_folder
 
     counts, records = result.operator_only, None
@@ -256,7 +256,7 @@ def _print_operator(checked: "Job", result: "Result") -> None:
 
 
 def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
-    """How much C has cut, where it is much."""
+    """Print the share that C has cut, if it is large."""
     rejected = counts.get("operator_pairs_rejected", 0)
     share = rejected / max(1, rejected + counts.get("operator_pairs_admitted", 0))
     if share < _MUCH:

@@ -224,9 +224,9 @@ def _words(found: "Explanation") -> str:
         if one.selection is not None:
             chosen = one.selection
             lines.append(
-                f"  Threshold  tau {chosen['tau']:.4g} units; an even chance from "
-                f"{chosen['even_chance_one_group']:.0f} users with one group each, "
-                f"{chosen['even_chance_all_groups']:.0f} with all that count"
+                f"  Threshold  tau {chosen['tau']:.4g} units; a group has a 50% chance with "
+                f"{chosen['even_chance_one_group']:.0f} users of one group each, or "
+                f"{chosen['even_chance_all_groups']:.0f} of as many groups as count"
             )
         for column in one.columns:
             lines += _column(column)

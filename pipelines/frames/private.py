@@ -111,22 +111,26 @@ def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
         f"rows of each {question.unit!r} together."
     )
     words = [claim]
-    kept = []
+    bounds = []
     if question.key and not plan.automatic_groups:
-        kept.append(f"at most {plan.groups} of its keys count, drawn at random")
+        bounds.append(f"at most {plan.groups} of its keys count, drawn at random")
     each = " in each" if question.key else ""
     if column.kind == "count" and not column.automatic:
-        kept.append(f"at most {human(column.high)} of its rows{each}")
+        bounds.append(f"at most {human(column.high)} of its rows{each}")
     elif column.kind in ("sum", "mean") and not column.automatic:
         rows = "" if column.automatic_rows else f"at most {column.rows} of its rows{each}, with "
-        kept.append(f"{rows}values within {human(column.low)} and {human(column.high)}")
-    if kept:
-        words.append(f"Of one {question.unit!r}: {'; '.join(kept)}.")
+        bounds.append(f"{rows}values within {human(column.low)} and {human(column.high)}")
+    if bounds:
+        words.append(f"Of one {question.unit!r}: {'; '.join(bounds)}.")
     words += lines_of(header, question.unit, "key" * bool(question.key))
     for name, bound in _public(question, header).items():
-        words.append(f"Too few units to choose {name} privately: the public bound {bound} counts.")
+        words.append(
+            f"Too few units to choose {name} privately: the default bound {bound} applies."
+        )
     if header.nulls:
-        words.append("Too few units have a value for bounds to be chosen: the figures are missing.")
+        words.append(
+            "The figures are missing: too few units have a value to choose bounds by. Give bounds."
+        )
     if plan.selects:
         words.append("A key is here if enough units have it.")
     elif question.key:
@@ -136,7 +140,7 @@ def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
 
 
 def _public(question: Question, header: Header) -> dict[str, int]:
-    """Bounds that were to be chosen, and were not."""
+    """Default bounds of histograms that had too few units to choose by."""
     design, plan, column = question.gridded.design, question.gridded.plan, question.column
     names = set() if design is None else {of.name for of in design.histograms}
     constants = {GROUPS: plan.groups or 0, column.rows_histogram: column.rows}

@@ -1,7 +1,7 @@
-"""Whether a run or a question would be accepted now, and what is left then: for plans.
+"""Whether a run or a question would be accepted now, and what its account would then have spent.
 
-The rules are those of whoever charges (`jobs.charging.check_begin`, ``Book.check``); here they are
-asked without a charge.  All of it is public, and nothing is written.
+Plans apply the rules of the commands that charge (`jobs.charging.check_begin`, ``Book.check``)
+without a charge.  All of it is public, and nothing is written.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from dpstream.state.ledger.open import open_ledger, read_book
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
-_NO_LEDGER = "none: without a ledger nobody adds up what runs on these data spend"
+_NO_LEDGER = "none: without a ledger the budgets spent on these data are not added up"
 
 
 class Request(NamedTuple):
@@ -38,10 +38,10 @@ class Request(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """What a command that charges would be told now.
+    """The result that a command that charges would have now.
 
     Attributes:
-        refusal: why it would be refused, ``None``: it would be accepted.
+        refusal: why it would be refused; ``None``: it would be accepted.
         cost: (epsilon, delta) that would be charged, ``None``: nothing more.
         run_id: of the run that goes on, ``None``: a new one begins, or it is no run.
         account: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta
@@ -55,11 +55,11 @@ class Acceptance(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """That with which the command would end, as far as is known now."""
+        """The exit code that the command would have, as far as public files say."""
         return 0 if self.refusal is None else self.refusal.exit_code
 
     def as_dict(self) -> dict[str, Any]:
-        """The same, JSON-able."""
+        """The result for JSON."""
         return {
             "accepted": self.refusal is None,
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
@@ -71,7 +71,7 @@ class Acceptance(NamedTuple):
         }
 
     def lines(self, what: str = "Can run") -> list[str]:
-        """The same for a person: the answer, then the account.
+        """The result as text: the answer, then the account.
 
         Args:
             what: the command's verb, at most 11 characters.
@@ -91,15 +91,15 @@ class Acceptance(NamedTuple):
         return lines
 
     def _account(self) -> list[str]:
-        found = self.account
-        if found is None:
+        account = self.account
+        if account is None:
             return [f"Account     {_NO_LEDGER}"] if self.refusal is None else []
-        runs = f"{found['charges']:,} charge{'' if found['charges'] == 1 else 's'}"
-        then = "" if found["with_this"] is None else f", {up(found['with_this'])} with this one"
-        limit = found["limit"]
+        number, after, limit = account["charges"], account["with_this"], account["limit"]
+        then = "" if after is None else f", {up(after)} after this one"
         return [
-            f"Account     {found['data_set']}: epsilon {up(found['spent'])} of "
-            f"{exact(limit['epsilon'])} is spent by {runs}{then}; at delta {exact(limit['delta'])}"
+            f"Account     {account['data_set']}: {number:,} charge{'' if number == 1 else 's'}"
+            f" spent epsilon {up(account['spent'])} of {exact(limit['epsilon'])}{then}; at delta "
+            f"{exact(limit['delta'])}"
         ]
 
 
@@ -122,8 +122,7 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     if job.ledger is None:
         return Acceptance(refusal, cost, run_id, None)
     place, limit = job.ledger, (job.ledger.limit.epsilon, job.ledger.limit.delta)
-    found = _account(place.path, place.data_set, limit, more)
-    return Acceptance(refusal, cost, run_id, found)
+    return Acceptance(refusal, cost, run_id, _account(place.path, place.data_set, limit, more))
 
 
 def of_requests(

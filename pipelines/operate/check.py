@@ -1,9 +1,9 @@
-"""Which records of a job's source are usable, found out before anything is charged.
+"""Which records of a job's source are usable, counted before anything is charged.
 
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
 query and cells, and RECORDS (`Canonicaliser`).  So what is counted as unusable here is what the run
 would write to the dead letter.  Nothing is charged, drawn, stored or written, and no noise key is
-needed: ids are made with a key that is thrown away.
+needed: ids are made with a random key that is discarded.
 
 All of the result is exact and depends on private records: it is for the operator alone.
 """
@@ -39,14 +39,14 @@ FIRST = 5
 _FILES, _LINES = "correct or remove these files", "correct or remove these lines"
 #: What the source's own reasons mean, and what helps.
 _AT_SOURCE = {
-    Reason.MALFORMED: ("is no well-formed line, object or row", _LINES),
+    Reason.MALFORMED: ("is not a well-formed line, object or row", _LINES),
     Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
-    Reason.UNREADABLE_FILE: ("the file cannot be read as what source.kind says", _FILES),
+    Reason.UNREADABLE_FILE: ("the file is not of the kind that source.kind names", _FILES),
     Reason.UNREADABLE_REST: ("the file cannot be read from this row on", _FILES),
     Reason.MISSING_COLUMN: ("the file lacks a column that the job names", _FILES),
     Reason.NOT_THE_BROKERS_STAMP: (
-        "has no append time of the broker",
+        "has no append time from the broker",
         "set the topic's message.timestamp.type to LogAppendTime",
     ),
 }
@@ -96,7 +96,7 @@ def check_source(
 
     Args:
         limit: no further batch is read after so many rows; ``None``: all are.
-        progress: told now and then how many rows were read.
+        progress: called now and then with the number of rows read.
 
     Raises:
         UsageError: what a run would refuse before its charge: no source, a column that is absent or
@@ -105,7 +105,7 @@ def check_source(
     """
     check_types(job)
     reading = _Reading(input_of(job), limit, progress)
-    plan, kept, usable = job.plan, 0, 0
+    plan, rows, usable = job.plan, 0, 0
     public = None
     if plan.public_keys is not None:
         public = canonical_public_keys(plan, read_public_keys(job))
@@ -114,7 +114,7 @@ def check_source(
     tally, no_time = reading.tally, 0
     for batch in in_cells(job, queried(job, reading.batches())):
         records, dead = canonical(batch)
-        kept, usable = kept + batch.num_rows, usable + records.num_rows
+        rows, usable = rows + batch.num_rows, usable + records.num_rows
         for reason in REASONS if dead.num_rows else ():
             of = dead.filter(pa.compute.equal(dead["reason"], reason))
             where = of["partition"].to_numpy().astype(np.int64), of["offset"].to_numpy()
@@ -126,8 +126,8 @@ def check_source(
         first = [reading.source.locate(*where) for where in tally.first[reason]]
         words = _words(job, reason)
         unusable.append(Unusable(reason, count, first, *words, no_time * (reason == "time")))
-    read = reading.rows + sum(tally.counts.values()) - (kept - usable)
-    return Checked(read, reading.rows - kept, usable, reading.complete, unusable)
+    read = reading.rows + sum(tally.counts.values()) - (rows - usable)
+    return Checked(read, reading.rows - rows, usable, reading.complete, unusable)
 
 
 def _words(job: Job, reason: str) -> tuple[str, str]:

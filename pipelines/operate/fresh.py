@@ -1,10 +1,11 @@
 """`dpstream run --fresh`: the store and the releases of the run that is there are moved away, so
 that a new run begins: another run id, fresh noise, a new charge.
 
-Nothing is deleted or written over: both keep their place under a name with the run's id, where the
-old run can be looked at, or gone on with by a job file that names them.  What would refuse the new
-run is asked before anything moves.  Whoever is killed between the moves types the same command
-again; whoever is killed behind them goes on without ``--fresh``, or is charged once more.
+Nothing is deleted or overwritten: store and releases stay in their folders under names with the
+run's id, and a job file that names them can inspect or continue the old run.  All checks that can
+refuse the new run come before the first move.  After a kill between the moves, the same command
+completes them; after a kill that follows the moves, use the command without ``--fresh``: with it,
+another run is charged.
 """
 
 import contextlib

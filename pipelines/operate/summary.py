@@ -210,8 +210,8 @@ def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
     name = job.path.name
     if not counts:
         return Cause(
-            "nothing was released, and the records were read before or by other workers, so this"
-            " command cannot say why",
+            "nothing was released; an earlier command or other workers read the records, so the"
+            " reason is not known here",
             f"`dpstream plan {name}` says how many units a key needs in a window",
         )
     if usable == 0 and job.source.query is not None:
@@ -251,8 +251,8 @@ def causes_of(job: Job) -> dict[str, Cause]:
         ),
         "key": (f"schema.key: a column of {keys} holds no value of its type", its_type),
         "time": (
-            f"schema.event_time: '{plan.event_time}' holds no time, or none from {start}Z up to,"
-            f" not including, {end}Z",
+            f"schema.event_time: '{plan.event_time}' holds no time, or a time before {start}Z or"
+            f" not before {end}Z",
             "set time.start and time.end around the data, or name the column of its times",
         ),
         "late": (

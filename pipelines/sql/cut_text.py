@@ -1,10 +1,10 @@
-"""What an answer says beside its figures: what its intervals are of, and what its bounds cut."""
+"""Lines below an answer: what its intervals cover, and estimates of what its bounds cut."""
 
 from dpstream.accounting.figures import human
 from dpstream.accounting.query.cuts import Cut
 from dpstream.pipelines.sql.receipt import Header
 
-INTERVALS = "Intervals are 95% of the noise alone; what bounds cut is not in them."
+INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
 
 
 def lines_of(header: Header, unit: str, group: str) -> list[str]:
@@ -17,7 +17,7 @@ def lines_of(header: Header, unit: str, group: str) -> list[str]:
     lines += [_line(name, cut, unit, group) for name, cut in header.cuts.items()]
     if header.not_estimated:
         given = ", ".join(header.not_estimated)
-        lines.append(f"Not estimated: what public bounds cut ({given}).")
+        lines.append(f"Not estimated: what the given bounds cut ({given}).")
     return lines
 
 

@@ -279,5 +279,5 @@ def _ways(result: dict[str, Any]) -> str:
         "lattice": "from noisy sums of cells, all of which are published",
     }[result["answered_by"]]
     if result["queries"] > MAX_ANSWERS:
-        return f"{way}; {MAX_ANSWERS:,} at most are written, others by --from"
+        return f"{way}; too many for a table of {MAX_ANSWERS:,}: ask for parts with --from"
     return f"all, {way}"

@@ -1,6 +1,6 @@
 """How a workload is answered: from noisy cells or from residual tables; decided before any charge.
 
-Without records: `plan` says it, and `dpstream answer` does it.
+The decision reads no record: `dpstream workload plan` prints it, and `dpstream answer` follows it.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
     """Which noise answers a workload.
 
     Raises:
-        PolicyError: neither; says what is too large.
+        PolicyError: neither is possible; it names what is too large.
     """
     gram = strategy.gram
     if isinstance(gram, Residual) and workload.cells > MAX_SOLVED_CELLS:
@@ -33,15 +33,17 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
     if workload.cells > MAX_MIXED_CELLS or largest > MAX_FACTOR:
         raise PolicyError(
             "domain",
-            f"noisy cells are at most {MAX_MIXED_CELLS:,}, of {MAX_FACTOR:,} for each attribute,"
-            f" and these are {workload.cells:,}",
+            f"has {workload.cells:,} cells; noise is added to at most {MAX_MIXED_CELLS:,}, and to"
+            f" {MAX_FACTOR:,} of an attribute",
             "use coarser cells, or ask tables of fewer attributes each",
         )
     if not isinstance(gram, Kron) and strategy.name != "identity" and (
         workload.cells > MAX_SOLVED_CELLS
     ):  # fmt: skip
         raise PolicyError(
-            "strategy", f"is one matrix: at most {MAX_SOLVED_CELLS:,} cells", "choose another"
+            "strategy",
+            f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
+            "choose another --strategy",
         )
     return "cells"
 

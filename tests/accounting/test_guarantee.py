@@ -262,7 +262,7 @@ def test_text_is_short_and_complete(make_plan: Make, case: dict) -> None:
     plan = make_plan(**case)
     page = text(plan, allocate(plan))
     assert len(page.splitlines()) <= 45
-    for part in ("Guarantee", "Neighbours", "2^129", "sigma", "tau", "even chance", "Assumed"):
+    for part in ("Guarantee", "Neighbours", "2^129", "sigma", "tau", "50% chance", "Assumed"):
         assert part in page
     assert NOT_SOUND not in page
     assert ("once-selected" in page) == bool(case.get("final_flush"))

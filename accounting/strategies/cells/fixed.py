@@ -171,7 +171,9 @@ def _undominated(rows: list[Float64]) -> list[Float64]:
 
 
 def _too_many() -> PolicyError:
-    return PolicyError("strategy", "needs a search over too many cells", "choose another")
+    return PolicyError(
+        "strategy", "needs a search over too many cells", "choose another --strategy"
+    )
 
 
 def haar(workload: Workload) -> CellStrategy:
@@ -217,8 +219,8 @@ def _each(workload: Workload, make: Callable[[int], Float64]) -> Kron:
     if max(workload.sizes) > MAX_SOLVED_CELLS:
         raise PolicyError(
             "strategy",
-            f"is a matrix of at most {MAX_SOLVED_CELLS:,} cells for each attribute",
-            "choose another, or use coarser cells",
+            f"needs a matrix for each attribute, of at most {MAX_SOLVED_CELLS:,} cells",
+            "choose another --strategy, or use coarser cells",
         )
     found = {}
     for size in workload.sizes:

@@ -154,8 +154,8 @@ def folding_of(workload: Workload) -> Folding:
     if workload.cells > MAX_SOLVED_CELLS:
         raise PolicyError(
             "strategy",
-            f"is one matrix over all cells: at most {MAX_SOLVED_CELLS:,}",
-            "choose another, or use coarser cells",
+            f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
+            "choose another --strategy, or use coarser cells",
         )
     folded = [True] * len(workload.sizes)
     seen: set[tuple[int, Factor]] = set()

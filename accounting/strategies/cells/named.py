@@ -64,7 +64,7 @@ def largest(workload: Workload, strategy: CellStrategy) -> float:
 
 @one_thread()
 def comparison(workload: Workload, worst: bool = False) -> Comparison:
-    """What the strategies that are known beforehand would cost."""
+    """Errors of the strategies that do not depend on a search."""
     errors, absent = dict[str, float](), dict[str, str]()
     for name in (*(() if worst else ("gaussian",)), *fixed.BY_NAME, "eigen"):
         try:
@@ -79,7 +79,7 @@ def comparison(workload: Workload, worst: bool = False) -> Comparison:
             if math.isfinite(error):
                 errors[name] = error
             else:
-                absent[name] = "does not measure everything that is asked"
+                absent[name] = "does not measure all queries"
     return Comparison(errors, absent)
 
 
@@ -92,10 +92,10 @@ def _error(workload: Workload, name: str, worst: bool) -> float:
 
 
 def _check(workload: Workload, name: str) -> None:
-    """What would take longer than the plan itself.
+    """Refuse a comparison that would take longer than the plan itself.
 
     Raises:
-        PolicyError: always one that `comparison` takes for a reason.
+        PolicyError: `comparison` gives its rule as the reason.
     """
     products, axes, cells = len(workload.products), max(workload.sizes), workload.cells
     by_axes = name in ("haar", "hierarchical") or (name == "workload" and products == 1)
@@ -105,7 +105,7 @@ def _check(workload: Workload, name: str) -> None:
     if by_axes and products * len(workload.sizes) > _TURNS:
         raise _beyond(f"is compared for at most {_TURNS:,} products times attributes")
     if by_cells and cells > _CELLS:
-        raise _beyond(f"is one matrix: it is compared for at most {_CELLS:,} cells")
+        raise _beyond(f"needs one matrix and is compared for at most {_CELLS:,} cells")
     if name == "fourier" and products > _TURNS:
         raise _beyond(f"is compared for at most {_TURNS:,} products of queries")
     if name == "datacube" and (products > _PRODUCTS or (cells > _CELLS and products > _TABLES)):
@@ -127,5 +127,5 @@ _MAKERS: dict[str, Callable[[Workload], CellStrategy]] = {
     "eigen": lambda workload: eigen(spectrum(workload)),
     **fixed.BY_NAME,
 }
-#: What can be asked for by name.
+#: Names that ``--strategy`` accepts.
 STRATEGIES = ("auto", *_MAKERS)

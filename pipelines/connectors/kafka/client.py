@@ -175,7 +175,7 @@ def answer(asked: Any, seconds: float) -> Any:
 
 
 def connect(admin: Any, where: str) -> None:
-    """Wait shortly for any broker, before anything else is asked of it.
+    """Wait briefly for any broker to answer, before any other request.
 
     Args:
         admin: the client; where: ``source`` or ``sink``.

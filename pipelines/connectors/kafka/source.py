@@ -139,7 +139,7 @@ def _to_the_end(reader: Reader, rows: int) -> Iterator[FetchedMessages]:
     """The messages that a partition has now.
 
     Raises:
-        RunError: the broker has given none for `SCAN_SECONDS`.
+        RunError: none arrived within `SCAN_SECONDS`.
     """
     last, position = time.monotonic(), None
     while time.monotonic() - last < SCAN_SECONDS:
@@ -153,7 +153,11 @@ def _to_the_end(reader: Reader, rows: int) -> Iterator[FetchedMessages]:
         if taken.position != position:
             last, position = time.monotonic(), taken.position
             yield taken
-    raise RunError("source.topic", "gives no message", "see that its brokers run")
+    raise RunError(
+        "source.topic",
+        f"no message arrived within {SCAN_SECONDS:.0f} s",
+        "check that the brokers of its partitions run",
+    )
 
 
 class _Watch(beam.DoFn):

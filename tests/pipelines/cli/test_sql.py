@@ -112,7 +112,7 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     queries.write_text(f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};")
     explained = _run(path, "-f", queries, "--explain")
     assert explained.exit_code == 0 and "Statement 2" in explained.stdout
-    assert "even chance" in explained.stdout and "Together" in explained.stdout
+    assert "50% chance" in explained.stdout and "Together" in explained.stdout
     told = json.loads(_run(path, "-f", queries, "--explain", "--json").stdout)
     assert told["acceptance"]["accepted"] is True
     assert charges(tmp_path) == []

@@ -103,7 +103,7 @@ def test_the_released_bytes_the_table_and_the_text_have_the_estimates() -> None:
     cuts = msgspec.json.decode(metadata[b"dpstream.cuts"], type=dict[str, Cut])
     assert cuts == found.cuts == found.header.cuts and set(cuts) == {"count"}
     assert b'"amount_at_most"' in found.receipt and b"noise" in metadata[b"dpstream.intervals"]
-    assert f"{cuts['count'].high:g} rows" in repr(found) and "noise alone" in found.guarantee
+    assert f"{cuts['count'].high:g} rows" in repr(found) and "noise only" in found.guarantee
 
 
 def test_pure_noise_and_one_mechanism_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

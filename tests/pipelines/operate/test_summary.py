@@ -130,6 +130,6 @@ def test_why_nothing_is_there(make_job: MakeJob) -> None:
     nothing = records_of(job, empty, {"steps_committed": 4}).cause
     assert nothing is not None and "no record" in nothing.problem
     ended = records_of(job, empty, {}).cause
-    assert ended is not None and "cannot say why" in ended.problem
+    assert ended is not None and "the reason is not known" in ended.problem
     assert records_of(job, Released(0, 0, 0, 0, 0, None), read).cause is None  # let go of
     assert msgspec.json.encode(records_of(job, some, read))
