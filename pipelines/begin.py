@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
@@ -24,7 +24,7 @@ from dpstream.pipelines.connectors.run_manifest import (
     write_manifest,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.jobs.charging import check_begin, spend_of
+from dpstream.pipelines.jobs.charging import check_begin, spend_of, unnamed_ledger
 from dpstream.pipelines.jobs.committed import Ledgered, check_tuning
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
@@ -116,9 +116,7 @@ def charge(job: Ledgered, run: Run) -> None:
     store the one copy that goes on; see ``state.ledger.lineage``."""
     store = run.open()
     if job.ledger is None and tokens.remembered(store) is not None:
-        raise PolicyError(
-            "ledger", "this run was charged in a ledger, and the job names none", "name it again"
-        )
+        raise unnamed_ledger()
     with opened_ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             limit, identity = job.ledger.limit, store.identity

@@ -18,6 +18,7 @@ from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import file_of, read_book
 
 if TYPE_CHECKING:
+    from dpstream.state.ledger.charges import Head
     from dpstream.state.store import RunIdentity
 
 
@@ -63,7 +64,13 @@ def check_begin(job: Job, fresh: bool = False) -> Expected:
     if new and folder is not None and folder_used(folder):
         again = f"type `dpstream run {job.path.name} --fresh`, which moves the old releases away"
         raise lost_store("sink.path", f"an empty folder; or {again}")
-    return check_charge(job, identity)
+    seen = ledger_seen(job)
+    if job.ledger is None:
+        if seen is not None and not fresh:
+            raise unnamed_ledger()
+    elif fresh and seen is not None and seen.data_set != job.ledger.data_set:
+        seen = None  # a new run may be of other data
+    return check_charge(job, identity, seen)
 
 
 def store_identity(job: Job) -> "RunIdentity | None":
@@ -74,6 +81,24 @@ def store_identity(job: Job) -> "RunIdentity | None":
     from dpstream.state.sqlite.file import peek_identity  # not needed to plan
 
     return peek_identity(path)
+
+
+def ledger_seen(job: Job) -> "Head | None":
+    """The end of the ledger as the store's file last saw it; ``None`` also for a database."""
+    path = job.state.path
+    if path is None or not Path(path).exists():
+        return None
+    from dpstream.state.ledger.lineage import LEDGER, head_of  # not needed to plan
+    from dpstream.state.sqlite.file import peek_note
+
+    return head_of(peek_note(path, LEDGER))
+
+
+def unnamed_ledger() -> PolicyError:
+    """What is raised where a run was charged and its job names no ledger any more."""
+    return PolicyError(
+        "ledger", "this run was charged in a ledger, and the job names none", "name it again"
+    )
 
 
 def lost_store(field: str, another: str) -> PolicyError:
@@ -95,14 +120,18 @@ def folder_used(folder: Path) -> bool:
     return any(any(folder.glob(name)) for name in names)
 
 
-def check_charge(job: Ledgered, identity: "RunIdentity | None" = None) -> Expected:
+def check_charge(
+    job: Ledgered, identity: "RunIdentity | None" = None, seen: "Head | None" = None
+) -> Expected:
     """Refuse now what charging a run would refuse; writes no entry.
 
     Args:
         identity: of the run that was begun; ``None``: a new one.
+        seen: the ledger's end as the job's store last saw it.
 
     Raises:
-        PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
+        PolicyError: beyond the limit, of a unit whose costs do not add up with others, or the
+            ledger is older than what the store has seen.
     """
     if identity is None:
         spend = spend_of(job, allocate(job.plan), "")
@@ -111,7 +140,7 @@ def check_charge(job: Ledgered, identity: "RunIdentity | None" = None) -> Expect
         spend = spend_of(job, budget, identity.run_id, identity.epoch)
     charged = False
     if job.ledger is not None:
-        book, limit = read_book(job.ledger.path, job.ledger.data_set), job.ledger.limit
+        book, limit = read_book(job.ledger.path, job.ledger.data_set, seen), job.ledger.limit
         charged = identity is not None and book.find(spend.name) is not None
         if not charged:
             book.check([spend], limit.epsilon, limit.delta)

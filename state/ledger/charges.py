@@ -109,13 +109,36 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq: int
     digest: str
 
+    def check(self, data_set: str, digest: str | None) -> None:
+        """Refuse a ledger that is not this one, as old or newer.
+
+        Args:
+            data_set: that is to be charged; digest: of the entry of this number there.
+
+        Raises:
+            PolicyError: it lacks that entry, or another data set was charged.
+        """
+        if self.data_set != data_set:
+            raise PolicyError(
+                "ledger.data_set",
+                "this run was charged to another data set",
+                "name that data set again; other data needs a run of its own",
+            )
+        if self.seq and digest != self.digest:
+            raise PolicyError(
+                "ledger.path",
+                "is an older or replaced ledger: entries that this run's store has seen are gone",
+                "bring back the newest ledger of the data set",
+            )
+
 
 class Entry(NamedTuple):
-    """One line of a ledger, for people."""
+    """One line of a ledger, for people; ``digest`` is its place in the chain."""
 
     seq: int
     data_set: str
     charge: Charge
+    digest: str = ""
 
 
 class Book:

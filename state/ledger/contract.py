@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.composition import epsilon_spent
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.charges import Book, Charge, Head
@@ -190,15 +190,4 @@ class Ledger(abc.ABC):
         Raises:
             PolicyError: it lacks that entry, or the run was charged to another data set.
         """
-        if seen.data_set != self.data_set:
-            raise PolicyError(
-                "ledger.data_set",
-                "this run was charged to another data set",
-                "name that data set again; other data needs a run of its own",
-            )
-        if seen.seq and self.digest_at(seen.seq) != seen.digest:
-            raise PolicyError(
-                "ledger.path",
-                "is an older or replaced ledger: entries that this run's store has seen are gone",
-                "bring back the newest ledger of the data set",
-            )
+        seen.check(self.data_set, self.digest_at(seen.seq) if seen.seq else None)

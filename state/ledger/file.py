@@ -64,7 +64,7 @@ def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Ite
                 "ledger.path", "its hash chain is broken", "restore the ledger from a backup"
             )
         previous = digest
-        yield Line(Entry(seq, data_set, Charge.read(text)), digest, row)
+        yield Line(Entry(seq, data_set, Charge.read(text), digest), digest, row)
 
 
 def check_all(db: sqlite3.Connection) -> tuple[list[Line], Sums]:

@@ -120,7 +120,11 @@ def leave(ledger: Ledger, store: Store) -> None:
 
 def remembered(store: Store) -> Head | None:
     """The end of the ledger as the store last saw it, ``None`` if it was never charged."""
-    text = store.metadata(LEDGER)
+    return head_of(store.metadata(LEDGER))
+
+
+def head_of(text: str | None) -> Head | None:
+    """The note ``LEDGER`` of a store."""
     return None if text is None else msgspec.json.decode(text, type=Head)
 
 

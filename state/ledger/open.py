@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.extras import require
-from dpstream.state.ledger.charges import Book, Entry
+from dpstream.state.ledger.charges import Book, Entry, Head
 from dpstream.state.ledger.contract import Ledger
 
 _SPANNER = "spanner:"
@@ -112,15 +112,20 @@ def read_ledger(path: str | Path) -> list[Entry]:
     return read_entries(url)
 
 
-def read_book(path: str | Path, data_set: str) -> Book:
+def read_book(path: str | Path, data_set: str, seen: Head | None = None) -> Book:
     """Charges of a data set, for whoever plans: nothing is written, and without a ledger nothing is
     spent.
+
+    Args:
+        seen: its end as a store last saw it; a ledger without that entry is refused.
 
     Raises:
         UsageError, PolicyError, RunError: as for `read_ledger`.
     """
-    book = Book()
-    for entry in read_ledger(path) if ledger_exists(path) else ():
+    book, entries = Book(), read_ledger(path) if ledger_exists(path) else []
+    if seen is not None:
+        seen.check(data_set, next((e.digest for e in entries if e.seq == seen.seq), None))
+    for entry in entries:
         if entry.data_set == data_set:
             book.add(entry.charge)
     return book

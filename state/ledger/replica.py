@@ -114,7 +114,7 @@ class Replica:
             self.book.add(charge)
             self._by_name[name] = digest
             self._undo += [lambda: self.book.cut(charges), lambda: self._by_name.pop(name)]
-        return Entry(seq, data_set, charge)
+        return Entry(seq, data_set, charge, digest)
 
     def put_tokens(self, run_id: str, tokens: dict[str, str | None]) -> None:
         """Make these the tokens of a run."""

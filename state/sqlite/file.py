@@ -19,7 +19,7 @@ from dpstream.state.seals import damaged, reading
 from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
 from dpstream.state.sqlite.rows import check_small
 from dpstream.state.sqlite.selections import SELECTIONS
-from dpstream.state.sqlite.tables import SCHEMA_VERSION, TABLES, put_meta, read_meta
+from dpstream.state.sqlite.tables import NOTE, SCHEMA_VERSION, TABLES, put_meta, read_meta
 from dpstream.state.sqlite.upgrade import upgrade, version_of
 from dpstream.state.store import Calibrate, RunIdentity
 
@@ -116,6 +116,19 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
         raise failed(error, path) from None
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
+
+
+def peek_note(path: str | Path, name: str) -> str | None:
+    """A note of a store of this version (`metadata`), which is left as it is.
+
+    Raises:
+        PolicyError: damaged; RunError: it cannot be read.
+    """
+    try:
+        with _looked_at(path, _PATIENCE) as db:
+            return read_meta(db, NOTE + name) if version_of(db) >= SCHEMA_VERSION else None
+    except (sqlite3.Error, OSError, UnicodeError) as error:
+        raise failed(error, path) from None
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ VERSION_3 = """
 CREATE TABLE IF NOT EXISTS unit_shards (shard INTEGER PRIMARY KEY, progress BLOB NOT NULL);
 """
 TABLES = _VERSION_1 + VERSION_2 + VERSION_3
+#: What the names of notes (`metadata`) begin with.
+NOTE = "note."
 
 
 def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:

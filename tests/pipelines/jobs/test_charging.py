@@ -104,3 +104,47 @@ def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"no ledger" * 100)
     with pytest.raises(DpstreamError):
         check_begin(one)
+
+
+@pytest.mark.parametrize("damage", ["lost", "older"])
+def test_a_ledger_without_what_the_store_has_seen_is_refused(tmp_path: Path, damage: str) -> None:
+    """Also for a new run in the place of the old one: it would be charged to an empty account."""
+    file, older = tmp_path / "ledger.db", b""
+    if damage == "older":
+        ran(job(tmp_path, 60.0))
+        older = file.read_bytes()
+        (tmp_path / "job.state.db").unlink()
+        (tmp_path / "releases").rename(tmp_path / "first")
+    one = job(tmp_path, 60.0)
+    ran(one)
+    file.unlink()
+    if older:
+        file.write_bytes(older)
+    before = sorted(tmp_path.rglob("*"))
+    for fresh in (False, True):
+        with pytest.raises(PolicyError) as refused:
+            check_begin(one, fresh)
+        assert refused.value.field == "ledger.path"
+        with pytest.raises(PolicyError) as refused:
+            run_job(one, fresh=fresh)
+        stores.close_all()
+        assert refused.value.field == "ledger.path"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_charged_run_needs_its_ledger(tmp_path: Path) -> None:
+    ran(job(tmp_path, 60.0))
+    named = (tmp_path / "job.toml").read_text()
+    for text, field in (
+        (JOB, "ledger"),
+        (named.replace('data_set = "v"', 'data_set = "w"'), "ledger.data_set"),
+    ):
+        (tmp_path / "job.toml").write_text(text)
+        one = load_job(tmp_path / "job.toml")
+        with pytest.raises(PolicyError) as refused:
+            check_begin(one)
+        assert refused.value.field == field
+        with pytest.raises(PolicyError) as refused:
+            ran(one)
+        assert refused.value.field == field
+        check_begin(one, fresh=True)

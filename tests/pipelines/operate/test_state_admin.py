@@ -394,7 +394,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
     assert done("backup", job, "--out", tmp_path / "b2")["run_id"] == store.identity.run_id
     store.close()
     names = {p.name for p in (tmp_path / "state").iterdir()}
-    assert names <= {"s.db", "s.db-wal", "s.db-shm"}
+    assert names <= {"s.db", "s.db-wal", "s.db-shm", "dpstream-errors.log"}
 
 
 def test_refusals(job: Path, tmp_path: Path) -> None:
