@@ -19,7 +19,7 @@ from dpstream.accounting.extras import require
 FIELD = "privacy.key"
 EMULATOR = "SECRET_MANAGER_EMULATOR_HOST"
 #: An unavailable service is asked again for this long, after waits from the first to the last.
-RETRY_SECONDS, FIRST_WAIT, LAST_WAIT = 30.0, 0.25, 4.0
+RETRY_SECONDS, FIRST_WAIT, LAST_WAIT = 15.0, 0.25, 4.0
 #: One question waits this long for its answer.
 CALL_SECONDS = 10.0
 _THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")

@@ -39,6 +39,7 @@ from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.tabulate import tabulate
 from dpstream.pipelines.cli.workload import workload
+from dpstream.state.connecting import show_connecting
 from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
@@ -53,6 +54,7 @@ class _Coded(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn errors into one line and an exit code."""
         as_json = "--json" in ctx.args
+        show_connecting(not as_json and "--quiet" not in ctx.args)
         keep_in(None)  # until the command knows its store or account
         try:
             return super().invoke(ctx)

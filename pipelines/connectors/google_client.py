@@ -9,7 +9,7 @@ from dpstream.accounting.extras import require
 from dpstream.state.google_errors import may_pass
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 15.0
 
 
 def imported(kind: str, module: str, field: str = "sink.kind") -> Any:

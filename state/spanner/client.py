@@ -29,6 +29,7 @@ from google.cloud.spanner_v1.session import Session
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
+from dpstream.state.connecting import reach
 from dpstream.state.google_errors import may_pass
 from dpstream.state.spanner.seals import Sealing, format_of, opened, with_keys
 
@@ -63,9 +64,12 @@ def parse(url: str) -> tuple[str, str, str]:
 
 
 def connect(url: str) -> Database:
-    """The database of a URL, shared within the process; nothing is sent yet.
+    """The database of a URL, shared within the process; connected, but nothing is asked yet.
 
     With SPANNER_EMULATOR_HOST set it is the emulator's, without credentials.
+
+    Raises:
+        RunError: nothing answers.
     """
     return _connect(url, os.environ.get(_EMULATOR, ""))
 
@@ -112,6 +116,7 @@ def _connect(url: str, emulator: str) -> Database:
         _once(client.database_admin_api, "get_database_ddl", "get_database", "create_database")
         _once(client.database_admin_api, "update_database_ddl")
         api = database.spanner_api
+        reach(api.transport.grpc_channel, "state.store", "Cloud Spanner")
         api.streaming_read = functools.partial(_streamed, api.streaming_read)
         return database
     except (GoogleAuthError, exceptions.GoogleAPIError) as error:

@@ -159,7 +159,8 @@ class BigQueryTables(ServiceClient):
 
         asked = {"name": _stream(table), "view": types.WriteStreamView.FULL}
         try:
-            found = client.get_write_stream(asked, timeout=LOOK_SECONDS).table_schema.fields
+            stream = client.get_write_stream(asked, timeout=LOOK_SECONDS, retry=retry(LOOK_SECONDS))
+            found = stream.table_schema.fields
         except exceptions.NotFound:
             raise RunError("sink.table", f"{_which(table)}is not there", _MAKE) from None
         except Exception as error:

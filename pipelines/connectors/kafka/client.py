@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.limits import SINK_SECONDS
+from dpstream.state.connecting import CONNECT_SECONDS, connecting
 
 _ENV = "env:"
 #: What the names of librdkafka's settings with secrets end in.
@@ -119,8 +120,6 @@ CONSUMERS_OWN = {
     *("max.partition.fetch.bytes", "fetch.wait.max.ms", "fetch.queue.backoff.ms"),
 }
 _GRACE_SECONDS = 5.0
-#: How long a broker may take to answer for the first time.
-CONNECT_SECONDS = 10.0
 
 
 def library(field: str = "sink.kind") -> Any:
@@ -185,7 +184,8 @@ def connect(admin: Any, where: str) -> None:
     """
     kafka = library()
     try:
-        admin.list_topics(timeout=CONNECT_SECONDS)
+        with connecting("Kafka"):
+            admin.list_topics(timeout=CONNECT_SECONDS)
     except kafka.KafkaException as error:
         raise RunError(
             f"{where}.servers",

@@ -15,11 +15,12 @@ from google.cloud.pubsub_v1 import SubscriberClient
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.pipelines.connectors.google_client import retry
+from dpstream.state.connecting import reach
 
 #: Messages of one acknowledgement.
 ACK_MESSAGES = 1_000
 #: Seconds that a question may take.
-START_SECONDS = 30.0
+START_SECONDS = 15.0
 #: An acknowledgement waits until the runner has stored the bundle.
 LEAST_ACK_DEADLINE = 60
 _NAME = re.compile(r"projects/[^/]+/subscriptions/[^/]+")
@@ -54,6 +55,7 @@ def described(subscription: str) -> Subscription:
         raise UsageError(
             "source.subscription", "is no full name", "write projects/PROJECT/subscriptions/NAME"
         )
+    reach(client().transport.grpc_channel, "source.subscription", "Pub/Sub")
     found = _asked(lambda: client().get_subscription(subscription=subscription, **_patience()))
     if found.push_config.push_endpoint or found.bigquery_config.table or (
         found.cloud_storage_config.bucket

@@ -70,7 +70,7 @@ class PubsubTopic(ServiceClient):
         from google.api_core import exceptions
 
         try:
-            client.get_topic(topic=self.topic, timeout=LOOK_SECONDS)
+            client.get_topic(topic=self.topic, timeout=LOOK_SECONDS, retry=retry(LOOK_SECONDS))
         except exceptions.NotFound:
             raise RunError(
                 self.field, "is not there", "make it: gcloud pubsub topics create TOPIC"

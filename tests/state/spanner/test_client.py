@@ -33,6 +33,7 @@ URL = "spanner://project/instance/database"
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give up after a moment; leave no client of this test behind."""
     monkeypatch.setattr(spanner_client, "_RETRY", spanner_client._RETRY.with_timeout(0.3))
+    monkeypatch.setattr("dpstream.state.connecting.CONNECT_SECONDS", 1.0)
     spanner_client._connect.cache_clear()
     yield
     spanner_client._connect.cache_clear()

@@ -1,0 +1,85 @@
+"""The first connection to a service elsewhere: a short wait, shown on a terminal, and its error.
+
+Clients go on trying for minutes, which is right while a run goes on.  Before it begins, a wrong
+address or a service that is down must be told soon.  So each client first waits here until the
+service's port answers; nothing is asked of the service, and no rights are needed.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from dpstream.accounting.errors import RunError
+
+#: How long a service may take to answer for the first time.
+CONNECT_SECONDS = 10.0
+#: Environment variables that lead a client to an emulator of a service instead.
+EMULATORS = {
+    "Cloud Spanner": "SPANNER_EMULATOR_HOST",
+    "Pub/Sub": "PUBSUB_EMULATOR_HOST",
+}
+#: A connection that is there sooner is not worth a line.
+_SHOWN_AFTER = 0.5
+_quiet = threading.Event()
+
+
+def show_connecting(wanted: bool) -> None:
+    """Whether this command may write a line on a terminal."""
+    (_quiet.clear if wanted else _quiet.set)()
+
+
+@contextlib.contextmanager
+def connecting(to: str) -> Iterator[None]:
+    """Say on a terminal, by one line, that the block waits for a service.
+
+    Args:
+        to: the service's public name.
+    """
+    if _quiet.is_set() or not sys.stderr.isatty():
+        yield
+        return
+    text = f"Connecting to {to} (up to {CONNECT_SECONDS:.0f} s) ...\n"
+    timer = threading.Timer(_SHOWN_AFTER, lambda: (sys.stderr.write(text), sys.stderr.flush()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def reach(channel: Any, field: str, to: str) -> None:
+    """Wait until a gRPC channel is connected.
+
+    Args:
+        channel: of the service's client, which stays open: gRPC's thread that watches it fails
+            when it is closed just after.
+        field: the setting that names the place; to: the service's public name.
+
+    Raises:
+        RunError: nothing answered within `CONNECT_SECONDS`.
+    """
+    import grpc
+
+    ready = grpc.channel_ready_future(channel)
+    try:
+        with connecting(to), contextlib.suppress(grpc.FutureTimeoutError):
+            ready.result(timeout=CONNECT_SECONDS)
+            return
+    finally:
+        ready.cancel()
+    check = "check that this machine reaches Google's services (DNS, proxy, port 443)"
+    emulator = EMULATORS.get(to, "")
+    if os.environ.get(emulator):
+        check = (
+            f"check that an emulator runs at the address in {emulator}, or unset {emulator} to "
+            "use Google's service"
+        )
+    raise RunError(
+        field,
+        f"{to} does not answer within {CONNECT_SECONDS:.0f} s",
+        f"{check}; then run again",
+    )
