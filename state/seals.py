@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 
-import pyarrow as pa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dpstream.accounting.errors import PolicyError
@@ -83,8 +82,12 @@ def reading() -> Iterator[None]:
     """What libraries raise over bytes that make no sense becomes the one error of damage."""
     try:
         yield
-    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError):
-        raise damaged() from None
+    except Exception as error:
+        from pyarrow import ArrowException  # a ledger is read without Arrow
+
+        if isinstance(error, ArrowException | OSError | LookupError | TypeError | ValueError):
+            raise damaged() from None
+        raise
 
 
 def damaged() -> PolicyError:

@@ -44,7 +44,7 @@ A limit of the ledger then holds for the common unit.
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -52,7 +52,9 @@ from dpstream.accounting.composition import Spend
 from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.figures import duration
 from dpstream.accounting.plan.fields import FieldType
-from dpstream.accounting.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from dpstream.accounting.plan.plan import Plan
 
 _VERSION = "unit/1 "
 #: Relative error allowed for a product and a root.
@@ -130,7 +132,7 @@ def _read(text: str) -> UnitIdentity:
     )
 
 
-def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
+def identity_of(plan: "Plan", name: str | None = None) -> UnitIdentity:
     """The unit of a plan; ``name`` is what the ledger calls it, if it says so."""
     line, called = plan.timeline, name or plan.unit.column
     if line.period is None:
@@ -139,13 +141,13 @@ def identity_of(plan: Plan, name: str | None = None) -> UnitIdentity:
     return UnitIdentity(called, plan.unit.type, plan.event_time, line.period, phase)
 
 
-def together(plan: Plan) -> int | None:
+def together(plan: "Plan") -> int | None:
     """The most units of one person whose effects are taken to add up; ``None``: all of them."""
     met = plan.timeline.periods_met
     return None if plan.design.selects and met > 1 else met
 
 
-def covers_several(plan: Plan) -> bool:
+def covers_several(plan: "Plan") -> bool:
     """Whether anything is promised to a person of several units: not with thresholds of an older
     program under windows that meet several periods."""
     return not plan.design.selects or plan.design.units_alone == plan.timeline.periods_met

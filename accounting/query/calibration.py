@@ -23,7 +23,6 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.query import laplace
 from dpstream.accounting.query.parts import QueryPart, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
@@ -208,6 +207,8 @@ def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Qu
         noises.append(PartNoise(part, "laplace", share, most, scale))
     selection = None
     if tested is not None:
+        from dpstream.accounting.query import laplace  # loads the exact arithmetic of balls
+
         tau = laplace.threshold(noises[tested].scale, plan.delta, kappa)
         selection = Selection(0.0, (), 0.0, 0, 1, tested, 0.0, 1, float(tau), tau)
     delta = plan.delta if plan.selects else 0.0

@@ -1,5 +1,6 @@
 """``dpstream session``: tables whose records have budgets of their own."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ def session() -> None:
     question is answered only if every point that it asks has enough budget left, whether or not a
     record is there, so that a refusal tells nothing about records.
     """
+    # The BLAS of numpy starts threads that spin when it is loaded; no session multiplies matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @session.command(epilog=examples("dpstream session init rides.toml"))

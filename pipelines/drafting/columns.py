@@ -19,8 +19,8 @@ from dpstream.pipelines.connectors.records.compression import (
     BrokenFileError,
     plain_by_name,
     refuse_packed_parquet,
-    unpacked_name,
 )
+from dpstream.pipelines.connectors.records.packed_names import unpacked_name
 from dpstream.pipelines.jobs.tables import FileKind
 from dpstream.state.disk_errors import file_error
 

@@ -18,10 +18,9 @@ never by the records.  ``fresh`` asks anew, at a new charge.
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError
@@ -32,6 +31,9 @@ from dpstream.pipelines.session.receipt import Answer, Header, decoded, encoded
 from dpstream.pipelines.session.receipt import check as check_header
 from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.orders import Order, Paid, Views
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Wish(NamedTuple):
@@ -161,7 +163,7 @@ def _header(desk: Desk, wish: Wish, run_id: str) -> Header:
     )
 
 
-def _read_and_drawn(desk: Desk, wish: Wish, paid: Paid) -> pa.Table:
+def _read_and_drawn(desk: Desk, wish: Wish, paid: Paid) -> "pa.Table":
     """In this process, or by the workers of a runner: the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 

@@ -72,7 +72,7 @@ from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Re
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
-from dpstream.pipelines.connectors.records.compression import unpacked_name
+from dpstream.pipelines.connectors.records.packed_names import unpacked_name
 from dpstream.pipelines.jobs.text import (
     duration_micros,
     instant_micros,

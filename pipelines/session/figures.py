@@ -3,9 +3,7 @@ answers as tables for people and machines."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human
@@ -22,6 +20,9 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.union import Union
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _FIGURE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.S)
 _USE = "write count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, 0.75)"
@@ -111,7 +112,9 @@ def _part_of(answer: Answer, name: str) -> bool:
     return any(name == figure + part for figure in figures for part in PARTS)
 
 
-def _number(kind: pa.DataType) -> bool:
+def _number(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 

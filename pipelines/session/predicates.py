@@ -48,7 +48,7 @@ from dpstream.pipelines.session.conditions import (
     kinds_in,
     too_many,
 )
-from dpstream.pipelines.sql.allowed import position
+from dpstream.pipelines.sql.errors import position
 
 __all__ = ["Predicate", "Views", "boxes_of", "predicate_of"]
 #: Characters and tokens of a predicate, how deep it may be nested, and characters of a number.

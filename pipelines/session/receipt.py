@@ -3,14 +3,16 @@
 What was charged and read stands in the ledger's entry of the same run id.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import PARTS, Question
 from dpstream.state.ledger.answers import Answer as Committed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Of an answer, and of the name of a ticket that was handed out instead.
 _MAGIC, _TICKET = b"dpses\x01", b"dptic\x01"
@@ -50,7 +52,7 @@ class Answer(NamedTuple):
     """
 
     header: Header
-    table: pa.Table
+    table: "pa.Table"
     receipt: bytes
     digest: str
     charged: bool
@@ -102,7 +104,7 @@ def check(header: Header) -> None:
     raise found from None
 
 
-def encoded(header: Header, rows: pa.Table) -> bytes:
+def encoded(header: Header, rows: "pa.Table") -> bytes:
     """The bytes of an answer."""
     from dpstream.dp_transforms.session import encoded as table_bytes  # loads the noise
 
@@ -141,6 +143,8 @@ def decoded(committed: Committed, insecure: bool) -> Answer:
             "was handed out as a ticket: its answer is where that is worked off",
             "read it there, or ask anew with --fresh",
         )
+    import pyarrow as pa
+
     header, body = _split(committed.receipt)
     try:
         rows = pa.ipc.open_stream(pa.py_buffer(body)).read_all()

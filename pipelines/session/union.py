@@ -17,11 +17,10 @@ each.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
@@ -34,6 +33,9 @@ from dpstream.pipelines.session import words
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer, decoded, ticket_name
 from dpstream.state.ledger.region_charge import RegionCharge
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Answers whose cells are tried first, those that fill most of what is asked.
 _ANSWERS = 16
@@ -76,8 +78,10 @@ class Union(NamedTuple):
     last: str
 
     @property
-    def table(self) -> pa.Table:
+    def table(self) -> "pa.Table":
         """As a row."""
+        import pyarrow as pa
+
         return pa.table({name: [getattr(self, name)] for name in ("value", "sd", "low", "high")})
 
 

@@ -24,7 +24,7 @@ MIN, MAX, LOGICAL_AND, LOGICAL_OR.
 from sqlglot import exp
 
 from dpstream.pipelines.sql.dialect import Clamped, PrivacyOptions, Private, WithReport
-from dpstream.pipelines.sql.errors import Position, refusal
+from dpstream.pipelines.sql.errors import Position, position, refusal
 
 #: Characters of a statement, nodes of its tree (also after its WITH parts are put in place) and
 #: the depth to which it may be nested: an analyst's statement has under a tenth of each.
@@ -113,18 +113,6 @@ PARTS_REFUSED = {
     "pivots": "lateral", "query": "subquery-expression", "unnest": "lateral", "db": "unknown-table",
     "catalog": "unknown-table", "method": "join-kind", "joins": "join-kind", "fetch": "limit",
 }  # fmt: skip
-
-
-def position(node: exp.Expr) -> Position:
-    """Where a node stands: its own first token that is known, or that of what surrounds it."""
-    around: exp.Expr | None = node
-    while around is not None:
-        found = [n.meta for n in around.walk() if "line" in n.meta]
-        if found:
-            first = min(found, key=lambda meta: meta["start"])
-            return Position(first["line"], first["col"] - (first["end"] - first["start"]))
-        around = around.parent
-    return Position(1, 1)
 
 
 def require(holds: object, code: str, node: exp.Expr | None = None) -> None:

@@ -5,10 +5,13 @@ an error, so that no literal (which may be somebody's name or number) is ever sh
 The libraries below quote the statement in their own errors; those are never passed on.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.sql.rules import RULES
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 
 class Position(NamedTuple):
@@ -19,6 +22,18 @@ class Position(NamedTuple):
 
 
 _START = Position(1, 1)
+
+
+def position(node: "exp.Expr") -> Position:
+    """Where a node stands: its own first token that is known, or that of what surrounds it."""
+    around: exp.Expr | None = node
+    while around is not None:
+        found = [n.meta for n in around.walk() if "line" in n.meta]
+        if found:
+            first = min(found, key=lambda meta: meta["start"])
+            return Position(first["line"], first["col"] - (first["end"] - first["start"]))
+        around = around.parent
+    return Position(1, 1)
 
 
 class StatementError(UsageError):

@@ -25,7 +25,7 @@ from dpstream.pipelines.sql.allowed import (
     require,
 )
 from dpstream.pipelines.sql.dialect import DpSql
-from dpstream.pipelines.sql.errors import Position, refusal
+from dpstream.pipelines.sql.errors import Position, position, refusal
 
 _DIALECT = DpSql()
 _OPEN = (TokenType.L_PAREN, TokenType.CASE, TokenType.L_BRACKET)
@@ -145,8 +145,6 @@ def _plain(schema: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
 
 def _unresolved(tree: exp.Expr, schema: Mapping[str, Mapping[str, str]]) -> Position:
     """The first column whose name no table has, or the first without a relation."""
-    from dpstream.pipelines.sql.allowed import position
-
     names = {name for columns in schema.values() for name in columns}
     columns = list(tree.find_all(exp.Column, bfs=False))
     strange = [c for c in columns if c.name not in names] or [c for c in columns if not c.table]

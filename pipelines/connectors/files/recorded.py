@@ -22,7 +22,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried
-from dpstream.pipelines.connectors.records.compression import unpacked_name
+from dpstream.pipelines.connectors.records.packed_names import unpacked_name
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS, FileKind

@@ -30,8 +30,8 @@ from dpstream.pipelines.connectors.folder.store import (
     of_the_name,
     place,
 )
-from dpstream.pipelines.connectors.records.compression import READ_SUFFIXES
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
+from dpstream.pipelines.connectors.records.packed_names import READ_SUFFIXES
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.jobs.text import instant_micros
 

@@ -17,7 +17,6 @@ import functools
 import io
 import os
 import re
-from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
+from dpstream.pipelines.connectors.records.packed_names import is_packed_name
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096
@@ -44,26 +44,10 @@ _FOREIGN = re.compile(
     rb"\xff\x06\x00\x00sNaPpY|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x1f[\x9d\xa0]|LZIP\x01"
 )
 FOREIGN = "foreign"
-#: Names of compressed files end so; the first of them are those that are read.
-READ_SUFFIXES = (".gz", ".bz2", ".zst", ".zstd")
-_SUFFIXES = (
-    *READ_SUFFIXES, ".gzip", ".bzip2", ".xz", ".lzma", ".zip", ".lz4", ".snappy", ".7z", ".rar",
-    ".br",
-)  # fmt: skip
 
 
 class BrokenFileError(Exception):
     """A compressed file is not whole; carries nothing of it."""
-
-
-def is_packed_name(name: str) -> bool:
-    """Whether a file is named as a compressed one."""
-    return PurePath(name).suffix.lower() in _SUFFIXES
-
-
-def unpacked_name(name: str) -> str:
-    """The name without what says that the file is compressed."""
-    return str(PurePath(name).with_suffix("")) if is_packed_name(name) else name
 
 
 def codec_of(head: bytes, name: str) -> str | None:
