@@ -1,8 +1,9 @@
 """``dpstream answer``: a workload's answers, from records or from what was released."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +16,15 @@ from dpstream.pipelines.cli.parts import (
     print_json,
     print_warnings,
 )
+from dpstream.pipelines.cli.plan import POPULATION
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 from dpstream.pipelines.cli.workload import FILE, STRATEGY, check_pure
 
 if TYPE_CHECKING:
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.operate.acceptance import Acceptance
+    from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.registered import Mechanism
     from dpstream.pipelines.workload.release import Receipt
 
@@ -32,6 +36,7 @@ _PATH = click.Path(path_type=Path)
     epilog=examples(
         "dpstream answer ages.json job.toml --out answers",
         "dpstream answer ages.json job.toml --out hours --over-time --nonnegative",
+        "dpstream answer ages.json job.toml --over-time --dry-run",
         "dpstream answer other.json --from answers --out other.csv",
     ),
 )
@@ -63,6 +68,11 @@ _PATH = click.Path(path_type=Path)
     help="Of the answers in the new folder.",
 )
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
+@POPULATION
+@click.option("--fresh", is_flag=True, help="Draw anew what was answered before, to a new OUT: a"
+              " new charge.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say whether it would be answered now, and the"
+              " cost; charges nothing.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @OPERATOR
 @AS_JSON
@@ -71,7 +81,7 @@ def answer(
     ctx: click.Context, /, file: Path, job: Path | None, release: Path | None, out: Path | None,
     over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
     cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool, pure: bool,
-    tables: bool,
+    tables: bool, fresh: bool, dry_run: bool, units: int | None, records: int | None,
 ) -> None:  # fmt: skip
     """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
 
@@ -79,6 +89,9 @@ def answer(
     which unit, with which budget and from which ledger.  A record outside the domain is a dead
     letter.  OUT gets the answers with exact standard errors, and the estimate from which any
     other workload over the same domain is answered.  Other flags pass through to Beam.
+
+    Where the ledger or the job's store would refuse it now, --dry-run ends with the exit code of
+    that refusal.
     """
     from dpstream.pipelines.workload.files import read_workload
 
@@ -86,11 +99,10 @@ def answer(
         raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")
     asked = read_workload(file)
     if release is not None:
-        if over_time:
-            raise UsageError("--over-time", "is for a job", "a release has its own triggers")
+        _check_free(over_time, fresh, dry_run)
         _from(asked, release, out, nonnegative, covariance, as_json)
         return
-    if job is None or out is None:
+    if job is None or (out is None and not dry_run):
         raise UsageError("--out", "is required", "name a new folder")
     if covariance is not None:
         raise UsageError("--covariance", "is for --from", "ask it of the release")
@@ -99,18 +111,18 @@ def answer(
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.ledger_view import ledger_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
-    from dpstream.pipelines.workload.execute import Order, execute
+    from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
     from dpstream.pipelines.workload.ways import way_of
 
-    loaded = load_job(job)
+    loaded, place = load_job(job), None if dry_run or out is None else out.absolute()
     privacy = loaded.plan.privacy
     warnings = weaknesses(privacy.epsilon, 0.0 if pure else privacy.delta)
     print_warnings([*warnings, *ledger_warnings(loaded)])
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
-        once(asked, loaded, mechanism, out.absolute(), form, nonnegative, as_json)
+        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh)
         return
     chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
     if tables and asked.marginal and chosen.name == "identity":
@@ -119,23 +131,83 @@ def answer(
         chosen = residual(asked)[0]  # the table of all cells: the same errors
     if tables or way_of(asked, chosen) == "tables":
         mechanism = table_mechanism(asked, chosen, loaded)
-        once(asked, loaded, mechanism, out.absolute(), form, nonnegative, as_json, some=True)
+        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, some=True)
         return
-    order = Order(asked, loaded, chosen, out.absolute(), over_time, form, nonnegative,
-                  runner, ctx.args)  # fmt: skip
+    order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
+                  runner, ctx.args, fresh)  # fmt: skip
+    _through_store(order, (units, records), place is None, quiet, as_json)
+
+
+def _through_store(
+    order: "Order", stated: tuple[int | None, int | None], dry: bool, quiet: bool, as_json: bool
+) -> None:
+    """Through a store, as every run; ``dry``: only what would be told, with units and records."""
+    from dpstream.pipelines.operate.acceptance import of_job
+    from dpstream.pipelines.workload.execute import execute, job_of
+
+    job, asked = job_of(order), order.workload
+    covered, lines = _covered(job, asked.cells, *stated) if order.over_time else (None, [])
+    if dry:
+        _dry(of_job(job, order.fresh), as_json, lines, {"coverage": covered})
+        return
+    if not as_json:
+        click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    tell(done.receipt, asked, out, done.result.resumed, as_json)
+    tell(done.receipt, asked, order.out, done.result.resumed, as_json)
+
+
+def _check_free(over_time: bool, fresh: bool, dry_run: bool) -> None:
+    """Options that mean nothing for --from.
+
+    Raises:
+        UsageError: one is given.
+    """
+    if over_time:
+        raise UsageError("--over-time", "is for a job", "a release has its own triggers")
+    if fresh or dry_run:
+        field = "--fresh" if fresh else "--dry-run"
+        raise UsageError(field, "is for a job", "a release is answered from at no charge")
+
+
+def _covered(
+    job: "Job", cells: int, units: int | None, records: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """What the budget covers over time, as `dpstream plan` says it."""
+    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
+
+    found = coverage(job.plan, allocate(job.plan), units, records, cells)
+    warnings = [f"Warning     {warning}" for warning in warnings_of(found)]
+    return found, [*coverage_lines(job.plan, found), *warnings]
+
+
+def _dry(
+    accepted: "Acceptance", as_json: bool, lines: Sequence[str] = (), more: Any = None
+) -> None:
+    """What the command would be told; ends with its exit code."""
+    if as_json:
+        print_json({"acceptance": accepted.as_dict(), **(more or {})})
+    else:
+        click.echo("\n".join([*accepted.lines("Can answer"), *lines]))
+    click.get_current_context().exit(accepted.exit_code)
 
 
 def once(
-    asked: "Workload", job: "Job", mechanism: "Mechanism", out: Path, form: str,
-    nonnegative: bool, as_json: bool, some: bool = False,
+    asked: "Workload", job: "Job", mechanism: "Mechanism", out: Path | None, form: str,
+    nonnegative: bool, as_json: bool, fresh: bool, some: bool = False,
 ) -> None:  # fmt: skip
-    """Through the register; ``some``: the job's key may name a part of the attributes."""
-    from dpstream.pipelines.workload.registered import answer_once
+    """Through the register; without ``out`` only said what would happen.
 
-    done = answer_once(asked, job, mechanism, out, form, some, nonnegative)
+    Args:
+        some: the job's key may name a part of the attributes.
+    """
+    from dpstream.pipelines.workload.registered import acceptance, answer_once
+
+    if out is None:
+        _dry(acceptance(asked, job, mechanism, some, fresh), as_json)
+        return
+    done = answer_once(asked, job, mechanism, out, form, some, nonnegative, fresh)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
     tell(done.receipt, asked, out, not done.charged, as_json)

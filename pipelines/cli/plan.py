@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
 _COUNT = click.IntRange(min=1)
-STATED = options(
+POPULATION = options(
     click.option("--units", type=_COUNT, help="Units with records in a window: what appears of so"
                  " many.  [default with --scale: any number]"),
     click.option("--records", type=_COUNT, help="Number of their records in a window; plan"
                  " then says what C cuts."),
+)  # fmt: skip
+STATED = options(
+    POPULATION,
     click.option("--keys", type=_COUNT, help="Keys there are in a window.  [default: 1000; --scale"
                  " needs it]"),
 )  # fmt: skip

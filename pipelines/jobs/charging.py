@@ -56,13 +56,13 @@ def check_begin(job: Job, fresh: bool = False) -> Expected:
             "state.store",
             f"holds run {identity.run_id}, which was begun with another plan: the job file was "
             "changed since",
-            f"type `dpstream run {job.path.name} --fresh`, which begins a new run at a new charge "
+            f"type {fresh_command(job)}, which begins a new run at a new charge "
             "and keeps the old store and releases beside the new ones; or restore the old job file",
         )
     folder = job.sink.folder
     new = identity is None and not fresh and job.state.path is not None
     if new and folder is not None and folder_used(folder):
-        again = f"type `dpstream run {job.path.name} --fresh`, which moves the old releases away"
+        again = f"type {fresh_command(job)}, which moves the old releases away"
         raise lost_store("sink.path", f"an empty folder; or {again}")
     seen = ledger_seen(job)
     if job.ledger is None:
@@ -71,6 +71,13 @@ def check_begin(job: Job, fresh: bool = False) -> Expected:
     elif fresh and seen is not None and seen.data_set != job.ledger.data_set:
         seen = None  # a new run may be of other data
     return check_charge(job, identity, seen)
+
+
+def fresh_command(job: Job) -> str:
+    """What to type for a new run."""
+    if job.cells is not None:
+        return "`dpstream answer` as before with --fresh and a new --out"
+    return f"`dpstream run {job.path.name} --fresh`"
 
 
 def store_identity(job: Job) -> "RunIdentity | None":

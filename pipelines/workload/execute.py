@@ -36,7 +36,7 @@ class Order(NamedTuple):
         strategy: of the cells; over_time: at every trigger of the job.
         out: folder of the answers; form: of the table in it.
         nonnegative: consistent non-negative estimates in the place of the linear ones.
-        runner, beam_args: as `run_job` takes them.
+        runner, beam_args, fresh: as `run_job` takes them.
     """
 
     workload: Workload
@@ -48,6 +48,7 @@ class Order(NamedTuple):
     nonnegative: bool = False
     runner: str = "DirectRunner"
     beam_args: Sequence[str] = ()
+    fresh: bool = False
 
 
 class Done(NamedTuple):
@@ -63,10 +64,9 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
     Raises:
         DpstreamError: refused before a charge, or failed.
     """
-    mixing = mixing_of(order.workload, order.strategy)
-    job = cells_job(order.job, order.workload, mixing, order.over_time)
+    job = job_of(order)
     _check(order, job)
-    result = run_job(job, order.runner, order.beam_args, progress)
+    result = run_job(job, order.runner, order.beam_args, progress, fresh=order.fresh)
     try:
         estimate, moments, receipt = _released(order, job, result.run_id)
     finally:
@@ -75,9 +75,19 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
     return Done(write_release(order.out, receipt, estimate, table, order.form), result)
 
 
+def job_of(order: Order) -> Job:
+    """The job that is run.
+
+    Raises:
+        UsageError, PolicyError: the job or the strategy does not fit.
+    """
+    mixing = mixing_of(order.workload, order.strategy)
+    return cells_job(order.job, order.workload, mixing, order.over_time)
+
+
 def _check(order: Order, job: Job) -> None:
     """What would fail only after the charge."""
-    check_place(order.out, job.plan.hash, order.workload)
+    check_place(order.out, job.plan.hash, order.workload, order.fresh)
     if job.plan.timeline.end is None:
         raise PolicyError(
             "time.end", "is required: answers are written when the run has ended",

@@ -23,11 +23,13 @@ from dpstream.accounting.workloads.workload import Workload, codes
 from dpstream.dp_transforms import residual as tables
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.bounded import bounded
@@ -136,12 +138,13 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
 
 def answer_once(
     workload: Workload, job: Job, mechanism: Mechanism, out: Path, form: str = "parquet",
-    some: bool = False, nonnegative: bool = False,
+    some: bool = False, nonnegative: bool = False, fresh: bool = False,
 ) -> Answered:  # fmt: skip
     """Charge, read, draw, commit, publish.
 
     Args:
         some: the job's key names a part of the attributes only.
+        fresh: a new charge also for what was answered before; the old receipt stays.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
@@ -156,15 +159,15 @@ def answer_once(
     reading = job.reading(domain.key)
     source = input_of(reading)
     before, plan_hash = source.state(), _plan_hash(job, mechanism, domain)
-    check_place(out, plan_hash, workload)
+    check_place(out, plan_hash, workload, fresh)
     pieces(reading)  # a column that a file lacks costs nothing
     with key_source(job).ring() as keys:
-        request = keys.source_fingerprint([b"workload", plan_hash.encode(), *source.identity()])
+        request = _request(keys, plan_hash, source)
         limit = job.ledger.limit
         with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
             register = Register(ledger, "workload")
             charge = _charge(job, mechanism, plan_hash)
-            run_id, charged = register.begin(charge, request, (limit.epsilon, limit.delta))
+            run_id, charged = register.begin(charge, request, (limit.epsilon, limit.delta), fresh)
             rows = bounded(reading, domain, keys)
             estimate = mechanism.draw(rows.codes, keys, (run_id.encode(), plan_hash.encode()))
             if source.state() != before:
@@ -187,6 +190,33 @@ def answer_once(
 
             receipt = write_release(out, receipt, estimate, table, form, commit)
     return Answered(receipt, charged, rows.dead_letters)
+
+
+def acceptance(
+    workload: Workload, job: Job, mechanism: Mechanism, some: bool = False, fresh: bool = False
+) -> Acceptance:
+    """Whether `answer_once` would be charged now, and what it would cost; charges nothing.
+
+    Raises:
+        DpstreamError: the job is refused for another reason than its ledger.
+    """
+    job, domain = asked_once(job), domain_of_job(job, workload, some)
+    _check(workload, job)
+    if job.ledger is None:
+        raise InvariantError("job.ledger is not None")
+    place, limit, plan_hash = job.ledger, job.ledger.limit, _plan_hash(job, mechanism, domain)
+
+    def fingerprint() -> str:
+        with key_source(job).ring() as keys:
+            return _request(keys, plan_hash, input_of(job.reading(domain.key)))
+
+    request = Request(_charge(job, mechanism, plan_hash), fingerprint)
+    return of_requests(place.path, place.data_set, (limit.epsilon, limit.delta), [request], fresh)
+
+
+def _request(keys: KeyRing, plan_hash: str, source: Input) -> str:
+    """Keyed fingerprint of what is asked of which input."""
+    return keys.source_fingerprint([b"workload", plan_hash.encode(), *source.identity()])
 
 
 def _check(workload: Workload, job: Job) -> None:

@@ -103,14 +103,21 @@ class Released(NamedTuple):
     estimate: Estimate | TableEstimate
 
 
-def check_place(out: Path, plan_hash: str, workload: Workload) -> None:
+def check_place(out: Path, plan_hash: str, workload: Workload, fresh: bool = False) -> None:
     """Whether a release may go to its place: nothing is there, or an answer of the same plan.
+
+    Args:
+        fresh: it is a new answer, which has a folder of its own.
 
     Raises:
         PolicyError: something else stands there.
     """
     if not out.exists():
         return
+    if fresh:
+        raise PolicyError(
+            "--out", "exists, and --fresh keeps the answers that are there", "name a new folder"
+        )
     with contextlib.suppress(OSError, PolicyError):
         there = _receipt(out)
         if (there.plan_hash, there.workload) == (plan_hash, workload.digest):

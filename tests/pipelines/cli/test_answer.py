@@ -81,4 +81,4 @@ def test_refused(made: Path, tmp_path: Path) -> None:
     assert "npy" in refused("answer", asked, "--from", made / "out", "--covariance",
                             tmp_path / "c.txt")  # fmt: skip
     assert "--from" in refused("answer", asked, "--from", tmp_path)
-    assert len(examples_of("answer")) == 3
+    assert len(examples_of("answer")) == 4

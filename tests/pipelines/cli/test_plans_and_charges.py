@@ -16,6 +16,7 @@ from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office
 from tests.pipelines.tuning.asking import JOB as TUNED
 from tests.pipelines.tuning.asking import USERS, records
+from tests.pipelines.workload.survey import survey, write
 
 Words = Sequence[str | Path]
 
@@ -88,7 +89,27 @@ def tabulate(folder: Path) -> System:
     return System(*lists, narrow)
 
 
-SYSTEMS = {"sql": sql, "choose": choose, "session": session, "tabulate": tabulate}
+def answer(folder: Path, *more: str) -> System:
+    narrow = narrowed(survey(folder, 300).path, "epsilon = 900.0", "epsilon = 2.0")
+    words = ("answer", folder / "asked.json", folder / "job.toml", "--cache", folder / "c", *more)
+    first, fresh = (*words, "--out", folder / "a"), (*words, "--out", folder / "b")
+    return System((*words, "--dry-run"), first, first, fresh, narrow)
+
+
+def answer_purely(folder: Path) -> System:
+    of = answer(folder, "--pure")
+    write(folder / "asked.json", [{"factors": {"age": "range", "sex": "identity"}}])
+    return of
+
+
+SYSTEMS = {
+    "answer": answer,
+    "pure": answer_purely,
+    "sql": sql,
+    "choose": choose,
+    "session": session,
+    "tabulate": tabulate,
+}
 
 
 def acceptance(words: Words) -> tuple[int, dict[str, Any]]:
@@ -148,3 +169,20 @@ def test_a_damaged_ledger_refuses_both(name: str, tmp_path: Path) -> None:
     path.write_bytes(data)
     code = call(*of.plan, "--json").exit_code
     assert code == call(*of.free, "--json").exit_code == 3
+
+
+def test_a_fresh_answer_keeps_the_old_one(tmp_path: Path) -> None:
+    of = answer(tmp_path, "--format", "csv")
+    assert call(*of.ask).exit_code == 0
+    old = (tmp_path / "a" / "answers.csv").read_bytes()
+    assert call(*of.free, "--fresh").exit_code == 3  # its folder is taken
+    assert call(*of.fresh, "--fresh").exit_code == 0 and charges(tmp_path) == 2
+    assert (tmp_path / "a" / "answers.csv").read_bytes() == old
+    assert (tmp_path / "b" / "answers.csv").read_bytes() != old
+
+
+def test_answers_over_time_say_what_the_budget_covers(tmp_path: Path) -> None:
+    plan = (*answer(tmp_path, "--over-time", "--units", "100", "--records", "300").plan,)
+    assert {"Covers", "Cut"} <= {line.split(" ")[0] for line in call(*plan).stdout.splitlines()}
+    covered = json.loads(call(*plan, "--json").stdout)["coverage"]
+    assert covered["windows"] == 2 and covered["share_cut"] == pytest.approx(1 - 100 / 600)
