@@ -1,6 +1,7 @@
 """Clients of Google's services: opened where they are used, absent with words, errors by class."""
 
 import pickle
+import sys
 
 import pytest
 from typing_extensions import override
@@ -47,10 +48,11 @@ def test_no_credentials_are_a_coded_error_without_text() -> None:
         service._open()
 
 
-def test_a_missing_client_says_what_to_install() -> None:
+def test_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert imported("pubsub", "json").dumps([]) == "[]"
+    monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     with pytest.raises(UsageError) as error:
-        imported("pubsub", "no_such_module_at_all", "source.kind")
+        imported("pubsub", "google.cloud.pubsub_v1", "source.kind")
     assert error.value.field == "source.kind" and "[pubsub]" in error.value.fix
 
 
