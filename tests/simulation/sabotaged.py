@@ -281,7 +281,7 @@ SABOTAGED: dict[str, Sabotage] = {
         _wrapped(arrow, "replay_units", _counted_by_this_worker), "sqlite", skipping=True
     ),
     "steps without a fence": Sabotage(
-        _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite", seeds=(22,)
+        _wrapped(SqliteStore, "_write_steps", _overwriting), "sqlite", seeds=(98,)
     ),
     "positions ignored on replay": Sabotage(
         _wrapped(SqliteStore, "admitted_before", _no_positions), "sqlite"

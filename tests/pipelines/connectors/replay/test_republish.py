@@ -33,10 +33,10 @@ def _no_index_of_old_files() -> None:
 
 
 def call(job: Job, *args: str) -> dict[str, float]:
-    shown = CliRunner().invoke(cli, ["replay", str(job.path), "--json", *args])
-    assert shown.exit_code == 0, shown.output
-    found: dict[str, float] = json.loads(shown.output)
-    return found
+    printed = CliRunner().invoke(cli, ["replay", str(job.path), "--json", "--operator", *args])
+    assert printed.exit_code == 0, printed.output
+    counts: dict[str, float] = json.loads(printed.output)["operator_only"]
+    return counts
 
 
 def expected(job: Job) -> list[str]:
