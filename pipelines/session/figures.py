@@ -123,7 +123,7 @@ def cell(value: Any) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, float):
-        return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
+        return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:,.6g}"
     if hasattr(value, "strftime"):
         return str(value.strftime("%Y-%m-%dT%H:%M:%SZ"))
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

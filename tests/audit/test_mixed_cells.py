@@ -117,7 +117,7 @@ def reused() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "windows"), [(scaled, 200), (without_contributions, 60), (before_completion, 200)]
+    ("change", "windows"), [(scaled, 200), (without_contributions, 60), (before_completion, 300)]
 )
 def test_too_little_noise_is_seen(change: Change, windows: int, tmp_path: Path) -> None:
     plan, noise = seen(tmp_path, windows, Mixing(FACTORS), change)

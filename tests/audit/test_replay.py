@@ -18,6 +18,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.jobs import charging
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
@@ -199,15 +200,24 @@ def any_token() -> Any:
     return mock.patch.object(tokens, "_accept", lambda db, run, t, _: real(db, run, t, True))
 
 
-LOST = without(beginning, "refuse_lost_store")
+def loss_unseen() -> Any:
+    """Neither the check before the charge nor the one of the sink."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(beginning, "refuse_lost_store", lambda _: None))
+    stack.enter_context(mock.patch.object(charging, "folder_used", lambda _: False))
+    return stack
+
+
 ATTACKS = {
     "an older store": Attack(
         older_store, "older than its sink", without(beginning, "check_sink", True)
     ),
-    "a lost store": Attack(lost_store, "lost, moved or belongs elsewhere", LOST),
-    "a lost store, unnamed": Attack(lost_store_unnamed, "lost, moved or belongs elsewhere", LOST),
+    "a lost store": Attack(lost_store, "lost, moved or belongs elsewhere", loss_unseen),
+    "a lost store, unnamed": Attack(
+        lost_store_unnamed, "lost, moved or belongs elsewhere", loss_unseen
+    ),
     "a lost store, nothing published": Attack(
-        lost_before_release, "lost, moved or belongs elsewhere", LOST
+        lost_before_release, "lost, moved or belongs elsewhere", loss_unseen
     ),
     "a foreign store": Attack(
         foreign_store, "another run than the store's", without(run_manifest, "_refuse_foreign")

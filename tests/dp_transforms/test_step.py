@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import aggregation, release, step
 from dpstream.dp_transforms.batches import concat, record_schema
@@ -335,7 +336,7 @@ def test_a_worker_that_keeps_old_states_is_noticed(
 ) -> None:
     """States that hold steps of an overtaken group claim commits that nobody made."""
     monkeypatch.setattr(SqliteStore, "forget", lambda *_: None)
-    with pytest.raises(AssertionError):
+    with pytest.raises(PolicyError):
         turns(PLANS["sticky"], store_paths, 3, monkeypatch)
     stores.close_all()
 

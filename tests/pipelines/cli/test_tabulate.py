@@ -119,7 +119,9 @@ def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["epsilon"] is None and told["warnings"] == shown["warnings"]
-    assert told["warnings"][0] in done.stderr
+    (tmp_path / "out").rename(tmp_path / "first")
+    again = _run("execute", *own, tmp_path / "out", *key_of(made))
+    assert again.exit_code == 0 and told["warnings"][0] in again.stderr
 
 
 def test_report(made: Office, tmp_path: Path) -> None:
