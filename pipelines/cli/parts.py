@@ -45,7 +45,10 @@ def print_json(value: Any) -> None:
 def print_warnings(warnings: Iterable[str]) -> None:
     """Each on a line of stderr, apart from the output; with --json they are in it, and stderr is
     for an error's object alone."""
-    for warning in () if click.get_current_context().params.get("as_json") else warnings:
+    context = click.get_current_context(silent=True)
+    if context is not None and context.params.get("as_json"):
+        return
+    for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
 
 

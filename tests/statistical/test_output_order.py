@@ -21,7 +21,7 @@ KINDS = ("parquet", "csv", "jsonl")
 SHUFFLES = 200
 TRIGGERS = 3
 #: (page, users): far above the threshold, or a single user each.
-RELEASED = {f"k{n}": 60 + 3 * n for n in range(5)}
+RELEASED = {f"k{n}": 150 + 3 * n for n in range(5)}
 ALONE = {f"alone{n}": 1 for n in range(30)}
 
 

@@ -376,7 +376,7 @@ def lines_of_json(hour: Hour) -> None:
 
 
 EMPTY = {
-    "days without data": (other_days, ("none from 2023-01-01T00:00:00Z up to",), data_days),
+    "days without data": (other_days, ("a time before 2023-01-01T00:00:00Z",), data_days),
     "few units": (few, ("no key has enough units", "dpstream plan job.toml"), again),
     "a type of text": (
         text_int, ("schema.unit: column 'user' holds no int", 'type = "string"'), lambda hour:

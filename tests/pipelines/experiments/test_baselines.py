@@ -255,7 +255,7 @@ def test_baseline_2_is_the_job_with_a_window_for_every_batch(
 ) -> None:
     """With noise far below 1 the product's own pipeline publishes the same numbers."""
     generate(Synth(users=3000, keys=30, seed=4), tmp_path / "day.parquet")
-    frame = Frame(tmp_path / "day.parquet", "int", tmp_path / "runs", 1000.0, 0.5, 2)
+    frame = Frame(tmp_path / "day.parquet", "int", tmp_path / "runs", 1000.0, 0.01, 2)
     path = write_job(frame, Setting(parse_mode("sticky,strategy=tree,weights=uniform"), 6, 3))
     path.write_text(path.read_text().replace('window = "1d"', 'window = "4h"'))
     job = load_job(path)
@@ -265,7 +265,7 @@ def test_baseline_2_is_the_job_with_a_window_for_every_batch(
 
     data = load(tmp_path / "day.parquet")
     published = record(monkeypatch)
-    run_baseline("baseline2", data, Truth(data, 6), Guarantee(1000.0, 0.5, 3), KeyRing(bytes(32)))
+    run_baseline("baseline2", data, Truth(data, 6), Guarantee(1000.0, 0.01, 3), KeyRing(bytes(32)))
     last = {key: value for batch in published.values() for key, value in batch.items()}
     codes = pc.index_in(releases["key"], value_set=data.names).to_pylist()
     assert last == dict(zip(codes, releases["count_sum"].to_pylist(), strict=True))
