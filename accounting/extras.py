@@ -6,7 +6,6 @@ which the command line and ``import dpstream`` use.  ``dpstream doctor`` lists t
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -132,6 +131,8 @@ def _command(origin: str | None, extra: str) -> str:
 @functools.cache
 def _origin() -> str | None:
     """Where the installed package came from; a clone that was never installed says nothing."""
+    import importlib.metadata  # 20 ms, and only a missing extra needs it
+
     try:
         return importlib.metadata.distribution(NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
