@@ -48,7 +48,7 @@ class Factor:
     matrix: Float64 | None = field(default=None, repr=False)
     relative: bool = False
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """Number of queries."""
         n = self.size

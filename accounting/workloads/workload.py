@@ -40,7 +40,7 @@ class Product(NamedTuple):
     @property
     def rows(self) -> int:
         """Number of queries."""
-        return math.prod(factor.rows for factor in self.factors)
+        return math.prod([factor.rows for factor in self.factors])
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +61,24 @@ class Workload:
         return math.prod(self.sizes)
 
     @functools.cached_property
+    def rows(self) -> tuple[int, ...]:
+        """(products,) number of queries of each."""
+        return tuple(product.rows for product in self.products)
+
+    @functools.cached_property
     def queries(self) -> int:
         """Number of queries."""
-        return sum(product.rows for product in self.products)
+        return sum(self.rows)
+
+    @functools.cached_property
+    def weights(self) -> Float64:
+        """(products,) weight of each."""
+        return np.array([product.weight for product in self.products])
 
     @functools.cached_property
     def weight(self) -> float:
         """Sum of the weights of all queries: what a total error is divided by for a mean."""
-        return math.fsum(product.weight * product.rows for product in self.products)
+        return math.fsum(self.weights * np.array(self.rows, np.float64))
 
     @functools.cached_property
     def marginal(self) -> bool:
@@ -191,8 +201,8 @@ def workload_of(
                 "a weight is a number from 1e-12 to 1e12",
                 "rescale them, or leave it out",
             )
-        kept = sorted((axis, factor) for axis, factor in named.items() if not _summed(factor))
-        found.append(Product(float(weight), tuple(a for a, _ in kept), tuple(f for _, f in kept)))
+        axes = tuple(sorted([axis for axis, factor in named.items() if not _summed(factor)]))
+        found.append(Product(float(weight), axes, tuple([named[axis] for axis in axes])))
     return Workload(domain_of(attributes), tuple(found))
 
 

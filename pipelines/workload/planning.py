@@ -190,7 +190,7 @@ def queries_of(
         "products": [
             {
                 "product": number,
-                "queries": product.rows,
+                "queries": rows,
                 "weight": product.weight,
                 "attributes": {
                     workload.attributes[axis].name: factor.kind
@@ -200,7 +200,9 @@ def queries_of(
                 "least": None if spread.least is None else math.sqrt(spread.least) * scale,
                 "most": None if spread.most is None else math.sqrt(spread.most) * scale,
             }
-            for number, (product, spread) in enumerate(zip(workload.products, spreads, strict=True))
+            for number, (product, rows, spread) in enumerate(
+                zip(workload.products, workload.rows, spreads, strict=True)
+            )
         ],
     }
 

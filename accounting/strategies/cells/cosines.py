@@ -26,7 +26,7 @@ def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list
         workload: of tables of counts; every axis of ``folding`` is folded.
     """
     spaces = spaces_of(workload)
-    weights = np.array([product.weight for product in workload.products])
+    weights = workload.weights
     traces = spaces.traces(weights) * float(workload.cells)
     known = {
         key: trace / dim

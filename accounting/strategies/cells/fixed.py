@@ -92,7 +92,7 @@ def itself(workload: Workload) -> CellStrategy:
     """The workload's own queries, each as often as its weight says."""
     if workload.marginal:
         spaces = spaces_of(workload)
-        traces = spaces.traces(np.array([product.weight for product in workload.products]))
+        traces = spaces.traces(workload.weights)
         kept = np.flatnonzero((traces > 0) & (spaces.dims > 0))
         y = traces[kept] / spaces.dims[kept]
         gram: Gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), y)
@@ -139,6 +139,12 @@ def column_norm2(workload: Workload) -> float:
     place = {axis: at for at, axis in enumerate(k for k, n in enumerate(left) if n > 1)}
     if math.prod(left) * len(workload.products) > _MAX_ENUMERATED:
         raise _too_many()
+    if not place:
+        one = [{factor: float(row[0]) for factor, row in of.items()} for of in norms]
+        return math.fsum(
+            math.prod([one[axis][factor] for axis, factor in zip(p.axes, p.factors, strict=True)])
+            for p in workload.products
+        )
     total = np.zeros([left[axis] for axis in place])
     for product in workload.products:
         term = np.ones((1,) * len(place))

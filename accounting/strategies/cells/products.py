@@ -78,7 +78,7 @@ def alternating(workload: Workload, tolerance: float = 1e-3) -> CellStrategy:
             solved = _axis(_turn(workload, axis, others), tolerance)
             [grams[axis]] = solved.strategy.gram.factors  # type: ignore[attr-defined]
             traces[axis] = _traces(workload, axis, grams[axis])
-        weights = np.array([product.weight for product in workload.products])
+        weights = workload.weights
         error = float(weights @ traces.prod(axis=0))
         if error > before * (1 - _SETTLED):
             break

@@ -78,8 +78,10 @@ class Spaces:
         return found
 
 
+@functools.lru_cache(maxsize=2)
 def spaces_of(workload: Workload) -> Spaces:
-    """All residual spaces that a workload has a part on.
+    """All residual spaces that a workload has a part on: computed once for a plan and what is
+    compared with it.
 
     Raises:
         PolicyError: more parts than a limit.
@@ -160,7 +162,7 @@ class Residual(Gram):
     @override
     def trace(self, workload: Workload) -> float:
         spaces = spaces_of(workload)
-        masses = spaces.traces(np.array([product.weight for product in workload.products]))
+        masses = spaces.traces(workload.weights)
         if any(
             m > 0 and key not in self._known for m, key in zip(masses, spaces.keys, strict=True)
         ):
@@ -177,7 +179,7 @@ class Residual(Gram):
     def means(self, workload: Workload) -> Float64:
         spaces = spaces_of(workload)
         total = spaces.back(self._inverse(spaces, np.ones(len(spaces.keys))))
-        rows = np.array([float(product.rows) for product in workload.products])
+        rows = np.array(workload.rows, np.float64)
         return np.asarray(total / rows)
 
     @override
@@ -219,7 +221,7 @@ class Residual(Gram):
 def residual(workload: Workload) -> tuple[CellStrategy, float]:
     """The best strategy of this form and its error; exact for tables of counts."""
     spaces = spaces_of(workload)
-    traces = spaces.traces(np.array([product.weight for product in workload.products]))
+    traces = spaces.traces(workload.weights)
     asked = (traces > 0) & (spaces.dims > 0)
     keys = tuple(key for key, kept in zip(spaces.keys, asked, strict=True) if kept)
     total = float(np.sqrt(traces[asked] * spaces.dims[asked]).sum())
@@ -252,8 +254,8 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
     if not workload.marginal:
         raise PolicyError("objective", "worst is for tables of counts here", "use total")
     spaces = spaces_of(workload)
-    rows = np.array([float(product.rows) for product in workload.products])
-    scale = np.array([product.weight for product in workload.products]) / rows
+    rows = np.array(workload.rows, np.float64)
+    scale = workload.weights / rows
 
     def dual(p: Float64) -> Slopes:
         traces = spaces.traces(p * scale)

@@ -74,12 +74,16 @@ def test_domains_beyond_one_matrix(tmp_path: Path, kind: str, sizes: list[int], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["range", "prefix"])
-@pytest.mark.parametrize(("sizes", "ways"), [([10] * 20, 2), ([100] * 3, 3), ([100] * 5, 5)])
+@pytest.mark.parametrize(
+    ("sizes", "ways", "kind", "seconds"),
+    [([10] * 20, 2, "range", 3), ([10] * 20, 2, "prefix", 3), ([100] * 3, 3, "range", 3),
+     ([100] * 3, 3, "prefix", 3), ([100] * 5, 5, "range", 3), ([100] * 5, 5, "prefix", 3),
+     ([10] * 100, 3, "identity", 5)],
+)  # fmt: skip
 def test_a_plan_takes_3_cpu_seconds_and_1_gib(
-    tmp_path: Path, kind: str, sizes: list[int], ways: int
+    tmp_path: Path, sizes: list[int], ways: int, kind: str, seconds: int
 ) -> None:
-    """The whole process, `dpstream workload plan`."""
+    """The whole process, `dpstream workload plan`; 5 seconds for 161,700 tables."""
     domain = [{"name": f"a{k}", "size": size} for k, size in enumerate(sizes)]
     write(tmp_path / "w.json", [{"ways": ways, "kind": kind}], domain)
     command = [sys.executable, "-m", "dpstream.pipelines.cli.main", "workload", "plan", "w.json",
@@ -88,7 +92,7 @@ def test_a_plan_takes_3_cpu_seconds_and_1_gib(
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = status
     assert status == 0
-    assert used.ru_utime + used.ru_stime <= 3 and used.ru_maxrss <= 1 << 20
+    assert used.ru_utime + used.ru_stime <= seconds and used.ru_maxrss <= 1 << 20
 
 
 def test_many_tables(tmp_path: Path) -> None:
