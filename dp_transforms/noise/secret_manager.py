@@ -8,6 +8,7 @@ Of a failure only its code is told: texts of libraries and services can quote wh
 libraries' own copies of the answer are immutable and cannot be overwritten, only dropped.
 """
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from typing import Any
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.extras import require
+from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, reach
 
 FIELD = "privacy.key"
-EMULATOR = "SECRET_MANAGER_EMULATOR_HOST"
+SERVICE = "Secret Manager"
+EMULATOR = EMULATORS[SERVICE]
 #: An unavailable service is asked again for this long, after waits from the first to the last.
 RETRY_SECONDS, FIRST_WAIT, LAST_WAIT = 15.0, 0.25, 4.0
 #: One question waits this long for its answer.
@@ -79,6 +82,7 @@ def _ask(name: str) -> Any:
         timeout=RETRY_SECONDS,
     )
     with _client() as client:
+        reach(client.transport.grpc_channel, FIELD, SERVICE)
         answer = client.access_secret_version(name=name, retry=retry, timeout=CALL_SECONDS)
         return answer.payload
 
@@ -105,9 +109,10 @@ def _credentials() -> Any:
     import google.auth
     from google.auth.transport.requests import Request
 
-    found, _ = google.auth.default(scopes=[_SCOPE])
-    found.refresh(Request())
-    return found
+    credentials, _ = google.auth.default(scopes=[_SCOPE])
+    with connecting("Google's credentials"):
+        credentials.refresh(functools.partial(Request(), timeout=CONNECT_SECONDS))
+    return credentials
 
 
 def _coded(error: Exception) -> DpstreamError:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import require
+from dpstream.state.connecting import reach
 from dpstream.state.google_errors import may_pass
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
@@ -41,6 +42,9 @@ class ServiceClient(ABC):
         field: that names the place, for errors.
     """
 
+    #: The service's public name.
+    service = ""
+
     def __init__(self, field: str) -> None:
         self.field = field
         self._client: Any = None
@@ -65,6 +69,17 @@ class ServiceClient(ABC):
             except Exception as error:  # no credentials
                 raise failed(self.field, error, "cannot be reached") from None
         return self._client
+
+    def _reached(self) -> Any:
+        """The client, after its service has answered for the first time: when a run begins.
+
+        Raises:
+            UsageError: the client is not installed.
+            RunError: the service does not answer.
+        """
+        client = self._open()
+        reach(client.transport.grpc_channel, self.field, self.service)
+        return client
 
     def close(self) -> None:
         """Let go of the client; the next use opens another."""

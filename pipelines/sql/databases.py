@@ -7,6 +7,7 @@ to the catalog's types afterwards, NULL where they do not fit.
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import require
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import sqlite_path
+from dpstream.state.connecting import CONNECT_SECONDS, connecting
 from dpstream.state.private_log import what_next
 
 #: A first row fixes the types of SQLite's columns, which have none of their own; it is told by a
@@ -70,7 +72,10 @@ def _connected(table: Table, stack: contextlib.ExitStack) -> Any:
             return stack.enter_context(driver.connect(f"file:{place}?mode=ro"))
         import adbc_driver_postgresql.dbapi as postgresql
 
-        connection = stack.enter_context(postgresql.connect(table.place))
+        # libpq would wait for ever for a server that accepts and says nothing.
+        os.environ.setdefault("PGCONNECT_TIMEOUT", f"{CONNECT_SECONDS:.0f}")
+        with connecting("PostgreSQL"):
+            connection = stack.enter_context(postgresql.connect(table.place))
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return connection

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,42 +12,92 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.state import connecting as module
+from dpstream.dp_transforms.noise import secret_manager
+from dpstream.pipelines.connectors.kafka import client as kafka_client
+from dpstream.pipelines.sql import databases
+from dpstream.pipelines.sql.catalog import Table
+from dpstream.state import connecting as connecting_module
 from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, show_connecting
 
 NOWHERE = "127.0.0.1:1"
 
 
-def spanner_store() -> None:
+def spanner_store(_: str) -> None:
     from dpstream.state.spanner.client import connect
 
     connect("spanner://project/instance/nowhere")
 
 
-def spanner_ledger() -> None:
+def spanner_ledger(_: str) -> None:
     from dpstream.state.ledger.open import open_ledger
 
     open_ledger("spanner://project/instance/nowhere-either", "data")
 
 
-def subscription() -> None:
+def subscription(_: str) -> None:
     from dpstream.pipelines.connectors.pubsub import client
 
     client.client.cache_clear()
     client.described("projects/p/subscriptions/s")
 
 
-CASES: list[tuple[Callable[[], None], str, str]] = [
+def topic(_: str) -> None:
+    from dpstream.pipelines.connectors.pubsub.sink import PubsubTopic
+
+    PubsubTopic("projects/p/topics/t").look()
+
+
+def big_table(address: str) -> None:
+    from dpstream.pipelines.connectors.bigquery.table import SEAL_SCHEMA, BigQueryTables
+    from tests.bigquery_server import client
+
+    BigQueryTables(lambda: client(address)).look("project.set.table", SEAL_SCHEMA)
+
+
+def secret(_: str) -> None:
+    secret_manager.access("projects/p/secrets/s/versions/1")
+
+
+def kafka_topic(address: str) -> None:
+    kafka_client.connect(
+        kafka_client.library().admin.AdminClient({"bootstrap.servers": address}), "sink"
+    )
+
+
+def postgresql(address: str) -> None:
+    place = f"postgresql://user@{address}/db"
+    databases.server_columns(Table(name="visits", kind="postgresql", place=place, columns={}))
+
+
+CASES: list[tuple[Callable[[str], None], str, str]] = [
     (spanner_store, "state.store", "Cloud Spanner"),
     (spanner_ledger, "ledger.path", "Cloud Spanner"),
     (subscription, "source.subscription", "Pub/Sub"),
+    (topic, "sink.topic", "Pub/Sub"),
+    (big_table, "sink.table", "BigQuery"),
+    (secret, "privacy.key", "Secret Manager"),
+    (kafka_topic, "sink.servers", "Kafka"),
+    (postgresql, "table visits", "database"),
 ]
+#: What a fix names where it is not the emulator's variable.
+CHECKS = {"BigQuery": "reaches", "Kafka": "sink.servers", "database": "address"}
+
+
+@pytest.fixture(params=["refuses", "silent"])
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A port where nothing listens, or one that accepts connections and never answers."""
+    with socket.socket() as listening:
+        if request.param == "silent":
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(8)
+        port = listening.getsockname()[1] if request.param == "silent" else 1
+        for name in EMULATORS.values():
+            monkeypatch.setenv(name, f"127.0.0.1:{port}")
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in EMULATORS.values():
-        monkeypatch.setenv(name, NOWHERE)
+def speaking() -> Iterator[None]:
     yield
     show_connecting(True)
 
@@ -55,16 +106,29 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("call", "field", "service"), CASES, ids=[case[0].__name__ for case in CASES]
 )
 def test_a_service_that_does_not_answer_is_told_soon(
-    call: Callable[[], None], field: str, service: str, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[str], None],
+    field: str,
+    service: str,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert CONNECT_SECONDS == 10
-    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
+    for module in (connecting_module, kafka_client):
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "2")  # libpq takes no less
     begun = time.monotonic()
     with pytest.raises(RunError) as caught:
-        call()
+        call(address)
     assert time.monotonic() - begun < 8
     assert caught.value.field == field and service in caught.value.rule
-    assert EMULATORS.get(service, "reaches") in caught.value.fix
+    assert CHECKS.get(service, EMULATORS.get(service, "")) in caught.value.fix
+
+
+def test_postgresql_is_waited_for_as_long_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    with pytest.raises(RunError):
+        postgresql(NOWHERE)
+    assert os.environ.pop("PGCONNECT_TIMEOUT") == f"{CONNECT_SECONDS:.0f}"
 
 
 class Terminal(io.StringIO):
@@ -78,7 +142,7 @@ def test_one_line_on_a_terminal_alone(
 ) -> None:
     stderr = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(module, "_SHOWN_AFTER", 0.01)
+    monkeypatch.setattr(connecting_module, "_SHOWN_AFTER", 0.01)
     show_connecting(wanted)
     with connecting("Kafka"):
         time.sleep(0.2)
@@ -95,7 +159,8 @@ def test_a_real_command_ends_within_twenty_seconds() -> None:
     place = "spanner://project/instance/database"
     done = subprocess.run(
         [sys.executable, "-m", "dpstream.pipelines.cli.main", "ledger", "init", place, "--json"],
-        capture_output=True, text=True, check=False, env={**os.environ},
+        capture_output=True, text=True, check=False,
+        env={**os.environ, EMULATORS["Cloud Spanner"]: NOWHERE},
     )  # fmt: skip
     assert time.monotonic() - begun < 20 and done.returncode == 4
     told = json.loads(done.stderr.strip().splitlines()[-1])

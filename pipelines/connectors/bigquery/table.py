@@ -141,6 +141,8 @@ class BigQueryTables(ServiceClient):
         seconds: how long the service may be away, which is time in which nothing gets through.
     """
 
+    service = "BigQuery"
+
     def __init__(
         self, client: Callable[[], Any] | None = None, seconds: float = SINK_SECONDS
     ) -> None:
@@ -154,7 +156,7 @@ class BigQueryTables(ServiceClient):
             UsageError: the client is not installed.
             PolicyError, RunError.
         """
-        client, types = self._open(), imported("bigquery", f"{_STORAGE}.types")
+        client, types = self._reached(), imported("bigquery", f"{_STORAGE}.types")
         from google.api_core import exceptions
 
         asked = {"name": _stream(table), "view": types.WriteStreamView.FULL}

@@ -53,6 +53,8 @@ class PubsubTopic(ServiceClient):
         field: that names the topic, for errors.
     """
 
+    service = "Pub/Sub"
+
     def __init__(
         self, topic: str, seconds: float = SINK_SECONDS, field: str = "sink.topic"
     ) -> None:
@@ -66,7 +68,7 @@ class PubsubTopic(ServiceClient):
             UsageError: the client is not installed.
             RunError: no such topic, or the service cannot be reached.
         """
-        client = self._open()
+        client = self._reached()
         from google.api_core import exceptions
 
         try:

@@ -4,6 +4,7 @@ import base64
 import importlib.util
 import json
 import logging
+import socket
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from dpstream.dp_transforms.noise import secret_manager
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_key
+from dpstream.state import connecting
 from tests.audit.leaks import kept, shown
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
@@ -139,7 +141,10 @@ def test_a_long_outage_ends_the_waiting(server: SecretServer) -> None:
 def test_no_service_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with secret_server(monkeypatch):
         pass  # its port is free again
-    assert "UNAVAILABLE" in refusal().rule
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    error = refusal()
+    assert isinstance(error, RunError) and "does not answer" in error.rule
+    assert secret_manager.EMULATOR in error.fix
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,8 @@ def test_a_stand_in_on_another_machine_is_refused(
 def test_a_stand_in_may_have_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
     with secret_server(monkeypatch):
         monkeypatch.setenv(secret_manager.EMULATOR, "[::1]:1")
-        assert "UNAVAILABLE" in refusal().rule
+        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+        assert "does not answer" in refusal().rule
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +264,21 @@ def test_an_unreachable_token_service(account: type[Tokens], tmp_path: Path) -> 
     error = refusal()
     assert isinstance(error, RunError) and "cannot be reached" in error.rule
     assert error.field == "privacy.key"
+
+
+def test_a_token_service_that_never_answers(
+    account: type[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "account.json"
+    monkeypatch.setattr(secret_manager, "CONNECT_SECONDS", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}/token"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"token_uri": uri}))
+        begun = time.monotonic()
+        assert "cannot be reached" in refusal().rule
+    assert time.monotonic() - begun < 8
 
 
 def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
