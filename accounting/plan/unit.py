@@ -80,13 +80,16 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         type: of its values.
         event_time: column of the times that decide the period; period: its length in micros;
             phase: start modulo period.  All three or none: the whole stream.
+
+    Digests cover ``text``, which ledgers keep: its names are frozen, whatever the fields are
+    called.
     """
 
-    name: str
-    type: FieldType
-    event_time: str | None = None
-    period: int | None = None
-    phase: int | None = None
+    name: str = msgspec.field(name="name")
+    type: FieldType = msgspec.field(name="type")
+    event_time: str | None = msgspec.field(default=None, name="event_time")
+    period: int | None = msgspec.field(default=None, name="period")
+    phase: int | None = msgspec.field(default=None, name="phase")
 
     def __post_init__(self) -> None:
         given = [part is not None for part in (self.event_time, self.period, self.phase)]

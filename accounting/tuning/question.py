@@ -31,6 +31,7 @@ to 20% better still at G = 64.
 import functools
 import math
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -252,6 +253,38 @@ def design(question: Question, private: bool = True) -> TuningDesign:
         ends, per_unit = (question.tail, 1 - question.tail), question.values_per_unit
         found.append(histogram(column.name, values, len(values), ends, per_unit, share, mu))
     return TuningDesign(mu, tuple(found))
+
+
+def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
+    """A question and its mechanism by frozen names: what the digest of a tuning is made from."""
+    asked = {
+        "first": question.first,
+        "epsilon": float(question.epsilon),
+        "delta": float(question.delta),
+        "quantile": question.quantile,
+        "cover": question.cover,
+        "max_contributions": question.max_contributions,
+        "scale": question.scale,
+        "tail": float(question.tail),
+        "values_per_unit": question.values_per_unit,
+        "columns": [[column.name, column.lo, column.hi] for column in question.columns],
+        "key_records": question.key_records,
+    }
+    drawn = [
+        {
+            "name": of.name,
+            "candidates": list(of.candidates),
+            "cells": of.cells,
+            "targets": list(of.targets),
+            "col2": of.col2,
+            "sensitivity": of.sensitivity,
+            "share": of.share,
+            "sigma": of.sigma,
+            "rank_error": of.rank_error,
+        }
+        for of in design.histograms
+    ]
+    return {"question": asked, "mu": design.mu, "histograms": drawn}
 
 
 def _check(question: Question, private: bool) -> None:

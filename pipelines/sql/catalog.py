@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from sqlglot import exp
@@ -140,6 +141,23 @@ class Catalog(Tables):
     @functools.cached_property
     def digest(self) -> str:
         """128-bit hex digest of unit and tables, wherever they lie."""
-        tables = [msgspec.structs.replace(self.tables[n], place="") for n in sorted(self.tables)]
+        tables = [canonical(self.tables[name]) for name in sorted(self.tables)]
         encoded = msgspec.json.encode([self.unit.text, tables], order="sorted")
         return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-sql-cat").hexdigest()
+
+
+def canonical(table: Table) -> dict[str, Any]:
+    """A table by frozen names, as JSON-able values: what digests and notes of it are made from.
+
+    Its place is no part of it: the same tables may lie elsewhere.
+    """
+    via = table.via
+    return {
+        "name": table.name,
+        "kind": table.kind,
+        "remote": table.remote,
+        "columns": table.columns,
+        "unit": table.unit,
+        "units": list(table.units),
+        "via": None if via is None else {"table": via.table, "on": [list(p) for p in via.on]},
+    }

@@ -19,6 +19,7 @@ from dpstream.accounting.query.grids import Gridded, finest, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.functions import Function
+from dpstream.pipelines.sql.options import Options
 from dpstream.pipelines.sql.ownership import type_of
 from dpstream.pipelines.sql.statement import Statement, statement_of
 from dpstream.state.ledger.charges import Charge
@@ -87,7 +88,7 @@ def canonical(statement: Statement) -> str:
     """A statement in one spelling: names resolved, without comments and white space."""
     sql: Any = lambda node: None if node is None else node.sql("bigquery", comments=False)  # noqa: E731
     parts = [
-        msgspec.to_builtins(statement.options),
+        _canonical_options(statement.options),
         sql(statement.source),
         sql(statement.unit),
         [(g.name, sql(g.expression), g.type.value) for g in statement.groups],
@@ -99,6 +100,21 @@ def canonical(statement: Statement) -> str:
         sql(statement.public),
     ]
     return msgspec.json.encode(parts).decode()
+
+
+def _canonical_options(options: Options) -> dict[str, Any]:
+    """The options of a statement by frozen names."""
+    return {
+        "epsilon": options.epsilon,
+        "delta": options.delta,
+        "groups": options.groups,
+        "rows": options.rows,
+        "unit_column": options.unit_column,
+        "norm": options.norm,
+        "mechanism": options.mechanism,
+        "selection": options.selection,
+        "min_units": options.min_units,
+    }
 
 
 def _plan(statement: Statement, bits: int) -> QueryPlan:

@@ -34,7 +34,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.sql.catalog import Catalog, Table
+from dpstream.pipelines.sql.catalog import Catalog, Table, canonical
 from dpstream.pipelines.sql.databases import kept_unique
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.fitting import require_fitting
@@ -132,7 +132,7 @@ def _ring(catalog: Catalog) -> KeyRing:
 
 
 def _note(ring: KeyRing, table: Table, key: Key, contents: list[bytes]) -> str:
-    public = msgspec.json.encode(msgspec.structs.replace(table, place=""), order="sorted")
+    public = msgspec.json.encode(canonical(table), order="sorted")
     return ring.source_fingerprint([b"sql key", public, msgspec.json.encode(key[1]), *contents])
 
 

@@ -16,7 +16,13 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
-from dpstream.accounting.tuning.question import Question, TunedColumn, TuningDesign, design
+from dpstream.accounting.tuning.question import (
+    Question,
+    TunedColumn,
+    TuningDesign,
+    canonical,
+    design,
+)
 from dpstream.accounting.tuning.weighing import KEY_RECORDS
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import TuningConfig
@@ -63,10 +69,8 @@ class Asked(NamedTuple):
     @property
     def digest(self) -> str:
         """128-bit hex digest of everything public about the tuning."""
-        question = msgspec.to_builtins(self.question)
-        if self.question.key_records is None:  # as before there was this rule
-            del question["key_records"]
-        parts = msgspec.json.encode((question, self.design, self.job.plan.hash))
+        form = canonical(self.question, self.design) | {"plan": self.job.plan.hash}
+        parts = msgspec.json.encode(form, order="sorted")
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
     def describe(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.plans import DAY, SECOND
+from tests.structs import changed, leaves
 
 PINNED = Path(__file__).parents[2] / "golden" / "plans.json"
 COUNT, PEOPLE = Aggregate("n", "count"), Aggregate("people", "units")
@@ -76,27 +77,6 @@ def test_pinned(name: str) -> None:
 
 def test_twenty_different_plans() -> None:
     assert len(PLANS) == 20 == len({plan.hash for plan in PLANS.values()})
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths of all fields inside a plan's structs and of the entries of its tuples."""
-    if isinstance(value, msgspec.Struct):
-        inside = [(name, getattr(value, name)) for name in value.__struct_fields__]
-    elif isinstance(value, tuple):
-        inside = list(enumerate(value))
-    else:
-        return [path]
-    return [leaf for name, part in inside for leaf in leaves(part, (*path, name))]
-
-
-def changed(value: Any, path: tuple[Any, ...]) -> Any:
-    """The value with what stands at the path replaced by something else."""
-    if not path:
-        return f"{value}?"
-    name, rest = path[0], path[1:]
-    if isinstance(value, tuple):
-        return (*value[:name], changed(value[name], rest), *value[name + 1 :])
-    return msgspec.structs.replace(value, **{name: changed(getattr(value, name), rest)})
 
 
 def full() -> Plan:

@@ -13,8 +13,10 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.tuning.question import (
     CONTRIBUTIONS,
+    Histogram,
     TunedColumn,
     TuningDesign,
+    canonical,
     contributions_of,
     design,
     encoder_matrix,
@@ -24,6 +26,7 @@ from dpstream.accounting.tuning.question import (
     worst_factor,
 )
 from tests.accounting.tuning.asked import ASKED, but
+from tests.structs import changed, leaves
 
 # --- grids -------------------------------------------------------------------------------
 
@@ -160,3 +163,41 @@ def test_stated_rank_error_holds_and_is_not_idle() -> None:
     made = design(ASKED)
     assert max(rank_errors(made, 1.0)) < 0.08
     assert min(rank_errors(made, 2.0)) > 0.3  # the check can fail
+
+
+# --- canonical form ----------------------------------------------------------------------
+
+
+def test_the_canonical_form_has_frozen_names() -> None:
+    """Digests of questions are computed from this form: a renamed field keeps its name here."""
+    drawn = Histogram("m", (1, 2), 3, (0.5,), 2, 1.5, 0.5, 3.25, 4.0)
+    form = canonical(ASKED, TuningDesign(0.25, (drawn,)))
+    assert form == {
+        "question": {
+            "first": 7_200_000_000, "epsilon": 1.0, "delta": 1e-9, "quantile": 0.9, "cover": None,
+            "max_contributions": 1000, "scale": "12", "tail": 0.05, "values_per_unit": 1,
+            "columns": [["m", -90, 500]], "key_records": None,
+        },
+        "mu": 0.25,
+        "histograms": [{
+            "name": "m", "candidates": [1, 2], "cells": 3, "targets": [0.5], "col2": 2,
+            "sensitivity": 1.5, "share": 0.5, "sigma": 3.25, "rank_error": 4.0,
+        }],
+    }  # fmt: skip
+
+
+FULL = but(cover=0.5, key_records=4)
+
+
+@pytest.mark.parametrize("path", leaves(FULL), ids=lambda path: ".".join(map(str, path)))
+def test_every_field_of_a_question_is_in_its_canonical_form(path: tuple[object, ...]) -> None:
+    of = TuningDesign(0.25, ())
+    assert canonical(changed(FULL, path), of) != canonical(FULL, of)
+
+
+DESIGN = design(ASKED)
+
+
+@pytest.mark.parametrize("path", leaves(DESIGN), ids=lambda path: ".".join(map(str, path)))
+def test_every_field_of_a_design_is_in_the_canonical_form(path: tuple[object, ...]) -> None:
+    assert canonical(ASKED, changed(DESIGN, path)) != canonical(ASKED, DESIGN)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from dpstream.pipelines.sql.catalog import Catalog
+from dpstream.pipelines.sql.catalog import Catalog, Table, Via, canonical
 from dpstream.pipelines.sql.catalog_file import catalog_of
 from tests.pipelines.sql.shop import SHOP, shop
+from tests.structs import changed as changed_field
+from tests.structs import leaves
 
 
 def changed(**ledger: Any) -> Catalog:
@@ -40,3 +42,25 @@ def test_a_digest_is_of_tables_and_not_of_their_place() -> None:
 def test_notes_lie_beside_the_ledger(path: str, beside: str, notebook: str) -> None:
     found = changed(path=path)
     assert (str(found.beside), str(found.notebook)) == (beside, notebook)
+
+
+FULL = Table(
+    "orders", "postgresql", "postgresql://host/shop", {"order_id": "INT64", "day": "DATE"},
+    "uid", Via("users", (("customer_id", "uid"),)), "public.orders", ("uid", "owner"),
+)  # fmt: skip
+
+
+def test_the_canonical_form_of_a_table_has_frozen_names() -> None:
+    """Digests of catalogs and notes on keys are computed from this form: a renamed field keeps its
+    name here."""
+    assert canonical(FULL) == {
+        "name": "orders", "kind": "postgresql", "remote": "public.orders",
+        "columns": {"order_id": "INT64", "day": "DATE"}, "unit": "uid", "units": ["uid", "owner"],
+        "via": {"table": "users", "on": [["customer_id", "uid"]]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", leaves(FULL), ids=lambda path: ".".join(map(str, path)))
+def test_every_field_but_the_place_is_in_the_canonical_form(path: tuple[object, ...]) -> None:
+    same = canonical(changed_field(FULL, path)) == canonical(FULL)
+    assert same == (path == ("place",))

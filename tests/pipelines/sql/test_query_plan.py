@@ -1,9 +1,11 @@
 """Statements become plans: grids by the stated rule, shared trees, digests, charges."""
 
 import contextlib
+import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
@@ -11,8 +13,10 @@ from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
-from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
+from dpstream.pipelines.sql.options import Options
+from dpstream.pipelines.sql.query_plan import Question, canonical, named_tables, question_of
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
+from tests.structs import changed, leaves
 
 
 @pytest.fixture
@@ -122,3 +126,23 @@ def test_the_limits_of_options_are_those_that_are_told(catalog: Catalog) -> None
     question_of(dp("page, COUNT(DISTINCT uid) AS u", options=most), catalog)
     many = f"{most}, min_privacy_units_per_group = 4194304"
     question_of(dp("page, COUNT(DISTINCT uid) AS u", options=many), catalog)
+
+
+OPTIONS = Options(2.0, 1e-6, 3, 4, "user_id", 1.5, "laplace", "public_groups", 5)
+
+
+def test_the_canonical_form_of_a_statement_has_frozen_names(catalog: Catalog) -> None:
+    """Digests of questions are computed from this text: a renamed field keeps its name here."""
+    statement = question_of(dp("page, COUNT(*) AS n"), catalog).statement
+    options = json.loads(canonical(msgspec.structs.replace(statement, options=OPTIONS)))[0]
+    assert options == {
+        "epsilon": 2.0, "delta": 1e-6, "groups": 3, "rows": 4, "unit_column": "user_id",
+        "norm": 1.5, "mechanism": "laplace", "selection": "public_groups", "min_units": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", leaves(OPTIONS), ids=lambda path: ".".join(map(str, path)))
+def test_every_option_is_in_the_canonical_form(path: tuple[object, ...], catalog: Catalog) -> None:
+    statement = question_of(dp("page, COUNT(*) AS n"), catalog).statement
+    one = msgspec.structs.replace(statement, options=OPTIONS)
+    assert canonical(one) != canonical(msgspec.structs.replace(one, options=changed(OPTIONS, path)))

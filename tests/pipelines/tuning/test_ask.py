@@ -1,10 +1,8 @@
 """What a tuning asks and costs, checked without reading a record."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
@@ -40,18 +38,6 @@ def test_other_data_costs_nothing_and_the_digest_is_the_questions(
     assert asked.digest == ask(request).digest and len(asked.digest) == 32
     assert asked.digest != ask(request._replace(quantile=0.5)).digest
     assert not Path(request.out).exists()
-
-
-def test_an_old_question_keeps_its_digest(make_job: Callable[..., Job]) -> None:
-    """Answers in ledgers were given to questions that had no field for the records of a key."""
-    path = make_job().path
-    asked = ask(Request(path, path.with_name("out.toml"), proxy="/x/*.csv", quantile=0.9))
-    old = msgspec.json.encode(asked.question).replace(b',"key_records":null', b"")
-    assert b"key_records" not in old and old != msgspec.json.encode(asked.question)
-    parts = [old, *(msgspec.json.encode(of) for of in (asked.design, asked.job.plan.hash))]
-    digest = hashlib.blake2b(b"[" + b",".join(parts) + b"]", digest_size=16,
-                             person=b"dpstream-ask")  # fmt: skip
-    assert asked.digest == digest.hexdigest()
 
 
 def test_a_factor_is_exact() -> None:
