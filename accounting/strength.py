@@ -39,7 +39,7 @@ def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:
     """What whoever relies on (epsilon, delta) should know; empty where it promises enough.
 
     Args:
-        of: what epsilon was computed from, if that is not told by itself.
+        of: whose they are, or what epsilon was computed from, where that is not clear.
     """
     out = list[str]()
     if epsilon > LARGE_EPSILON:
@@ -49,7 +49,7 @@ def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:
             f"{_odds(epsilon)}; an epsilon of 1 is strong, one above {LARGE_EPSILON:g} is weak"
         )
     if delta > LARGE_DELTA:
-        out.append(f"delta {up(delta)} promises little: {_reveals(delta)}; {_SMALLER}")
+        out.append(f"delta {up(delta)}{of} promises little: {_reveals(delta)}; {_SMALLER}")
     return out
 
 

@@ -3,10 +3,12 @@
 It loads no Beam: a question about a table in memory (`frames`) has an account too.
 """
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.state.ledger.open import place_below
 from dpstream.state.private_log import keep_beside
@@ -32,23 +34,20 @@ class LedgerAccount:
         epsilon, delta: the most that all runs on the data set together may spend per unit.
         unit: what the data set calls the privacy unit, where plans find the same ids in columns of
             different names (default: the unit's column).
+        allow_large_delta: a limit's delta above 0.01 is wanted; without it such a limit is refused.
     """
 
     def __init__(
         self, path: str | Path, data_set: str, *, epsilon: float, delta: float,
-        unit: str | None = None,
+        unit: str | None = None, allow_large_delta: bool = False,
     ) -> None:  # fmt: skip
-        given = (epsilon, delta)
-        if not all(isinstance(n, float | int) for n in given) or not (
-            epsilon > 0 and 0 < delta < 1
-        ):
-            raise UsageError(
-                "account", "a limit is epsilon > 0 and 0 < delta < 1",
-                "write e.g. LedgerAccount('ledger.db', 'visits', epsilon=4.0, delta=1e-6)",
-            )  # fmt: skip
+        numbers = all(isinstance(number, float | int) for number in (epsilon, delta))
+        limit = Limit(epsilon, delta, allow_large_delta) if numbers else Limit(0.0, 0.0)
+        limit.check("account", "account", "allow_large_delta=True")
+        for warning in limit.warnings:
+            warnings.warn(warning, WeakGuaranteeWarning, stacklevel=2)
         place = place_below(Path(), str(path))
         keep_beside(place)
-        limit = Limit(epsilon=epsilon, delta=delta)
         self.ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
 
     def check(self, plan: "Plan") -> None:

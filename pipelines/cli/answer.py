@@ -118,7 +118,7 @@ def answer(
     loaded, place = load_job(job), None if dry_run or out is None else out.absolute()
     privacy = loaded.plan.privacy
     warnings = weaknesses(privacy.epsilon, 0.0 if pure else privacy.delta)
-    print_warnings([*warnings, *ledger_warnings(loaded)])
+    print_warnings([*warnings, *([] if dry_run else ledger_warnings(loaded))])
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
@@ -187,7 +187,8 @@ def _dry(
 ) -> None:
     """What the command would be told; ends with its exit code."""
     if as_json:
-        print_json({"acceptance": accepted.as_dict(), **(more or {})})
+        warnings = list(accepted.warnings)
+        print_json({"acceptance": accepted.as_dict(), "warnings": warnings, **(more or {})})
     else:
         click.echo("\n".join([*accepted.lines("Can answer"), *lines]))
     click.get_current_context().exit(accepted.exit_code)

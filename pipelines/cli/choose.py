@@ -73,7 +73,8 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     if dry_run:
         accepted = acceptance(asked)
         if as_json:
-            print_json(public | {"acceptance": accepted.as_dict()})
+            warnings = [*public["warnings"], *accepted.warnings]
+            print_json(public | {"acceptance": accepted.as_dict(), "warnings": warnings})
         else:
             first = accepted.lines("Can choose") if asked.private else []
             click.echo("".join(f"{line}\n" for line in first) + _words(public), nl=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 ALLOW_LARGE_DELTA = click.option(
-    "--allow-large-delta", is_flag=True, help="Take a --delta above 0.01, which is refused else."
+    "--allow-large-delta", is_flag=True, help="Take a delta above 0.01, which is refused else."
 )
 JOB = click.argument("job", type=click.Path(path_type=Path))
 Function = TypeVar("Function", bound=Callable[..., Any])

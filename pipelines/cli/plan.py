@@ -107,7 +107,7 @@ def plan(
     if as_json:
         figures = describe(planned, budget, tuned) | {"plan_hash": checked.hash}
         figures["run_id"] = begun.run_id if begun else None
-        figures["warnings"] += warnings_of(covered)
+        figures["warnings"] += [*warnings_of(covered), *accepted.warnings]
         more: dict[str, Any] = {"state": state_figures} if state_figures else {}
         more |= {"acceptance": accepted.as_dict(), "coverage": covered}
         more |= {"outlook": outlook(planned, budget, *stated, checked)}

@@ -176,7 +176,7 @@ def _ask(
 
     answer = ask(catalog, text, fresh, runner=runner)
     head = answer.header
-    warnings = weaknesses(head.epsilon, head.delta)
+    warnings = [*weaknesses(head.epsilon, head.delta), *catalog.ledger.limit.warnings]
     if as_json:
         public = msgspec.to_builtins(head)
         told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure,
@@ -289,6 +289,7 @@ def _left(found: dict[str, Any]) -> list[str]:
         f"Spent       epsilon {up(spent['epsilon'])}",
         f"Left        mu {down(left['mu'], 4)} of Gaussian noise, or a plain epsilon "
         f"{down(left['epsilon'], 4)}",
+        *(f"Warning     {warning}" for warning in found["warnings"]),
     ]
 
 

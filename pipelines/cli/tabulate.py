@@ -18,8 +18,8 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.pipelines.jobs.tables import LedgerConfig
     from dpstream.pipelines.runners.bounded import Runner
-    from dpstream.pipelines.tabulation.book import LedgerPlace
     from dpstream.pipelines.tabulation.config import Choice
 
 _FOLDER = click.Path(path_type=Path)
@@ -49,6 +49,7 @@ CHARGED = options(
     click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend."),
     click.option("--limit-delta", type=float, help="--ledger: the same."),
     click.option("--fresh", is_flag=True, help="Draw anew what was drawn before: a new charge."),
+    ALLOW_LARGE_DELTA,
 )
 #: Exit code of files with faults, as of every unusable input.
 _FAULTY = 2
@@ -115,13 +116,12 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
 @DATA
 @CHOICE
 @click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
-@ALLOW_LARGE_DELTA
 @CHARGED
 @click.option("--scale", type=int, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
     parameters: Path, data: Path, delta: float | None, scale: int | None,
-    allow_large_delta: bool, as_json: bool, program: str, noise: str, estimates: str,
+    as_json: bool, program: str, noise: str, estimates: str,
     **given: Any,
 ) -> None:  # fmt: skip
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
@@ -134,7 +134,7 @@ def plan(
     from dpstream.pipelines.tabulation.public_plan import figures, words
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
-    check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
+    check_delta(delta or 0.0, given["allow_large_delta"], "--delta", "--allow-large-delta")
     ledger, choice = _ledger(given), choice_of(program, noise, estimates)
     found = planned(parameters, data, choice)
     shown = figures(found, delta, scale)
@@ -148,7 +148,8 @@ def plan(
         accepted = acceptance(inputs, found.prepared.plan, key, ledger, given["fresh"])
         shown["acceptance"] = accepted.as_dict()
     if as_json:
-        print_json(shown)
+        more = () if accepted is None else accepted.warnings
+        print_json(shown | {"warnings": [*shown["warnings"], *more]})
     else:
         first = [] if accepted is None else accepted.lines("Can make")
         click.echo("\n".join([*first, words(shown)]), nl=False)
@@ -206,6 +207,7 @@ def execute(
     warnings = [NO_GUARANTEE]
     if manifest.epsilon is not None:
         warnings = weaknesses(manifest.epsilon, manifest.delta)
+    warnings += [] if ledger is None else ledger.limit.warnings
     print_warnings(warnings)
     told = {"out": out.name, "run_id": manifest.run_id, "charged": done.charged,
             "drawn": done.drawn, "insecure": manifest.insecure, **cost}  # fmt: skip
@@ -238,7 +240,7 @@ def _key(file: Path | None, reference: str | None) -> "KeySource":
     return KeySource(reference if file is None else f"file:{file.absolute()}")
 
 
-def _ledger(given: dict[str, Any]) -> "LedgerPlace | None":
+def _ledger(given: dict[str, Any]) -> "LedgerConfig | None":
     """The account to charge.
 
     Raises:
@@ -253,17 +255,15 @@ def _ledger(given: dict[str, Any]) -> "LedgerPlace | None":
     if missing:
         field = "--" + missing[0].replace("_", "-")
         raise UsageError(field, "is required with a ledger", "give all four of its options")
-    from dpstream.pipelines.tabulation.book import LedgerPlace
+    from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
     from dpstream.state.ledger.open import place_below
 
-    epsilon, delta = given["limit_epsilon"], given["limit_delta"]
-    if not (0 < epsilon < float("inf") and 0 < delta < 1) or not given["data_set"]:
-        raise UsageError(
-            "--limit-epsilon", "and --limit-delta need a positive epsilon and 0 < delta < 1, "
-            "--data-set a name", "correct them",
-        )  # fmt: skip
+    if not given["data_set"]:
+        raise UsageError("--data-set", "must not be empty", "write a name")
+    limit = Limit(given["limit_epsilon"], given["limit_delta"], given["allow_large_delta"])
+    limit.check("--limit-epsilon", "--limit-delta", "--allow-large-delta")
     place = place_below(Path.cwd(), given["ledger"])
-    return LedgerPlace(place, given["data_set"], (epsilon, delta))
+    return LedgerConfig(path=place, data_set=given["data_set"], limit=limit)
 
 
 def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.drafting.windows import Windows
 from dpstream.pipelines.jobs.job import Job, decode_job, job_of
@@ -170,9 +171,10 @@ def _growing(said: Answers) -> str:
 
 
 def _limit(epsilon: float, delta: float) -> tuple[float, float]:
-    """Twice the budget; what is no budget is refused by its own name, not by the limit's."""
-    twice = min(2 * delta, (1 + delta) / 2)
-    return 2 * epsilon if epsilon > 0 else 1.0, twice if 0 < twice < 1 else 0.5
+    """Twice the budget, where a limit may be; what is no budget is refused by its own name, not by
+    the limit's."""
+    twice = min(2 * delta, MOST_DELTA)
+    return 2 * epsilon if epsilon > 0 else 1.0, twice if twice > 0 else MOST_DELTA
 
 
 def bounded(column: str, low: float, high: float) -> Value:

@@ -77,8 +77,7 @@ def ask(
         charge = question.charge(_run_id(), question.identity(ledger.unit))
         with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
             register = Register(book, "frame")
-            limit = (ledger.limit.epsilon, ledger.limit.delta)
-            run_id, charged = register.begin(charge, request, limit, fresh)
+            run_id, charged = register.begin(charge, request, ledger.limit.pair, fresh)
             found = register.finish(run_id, lambda name: _drawn(question, rows, ring, name))
     insecure = source.insecure_test_key is not None
     told = decoded(found.receipt, found.digest, charged, insecure)

@@ -150,7 +150,7 @@ def check_charge(
         book, limit = read_book(job.ledger.path, job.ledger.data_set, seen), job.ledger.limit
         charged = identity is not None and book.find(spend.name) is not None
         if not charged:
-            book.check([spend], limit.epsilon, limit.delta)
+            book.check([spend], *limit.pair)
     return Expected(None if identity is None else identity.run_id, spend, charged)
 
 

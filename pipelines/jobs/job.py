@@ -349,8 +349,7 @@ def _check_tables(file: JobFile) -> None:
     if file.ledger is not None:
         texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
         texts += [] if file.ledger.unit is None else [("ledger.unit", file.ledger.unit)]
-        if not (file.ledger.limit.epsilon > 0 and 0 < file.ledger.limit.delta < 1):
-            raise UsageError("ledger.limit", "needs epsilon > 0 and 0 < delta < 1", "correct it")
+        file.ledger.limit.check()
     for field, text in texts:
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")

@@ -4,14 +4,17 @@ Durations, times and paths are texts here, as written; `pipelines.jobs.job` pars
 them.  ``[performance]`` is apart from everything that enters the plan.
 """
 
+import math
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from dpstream.accounting import limits
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Mode, StrategyName
+from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 
@@ -219,10 +222,46 @@ class StateConfig(_Table, frozen=True):
 
 
 class Limit(_Table, frozen=True):
-    """The most a data set may spend per unit, over all jobs."""
+    """The most a data set may spend per unit, over all jobs.
+
+    It is judged as the guarantee of one run is (`accounting.strength`), because it is the guarantee
+    of all runs together: runs of a small delta each may add up to it.  So a delta above 0.01 is
+    refused here too, unless the limit itself has ``allow_large_delta``: that of a job is about its
+    own runs.
+    """
 
     epsilon: float
     delta: float
+    allow_large_delta: bool = False
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """(epsilon, delta)."""
+        return self.epsilon, self.delta
+
+    @property
+    def warnings(self) -> list[str]:
+        """What whoever relies on the limit should know; empty where it promises enough."""
+        return weaknesses(self.epsilon, self.delta, " of the ledger's limit")
+
+    def check(
+        self, field: str = "ledger.limit", delta: str = "ledger.limit.delta",
+        switch: str = "allow_large_delta = true in ledger.limit",
+    ) -> "Limit":  # fmt: skip
+        """The limit, if it is one.
+
+        Args:
+            field, delta: what the caller calls the limit, and its delta; switch: what sets
+                ``allow_large_delta``.
+
+        Raises:
+            UsageError: it is none; PolicyError: its delta is refused.
+        """
+        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
+            rule = "needs a finite epsilon > 0 and 0 < delta < 1"
+            raise UsageError(field, rule, "write e.g. epsilon 4.0 and delta 1e-6")
+        check_delta(self.delta, self.allow_large_delta, delta, switch)
+        return self
 
 
 class LedgerConfig(_Table, frozen=True):

@@ -6,7 +6,6 @@ without a charge.  All of it is public, and nothing is written.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.composition import epsilon_spent
@@ -15,11 +14,11 @@ from dpstream.accounting.figures import exact, up
 from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Book, Charge
-from dpstream.state.ledger.contract import Limit
 from dpstream.state.ledger.open import open_ledger, read_book
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.jobs.tables import LedgerConfig
 
 _NO_LEDGER = "none: without a ledger the budgets spent on these data are not added up"
 
@@ -46,12 +45,14 @@ class Acceptance(NamedTuple):
         run_id: of the run that goes on, ``None``: a new one begins, or it is no run.
         account: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta
             ``spent`` and ``with_this``; ``None``: there is no ledger, or it cannot be read.
+        warnings: of the ledger's limit, for the ``warnings`` of the command's JSON.
     """
 
     refusal: DpstreamError | None
     cost: tuple[float, float] | None
     run_id: str | None
     account: dict[str, Any] | None
+    warnings: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
@@ -76,7 +77,8 @@ class Acceptance(NamedTuple):
         Args:
             what: the command's verb, at most 11 characters.
         """
-        return [*self.answer(what), *self._account()]
+        weak = [f"Warning     {warning}" for warning in self.warnings]
+        return [*self.answer(what), *self._account(), *weak]
 
     def answer(self, what: str) -> list[str]:
         """Whether it would be accepted, and what it would cost."""
@@ -121,38 +123,38 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     run_id = None if expected is None else expected.run_id
     if job.ledger is None:
         return Acceptance(refusal, cost, run_id, None)
-    place, limit = job.ledger, (job.ledger.limit.epsilon, job.ledger.limit.delta)
-    return Acceptance(refusal, cost, run_id, _account(place.path, place.data_set, limit, more))
+    account = _account(job.ledger, more)
+    return Acceptance(refusal, cost, run_id, account, job.ledger.limit.warnings)
 
 
 def of_requests(
-    path: str | Path, data_set: str, limit: Limit, requests: Sequence[Request],
-    fresh: bool = False, check: Callable[[Book], None] | None = None,
+    place: "LedgerConfig", requests: Sequence[Request], fresh: bool = False,
+    check: Callable[[Book], None] | None = None,
 ) -> Acceptance:  # fmt: skip
     """Whether requests would be answered, were they asked one after the other.
 
     Args:
-        path, data_set, limit: of the ledger.
+        place: the ledger.
         fresh: with ``--fresh``.
         check: a rule of the command's own, which comes first where something is charged.
     """
     refusal, run_id = None, None
     more = [request.charge for request in requests]
     try:
-        book = read_book(path, data_set)
-        more, run_id = _unpaid(path, data_set, book, requests, fresh)
+        book = read_book(place.path, place.data_set)
+        more, run_id = _unpaid(place, book, requests, fresh)
         if more and check is not None:
             check(book)
-        book.check(more, *limit)
+        book.check(more, *place.limit.pair)
     except DpstreamError as error:
         refusal = error
     charged = refusal is None and len(more) > 0
     cost = (sum(c.epsilon for c in more), sum(c.delta for c in more)) if charged else None
-    return Acceptance(refusal, cost, run_id, _account(path, data_set, limit, more))
+    return Acceptance(refusal, cost, run_id, _account(place, more), place.limit.warnings)
 
 
 def _unpaid(
-    path: str | Path, data_set: str, book: Book, requests: Sequence[Request], fresh: bool
+    place: "LedgerConfig", book: Book, requests: Sequence[Request], fresh: bool
 ) -> tuple[list[Charge], str | None]:
     """What would be charged, and the run that goes on where nothing would be."""
     charged = {charge.plan_hash for charge in book.charges}
@@ -160,7 +162,7 @@ def _unpaid(
     for number, (charge, fingerprint) in enumerate(requests):
         found = None
         if fingerprint is not None and charge.plan_hash in charged:
-            with contextlib.closing(open_ledger(path, data_set)) as ledger:
+            with contextlib.closing(open_ledger(place.path, place.data_set)) as ledger:
                 found = Register(ledger, charge.kind).goes_on(fingerprint(), fresh)
         run_id = found or run_id
         if found is None:  # the same question twice is charged once, unless it is asked anew
@@ -168,19 +170,18 @@ def _unpaid(
     return list(more.values()), None if more else run_id
 
 
-def _account(
-    path: str | Path, data_set: str, limit: Limit, more: Sequence[Charge]
-) -> dict[str, Any] | None:
+def _account(place: "LedgerConfig", more: Sequence[Charge]) -> dict[str, Any] | None:
+    epsilon, delta = place.limit.pair
     try:
-        charges = read_book(path, data_set).charges
+        charges = read_book(place.path, place.data_set).charges
     except DpstreamError:  # which is the refusal
         return None
     return {
-        "data_set": data_set,
+        "data_set": place.data_set,
         "charges": len(charges),
-        "limit": {"epsilon": limit[0], "delta": limit[1]},
-        "spent": _spent(charges, limit[1]) or 0.0,
-        "with_this": _spent([*charges, *more], limit[1]) if more else None,
+        "limit": {"epsilon": epsilon, "delta": delta},
+        "spent": _spent(charges, delta) or 0.0,
+        "with_this": _spent([*charges, *more], delta) if more else None,
     }
 
 

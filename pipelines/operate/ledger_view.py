@@ -80,9 +80,13 @@ def _data_set(name: str, entries: Iterable[Entry], limit: Limit | None) -> dict[
             for e, n in zip(mine, unit.units, strict=True)
         ],
         "spent": {"epsilon": _finite(spent), "delta": delta},
-        "limit": msgspec.to_builtins(limit),
+        "limit": None if limit is None else {"epsilon": limit.epsilon, "delta": limit.delta},
         "left": None if limit is None else _left(unit.spends, limit),
-        "warnings": [*unit.warnings, *([_POINTS] if any(map(_of_points, charges)) else [])],
+        "warnings": [
+            *([] if limit is None else limit.warnings),
+            *unit.warnings,
+            *([_POINTS] if any(map(_of_points, charges)) else []),
+        ],
     }
 
 
@@ -101,11 +105,14 @@ def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
 
 
 def ledger_warnings(job: Job) -> list[str]:
-    """What whoever runs the job should know about the data set's ledger, if there is one."""
-    if job.ledger is None or not ledger_exists(job.ledger.path):
+    """What whoever runs the job should know about the data set's ledger, if it names one."""
+    if job.ledger is None:
         return []
+    if not ledger_exists(job.ledger.path):
+        return job.ledger.limit.warnings
     entries = read_ledger(job.ledger.path)
-    return composed([e.charge for e in entries if e.data_set == job.ledger.data_set]).warnings
+    mine = [entry.charge for entry in entries if entry.data_set == job.ledger.data_set]
+    return [*job.ledger.limit.warnings, *composed(mine).warnings]
 
 
 def _finite(figure: float) -> float | None:

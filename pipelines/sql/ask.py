@@ -87,8 +87,7 @@ def ask(
             if fresh or register.find(request) is None:
                 require_fitting(catalog, tables)
             charge = question.charge(catalog, secrets.token_hex(16))
-            limit = (ledger.limit.epsilon, ledger.limit.delta)
-            run_id, charged = register.begin(charge, request, limit, fresh)
+            run_id, charged = register.begin(charge, request, ledger.limit.pair, fresh)
             answer = register.finish(run_id, draw)
     insecure = catalog.key.insecure_test_key is not None
     told = decoded(

@@ -158,9 +158,7 @@ def _key(key: KeyConfig, folder: Path) -> KeyConfig:
 
 
 def _check_ledger(file: CatalogFile) -> None:
-    limit = file.ledger.limit
-    if not (limit.epsilon > 0 and 0 < limit.delta < 1):
-        raise UsageError("ledger.limit", "needs epsilon > 0 and 0 < delta < 1", "correct it")
+    file.ledger.limit.check()
     named = {
         "ledger.path": file.ledger.path,
         "ledger.data_set": file.ledger.data_set,

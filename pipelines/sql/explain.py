@@ -90,7 +90,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], fresh: bool = Fal
     return Explanation(
         [_explained(q, c, catalog) for q, c in zip(questions, charges, strict=True)],
         {"epsilon": alone, "delta": limit.delta},
-        of_requests(place.path, place.data_set, (limit.epsilon, limit.delta), requests, fresh),
+        of_requests(place, requests, fresh),
     )
 
 
@@ -117,6 +117,7 @@ def budget(catalog: Catalog) -> dict[str, Any]:
             "mu": mu_left(spends, limit.epsilon, limit.delta),
         },
         "charges": len(charges),
+        "warnings": limit.warnings,
     }
 
 
@@ -160,4 +161,5 @@ def as_builtins(found: Explanation) -> dict[str, Any]:
     out = found._asdict()
     out["statements"] = [one._asdict() for one in found.statements]
     out["acceptance"] = found.acceptance.as_dict()
+    out["warnings"] = list(found.acceptance.warnings)
     return dict(msgspec.to_builtins(out))

@@ -7,29 +7,15 @@ run before the first draw, its manifest is the receipt.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.jobs.tables import LedgerConfig
 from dpstream.pipelines.tabulation.draft import Begun, Draft, Manifest, decoded, of_run
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Limit
 from dpstream.state.ledger.open import open_ledger
-
-
-class LedgerPlace(NamedTuple):
-    """The ledger that an execution is charged in.
-
-    Attributes:
-        path: its file or URL; data_set: whose records these are.
-        limit: the steward's (epsilon, delta).
-    """
-
-    path: str | Path
-    data_set: str
-    limit: Limit
-
 
 #: A charge of a run id.
 Charged = Callable[[str], Charge]
@@ -102,7 +88,7 @@ class InDraft:
 
 
 @contextlib.contextmanager
-def opened(place: LedgerPlace | None, draft: Draft, charge: Charged) -> Iterator[Book]:
+def opened(place: LedgerConfig | None, draft: Draft, charge: Charged) -> Iterator[Book]:
     """The book of an execution.
 
     Raises:
@@ -112,7 +98,7 @@ def opened(place: LedgerPlace | None, draft: Draft, charge: Charged) -> Iterator
         yield InDraft(draft)
         return
     with contextlib.closing(open_ledger(place.path, place.data_set)) as ledger:
-        yield InLedger(Register(ledger, "table"), charge, place.limit)
+        yield InLedger(Register(ledger, "table"), charge, place.limit.pair)
 
 
 def of_another_input() -> PolicyError:

@@ -25,10 +25,11 @@ from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
+from dpstream.pipelines.jobs.tables import LedgerConfig
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
-from dpstream.pipelines.tabulation.book import Book, LedgerPlace, of_another_input, opened
+from dpstream.pipelines.tabulation.book import Book, of_another_input, opened
 from dpstream.pipelines.tabulation.draft import (
     Begun,
     Draft,
@@ -77,7 +78,7 @@ class Order(NamedTuple):
     inputs: Inputs
     out: Path
     key: KeySource
-    ledger: LedgerPlace | None = None
+    ledger: LedgerConfig | None = None
     runner: Runner | None = None
     fresh: bool = False
     strict: bool = False
@@ -190,7 +191,7 @@ def _stands(order: Order, out: Manifest, book: Book, request: str) -> Executed:
 
 
 def acceptance(
-    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: LedgerPlace, fresh: bool
+    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: LedgerConfig, fresh: bool
 ) -> Acceptance:
     """Whether an execution would be charged now, and what it would cost; charges nothing.
 
@@ -210,9 +211,7 @@ def acceptance(
         with key.ring() as keys:
             return _request(inputs, plan, keys)
 
-    return of_requests(
-        place.path, place.data_set, place.limit, [Request(charge, fingerprint)], fresh
-    )
+    return of_requests(place, [Request(charge, fingerprint)], fresh)
 
 
 def _request(inputs: Inputs, plan: TablePlan, keys: KeyRing) -> str:
@@ -252,4 +251,4 @@ def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Dr
     spread(order.runner, order.inputs, found, bound, run_id, draft.path, letters)
 
 
-__all__ = ["Executed", "LedgerPlace", "Order", "acceptance", "execute", "inputs_of"]
+__all__ = ["Executed", "Order", "acceptance", "execute", "inputs_of"]

@@ -100,7 +100,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
         return _receipt(asked, run_id, figures)
 
     with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
-        register, limit = Register(ledger, "choice"), job.ledger.limit
+        register = Register(ledger, "choice")
         if request.resume is not None:
             register.resume(request.resume, named)
             answer = register.finish(request.resume, draw)
@@ -108,7 +108,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
             spend = _spend(asked, secrets.token_hex(16))
             if register.goes_on(named, request.fresh) is None:
                 refuse_useless(asked, ledger.book(), spend)
-            allowed = (limit.epsilon, limit.delta)
+            allowed = job.ledger.limit.pair
             answer = register.answered(spend, named, allowed, draw, request.fresh)
     return _tell(asked, answer)
 
@@ -121,15 +121,15 @@ def acceptance(asked: Asked) -> Acceptance:
     place = asked.job.ledger
     if not asked.private or place is None:
         return Acceptance(None, None, None, None)
-    spend, limit = _spend(asked, secrets.token_hex(16)), place.limit
+    spend = _spend(asked, secrets.token_hex(16))
 
     def fingerprint() -> str:
         with key_source(asked.job).ring() as ring:
             return _fingerprint(asked, ring)
 
     return of_requests(
-        place.path, place.data_set, (limit.epsilon, limit.delta), [Request(spend, fingerprint)],
-        asked.request.fresh, lambda book: refuse_useless(asked, book, spend),
+        place, [Request(spend, fingerprint)], asked.request.fresh,
+        lambda book: refuse_useless(asked, book, spend),
     )  # fmt: skip
 
 

@@ -163,11 +163,10 @@ def answer_once(
     pieces(reading)  # a column that a file lacks costs nothing
     with key_source(job).ring() as keys:
         request = _request(keys, plan_hash, source)
-        limit = job.ledger.limit
         with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
             register = Register(ledger, "workload")
             charge = _charge(job, mechanism, plan_hash)
-            run_id, charged = register.begin(charge, request, (limit.epsilon, limit.delta), fresh)
+            run_id, charged = register.begin(charge, request, job.ledger.limit.pair, fresh)
             rows = bounded(reading, domain, keys)
             estimate = mechanism.draw(rows.codes, keys, (run_id.encode(), plan_hash.encode()))
             if source.state() != before:
@@ -204,14 +203,14 @@ def acceptance(
     _check(workload, job)
     if job.ledger is None:
         raise InvariantError("job.ledger is not None")
-    place, limit, plan_hash = job.ledger, job.ledger.limit, _plan_hash(job, mechanism, domain)
+    plan_hash = _plan_hash(job, mechanism, domain)
 
     def fingerprint() -> str:
         with key_source(job).ring() as keys:
             return _request(keys, plan_hash, input_of(job.reading(domain.key)))
 
     request = Request(_charge(job, mechanism, plan_hash), fingerprint)
-    return of_requests(place.path, place.data_set, (limit.epsilon, limit.delta), [request], fresh)
+    return of_requests(job.ledger, [request], fresh)
 
 
 def _request(keys: KeyRing, plan_hash: str, source: Input) -> str:

@@ -66,7 +66,7 @@ path = "releases"
 [ledger]
 path = "state/ledger.db"
 data_set = "tests"
-limit = {{ epsilon = 100, delta = 0.1 }}
+limit = {{ epsilon = 100, delta = 0.1, allow_large_delta = true }}
 [performance]
 batch_rows = 40
 """

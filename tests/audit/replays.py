@@ -44,7 +44,7 @@ LEDGER = """
 [ledger]
 path = "book/ledger.db"
 data_set = "visits"
-limit = { epsilon = 30.0, delta = 0.05 }
+limit = { epsilon = 30.0, delta = 0.05, allow_large_delta = true }
 """
 
 

@@ -27,7 +27,7 @@ _CATALOG = """
 [ledger]
 path = "ledger.db"
 data_set = "trials"
-limit = { epsilon = 1e6, delta = 0.5 }
+limit = { epsilon = 1e6, delta = 0.5, allow_large_delta = true }
 [unit]
 name = "uid"
 type = "int"

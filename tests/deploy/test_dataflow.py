@@ -58,7 +58,7 @@ LEDGER = """
 [ledger]
 path = "ledger.db"
 data_set = "visits"
-limit = { epsilon = 9, delta = 0.1 }
+limit = { epsilon = 9, delta = 0.1, allow_large_delta = true }
 """
 
 

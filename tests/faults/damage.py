@@ -62,7 +62,7 @@ path = "out"
 [ledger]
 path = "book/ledger.db"
 data_set = "d"
-limit = { epsilon = 22.0, delta = 0.02 }
+limit = { epsilon = 22.0, delta = 0.02, allow_large_delta = true }
 """
 STORE, WAL, BACKUP, LEDGER = "state/s.db", "state/s.db-wal", "b", "book/ledger.db"
 

@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Place:
 
 def account(place: Place, epsilon: float = 30.0) -> LedgerAccount:
     path = place.folder / "book" / "ledger.db"
-    return dpstream.LedgerAccount(path, "visits", epsilon=epsilon, delta=0.05)
+    return dpstream.LedgerAccount(path, "visits", epsilon=epsilon, delta=0.01)
 
 
 def stream(place: Place, store: str = "own.db", **options: Any) -> dpstream.DPStream:

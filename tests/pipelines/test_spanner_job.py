@@ -85,7 +85,7 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
     there.write_text(
         there.read_text()
         + '[ledger]\npath = "book/ledger.db"\ndata_set = "visits"\n'
-        + "limit = { epsilon = 30.0, delta = 0.05 }\n"
+        + "limit = { epsilon = 30.0, delta = 0.05, allow_large_delta = true }\n"
     )
     create_tables(connect(url))
     for resumed in (False, True):

@@ -11,6 +11,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.standing import close_before
@@ -18,7 +19,6 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.registration import register
-from dpstream.pipelines.tabulation.book import LedgerPlace
 from dpstream.state import open as stores
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import create_ledger, read_ledger
@@ -32,7 +32,7 @@ from tests.pipelines.tabulation.office import office
 from tests.pipelines.test_spanner_job import call, write_job
 from tests.pipelines.tuning import asking as tuning
 
-LIMIT = "limit = { epsilon = 21.0, delta = 0.011 }\n"
+LIMIT = "limit = { epsilon = 21.0, delta = 0.011, allow_large_delta = true }\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -150,7 +150,7 @@ def test_a_question(tmp_path: Path, url: str) -> None:
 
 def test_a_table(tmp_path: Path, url: str) -> None:
     made = office(tmp_path / "office")
-    place = LedgerPlace(url, "people", (1e3, 1e-9))
+    place = LedgerConfig(url, "people", Limit(1e3, 1e-9))
     first = executed(made, tmp_path / "out", ledger=place)
     assert first.charged and [c.kind for c in charges(url)] == ["table"]
     again = executed(made, tmp_path / "again", ledger=place)

@@ -22,7 +22,7 @@ LEDGER = """
 [ledger]
 path = "ledger.db"
 data_set = "visits"
-limit = { epsilon = 30.0, delta = 0.05 }
+limit = { epsilon = 30.0, delta = 0.05, allow_large_delta = true }
 """
 MONTHS = {
     'start = "2024-01-01T00:00:00Z"': 'start = "2024-01-01T00:00:00Z"',

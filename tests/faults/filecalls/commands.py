@@ -44,7 +44,7 @@ path = "out"
 [ledger]
 path = "account/ledger.db"
 data_set = "d"
-limit = {{ epsilon = 40.0, delta = 0.02 }}
+limit = {{ epsilon = 40.0, delta = 0.02, allow_large_delta = true }}
 """
 CATALOG = """
 [ledger]

@@ -93,7 +93,7 @@ def test_nothing_of_the_job_is_touched(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its key is never read, its folder stays as it was, and no budget is charged."""
-    ledger = '[ledger]\npath = "ledger.db"\ndata_set = "d"\nlimit = { epsilon = 1, delta = 0.1 }\n'
+    ledger = '[ledger]\npath = "ledger.db"\ndata_set = "d"\nlimit = { epsilon = 1, delta = 0.01 }\n'
     job = changed(
         make_job(),
         (f'insecure_test_key = "{"0f" * 32}"', 'key_file = "noise.key"'),

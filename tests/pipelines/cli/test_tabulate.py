@@ -164,7 +164,7 @@ def test_without_a_ledger_and_with_bad_records(made: Office, tmp_path: Path) -> 
         (("--key", "env:B", "--ledger", "l.db"), "--data-set"),
         (("--key", "env:B", "--limit-delta", "1e-9"), "--ledger"),
         (("--key", "env:B", "--ledger", "l.db", "--data-set", "", "--limit-epsilon", "1",
-          "--limit-delta", "1e-9"), "--limit-epsilon"),
+          "--limit-delta", "1e-9"), "--data-set"),
         (("--key", "env:B", "--ledger", "l.db", "--data-set", "d", "--limit-epsilon", "nan",
           "--limit-delta", "1e-9"), "--limit-epsilon"),
         (("--key", "env:B", "--parallelism", "4"), "--runner"),

@@ -18,7 +18,7 @@ from dpstream.state import open as stores
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.cli.mistakes import JOB, visits
-from tests.pipelines.sql.asking import COUNTED, charges, data_set
+from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
 from tests.pipelines.tabulation.office import SIZE, office
 from tests.pipelines.workload.survey import survey, write
 
@@ -27,7 +27,7 @@ LEDGER = """
 [ledger]
 path = "ledger.db"
 data_set = "visits"
-limit = { epsilon = 100.0, delta = 0.9 }
+limit = { epsilon = 10.0, delta = 1e-4 }
 """
 
 
@@ -64,15 +64,21 @@ def place(tmp_path: Path) -> Callable[..., Path]:
 
 EPSILON, DELTA = ("epsilon = 6.0", "epsilon = 12.0"), ("delta = 1e-6", "delta = 0.02")
 ALLOWED = ("delta = 1e-6", "delta = 0.02\nallow_large_delta = true")
+LIMIT = "limit = { epsilon = 10.0, delta = 1e-4 }"
+#: Limits that are warned of, refused, and refused unless they say that they are wanted.
+WIDE = (LIMIT, "limit = { epsilon = 100.0, delta = 1e-4 }")
+LARGE = (LIMIT, "limit = { epsilon = 100.0, delta = 0.5 }")
+WANTED = (LIMIT, "limit = { epsilon = 10.0, delta = 0.5, allow_large_delta = true }")
 
 
 def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
     assert not any(WEAK in w for w in of_json("plan", place()))
     job = place(EPSILON)
     assert WEAK in call("plan", job).stdout and any(WEAK in w for w in of_json("plan", job))
+    job = place(EPSILON, WIDE)
     done = call("run", job, "--quiet")
-    assert done.exit_code == 0 and WEAK in done.stderr
-    assert any(WEAK in w for w in of_json("run", job, "--quiet"))
+    assert done.exit_code == 0 and done.stderr.count(WEAK) == 2
+    assert sum(WEAK in w for w in of_json("run", job, "--quiet")) == 2
 
 
 def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
@@ -81,20 +87,42 @@ def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> N
         more = ("--dry-run", "--first", "1d", "--epsilon", "1") if command == "choose" else ()
         assert "allow_large_delta" in refused(command, job, *more, code=3)
     assert not (tmp_path / "ledger.db").exists()
-    job = place(ALLOWED)
-    assert sum(WEAK in w for w in of_json("plan", job)) == 1
+    job = place(ALLOWED, WANTED)
+    assert sum(WEAK in w for w in of_json("plan", job)) == 2
     assert load_job(job).plan.hash != load_job(place()).plan.hash
-    assert call("run", place(ALLOWED), "--quiet").exit_code == 0
+    assert call("run", place(ALLOWED, WANTED), "--quiet").exit_code == 0
+
+
+def test_the_limit_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
+    """The limit is the guarantee of all runs together: it is judged as that of one run is."""
+    choose = ("choose", "--dry-run", "--first", "1d", "--epsilon", "1")
+    for command, *more in (("plan",), ("run",), ("ledger", "show"), choose):
+        args = (command, *more[:1], place(LARGE)) if command == "ledger" else (
+            command, place(LARGE), *more
+        )  # fmt: skip
+        assert "ledger.limit.delta" in refused(*args, code=3)
+    assert not (tmp_path / "ledger.db").exists()
+    for changed in (WIDE, WANTED):
+        job = place(changed)
+        assert sum(WEAK in w for w in of_json("plan", job)) == 1
+        assert call("plan", job).stdout.count(WEAK) == 1
+        assert sum(WEAK in w for w in of_json("choose", job, *choose[1:])) == 1
+        with pytest.warns(WeakGuaranteeWarning, match="limit"):
+            dpstream.DPStream(load_job(job), source="one")
+    # The switch of a job is about its own runs alone.
+    own = ("delta = 1e-6", "delta = 1e-6\nallow_large_delta = true")
+    assert "ledger.limit.delta" in refused("plan", place(LARGE, own), code=3)
 
 
 def test_tuning(place: Callable[..., Path], tmp_path: Path) -> None:
     ask = ("choose", place(), "--first", "1d", "--dry-run")
     assert of_json(*ask, "--epsilon", "1") == []
-    assert len(of_json(*ask, "--epsilon", "12")) == 1
-    assert WEAK in call(*ask, "--epsilon", "12").stdout
+    place(WIDE)
+    assert len(of_json(*ask, "--epsilon", "12")) == 2  # and the limit's
+    assert call(*ask, "--epsilon", "12").stdout.count(WEAK) == 2
     assert "allow_large_delta" in refused(*ask, "--epsilon", "1", "--delta", "0.02", code=3)
-    wanted = ("choose", place(ALLOWED), *ask[2:], "--epsilon", "1", "--delta", "0.02")
-    assert len(of_json(*wanted)) == 1
+    wanted = ("choose", place(ALLOWED, WANTED), *ask[2:], "--epsilon", "1", "--delta", "0.02")
+    assert len(of_json(*wanted)) == 2  # and the limit's
 
 
 def test_sql(tmp_path: Path) -> None:
@@ -122,7 +150,7 @@ def test_sql(tmp_path: Path) -> None:
 
 
 def test_sql_answers(tmp_path: Path) -> None:
-    catalog = data_set(tmp_path)
+    catalog = data_set(tmp_path, epsilon=10)
     text = (
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 2, delta = 1e-3, "
         f"max_groups_contributed = 2) page, {COUNTED} AS n FROM visits GROUP BY page"
@@ -130,7 +158,27 @@ def test_sql_answers(tmp_path: Path) -> None:
     catalog.write_text(catalog.read_text().replace("delta = 1e-5", "delta = 1e-2"))
     done = call("sql", catalog, text)
     assert done.exit_code == 0, done.output
-    assert WEAK in done.stderr and len(of_json("sql", catalog, text)) == 1
+    assert done.stderr.count(WEAK) == len(of_json("sql", catalog, text)) == 2  # and the limit's
+
+
+def test_the_limit_of_a_catalog(tmp_path: Path) -> None:
+    catalog = data_set(tmp_path, epsilon=10)
+    small = catalog.read_text()
+    ask = (catalog, dp(f"page, {COUNTED} AS n"))
+    assert of_json("sql", *ask, "--explain") == of_json("sql", "budget", catalog) == []
+    catalog.write_text(small.replace("delta = 1e-5", "delta = 0.5"))
+    for args in (ask, (*ask, "--explain"), ("budget", catalog)):
+        assert "ledger.limit.delta" in refused("sql", *args, code=3)
+    with pytest.raises(PolicyError, match=r"ledger\.limit\.delta"):
+        dpstream.connect(catalog)
+    assert charges(tmp_path) == []
+    wanted = "delta = 0.5, allow_large_delta = true"
+    catalog.write_text(small.replace("delta = 1e-5", wanted))
+    assert len(of_json("sql", *ask, "--explain")) == len(of_json("sql", "budget", catalog)) == 1
+    for args in ((*ask, "--explain"), ("budget", catalog)):
+        assert call("sql", *args).stdout.count(WEAK) == 1
+    with pytest.warns(WeakGuaranteeWarning, match="limit"):
+        dpstream.connect(catalog).close()
 
 
 @pytest.mark.parametrize("kind", ["histogram", "count"])
@@ -149,7 +197,7 @@ def test_frames(kind: str) -> None:
 
 
 def test_frames_are_refused_before_a_charge(tmp_path: Path) -> None:
-    account = dpstream.LedgerAccount(tmp_path / "l.db", "visits", epsilon=4, delta=0.5)
+    account = dpstream.LedgerAccount(tmp_path / "l.db", "visits", epsilon=4, delta=1e-4)
     new_key(tmp_path / "noise.key")
     with pytest.raises(PolicyError, match="delta"):
         dpstream.histogram(
@@ -157,6 +205,21 @@ def test_frames_are_refused_before_a_charge(tmp_path: Path) -> None:
             noise_key=f"file:{tmp_path / 'noise.key'}",
         )  # fmt: skip
     assert not (tmp_path / "l.db").exists()
+
+
+def test_the_limit_of_an_account(tmp_path: Path) -> None:
+    def account(**limit: Any) -> dpstream.LedgerAccount:
+        return dpstream.LedgerAccount(tmp_path / "l.db", "visits", **limit)
+
+    account(epsilon=10, delta=1e-4)
+    with pytest.raises(PolicyError) as error:
+        account(epsilon=4, delta=0.5)
+    assert "allow_large_delta=True" in error.value.fix
+    with pytest.warns(WeakGuaranteeWarning, match="one unit in") as caught:
+        account(epsilon=4, delta=0.011, allow_large_delta=True)
+    assert [one.filename for one in caught] == [__file__]
+    with pytest.warns(WeakGuaranteeWarning, match="epsilon 100 of the ledger"):
+        account(epsilon=100, delta=1e-5)
 
 
 def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., Path]) -> None:
@@ -194,6 +257,14 @@ def test_census_tables(tmp_path: Path) -> None:
     out = ("tabulate", "execute", *made, tmp_path / "out", "--key-file", tmp_path / "noise.key")
     assert WEAK in call(*out).stderr
     assert len(of_json(*out)) == 1
+    ledger = ("--ledger", tmp_path / "l.db", "--data-set", "persons", "--limit-epsilon", "30")
+    of_limit = (*ledger, "--limit-delta", "0.02")
+    new = (*out[:4], tmp_path / "new", *out[5:])
+    for command in (plan, new):
+        assert "--limit-delta" in refused(*command, *of_limit, code=3)
+        assert len(of_json(*command, *of_limit, "--allow-large-delta")) == 3
+    weak = call(*plan, *ledger, "--limit-delta", "1e-9", "--key-file", tmp_path / "noise.key")
+    assert weak.stdout.count(WEAK) == 2
 
 
 def test_workloads(tmp_path: Path) -> None:
@@ -216,4 +287,10 @@ def test_workloads(tmp_path: Path) -> None:
     answer = ("answer", asked, job, "--out", tmp_path / "out", *cache)
     done = call(*answer)
     assert done.exit_code in (0, 3), done.output
-    assert WEAK in done.stderr
+    assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
+    assert len(of_json(*answer, "--dry-run", "--fresh")) == 1
+    limit = "limit = { epsilon = 900.0, delta = 1e-6 }"
+    assert limit in weak
+    job.write_text(weak.replace(limit, limit.replace("1e-6", "0.5")))
+    for more in ((), ("--dry-run",)):
+        assert "ledger.limit.delta" in refused(*answer, *more, code=3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.operate.acceptance import Request, of_job, of_requests
 from dpstream.state.ledger.open import open_ledger
 from tests.pipelines.cli.called import call
@@ -59,13 +60,14 @@ def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
 
 def test_several_charges_together(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger.db")
-    found = of_requests(path, "flights", LIMIT, [Request(charge(1))])
+    place = LedgerConfig(path, "flights", Limit(*LIMIT))
+    found = of_requests(place, [Request(charge(1))])
     assert found.exit_code == 0 and not (tmp_path / "ledger.db").exists()
     with contextlib.closing(open_ledger(path, "flights")) as ledger:
         ledger.charge(charge(1), *LIMIT)
-    assert of_requests(path, "flights", LIMIT, [Request(charge(2))]).exit_code == 0
+    assert of_requests(place, [Request(charge(2))]).exit_code == 0
     much = [Request(charge(number)) for number in range(2, 80)]
-    assert of_requests(path, "flights", LIMIT, much, fresh=True).exit_code == 3
-    other = of_requests(path, "flights", LIMIT, [Request(charge(2, unit="other"))])
+    assert of_requests(place, much, fresh=True).exit_code == 3
+    other = of_requests(place, [Request(charge(2, unit="other"))])
     assert other.exit_code == 3 and other.account is not None
     assert other.account["with_this"] is None  # their costs do not add up

@@ -31,7 +31,7 @@ TEXT += """
 [ledger]
 path = "ledger.db"
 data_set = "d"
-limit = { epsilon = 22.0, delta = 0.02 }
+limit = { epsilon = 22.0, delta = 0.02, allow_large_delta = true }
 """
 
 

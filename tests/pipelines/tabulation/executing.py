@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.dp_transforms.noise.key_source import KeySource
-from dpstream.pipelines.tabulation.book import LedgerPlace
+from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Executed, Order, execute
 from dpstream.pipelines.tabulation.inputs import inputs_of
@@ -15,8 +15,8 @@ from tests.pipelines.tabulation.office import Office
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 
 
-def ledger_of(folder: Path, epsilon: float = 1e3) -> LedgerPlace:
-    return LedgerPlace(folder / "ledger.db", "people", (epsilon, 1e-9))
+def ledger_of(folder: Path, epsilon: float = 1e3) -> LedgerConfig:
+    return LedgerConfig(str(folder / "ledger.db"), "people", Limit(epsilon, 1e-9))
 
 
 def order(made: Office, out: Path, choice: Choice | None = None, **more: Any) -> Order:
