@@ -1,6 +1,5 @@
 """A run: the plan, the key's place and the store it was begun on; picklable, without secrets."""
 
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,6 +15,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.state import open as stores
 from dpstream.state.private_log import keep_beside
+from dpstream.state.run_ids import new_run_id
 from dpstream.state.store import RunIdentity, Store
 
 
@@ -138,7 +138,7 @@ def begin_run(
         account.check(plan)  # a refused charge leaves no store behind
     identity = RunIdentity(
         plan_hash=plan.hash,
-        run_id=run_id or secrets.token_hex(16),
+        run_id=run_id or new_run_id(),
         epoch=0,
         shards=shards,
         key_fingerprint=fingerprint,

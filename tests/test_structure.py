@@ -297,12 +297,12 @@ def test_every_module_says_what_it_is() -> None:
 #: A commit's own mark only tells its writer from others, a token which copy of a store goes on;
 #: a draft's name and age decide which file is swept.
 ALLOWED = {
-    "dp_transforms/run.py": ["secrets.token_hex"],
+    "state/run_ids.py": ["secrets.token_hex"],
     "state/spanner/batch.py": ["secrets.token_hex"],
     "state/ledger/lineage.py": ["secrets.token_hex"],
     "state/ledger/spanner.py": ["secrets.token_hex", "secrets.token_hex"],
     # When a session's charge was made: its entry names it, and steward's rules go by it alone.
-    "state/ledger/regions.py": ["time.time_ns", "secrets.token_hex"],
+    "state/ledger/regions.py": ["time.time_ns"],
     # A draft's name and its age where it cannot be locked; never what is in it.
     "state/drafts.py": ["time.time", "secrets.token_hex"],
     # When a trigger time is announced; never what is in it.

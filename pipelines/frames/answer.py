@@ -10,7 +10,6 @@ are drawn for this answer alone, and whoever asks again spends epsilon again.
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -31,6 +30,7 @@ from dpstream.pipelines.sql.receipt import Header, decoded, encoded, estimated
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
+from dpstream.state.run_ids import new_run_id
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
@@ -61,7 +61,7 @@ def ask(
                 "leave it out, or give account=dpstream.LedgerAccount(...)",
             )
         with _thrown_away() as ring:
-            receipt = _drawn(question, rows_of(question, columns, ring), ring, _run_id())
+            receipt = _drawn(question, rows_of(question, columns, ring), ring, new_run_id())
         return private_table(question, decoded(receipt, "", False, False), None)
     if not isinstance(account, LedgerAccount):
         raise UsageError(
@@ -74,7 +74,7 @@ def ask(
         rows = rows_of(question, columns, ring)
         request = ring.source_fingerprint([b"frame", question.digest.encode(), rows.identity(ring)])
         ledger = account.ledger
-        charge = question.charge(_run_id(), question.identity(ledger.unit))
+        charge = question.charge(new_run_id(), question.identity(ledger.unit))
         with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
             register = Register(book, "frame")
             run_id, charged = register.begin(charge, request, ledger.limit.pair, fresh)
@@ -82,10 +82,6 @@ def ask(
     insecure = source.insecure_test_key is not None
     told = decoded(found.receipt, found.digest, charged, insecure)
     return private_table(question, told, ledger.data_set)
-
-
-def _run_id() -> str:
-    return secrets.token_hex(16)
 
 
 @contextlib.contextmanager

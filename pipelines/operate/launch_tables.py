@@ -11,7 +11,6 @@ are refused before a table of them is put.
 
 import argparse
 import json
-import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from dpstream.pipelines.tabulation.pieces import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of
 from dpstream.state.private_log import unexpected
+from dpstream.state.run_ids import new_run_id
 
 RUNNER = "DataflowRunner"
 
@@ -113,7 +113,7 @@ def begin(asked: Asked) -> Begin:
     if any(of is not None and not of.answers(request) for of in (stands, known)):
         raise PolicyError("--out_folder", "is another execution's", "name a new folder")
     if known is None:
-        run_id = secrets.token_hex(16)
+        run_id = new_run_id()
         known = Begun(run_id, of_run(request, run_id))
         put(asked.out, File(RUN, msgspec.json.encode(known)))
     letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{known.run_id}"))

@@ -15,7 +15,6 @@ have changed meanwhile, by somebody who has seen that the first rows made it fai
 
 import contextlib
 import itertools
-import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -40,6 +39,7 @@ from dpstream.pipelines.sql.stage import Found, Place, Stage, Turns
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
+from dpstream.state.run_ids import new_run_id
 
 
 def ask(
@@ -86,7 +86,7 @@ def ask(
             register = Register(book, "sql")
             if fresh or register.find(request) is None:
                 require_fitting(catalog, tables)
-            charge = question.charge(catalog, secrets.token_hex(16))
+            charge = question.charge(catalog, new_run_id())
             run_id, charged = register.begin(charge, request, ledger.limit.pair, fresh)
             answer = register.finish(run_id, draw)
     insecure = catalog.key.insecure_test_key is not None

@@ -14,7 +14,6 @@ is gone it is drawn again, and must have the digests of the receipt.  Other inpu
 would be the same noise on other counts, so a draft that was begun with it is refused.
 """
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +59,7 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.private_log import keep_beside
+from dpstream.state.run_ids import new_run_id
 
 
 class Order(NamedTuple):
@@ -147,7 +147,7 @@ def _made(
     others = any(of is not None and not of.answers(request) for of in (begun, kept))
     if others and not order.fresh:
         raise of_another_input()
-    run_id, charged = book.begin(request, secrets.token_hex(16), order.fresh)
+    run_id, charged = book.begin(request, new_run_id(), order.fresh)
     known = book.known(request)
     receipt = known[1] if known is not None and known[0] == run_id else None
     names = names_of(found)
@@ -200,7 +200,7 @@ def acceptance(
     Args:
         key: where the noise key is; ``None``: what was executed before is not told apart.
     """
-    charge = charge_of(plan)(secrets.token_hex(16))
+    charge = charge_of(plan)(new_run_id())
 
     def fingerprint() -> str:
         if key is None:

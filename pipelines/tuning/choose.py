@@ -9,7 +9,6 @@ drawn or charged, and the job is labelled so.
 
 import contextlib
 import glob
-import secrets
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +39,7 @@ from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Register
 from dpstream.state.ledger.charges import Book, Charge
 from dpstream.state.ledger.open import open_ledger
+from dpstream.state.run_ids import new_run_id
 
 #: Noise of proxy data does not exist; ids and sampling keys need some key, and this one is no
 #: secret.
@@ -105,7 +105,7 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
             register.resume(request.resume, named)
             answer = register.finish(request.resume, draw)
         else:
-            spend = _spend(asked, secrets.token_hex(16))
+            spend = _spend(asked, new_run_id())
             if register.goes_on(named, request.fresh) is None:
                 refuse_useless(asked, ledger.book(), spend)
             allowed = job.ledger.limit.pair
@@ -121,7 +121,7 @@ def acceptance(asked: Asked) -> Acceptance:
     place = asked.job.ledger
     if not asked.private or place is None:
         return Acceptance(None, None, None, None)
-    spend = _spend(asked, secrets.token_hex(16))
+    spend = _spend(asked, new_run_id())
 
     def fingerprint() -> str:
         with key_source(asked.job).ring() as ring:

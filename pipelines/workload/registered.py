@@ -7,7 +7,6 @@ the folder gets its place.  Who is cut off goes on under the same run id: same b
 
 import contextlib
 import hashlib
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +42,7 @@ from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import open_ledger
+from dpstream.state.run_ids import new_run_id
 
 
 class Mechanism(NamedTuple):
@@ -244,7 +244,7 @@ def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
 
 def _charge(job: Job, mechanism: Mechanism, plan_hash: str) -> Charge:
     return Charge(
-        secrets.token_hex(16), plan_hash, unit_in_words(job.plan), mechanism.epsilon,
+        new_run_id(), plan_hash, unit_in_words(job.plan), mechanism.epsilon,
         mechanism.delta, mechanism.mu, 0.0, kind="workload", identity=unit_of(job).text,
     )  # fmt: skip
 

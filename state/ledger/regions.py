@@ -19,7 +19,6 @@ spent.  A state in memory holds committed entries alone.
 """
 
 import math
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +51,7 @@ from dpstream.state.ledger.orders import (
     refusal_of,
 )
 from dpstream.state.ledger.region_charge import RegionCharge, RegionKind
+from dpstream.state.run_ids import new_run_id
 
 #: Entries from one snapshot to the next: they are replayed in seconds at most.
 _EVERY = 100
@@ -248,7 +248,7 @@ class RegionAccount:
         return Paid(found, False, region_of(charge, self.table), None)
 
     def _append(self, region: RegionCharge) -> str:
-        unit, run_id = self.table.identity, secrets.token_hex(16)
+        unit, run_id = self.table.identity, new_run_id()
         epsilon, delta, rho = 0.0, 0.0, None
         if not region.draws_on:  # its allotment states what it costs
             epsilon, delta, rho = stated_cost(region.budget, region.amount)

@@ -7,7 +7,6 @@ all that its score may use.  Noise of different groups is independent, so the tr
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
+from tests.fixed import fixed_run_ids
 from tests.pipelines.sql.asking import KEY
 
 TAIL = 1e-6
@@ -137,7 +137,7 @@ def published(folder: Path, trial: Trial, added: npt.NDArray[np.bool_], run: int
     claim = claim_of(folder, trial)
     write(folder, trial, added)
     (folder / "ledger.db").unlink(missing_ok=True)
-    with mock.patch.object(asking.secrets, "token_hex", lambda size: f"{run + 1:02x}" * size):
+    with fixed_run_ids(lambda: f"{run + 1:02x}" * 16):
         table = asking.ask(load_catalog(folder / "trials.toml"), trial.text).table
     shape = (len(added), trial.groups)
     present = np.zeros(shape)

@@ -132,6 +132,8 @@ def _run_ids() -> None:
 
     def token_hex(size: int | None = None) -> str:
         frame = sys._getframe(1)
+        if frame.f_globals.get("__name__") == "dpstream.state.run_ids" and frame.f_back is not None:
+            frame = frame.f_back
         name = frame.f_globals.get("__name__", "")
         if size != 16 or not name.endswith(DRAWERS):
             return real(size)

@@ -18,6 +18,7 @@ from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
+from dpstream.state import run_ids
 from tests.pipelines.sql.asking import ALL, charges, data_set, dp, visits
 from tests.runners.engines import need_flink
 
@@ -91,7 +92,7 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
         def now(cls, zone: Any = None) -> Any:
             return cls(2024, 1, 5, tzinfo=zone)
 
-    monkeypatch.setattr(asking.secrets, "token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr(run_ids.secrets, "token_hex", lambda size: "5a" * size)
     monkeypatch.setattr(asking, "datetime", Clock)
     monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)  # a Parquet file has several pieces
 
