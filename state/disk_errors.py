@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import RunError, UsageError
 
 
 class Cause(NamedTuple):
@@ -115,6 +115,16 @@ def file_error(field: str, cannot: str, error: Exception) -> RunError:
     """
     cause = cause_of(error)
     return RunError(field, f"{cannot}: {cause.reason}", cause.fix)
+
+
+def unreadable(field: str, error: OSError) -> UsageError:
+    """The error for a file that the user names and wrote, such as a job file.
+
+    Args:
+        field: what the file is to the user.
+    """
+    cause = cause_of(error)
+    return UsageError(field, f"cannot be read: {cause.reason}", cause.fix)
 
 
 def cause_at(path: Path) -> Cause | None:

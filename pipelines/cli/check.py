@@ -32,6 +32,7 @@ _UNUSABLE = 2
 def check(job: Path, limit: int | None, quiet: bool, as_json: bool) -> None:
     """Read the data of JOB and count unusable records by reason, with their first positions.
 
+    It also says whether a key has enough units to be published.
     Nothing is charged, drawn or stored.  The output depends on private records: it is for the
     operator only, not to be published.  Exit code 2 if no record is usable.  Not considered: files
     that join a run later with --through, whose records may be late.
@@ -74,6 +75,7 @@ def _lines(checked: "Checked", job: str) -> list[str]:
             lines.append(f"    {of.no_time:,} of them hold no time that can be read")
             fix = f"write times as 2024-01-31T13:05:00Z (RFC 3339); or {fix}"
         lines.append(f"    Fix: {fix}.")
+    lines += _appears(checked)
     if checked.usable == 0:
         lines.append(
             "No record is usable: `dpstream run` would charge its budget and release nothing."
@@ -81,3 +83,21 @@ def _lines(checked: "Checked", job: str) -> list[str]:
     else:
         lines.append(f"Nothing was charged or stored. Next: `dpstream plan {job}`.")
     return lines
+
+
+def _appears(checked: "Checked") -> list[str]:
+    """Whether a key has enough units; nothing where keys are public or no record is usable."""
+    needed, most = checked.units_needed, checked.most_units
+    if needed is None or not checked.usable:
+        return []
+    chance = f"{needed:,} units of one window, which give a 50% chance of being published"
+    if most is None:
+        return [f"Appears     not counted: too many keys to tell whether one has {chance}"]
+    if most >= needed:
+        return [f"Appears     yes: a key has {chance}"]
+    among = "" if checked.complete else ", among the rows read"
+    return [
+        f"Appears     nothing is likely: no key has {chance}; the most is {most:,}{among}",
+        "    Fix: take longer windows, fewer key columns, a larger epsilon, or name the keys in "
+        "[keys] public.",
+    ]

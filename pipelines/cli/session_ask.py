@@ -143,8 +143,8 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
         left = session.allotment(head.allotment).left
         click.echo(f"Drew {paid} on the allotment, which has {_left(left)} left", err=True)
     else:
-        left_out = ", but those with less left, which are left out" if head.drop else ""
-        click.echo(f"Charged {paid} to every point asked{left_out}; run {head.run_id}", err=True)
+        of = "that had as much left (the others are left out)" if head.drop else "asked"
+        click.echo(f"Charged {paid} to every point {of}; run {head.run_id}", err=True)
         waste = _waste(session, head.run_id)
         if waste > 1.0001:
             click.echo(f"Points charged, for each point asked: {human(waste)}", err=True)

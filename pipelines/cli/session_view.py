@@ -104,7 +104,7 @@ def _kind(kind: str, part: dict[str, Any]) -> list[str]:
     return [
         f"{kind:<11} spent by a point at most {_amount(part['most_spent'])}, at least "
         f"{_amount(part['least_spent'])}, of initial budgets up to {_amount(part['most_initial'])}"
-        f"; {part['regions']:,} regions",
+        f"; in {part['regions']:,} region{'s' * (part['regions'] != 1)}",
         *rows,
     ]
 

@@ -96,7 +96,7 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
     choices = listed(columns, lambda c: True)
     raise UsageError(
         flag,
-        "names a column that the file has " + ("more than once" if found else "not"),
+        f"the file has {'more than one' if found else 'no'} column '{name}'",
         f"name one of {choices}" if choices else "name a column of the file once",
     )
 

@@ -50,6 +50,7 @@ from dpstream.pipelines.jobs.text import (
     refuse_data_dependent,
 )
 from dpstream.state import open as stores
+from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import place_below
 from dpstream.state.private_log import keep_beside
 
@@ -143,8 +144,8 @@ def read_text(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_JOB_BYTES + 1)
-    except OSError:
-        raise UsageError("job file", "cannot be read", "check its path and permissions") from None
+    except OSError as error:
+        raise unreadable("job file", error) from None
     if len(text) > MAX_JOB_BYTES:
         raise UsageError("job file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
     return text

@@ -3,19 +3,27 @@
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
 query and cells, and RECORDS (`Canonicaliser`).  So what is counted as unusable here is what the run
 would write to the dead letter.  Nothing is charged, drawn, stored or written, and no noise key is
-needed: ids are made with a random key that is discarded.
+needed: ids are made with a random key that is discarded.  Whether anything will appear is counted
+before bounds on contributions, which only make keys smaller.
 
 All of the result is exact and depends on private records: it is for the operator alone.
 """
 
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import key_fields
+from dpstream.dp_transforms.decision import event_trigger_times
 from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.ingest.records import (
     REASONS,
@@ -36,6 +44,10 @@ from dpstream.pipelines.operate.summary import causes_of
 
 #: Positions of each reason that are shown.
 FIRST = 5
+#: Distinct pairs of a unit and a key of a window that are kept, about 100 bytes each.
+MAX_PAIRS = 5_000_000
+#: Rows are merged into them in parts of at least so many.
+_LEAST_PAIRS = 1 << 17
 _FILES, _LINES = "correct or remove these files", "correct or remove these lines"
 #: What the source's own reasons mean, and what helps.
 _AT_SOURCE = {
@@ -75,6 +87,10 @@ class Checked(msgspec.Struct, frozen=True):
     """What a source holds.
 
     Attributes:
+        units_needed: units that a key needs in a window for a 50% chance of being published;
+            ``None``: keys are public, or the job has no budget yet.
+        most_units: units of the largest key in a window, counted up to ``units_needed``; ``None``:
+            nothing is needed, or there were too many pairs to count.
         read: rows and unreadable rows.
         left_out: rows that source.query does not keep.
         usable: records that a run would admit to its bound on contributions.
@@ -87,6 +103,8 @@ class Checked(msgspec.Struct, frozen=True):
     usable: int
     complete: bool
     unusable: list[Unusable]
+    units_needed: int | None = None
+    most_units: int | None = None
 
 
 def check_source(
@@ -111,10 +129,11 @@ def check_source(
         public = canonical_public_keys(plan, read_public_keys(job))
     key = KeySource(None, insecure_test_key=secrets.token_hex(32))
     canonical = CanonicaliserFactory(plan, key, public)()
-    tally, no_time = reading.tally, 0
+    tally, no_time, largest = reading.tally, 0, _LargestKey(plan)
     for batch in in_cells(job, queried(job, reading.batches())):
         records, dead = canonical(batch)
         rows, usable = rows + batch.num_rows, usable + records.num_rows
+        largest.add(records)
         for reason in REASONS if dead.num_rows else ():
             of = dead.filter(pa.compute.equal(dead["reason"], reason))
             where = of["partition"].to_numpy().astype(np.int64), of["offset"].to_numpy()
@@ -127,7 +146,7 @@ def check_source(
         words = _words(job, reason)
         unusable.append(Unusable(reason, count, first, *words, no_time * (reason == "time")))
     read = reading.rows + sum(tally.counts.values()) - (rows - usable)
-    return Checked(read, reading.rows - rows, usable, reading.complete, unusable)
+    return Checked(read, reading.rows - rows, usable, reading.complete, unusable, *largest.result())
 
 
 def _words(job: Job, reason: str) -> tuple[str, str]:
@@ -151,6 +170,57 @@ class _Tally:
             first = self.first.setdefault(reason, [])
             more = slice(0, FIRST - len(first))
             first += zip(partition[more].tolist(), offset[more].tolist(), strict=True)
+
+
+class _LargestKey:
+    """Units of the largest key in a window, counted until it has enough to be published.
+
+    Distinct (window, key, unit) are kept, at most `MAX_PAIRS`, and merged when as many rows wait.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._most, self._complete = plan, 0, True
+        self._needed: int | None = None
+        with suppress(DpstreamError):  # `dpstream plan` says what is wrong
+            budget = allocate(plan)
+            chosen = describe(plan, budget)["selection"] if budget.tau is not None else None
+            self._needed = chosen and chosen["units_for_half_chance_easiest"]
+        self._keys = [field.name for field in key_fields(plan)]
+        self._distinct, self._waiting = pa.table({}), list[pa.Table]()
+
+    def add(self, records: pa.RecordBatch) -> None:
+        """More records."""
+        if self._needed is None or self._most >= self._needed or not self._complete:
+            return
+        line = self._plan.timeline
+        trigger = event_trigger_times(self._plan, records)
+        stride = line.slide // line.trigger_every
+        columns = {name: records.column(name) for name in (*self._keys, "unit")}
+        for back in range(line.windows_per_record):
+            window = (trigger - 1) // stride - back
+            here = pa.array((window >= 0) & (trigger - window * stride <= line.triggers))
+            self._waiting.append(pa.table({"window": window, **columns}).filter(here))
+        if sum(map(len, self._waiting)) > max(_LEAST_PAIRS, len(self._distinct)):
+            self._merge()
+
+    def result(self) -> tuple[int | None, int | None]:
+        """The units needed, and those of the largest key."""
+        if self._needed is None:
+            return None, None
+        self._merge()
+        complete = self._complete or self._most >= self._needed
+        return self._needed, min(self._most, self._needed) if complete else None
+
+    def _merge(self) -> None:
+        if not self._waiting:
+            return
+        tables = [*([self._distinct] * bool(len(self._distinct))), *self._waiting]
+        group = ["window", *self._keys]
+        self._distinct = pa.concat_tables(tables).group_by([*group, "unit"]).aggregate([])
+        self._waiting = []
+        units = self._distinct.group_by(group).aggregate([([], "count_all")])["count_all"]
+        self._most = pa.compute.max(units).as_py() or 0
+        self._complete = len(self._distinct) <= MAX_PAIRS
 
 
 class _Reading:

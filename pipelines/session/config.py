@@ -79,6 +79,7 @@ from dpstream.pipelines.jobs.text import (
     parse_toml,
     raise_decode_error,
 )
+from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import place_below
 from dpstream.state.private_log import keep_beside
 
@@ -235,8 +236,8 @@ def load_config(path: str | Path) -> Config:
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
-    except OSError:
-        raise UsageError("table file", "cannot be read", "check its path and permissions") from None
+    except OSError as error:
+        raise unreadable("table file", error) from None
     if len(text) > MAX_BYTES:
         raise UsageError("table file", f"exceeds {MAX_BYTES} bytes", "give a table file")
     keep_beside(path)

@@ -168,7 +168,7 @@ def lines(plan: Plan) -> list[str]:
     )
     if len(decision.lacking):
         found.append(f"Dropped     {len(decision.lacking):,} boxes with too little")
-    found.append(f"Regions     {plan.regions:,} now, {plan.after:,} behind it")
+    found.append(f"Regions     {plan.regions:,} now, {plan.after:,} after the charge")
     for of in plan.errors:
         found.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
     weak = weaknesses_of_budget(question.kind, question.amount / MICRO)

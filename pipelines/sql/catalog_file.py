@@ -55,6 +55,7 @@ from dpstream.pipelines.sql.catalog import (
     Via,
 )
 from dpstream.pipelines.sql.columns import file_columns, kind_of
+from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import place_below
 from dpstream.state.private_log import keep_beside
 
@@ -112,8 +113,8 @@ def load_catalog(path: str | Path) -> Catalog:
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
-    except OSError:
-        raise UsageError("catalog", "cannot be read", "check its path and permissions") from None
+    except OSError as error:
+        raise unreadable("catalog", error) from None
     if len(text) > MAX_BYTES:
         raise UsageError("catalog", f"exceeds {MAX_BYTES} bytes", "give a catalog file")
     keep_beside(path)

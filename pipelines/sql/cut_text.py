@@ -29,9 +29,10 @@ def _line(name: str, cut: Cut, unit: str, group: str) -> str:
             f"about {_share(cut.below)} of values are below, {_share(cut.above)} above {within}"
         )
         return f"{head}; {beyond}{_amount(cut, 'their size')}."
-    rows = f"rows of one {unit}" + f" in a {group}" * bool(group)
-    what = f"{group}s of one {unit}" if cut.of == "groups" else rows
-    head = f"At most {human(cut.high)} {what} count, chosen privately"
+    rows = f"of one {unit}" + f" in a {group}" * bool(group and cut.of == "rows")
+    many = "s" * (cut.high != 1)
+    what = f"{group if cut.of == 'groups' else 'row'}{many} {rows}"
+    head = f"At most {human(cut.high)} {what} count{'' if many else 's'}, chosen privately"
     of = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
     if cut.of == "rows" and group:  # what the histogram holds: units of many groups weigh no more
         of = f"rows in one random {group} of each {unit}"

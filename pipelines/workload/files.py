@@ -13,6 +13,7 @@ from dpstream.accounting.limits import (
 from dpstream.accounting.places import refuse_url
 from dpstream.accounting.workloads.parse import from_arrays, from_dict
 from dpstream.accounting.workloads.workload import Workload
+from dpstream.state.disk_errors import unreadable
 from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 
 _FIELD = "workload file"
@@ -34,8 +35,8 @@ def read_workload(path: Path) -> Workload:
             raise TooLargeError
         else:
             text = path.read_bytes().decode()
-    except OSError:
-        raise UsageError(_FIELD, "cannot be read", "check its path and permissions") from None
+    except OSError as error:
+        raise unreadable(_FIELD, error) from None
     except TooLargeError:
         raise UsageError(
             _FIELD,

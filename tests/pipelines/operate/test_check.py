@@ -192,3 +192,24 @@ def _only(folder: Path) -> str:
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("slide", "units"), [("", 30), ('slide = "12h"', 50)], ids=["day", "both"])
+def test_the_units_of_the_largest_key_of_a_window(tmp_path: Path, slide: str, units: int) -> None:
+    """30 units of p1 on one day and 20 others on the next, within 12 hours of each other."""
+    first = [f"{user},p1,2024-01-01 20:00:00Z,1" for user in [*range(30), *range(30)]]
+    second = [f"{user},p1,2024-01-02 02:00:00Z,1" for user in range(40, 60)]
+    many = [f"1,q{page},2024-01-01 10:00:00Z,1" for page in range(70)]
+    path = csv_job(tmp_path, [*first, *second, *many])
+    text = path.read_text().replace('window = "1d"', f'window = "1d"\n{slide}')
+    path.write_text(text.replace("epsilon = 20.0\ndelta = 1e-2", "epsilon = 1.0\ndelta = 1e-6"))
+    checked = check_source(load_job(path))
+    assert checked.most_units == units and checked.units_needed > units
+    result = call("check", path)
+    assert result.exit_code == 0 and f"the most is {units}" in result.stdout
+    path.write_text(text.replace("delta = 1e-2", "delta = 1e-3"))
+    enough = check_source(load_job(path))
+    assert enough.most_units == enough.units_needed <= 30
+    path.write_text(text + '\n[keys]\npublic = "keys.csv"\n')
+    (tmp_path / "keys.csv").write_text("page\np1\n")
+    assert check_source(load_job(path)).units_needed is None
