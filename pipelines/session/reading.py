@@ -160,7 +160,7 @@ def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
 
 
 def _parquet(path: str, needed: Sequence[str], name: str) -> Iterator[Part]:
-    starts = row_groups(path, needed)
+    starts = row_groups(path, needed, "records", name)
     if starts is None:
         refuse_packed_parquet(path, "records", name)
         yield refuse(0, Reason.UNREADABLE_FILE)

@@ -97,7 +97,7 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
 def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
     kind = job.source.kind
     if kind == "parquet":
-        starts = row_groups(file.path, job.columns)
+        starts = row_groups(file.path, job.columns, "source.path", named(file))
         if starts is None:
             refuse_packed_parquet(file.path, "source.path", named(file))
             yield "unreadable", file.partition, file.path, 0, 0

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
+from dpstream.pipelines.connectors.files.parquet import (
+    UnpacksTooLargeError,
+    read_row_group,
+    row_groups,
+)
 from dpstream.pipelines.connectors.files.texts import read_text
 from dpstream.pipelines.connectors.folder.store import Folder, Place, patiently, place
 from dpstream.pipelines.connectors.folder.watch import ClosedFile
@@ -48,11 +52,11 @@ class Files(NamedTuple):
         try:
             found = patiently(lambda: self.folder.info(name))
             starts = self._starts(name) if found is not None else None
+        except (OSError, UnpacksTooLargeError):
+            found, starts = None, None
         except UsageError:
             yield refuse(0, Reason.MISSING_COLUMN)
             return
-        except OSError:
-            found, starts = None, None
         if found is None or starts is None:
             yield refuse(0, Reason.UNREADABLE_FILE)
             return

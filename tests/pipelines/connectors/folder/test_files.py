@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from dpstream.pipelines.connectors.folder.files import Files
 from dpstream.pipelines.connectors.folder.store import Folder, place
 from dpstream.pipelines.connectors.records.rows import Refused, Rows
+from tests.pipelines.connectors.files.test_parquet import plain_bomb
 
 CLOSED = 1_700_000_000_000_000
 
@@ -56,3 +57,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
                          ("none", "unreadable_file")):  # fmt: skip
         [refused] = parts(tmp_path, "parquet", (f"{name}.parquet", CLOSED, -1, -1))
         assert isinstance(refused, Refused) and refused.reasons == [reason]
+
+
+def test_a_file_that_unpacks_to_much_more_is_a_dead_letter(tmp_path: Path) -> None:
+    """A stream that runs has its charge already: other files are read on."""
+    plain_bomb(tmp_path / "x.parquet")
+    [refused] = parts(tmp_path, "parquet", ("x.parquet", CLOSED, -1, -1))
+    assert isinstance(refused, Refused) and refused.reasons == ["unreadable_file"]
