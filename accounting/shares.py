@@ -119,18 +119,14 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
         return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + SLACK))
     encoder = strategy_of(strategy, triggers)
     per_step = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
-    bits, costs = range(triggers.bit_length()), []
-    for selections in range(1, total + 1):
-        if selections <= triggers:
-            cost = encoder.worst_split(selections, total)
-        else:
-            # One tree of m rounds takes all excess; m is bounded between powers of two.
-            cost = max(
-                encoder.worst_split(most, most + total - selections) + (selections - m) * per_step
-                for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in bits)
-            )
-        costs.append(cost)
-    return np.asarray(costs) / (encoder.col2 * total**2) * (1 + SLACK)
+    within = [float(encoder.worst_split(k, total)) for k in range(1, min(total, triggers) + 1)]
+    # Beyond T one tree of m rounds takes all excess; m is bounded between powers of two.
+    beyond = np.arange(triggers + 1, total + 1)
+    excess = np.zeros(len(beyond))
+    for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in range(triggers.bit_length())):
+        cost = encoder.worst_split(most, most + total - beyond) + (beyond - m) * per_step
+        excess = np.maximum(excess, cost)
+    return np.append(within, excess) / (encoder.col2 * total**2) * (1 + SLACK)
 
 
 def divide(plan: Resolved, rules: int = RULES) -> Shares:

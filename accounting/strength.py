@@ -107,7 +107,7 @@ def _figure(epsilon: float) -> str:
 def _odds(epsilon: float) -> str:
     """e^epsilon to three digits, rounded up."""
     if epsilon > _LARGEST:
-        return "infinity"
+        return "infinity" if math.isinf(epsilon) else f"1e{math.ceil(epsilon / math.log(10))}"
     factor = math.exp(epsilon)
     return human(float(up(factor, 3)))
 

@@ -110,8 +110,9 @@ class Strategy(ABC):
         """Largest |n_t| when no node noise exceeds 1, rounded up."""
 
     @abstractmethod
-    def worst_split(self, pieces: int, total: int) -> float:
-        """Upper bound of |A a|^2 over a >= 1 on ``pieces`` distinct steps, sum(a) = ``total``."""
+    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
+        """Upper bound of |A a|^2 over a >= 1 on ``pieces`` distinct steps, sum(a) = ``total``, for
+        each total."""
 
     @abstractmethod
     def matrix(self) -> npt.NDArray[Any]:

@@ -100,7 +100,7 @@ class ConvolutionStrategy(Strategy):
         return np.asarray(lags + lags[0] * _SLACK)
 
     @override
-    def worst_split(self, pieces: int, total: int) -> float:
+    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
         """See base.  |A a|^2 is convex in a, so a is (total - pieces + 1, 1, ..., 1); the Gram
         entries are non-negative and fall with the lag, so the steps are neighbours with the
         heavy one in the middle.  Every pair is charged the largest entry of its lag."""
@@ -139,7 +139,7 @@ class ConvolutionStrategy(Strategy):
         raise ArithmeticError("a prefix lies on a rounding boundary")
 
 
-def heavy_split(gram: Float64, pieces: int, total: int) -> float:
+def heavy_split(gram: Float64, pieces: int, total: int | Int64) -> float | Float64:
     """|A a|^2 of ``total`` on ``pieces`` neighbours, one on each and the rest on the middle one;
     rounded up.
 
@@ -152,7 +152,7 @@ def heavy_split(gram: Float64, pieces: int, total: int) -> float:
     ones = pieces * gram[0] + 2 * float((pieces - lag) @ gram[1:pieces])
     left, right = (pieces - 1) // 2, pieces // 2
     row = gram[0] + gram[1 : left + 1].sum() + gram[1 : right + 1].sum()
-    return float((ones + 2 * extra * row + extra**2 * gram[0]) * (1 + _SLACK))
+    return (ones + 2 * extra * row + extra**2 * gram[0]) * (1 + _SLACK)  # type: ignore[no-any-return]
 
 
 def _rounded(decoder: Sequence[Any], nodes: Sequence[Any], step_index: int) -> int | None:

@@ -116,7 +116,7 @@ class DenseStrategy(Strategy):
         return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
 
     @override
-    def worst_split(self, pieces: int, total: int) -> float:
+    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
         """See base; as for a convolution, every pair charged the largest entry of its lag."""
         return heavy_split(self._gram, min(pieces, self.triggers), total)
 

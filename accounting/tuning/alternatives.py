@@ -29,14 +29,15 @@ class Alternative(msgspec.Struct, frozen=True):
     Attributes:
         settings: keys of ``[privacy]`` that differ between the rows.
         same: whether it counts what the job counts.
-        keys, error: expected released keys and absolute error, relative to the job's own.
+        keys, error: expected released keys (``None``: the job publishes none) and absolute error,
+            relative to the job's own.
         units: units of a key (of the reference's mix of pairs) for an even chance at close.
         sd: sd of the first column's noise at close, in records at the bound L.
     """
 
     settings: dict[str, Any]
     same: bool
-    keys: float
+    keys: float | None
     error: float
     units: float
     sd: float
@@ -104,7 +105,7 @@ def _row(plan: Plan, settings: dict[str, Any], own: dict[str, float]) -> Alterna
         found = _evaluate(other, allocate(other))
     except DpstreamError:
         return None
-    keys = found["keys"] / own["keys"] if own["keys"] > 0 else math.nan
+    keys = found["keys"] / own["keys"] if own["keys"] > 0 else None
     wrong = found["error"] / own["error"]
     return Alternative(settings, same, keys, wrong, found["units"], found["sd"])
 
@@ -139,8 +140,9 @@ def text(rows: list[Alternative]) -> str:
     ]
     for row in rows:
         other = "" if row.same else " (another figure)"
+        keys = "-" if row.keys is None else f"x{row.keys:.3g}"
         lines.append(
-            f"  x{row.keys:<5.3g} x{row.error:<5.3g} {row.units:<13.0f}  {row.sd:<8.4g}  "
+            f"  {keys:<6} x{row.error:<5.3g} {row.units:<13.0f}  {row.sd:<8.4g}  "
             f"{in_words(row.settings)}{other}"
         )
     return "\n".join(lines) + "\n"

@@ -37,6 +37,8 @@ LARGEST = 25_000
 EARLY = 0.1
 #: Records of a unit, and popularities of keys, that ``expected_keys`` looks at.
 _RECORDS, _RANKS = 2048, 400
+#: Terms of a harmonic number that are added one by one.
+_SUMMED = 100_000
 
 SHAPE = (
     "keys with n units at density n^-1.7, units with at least i records with chance 1/i, spread "
@@ -133,7 +135,15 @@ def final_sd(plan: Plan, budget: Budget) -> float:
 
 def kept(contributions: int) -> float:
     """Mean records of a reference unit that a bound C keeps."""
-    return float((1 / np.arange(1, contributions + 1)).sum())
+    return harmonic(contributions)
+
+
+def harmonic(count: int) -> float:
+    """1 + 1/2 + ... + 1/count: a sum, and beyond it the expansion by Euler and Maclaurin, whose
+    error is below count^-4 / 120."""
+    if count <= _SUMMED:
+        return float((1 / np.arange(1, count + 1)).sum())
+    return math.log(count) + float(np.euler_gamma) + 1 / (2 * count) - 1 / (12 * count**2)
 
 
 def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
@@ -148,7 +158,7 @@ def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     if edges[-1] <= keys:
         edges = np.append(edges, keys + 1)
     rank = np.sqrt(edges[:-1] * (edges[1:] - 1.0))  # one popularity for the ranks in between
-    met = 1 / rank / (1 / np.arange(1, keys + 1)).sum()
+    met = 1 / rank / harmonic(keys)
     first = np.arange(1, min(plan.privacy.contributions, _RECORDS) + 1)
     # A unit's i-th record is there with chance 1/i, and the key's first with p (1 - p)^(i - 1).
     chance = met[:, None] * (1 - met[:, None]) ** (first - 1) / first

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import human, up
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, COUNT, JOB, examples, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.tuning.choose import Outcome
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--delta", type=float, help="Default: the job's.")
 @click.option(
     "--key-records",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="C has the least error of a key of so many records: noise against what C cuts of"
     " it (default 1000).",
 )

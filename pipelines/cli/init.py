@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, COUNT, examples, options, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
@@ -40,16 +40,16 @@ _BUDGET = options(
     click.option("--epsilon", type=float, help="The guarantee for one unit."),
     click.option("--delta", type=float, default=1e-8, show_default=True,
                  help="Far below 1 / number of units."),
-    click.option("--contributions", type=int, default=10, show_default=True,
+    click.option("--contributions", type=COUNT, default=10, show_default=True,
                  help="C: the most records of a unit that count, in what the budget covers."),
     click.option("--covers", metavar="WHAT",
                  help="What epsilon and C cover: window (each separately), lifetime (everything),"
                  " or a length of several windows, such as 28d.  [default: window]"),
-    click.option("--units", type=int, default=10_000, show_default=True,
+    click.option("--units", type=COUNT, default=10_000, show_default=True,
                  help="Assumed number of units with records in a window, for the figures."),
-    click.option("--records", type=int, default=30_000, show_default=True,
+    click.option("--records", type=COUNT, default=30_000, show_default=True,
                  help="Assumed number of their records in a window."),
-    click.option("--keys", type=int, default=1_000, show_default=True,
+    click.option("--keys", type=COUNT, default=1_000, show_default=True,
                  help="Assumed number of keys."),
 )  # fmt: skip
 

@@ -22,6 +22,10 @@ ALLOW_LARGE_DELTA = click.option(
     "--allow-large-delta", is_flag=True, help="Take a delta above 0.01, which is refused else."
 )
 JOB = click.argument("job", type=click.Path(path_type=Path))
+#: Assumed numbers of units, records, keys: beyond any load, and figures of them stay in the range
+#: of floats and of whole numbers of 64 bits.
+MOST_ASSUMED = 10**15
+COUNT = click.IntRange(1, MOST_ASSUMED)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

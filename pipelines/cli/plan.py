@@ -6,39 +6,47 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, options, print_json
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    COUNT,
+    JOB,
+    MOST_ASSUMED,
+    examples,
+    load_job,
+    options,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
-_COUNT = click.IntRange(min=1)
 POPULATION = options(
-    click.option("--units", type=_COUNT, help="Units with records in a window: what appears of so"
+    click.option("--units", type=COUNT, help="Units with records in a window: what appears of so"
                  " many.  [default with --scale: any number]"),
-    click.option("--records", type=_COUNT, help="Number of their records in a window; plan"
+    click.option("--records", type=COUNT, help="Number of their records in a window; plan"
                  " then says what C cuts."),
 )  # fmt: skip
 STATED = options(
     POPULATION,
-    click.option("--keys", type=_COUNT, help="Keys there are in a window.  [default: 1000; --scale"
+    click.option("--keys", type=COUNT, help="Keys there are in a window.  [default: 1000; --scale"
                  " needs it]"),
 )  # fmt: skip
 SCALE = options(
     click.option("--scale", is_flag=True, help="Estimate what a stated load needs, and its cost."),
-    click.option("--records-per-day", type=_COUNT, help="--scale: records of an average day."),
+    click.option("--records-per-day", type=COUNT, help="--scale: records of an average day."),
     click.option(
         "--peak", type=float, default=2.0, show_default=True,
         help="--scale: records of the busiest trigger over an average one's.",
     ),
     click.option(
-        "--published-keys", type=click.IntRange(min=0),
+        "--published-keys", type=click.IntRange(0, MOST_ASSUMED),
         help="--scale: keys published at a trigger.  [default: the most the threshold allows]",
     ),
     click.option(
         "--within",
         help="--scale: releases are out so long after a trigger time.  [default: one interval]",
     ),
-    click.option("--worker-vcpus", type=_COUNT, default=2, show_default=True, help="--scale"),
+    click.option("--worker-vcpus", type=COUNT, default=2, show_default=True, help="--scale"),
     click.option("--worker-gib", type=float, default=7.5, show_default=True, help="--scale"),
     click.option(
         "--price", multiple=True, metavar="NAME=DOLLARS",
@@ -60,7 +68,7 @@ SCALE = options(
 @JOB
 @click.option(
     "--changed-keys",
-    type=click.IntRange(1),
+    type=COUNT,
     help="Keys that get data at one trigger, for the number of shards on Spanner.",
 )
 @STATED

@@ -9,6 +9,7 @@ from dpstream.accounting.figures import up
 from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
     AS_JSON,
+    COUNT,
     examples,
     options,
     print_json,
@@ -117,7 +118,7 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
 @CHOICE
 @click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
 @CHARGED
-@click.option("--scale", type=int, metavar="RECORDS", help="What so many records would need.")
+@click.option("--scale", type=COUNT, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
     parameters: Path, data: Path, delta: float | None, scale: int | None,

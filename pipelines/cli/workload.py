@@ -5,7 +5,14 @@ from pathlib import Path
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import ALLOW_LARGE_DELTA, AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.parts import (
+    ALLOW_LARGE_DELTA,
+    AS_JSON,
+    COUNT,
+    examples,
+    options,
+    print_json,
+)
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 STRATEGY = options(
@@ -56,7 +63,7 @@ def workload() -> None:
 @click.option("--delta", type=float, help="The same.")
 @ALLOW_LARGE_DELTA
 @click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
-@click.option("--contributions", type=int, default=1, show_default=True,
+@click.option("--contributions", type=COUNT, default=1, show_default=True,
               help="C: records of a unit that count.")  # fmt: skip
 @click.option("--pure", is_flag=True, help="Pure epsilon, with --epsilon alone: geometric noise.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries.")

@@ -10,6 +10,7 @@ from dpstream.accounting.tuning.reference import (
     LARGEST,
     SIZES,
     expected_keys,
+    harmonic,
     kept,
     stand,
 )
@@ -81,3 +82,15 @@ def test_more_units_publish_more_keys(make_plan: Make) -> None:
     found = [expected_keys(plan, budget, n, 10**6) for n in (1, 10**4, 10**6, 10**8)]
     assert found == sorted(found) and found[0] < 1e-3 and found[-1] < 10**6
     assert expected_keys(plan, budget, 10**12, 3) == pytest.approx(3)
+
+
+def test_keys_beyond_memory(make_plan: Make) -> None:
+    """Numbers that a person types, up to the most that a command takes: no array of all keys."""
+    for count in (100_001, 1_000_000):
+        exact = math.fsum(1 / k for k in range(1, count + 1))
+        assert harmonic(count) == pytest.approx(exact, rel=1e-15)
+    plan = make_plan()
+    few = expected_keys(plan, allocate(plan), 10**6, 10**6)
+    many = expected_keys(plan, allocate(plan), 10**6, 10**15)
+    assert 0 <= many < few
+    assert math.isfinite(expected_keys(plan, allocate(plan), 10**15, 10**15))

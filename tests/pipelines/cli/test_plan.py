@@ -1,6 +1,7 @@
 """``dpstream plan``: its answers, changes that work as they are written, the stated load."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,15 @@ def test_json_is_complete(make_job: Callable[..., Job]) -> None:
     assert {"guarantee", "streams", "tau", "periods", "outlook", "alternatives"} <= set(said)
     assert said["outlook"]["appears"]["units"] == 2000
     assert said["outlook"]["appears"]["expected_keys"] > 0
+
+
+@pytest.mark.parametrize("option", ["--units", "--records", "--keys", "--changed-keys"])
+def test_the_largest_assumed_number(make_job: Callable[..., Job], option: str) -> None:
+    """No array of so many keys is made, and no figure is beyond floats."""
+    path = make_job().path
+    given = ["--units", "10", "--records", "10", option, str(10**15), "--json"]
+    assert not {"NaN", "Infinity"} & set(re.findall("[A-Za-z]+", call("plan", path, *given).output))
+    assert refused("plan", path, option, str(10**15 + 1))
 
 
 def changed(path: Path, settings: dict[str, Any], to: Path) -> Job:
