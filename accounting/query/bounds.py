@@ -5,7 +5,9 @@ tree over a public grid of ``accounting.tuning.question``:
 
 * a column without bounds: its values (0 and +-(4 .. 7) 2^k grid units), of a count each unit's rows
   in a group (1 and more);
-* ``automatic_rows``: the rows of a unit in a group; ``automatic_groups``: the groups of a unit.
+* ``automatic_rows``: the rows of a unit in a group (of a sum how many times the bounds its size
+  there is, rounded up, for r times the bounds is all that r limits); ``automatic_groups``: the
+  groups of a unit.
 
 A histogram counts at most VALUES values of a unit, chosen by sampling keys of the unit's own rows,
 so that A x moves by at most VALUES sqrt(levels) in L2 (VALUES levels in L1), in however many groups
@@ -17,11 +19,18 @@ mechanism of mu: what is drawn later may adapt to what was released before (sect
 The bounds are the edges that at most TAIL of the values lie beyond, read off noisy counts.  Where
 units are few, that is less than the noise of a prefix, and any of the edges far beyond all values
 would do (they grow by powers of two: answers a thousand times too wide).  So as many values may lie
-beyond as noise hides, UNSEEN of the rank error.  One figure of all rows has no other limit: its
-error is least where hardly more units are cut than noise hides, however many there are; of many
-groups most are small, and a bound that few need is noise for all.  A histogram whose noisy total is
-too small for its noise says nothing: the column is NULL, and rows and groups are bounded by the
-public constants of the plan.  What the chosen bounds cut is estimated too (``cuts``).
+beyond as noise hides, UNSEEN of the rank error.
+
+One figure of all rows has no TAIL.  Its counts, sums and means lose sizes beyond their bounds and
+have noise in proportion to them, so from where noise hides the values a bound goes on to the edge
+of least expected error (``cuts.Tail.widest``).  Of many groups most are small, their number is
+private, and a bound that few units need is noise for all.  A sum's noise is that of the wider bound
+alone, so the other one is as wide.  All of this is post-processing, and no bound changes the
+sensitivity argument: noise is calibrated to the bounds after they are chosen.
+
+A histogram whose noisy total is too small for its noise says nothing: the column is NULL, and rows
+and groups are bounded by the public constants of the plan.  What the chosen bounds cut is estimated
+too (``cuts``).
 """
 
 import math
@@ -39,8 +48,9 @@ from dpstream.accounting.query.calibration import (
     OF_COUNTS,
     OF_VALUES,
     mu_of_query,
+    noise_by_bound,
 )
-from dpstream.accounting.query.cuts import Cut, cut_of
+from dpstream.accounting.query.cuts import UNSEEN, Cut, cut_of, tails
 from dpstream.accounting.query.plan import GROUPS, MAX_ROWS, QueryColumn, QueryPlan
 from dpstream.accounting.tuning.quantiles import answers, clamp_of, prefixes
 from dpstream.accounting.tuning.question import (
@@ -58,10 +68,6 @@ TAIL = 0.01
 #: Part of the units whose rows a mean may count fewer times: none of their values is lost, and the
 #: noise grows with r.
 TAIL_OF_MEANS = 0.1
-#: Of the rank error that holds for all cells at once: 2.8 sds of a prefix.  Simulated errors of a
-#: mean are the least, within a fifth, from 0.6 to 0.9 for 1,100 to 4,000 units; they are 10 times
-#: as large at 0.5 and 1,000 times at 0.
-UNSEEN = 0.75
 #: Largest bounds, in grid units: of values, of counts.
 _MOST, _COUNT = 1 << 28, 1 << 20
 #: Grid units between the bounds of values that are squared.
@@ -153,6 +159,7 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
     """Bounds from the noisy nodes of each histogram, and what they cut: post-processing."""
     least = TAIL if plan.grouped else 0.0
     means = {column.rows_histogram for column in plan.columns if column.kind == "mean"}
+    widened = _Widened.of(plan, design)
     chosen: dict[str, tuple[int, int]] = {}
     estimates: dict[str, tuple[Histogram, Float64]] = {}
     for of, nodes in zip(design.histograms, noisy, strict=True):
@@ -162,7 +169,8 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
             tail = max(reweighted, UNSEEN * of.rank_error / float(estimate[-1]))
             least_edge = of.candidates[1] if of.candidates[0] < 0 else 0
             bounds = clamp_of(of, estimate, tail)
-            chosen[of.name] = max(bounds[0], least_edge), min(bounds[1], of.candidates[-2])
+            bounds = max(bounds[0], least_edge), min(bounds[1], of.candidates[-2])
+            chosen[of.name] = widened.bounds(of, estimate, bounds)
             estimates[of.name] = of, estimate
     columns, nulls, cuts = [], set[str](), dict[str, Cut]()
     for column in plan.columns:
@@ -172,7 +180,10 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
         columns.append(made)
         if column.rows_histogram in chosen:
             of, estimate = estimates[column.rows_histogram]
-            cuts[of.name] = cut_of(of, estimate, "rows", (0, made.rows), 1.0, True)
+            what = "bounds" if column.kind == "sum" else "rows"
+            # Of a mean, rows beyond the bound count fewer times, and nothing is lost.
+            added = column.kind != "mean"
+            cuts[of.name] = cut_of(of, estimate, what, (0, made.rows), 1.0, added)
         if column.automatic and column.name in chosen:
             what = "rows" if column.kind == "count" else "values"
             of, estimate = estimates[column.name]
@@ -189,6 +200,55 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
         plan, columns=tuple(columns), groups=groups, automatic_groups=False
     )
     return Settled(settled_plan, frozenset(nulls), cuts)
+
+
+class _Widened(NamedTuple):
+    """Bounds made as wide as is good for the whole error, or as costs no noise.
+
+    Attributes:
+        kinds: of the column of each histogram whose sizes add up to the figure.
+        noise: of one figure of all rows the noise by bound, by histogram; else empty.
+    """
+
+    kinds: Mapping[str, str]
+    noise: dict[str, float]
+
+    @classmethod
+    def of(cls, plan: QueryPlan, design: BoundsDesign) -> "_Widened":
+        added = [column for column in plan.columns if column.kind in _ADDED]
+        kinds = {column.name: column.kind for column in added if column.automatic}
+        # Of a sum r is a bound of sizes; that of a mean cuts nothing off.
+        kinds |= {c.rows_histogram: "count" for c in added if c.kind == "sum"}
+        if plan.grouped or not kinds:
+            return cls(kinds, {})
+        noise = noise_by_bound(plan, design.reserved)
+        by_histogram = {c.rows_histogram: noise[c.name] for c in added}
+        return cls(kinds, by_histogram | {c.name: noise[c.name] for c in added})
+
+    def bounds(
+        self, of: Histogram, estimate: Float64, bounds: tuple[int, int]
+    ) -> tuple[int, int]:  # fmt: skip
+        """Bounds in grid units of a histogram, from those of ``clamp_of``."""
+        kind, (low, high) = self.kinds.get(of.name), bounds
+        if kind is None:
+            return bounds
+        if of.name in self.noise:
+            low, high = self._of_least_error(kind, of, estimate, bounds)
+        if kind == "sum":  # noise is that of the wider one
+            return -max(-low, high), max(-low, high)
+        return low, high
+
+    def _of_least_error(
+        self, kind: str, of: Histogram, estimate: Float64, bounds: tuple[int, int]
+    ) -> tuple[int, int]:
+        by_bound, (low, high) = self.noise[of.name], bounds
+        up, down = tails(of, estimate, bounds)
+        if kind != "mean":  # of two bounds, only the wider one
+            if high >= -low:
+                return low, up.widest(of.rank_error, lambda b: by_bound * b)
+            return -down.widest(of.rank_error, lambda b: by_bound * b), high
+        high = up.widest(of.rank_error, lambda b: by_bound * (b - low) / 2)
+        return -down.widest(of.rank_error, lambda b: by_bound * (b + high) / 2), high
 
 
 def _with_bounds(column: QueryColumn, chosen: Mapping[str, tuple[int, int]]) -> QueryColumn:

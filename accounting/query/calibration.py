@@ -36,6 +36,8 @@ COMBINED, ALONE = 0.2, 0.4
 OF_VALUES, OF_COUNTS = 1 / 2, 1 / 6
 #: Chance that an interval misses.
 MISS = 0.05
+#: Grid units of a bound that stands for any other; noise is proportional to it.
+_STEPS = 1 << 10
 _NORMAL = 1.959963984540054
 _SLACK = 1e-12
 
@@ -160,6 +162,22 @@ def share_of_bounds(column: QueryColumn, chosen: Container[str]) -> float:
     if column.name in chosen:
         return OF_COUNTS if column.kind == "count" else OF_VALUES
     return OF_COUNTS if column.rows_histogram in chosen else 0.0
+
+
+def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, float]:
+    """sd of the noise of each column's count or sum, over the most that one unit adds to it.
+
+    Args:
+        reserved: see ``allocate_query``; bounds need not be chosen yet.
+    """
+    columns = []
+    for column in plan.columns:
+        most = 1.0 if column.kind == "count" else _STEPS * column.grid
+        columns.append(msgspec.structs.replace(column, low=0.0, high=most, rows=1))
+    budget = allocate_query(msgspec.structs.replace(plan, columns=tuple(columns)), reserved)
+    kinds = ("count", "sum")
+    first = [noise for noise in reversed(budget.parts) if noise.part.what in kinds]
+    return {n.part.column: n.sd / (n.part.most * n.part.unit) for n in first}
 
 
 def mu_of_query(plan: QueryPlan) -> tuple[float, float]:

@@ -12,15 +12,16 @@ chance of 95% no share errs by more.
 
 **Share of the amount** (rows, groups, or size of values).  Let S(x) be the number of values above
 x.  What a bound B leaves in is the integral of S up to B; what it cuts is S(B) times the mean by
-which a value above B exceeds it.  S(B) is measured.  That mean is not: bounds are chosen where
-values end that noise does not hide, and beyond them hardly anything is seen.  So it is taken from
-the two farthest points where S is well above noise, as if the size of values were log-normal from
+which a value above B exceeds it.  S is measured up to where noise hides what is beyond.  That mean,
+and S(B) of a bound farther out, are not: they are taken from the two farthest points where S is
+well above noise, as if the size of values were log-normal from
 there on, and once more as if it were a power law, the slowest fall that counts of people usually
 have (``amount_at_most``; S(B) is then raised by its margin).  Neither is a proof: no private figure
 can exclude that one unit holds nearly everything.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -38,6 +39,11 @@ _CLEAR, _TIMES = 1.5, 16.0
 _MARGIN = 0.5
 #: Least power of a law with a mean that can be told, and largest sigma of a log-normal one.
 _SLOWEST, _WIDEST = 1.05, 8.0
+#: Values beyond an edge that noise hides, as a part of the rank error that holds for all cells at
+#: once: 2.8 sds of a prefix.  Bounds of a mean and of rows begin where no more are beyond.
+UNSEEN = 0.75
+#: How many times as far as values are seen a bound may go.
+_FARTHER = 3
 Points = tuple[tuple[float, float], tuple[float, float]]
 
 
@@ -45,7 +51,8 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one bound, or a pair, leaves out; public, an estimate.
 
     Attributes:
-        of: ``groups`` of a unit, ``rows`` of a unit in a group, or ``values``.
+        of: ``groups`` of a unit, ``rows`` of a unit in a group, ``values``, or how many times given
+            ``bounds`` a unit's sum in a group is.
         low, high: the bounds.
         below, above: shares of values beyond each; within: what they err by at most, at 95%.
         amount: share of all groups, all rows, or of the size of all values, that is beyond;
@@ -80,10 +87,7 @@ def cut_of(
     over = total - float(prefixes[np.searchsorted(edges, high, "right" if high >= 0 else "left")])
     amount = at_most = None
     if sums:
-        up, down = edges > 0, edges < 0
-        above = Tail(edges[up], total - prefixes[1:][up], total - prefixes[up.argmax()], high)
-        under_0 = Tail(-edges[down][::-1], prefixes[:-1][down][::-1], prefixes[down.sum()], -low)
-        sides = [tail.sizes(of.rank_error) for tail in (above, under_0)]
+        sides = [tail.sizes(of.rank_error) for tail in tails(of, estimate, bounds)]
         inside, beyond, most = (math.fsum(side[i] for side in sides) for i in range(3))
         amount = beyond / (inside + beyond) if inside + beyond > 0 else 0.0
         slow = 1.0 if math.isinf(most) else most / (inside + most) if inside + most > 0 else 0.0
@@ -92,6 +96,16 @@ def cut_of(
     within = min(1.0, of.rank_error / values)
     ends = low * grid, high * grid
     return Cut(what, *ends, under / values, over / values, within, amount, at_most)
+
+
+def tails(of: Histogram, estimate: Float64, bounds: tuple[int, int]) -> "tuple[Tail, Tail]":
+    """Values above 0, and those below it by their size; bounds in grid units."""
+    edges, total = np.array(of.candidates, np.float64), max(float(estimate[-1]), 0.0)
+    prefixes = np.clip(np.concatenate([[0.0], estimate]), 0, total)
+    up, down = edges > 0, edges < 0
+    above = Tail(edges[up], total - prefixes[1:][up], total - prefixes[up.argmax()], bounds[1])
+    sizes, under = -edges[down][::-1], prefixes[:-1][down][::-1]
+    return above, Tail(sizes, under, prefixes[down.sum()], -bounds[0])
 
 
 class Tail(NamedTuple):
@@ -111,25 +125,54 @@ class Tail(NamedTuple):
         """Sizes added up within the bound; an estimate of those beyond it, and its most."""
         if not len(self.edges) or self.bound <= 0:
             return 0.0, 0.0, 0.0
-        above = np.maximum.accumulate(np.clip(self.above, 0, self.everything)[::-1])[::-1]
-        inner = int((self.edges <= self.bound).sum())
+        above, inner = self._falling(), int((self.edges <= self.bound).sum())
         before = np.concatenate([[self.everything], above])[:inner]
         width = np.diff(self.edges[:inner], prepend=0.0)
         # Sizes are whole numbers of steps, and fall about evenly between two edges.
         inside = float((width * before + (width - 1) / 2 * (above[:inner] - before)).sum())
         beyond, margin = float(above[inner - 1]), _MARGIN * rank_error
-        points = self._points(above, inner, rank_error)
+        points = self._points(rank_error)
         if points is None:  # nothing to tell a tail by
             return inside, beyond * self.bound / 2, (beyond + margin) * self.bound
         (near, many), (far, few) = points
         power = math.log(many / few) / math.log(far / near)
-        if far < self.bound:  # or as fast as from there to the bound
-            power = max(power, math.log(few / (beyond + margin)) / math.log(self.bound / far))
+        # Of a bound beyond what noise hides, the law gives the number too.
+        hidden = above[:inner] <= UNSEEN * rank_error
+        at = int(hidden.argmax()) if hidden.any() else inner - 1
+        seen, since = float(above[at]), float(self.edges[at])
+        if far < since:  # or as fast as from there to the bound
+            power = max(power, math.log(few / (seen + margin)) / math.log(since / far))
         slow = self.bound / (power - 1) if power > _SLOWEST else math.inf
-        return inside, beyond * self._log_normal(points), (beyond + margin) * slow
+        most = (seen + margin) * (since / self.bound) ** power * slow
+        return inside, seen * self._excess(points, since, seen + margin, self.bound), most
 
-    def _points(self, above: Float64, inner: int, rank_error: float) -> Points | None:
+    def widest(self, rank_error: float, noise: Callable[[Float64], Float64]) -> int:
+        """The bound of least error, among the edges from this bound to _FARTHER times as far.
+
+        The error is the root of the square of the sizes that are expected beyond, by the number
+        beyond this bound and the log-normal law, plus that of the noise.
+
+        Args:
+            noise: its sd with each of some bounds.
+        """
+        points, inner = self._points(rank_error), int((self.edges <= self.bound).sum())
+        if points is None or self.everything - points[0][1] < rank_error:  # nothing seen nearer
+            return int(self.bound)
+        last = int((self.edges[:-1] <= _FARTHER * self.bound).sum())
+        bounds = self.edges[inner - 1 : max(inner, last)]
+        beyond = float(self._falling()[inner - 1])
+        upto = beyond + _MARGIN * rank_error
+        sizes = [self._excess(points, self.bound, upto, float(bound)) for bound in bounds]
+        return int(bounds[np.argmin((beyond * np.array(sizes)) ** 2 + noise(bounds) ** 2)])
+
+    def _falling(self) -> Float64:
+        """(n,) values above each edge, not increasing."""
+        above = np.clip(self.above, 0, self.everything)
+        return np.asarray(np.maximum.accumulate(above[::-1])[::-1], np.float64)
+
+    def _points(self, rank_error: float) -> Points | None:
         """Two points (size, values beyond it) of the tail, the second one farther out."""
+        above, inner = self._falling(), int((self.edges <= self.bound).sum())
         clear = np.flatnonzero(above[:inner] >= _CLEAR * rank_error)
         if not clear.size:
             return None
@@ -140,15 +183,23 @@ class Tail(NamedTuple):
         near, far = float(self.edges[nearer[-1]]), float(self.edges[clear[-1]])
         return (near, float(above[nearer[-1]])), (far, few)
 
-    def _log_normal(self, points: Points) -> float:
-        """Mean excess over the bound of the log-normal law through two points."""
+    def _excess(self, points: Points, since: float, most: float, size: float) -> float:
+        """Mean excess over a size, of each value beyond ``since`` (``most`` of them): by the law
+        through two points, or through the farther one and ``since`` where that falls faster."""
+        middle, sigma = self._law(points)
+        if points[1][0] < since and most < points[1][1]:
+            other, steeper = self._law((points[1], (since, most)))
+            middle, sigma = min((middle, sigma), (other, steeper), key=lambda law: law[1])
+        at, then = ((math.log(x) - middle) / sigma for x in (since, size))
+        beyond = float(ndtr(-at))
+        if beyond < 1e-12:
+            return max(0.0, since * sigma / max(at, 1.0) - (size - since))
+        sizes = math.exp(middle + sigma**2 / 2) * float(ndtr(sigma - then))
+        return max(0.0, (sizes - size * float(ndtr(-then))) / beyond)
+
+    def _law(self, points: Points) -> tuple[float, float]:
+        """Mean and sd of the logarithm."""
         (near, many), (far, few) = points
         first, last = (-float(ndtri(n / self.everything)) for n in (many, few))
         sigma = min(math.log(far / near) / max(last - first, 1e-6), _WIDEST)
-        middle = math.log(far) - sigma * last
-        at = (math.log(self.bound) - middle) / sigma
-        beyond = float(ndtr(-at))
-        if beyond < 1e-12:
-            return self.bound * sigma / max(at, 1.0)
-        size = math.exp(middle + sigma**2 / 2) * float(ndtr(sigma - at)) / beyond
-        return max(0.0, size - self.bound)
+        return math.log(far) - sigma * last, sigma

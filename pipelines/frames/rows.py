@@ -127,7 +127,13 @@ def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
 
 def histogram_values(name: str, column: QueryColumn, rows: Rows) -> Values:
     """What a histogram is of: groups of each unit, or of a unit in a group its rows, its sum or its
-    mean (in grid steps)."""
+    mean (in grid steps); of a sum within given bounds how many times the nearer bound it is, which
+    is what a bound on rows limits."""
+    if name == column.rows_histogram and column.kind == "sum":
+        low, high = column.grid_bounds()
+        unit, group, total, _ = _by_pair(rows, _steps(rows, column.grid, low, high))
+        bound = np.where(total < 0, -min(low, -1), max(high, 1))
+        return Values(unit, group, np.maximum(1, -(-np.abs(total) // bound)))
     if name in (GROUPS, column.rows_histogram) or column.kind == "count":
         unit, group, _, count = _by_pair(rows, np.zeros(len(rows.unit), np.int64))
         if name != GROUPS:

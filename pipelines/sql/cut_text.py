@@ -29,6 +29,12 @@ def _line(name: str, cut: Cut, unit: str, group: str) -> str:
             f"about {_share(cut.below)} of values are below, {_share(cut.above)} above {within}"
         )
         return f"{head}; {beyond}{_amount(cut, 'their size')}."
+    if cut.of == "bounds":
+        each, times = f" in a {group}" * bool(group), f"{human(cut.high)} times " * (cut.high != 1)
+        head = f"The sum of one {unit}{each} counts up to {times}the given bounds"
+        of = f"sums in one random {group} of each {unit}" if group else f"sums of one {unit}"
+        beyond = f"about {_share(cut.above)} of {of} are larger {within}"
+        return f"{head}, chosen privately; {beyond}{_amount(cut, 'their size')}."
     rows = f"of one {unit}" + f" in a {group}" * bool(group and cut.of == "rows")
     many = "s" * (cut.high != 1)
     what = f"{group if cut.of == 'groups' else 'row'}{many} {rows}"

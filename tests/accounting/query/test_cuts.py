@@ -81,7 +81,7 @@ def test_the_cut_of_log_normal_rows_is_near_the_truth(units: int, sigma: float) 
         errors.append(abs(cut.amount - truths[-1]))
         within.append(cut.amount <= cut.amount_at_most >= truths[-1])
         assert abs(cut.above - np.mean(rows > cut.high)) <= cut.within
-    assert np.mean(errors) < 0.01 + 0.6 * np.mean(truths) and sum(within) >= 8
+    assert np.mean(errors) < 0.01 + np.mean(truths) < 0.2 and sum(within) >= 8
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
@@ -89,7 +89,8 @@ def test_where_nothing_is_cut_little_is_reported(rows: int) -> None:
     values = np.random.default_rng(2).integers(1, rows + 1, 20_000)
     for seed in range(9):
         cut = chosen(COUNTED, values, seed)
-        assert cut.high == rows and (cut.amount or 0) < 0.02 and cut.above <= cut.within
+        assert rows <= cut.high <= 1.5 * rows
+        assert (cut.amount or 0) < 0.02 and cut.above <= cut.within
 
 
 def test_a_power_law_is_within_what_is_reported_at_most() -> None:

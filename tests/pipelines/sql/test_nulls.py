@@ -172,10 +172,12 @@ def test_bounds_are_chosen_from_values_alone(
     data_set(tmp_path, pa.table({"uid": np.arange(users), "page": ["p"] * users,
                                  "seconds": seconds, "n": [1] * users}))  # fmt: skip
     options = OPTIONS.rpartition(",")[0] + f", mechanism = {mechanism}"
-    found = asked(tmp_path, dp("SUM(seconds) AS s, COUNT(seconds) AS c", "FROM visits", options))
-    assert found.header.bounds["s"][0] > 0
+    items = "SUM(seconds) AS s, COUNT(seconds) AS c, AVG(seconds) AS a"
+    found = asked(tmp_path, dp(items, "FROM visits", options))
+    assert found.header.bounds["a"][0] > 0
     [answer] = found.table.to_pylist()
     assert answer["s"] == pytest.approx(100 * users / 10) and answer["c"] == users / 10
+    assert answer["a"] == pytest.approx(100)
 
 
 def test_the_noisy_answer_is_near_the_truth(tmp_path: Path) -> None:
