@@ -4,11 +4,13 @@ DuckDB does not read a column of Parquet that has one such text.  As bytes they 
 one, and what is none is NULL.  It is slower, and asked for when DuckDB failed.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.pipelines.connectors.files.parquet import coded_batches, portions
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.files import Piece
 from dpstream.pipelines.sql.inputs import files_of
@@ -45,10 +47,12 @@ class Decoded:
         for path in self._paths:
             with pq.ParquetFile(path) as file:
                 names = {n.lower(): n for n in reversed(file.schema_arrow.names)}
-                there = {c: names[c] for c in self._table.columns if c in names}
-                some = _groups(file, self._piece)
-                for batch in file.iter_batches(columns=list(there.values()), row_groups=some):
-                    yield self._fitted(batch, there)
+                groups = _groups(file, self._piece)
+            there = {c: names[c] for c in self._table.columns if c in names}
+            for group in groups:
+                with coded_batches(path, list(there.values()), group) as (_, batches):
+                    for batch in itertools.chain.from_iterable(map(portions, batches)):
+                        yield self._fitted(batch, there)
 
     def _fitted(self, batch: pa.RecordBatch, there: dict[str, str]) -> pa.RecordBatch:
         columns = []

@@ -222,7 +222,7 @@ def _coded() -> Iterator[None]:
     """DuckDB's errors as coded ones, without their texts and causes."""
     try:
         yield
-    except duckdb.OutOfMemoryException:
+    except (duckdb.OutOfMemoryException, pa.ArrowMemoryError):
         found: DpstreamError = too_large()
     except (duckdb.Error, pa.ArrowException, UnicodeError):
         found = not_run()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import RunError
+from dpstream.pipelines.connectors.files.parquet import coded_batches, refuse_large
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.files import view
@@ -48,9 +49,15 @@ def _parquet(table: Table) -> str | None:
     try:
         for path in files_of(table):
             with pq.ParquetFile(path) as file:
-                names = [n for n in file.schema_arrow.names if n.lower() in table.columns]
-                for batch in file.iter_batches(columns=names):
-                    batch.validate(full=True)
+                names, meta = file.schema_arrow.names, file.metadata
+            names = [name for name in names if name.lower() in table.columns]
+            refuse_large(meta, names, f"table {table.name}", "a file of it")
+            for group in range(meta.num_row_groups):
+                with coded_batches(path, names, group) as (_, batches):
+                    for batch in batches:
+                        batch.validate(full=True)
+    except MemoryError:
+        raise
     except (OSError, pa.ArrowException, UnicodeError):
         return "a text is not UTF-8, or a page cannot be read"
     return None

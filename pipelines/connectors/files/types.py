@@ -110,6 +110,8 @@ def _schema(path: str) -> pa.Schema | None:
     try:
         with pq.ParquetFile(pa.OSFile(path), pre_buffer=False) as file:
             return file.schema_arrow
+    except MemoryError:
+        raise
     except (OSError, pa.ArrowException):
         return None
 

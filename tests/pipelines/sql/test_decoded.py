@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError
+from dpstream.pipelines.sql.decoded import Decoded
 from dpstream.pipelines.sql.engine import Engine
 from tests.pipelines.sql.reading import catalog, not_utf8, rows
 
@@ -28,3 +30,16 @@ def test_a_text_of_parquet_that_is_none_is_null(kind: pa.DataType, tmp_path: Pat
         assert engine.run(same)["n"][0].as_py() == 199
         with pytest.raises(RunError):
             engine.run("SELECT CAST(page AS INT) FROM t")
+
+
+def test_one_long_text_of_all_rows_is_decoded_for_few_rows_at_a_time(tmp_path: Path) -> None:
+    codes = pa.array([0, 1, None] * 200, pa.int32())
+    texts = pa.DictionaryArray.from_arrays(codes, ["x" * (1 << 20), "ok"])
+    table = pa.table({"user": [f"u{n}" for n in range(600)], "page": texts})
+    pq.write_table(table, tmp_path / "t.parquet", write_statistics=False)
+    tables = catalog(tmp_path, "t.parquet", {"user": "STRING", "page": "STRING"}).tables
+    users, sizes = list[bytes](), list[int]()
+    for batch in pa.RecordBatchReader.from_stream(Decoded(tables["t"], None)):
+        users += batch["user"].to_pylist()
+        sizes.append(batch.nbytes)
+    assert users == [b"u%d" % n for n in range(600)] and max(sizes) < 66 << 20

@@ -1,14 +1,19 @@
 """The owner is told of a malformed file, with no value of it."""
 
+import subprocess
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.sql import wellformed
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.wellformed import check_files
+from tests.pipelines.connectors.files.test_parquet import plain_bomb, small_bomb
 from tests.pipelines.sql.reading import PACKED, catalog, not_utf8
 
 _GOOD = [b'u1,"a""b"', b'u2,""', b'"u3","a,b\r\nc"', b'u4,""""', b"u5,\xc3\xa9", b'u6,"', b'"']
@@ -80,3 +85,40 @@ def test_texts_of_parquet_and_whole_archives(tmp_path: Path) -> None:
     packed = PACKED[".gz"](b"user,page\n" + b"u1,secret\n" * 500)
     (tmp_path / "t.csv.gz").write_bytes(packed[:-20])
     assert "unpacked" in refusal(tmp_path, "t.csv.gz")
+
+
+_PEAK = """
+import re, sys
+from pathlib import Path
+from dpstream.pipelines.sql.wellformed import check_files
+from tests.pipelines.sql.reading import catalog
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+tables = catalog(Path(sys.argv[1]), "t.parquet", {"user": "STRING", "a": "STRING"})
+before = peak()
+check_files(tables, tables.tables["t"])
+print(peak() - before)
+"""
+
+
+def test_the_check_of_parquet_takes_little_memory(tmp_path: Path) -> None:
+    small_bomb(tmp_path / "t.parquet", "dictionary")
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 300
+
+
+def test_parquet_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
+    plain_bomb(tmp_path / "t.parquet")
+    tables = catalog(tmp_path, "t.parquet", {"user": "STRING", "a": "STRING"})
+    with pytest.raises(UsageError) as error:
+        check_files(tables, tables.tables["t"])
+    assert error.value.field == "table t"
+
+
+def test_memory_that_ends_is_no_malformed_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "t.parquet")
+    tables = catalog(tmp_path, "t.parquet", {"user": "STRING", "a": "STRING"})
+    ends = mock.patch.object(pq, "ParquetFile", side_effect=pa.ArrowMemoryError())
+    with ends, pytest.raises(MemoryError):
+        check_files(tables, tables.tables["t"])
