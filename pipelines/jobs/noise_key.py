@@ -51,7 +51,10 @@ def key_source(job: Job) -> "KeySource":
 
     if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
-            "privacy.key", "is required to run", "make one with `dpstream key new FILE`"
+            "privacy.key_file",
+            "is required to run",
+            "make one with `dpstream key new noise.key` beside the job, and write "
+            'key_file = "noise.key" in [privacy]',
         )
     return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 

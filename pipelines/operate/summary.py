@@ -259,7 +259,10 @@ def causes_of(job: Job) -> dict[str, Cause]:
             "source.stamp: the stamps lie after the windows of the event times",
             'write stamp = "event_time", or a longer time.allowed_lateness',
         ),
-        "value": (f"aggregate.column: {columns} holds no number", "name a column of numbers"),
+        "value": (
+            f"aggregate.column: {columns} holds no number",
+            "write plain numbers, such as 12.5, or name a column of numbers",
+        ),
         "not_public": (
             "keys.public: no record has one of the public keys",
             "correct the list, or the types of schema.key",

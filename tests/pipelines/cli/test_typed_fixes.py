@@ -1,0 +1,77 @@
+"""Commands and options that a fix names, typed as printed: they do what the fix promises."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpstream.state import open as stores
+from tests.pipelines.cli.called import call
+from tests.pipelines.cli.mistakes import Hour
+
+
+@pytest.fixture
+def hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hour]:
+    monkeypatch.chdir(tmp_path)  # where a user stands: the fixes name files of this folder
+    yield Hour(tmp_path)
+    stores.close_all()
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The commands between backticks of the fixes of a message, as words behind ``dpstream``."""
+    fixes = " ".join(re.findall(r"Fix: .*", text))
+    return [shlex.split(line) for line in re.findall(r"`dpstream ([^`]*)`", fixes)]
+
+
+def test_a_job_that_released_nothing(hour: Hour) -> None:
+    hour.edit("epsilon = 6.0", "epsilon = 0.01")
+    assert hour.run() == 0 and "NOTHING WAS RELEASED" in hour.message
+    typed = commands_of(hour.message)
+    assert [words[0] for words in typed] == ["plan", "check"]
+    outputs = [call(*words) for words in typed]
+    assert [result.exit_code for result in outputs] == [0, 0]
+    assert "Fix: take longer windows" in outputs[1].output
+    hour.edit("epsilon = 0.01", "epsilon = 6.0")  # the larger epsilon that check names
+    checked = json.loads(call("check", "job.toml", "--json").stdout)["operator_only"]
+    assert checked["most_units"] == checked["units_needed"]
+    assert hour.run() != 0
+    assert commands_of(hour.message) == [["run", "job.toml", "--fresh"]]
+    again = call(*commands_of(hour.message)[0], "--quiet")
+    assert again.exit_code == 0 and "NOTHING WAS RELEASED" not in again.output
+
+
+def test_a_plan_of_a_changed_job(hour: Hour) -> None:
+    assert hour.run() == 0
+    hour.edit("contributions = 4", "contributions = 5")
+    [words] = commands_of(call("plan", "job.toml").output)
+    assert words == ["run", "job.toml", "--fresh"] and call(*words, "--quiet").exit_code == 0
+
+
+def test_a_budget_that_covers_too_much(hour: Hour) -> None:
+    draft = ["init", "visits.parquet", "--unit", "user", "--key", "page", "--time", "at",
+             "--start", "2024-01-01", "--end", "2024-12-30", "--window", "week", "--epsilon", "1",
+             "--out", "year.toml", "--key-file", "noise.key"]  # fmt: skip
+    assert call(*draft, "--covers", "lifetime").exit_code == 0
+    more = ("plan", "year.toml", "--units", "1000", "--records", "3000")
+    [words] = commands_of(call(*more).output)
+    assert words == ["init", "--covers", "window"]
+    refused = call(*draft, *words[1:])
+    ways = re.search(r"Fix: add (--out \S+), or (--replace)\.", refused.output)
+    assert refused.exit_code == 3 and ways is not None
+    for way in ways.groups():
+        assert call(*draft, *words[1:], *way.split()).exit_code == 0
+    assert commands_of(call(*more).output) == []
+
+
+def test_a_strategy_that_needs_too_large_a_matrix(tmp_path: Path) -> None:
+    file = tmp_path / "w.json"
+    domain = [{"name": "a", "size": 100}, {"name": "b", "size": 100}]
+    queries = [{"factors": {"a": "range", "b": "prefix"}}, {"factors": {"a": "prefix"}}]
+    file.write_text(json.dumps({"domain": domain, "queries": queries}))
+    plan = ["workload", "plan", file, "--mu", "1", "--cache", tmp_path / "cache"]
+    refused = call(*plan, "--strategy", "eigen")
+    assert refused.exit_code == 3 and "choose another --strategy" in refused.output
+    assert call(*plan, "--strategy", "identity").exit_code == 0
