@@ -256,7 +256,11 @@ def design(question: Question, private: bool = True) -> TuningDesign:
 
 
 def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
-    """A question and its mechanism by frozen names: what the digest of a tuning is made from."""
+    """A question and its mechanism by frozen names: what the digest of a tuning is made from.
+
+    What is computed stands with 9 digits: the last bits of a figure differ between processors,
+    and the same question must not be another request, with a charge of its own, on the next one.
+    """
     asked = {
         "first": question.first,
         "epsilon": float(question.epsilon),
@@ -277,14 +281,14 @@ def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
             "cells": of.cells,
             "targets": list(of.targets),
             "col2": of.col2,
-            "sensitivity": of.sensitivity,
-            "share": of.share,
-            "sigma": of.sigma,
-            "rank_error": of.rank_error,
+            "sensitivity": f"{of.sensitivity:.9g}",
+            "share": f"{of.share:.9g}",
+            "sigma": f"{of.sigma:.9g}",
+            "rank_error": f"{of.rank_error:.9g}",
         }
         for of in design.histograms
     ]
-    return {"question": asked, "mu": design.mu, "histograms": drawn}
+    return {"question": asked, "mu": f"{design.mu:.9g}", "histograms": drawn}
 
 
 def _check(question: Question, private: bool) -> None:

@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -178,12 +179,22 @@ def test_the_canonical_form_has_frozen_names() -> None:
             "max_contributions": 1000, "scale": "12", "tail": 0.05, "values_per_unit": 1,
             "columns": [["m", -90, 500]], "key_records": None,
         },
-        "mu": 0.25,
+        "mu": "0.25",
         "histograms": [{
             "name": "m", "candidates": [1, 2], "cells": 3, "targets": [0.5], "col2": 2,
-            "sensitivity": 1.5, "share": 0.5, "sigma": 3.25, "rank_error": 4.0,
+            "sensitivity": "1.5", "share": "0.5", "sigma": "3.25", "rank_error": "4",
         }],
     }  # fmt: skip
+
+
+def test_the_last_bits_of_a_processor_do_not_make_another_question() -> None:
+    def nudged(of: Histogram) -> Histogram:
+        figures = ("sensitivity", "share", "sigma", "rank_error")
+        return msgspec.structs.replace(of, **{n: getattr(of, n) * (1 + 4e-16) for n in figures})
+
+    here = design(ASKED)
+    there = TuningDesign(here.mu * (1 + 4e-16), tuple(map(nudged, here.histograms)))
+    assert here != there and canonical(ASKED, here) == canonical(ASKED, there)
 
 
 FULL = but(cover=0.5, key_records=4)
