@@ -177,10 +177,12 @@ def test_what_the_plan_says_of_it() -> None:
     assert (factors, met) == ([1, 4, 16, 64, 144], 4)
     plan = relation(4, 4, 1, 0)
     figures, budget = describe(plan, allocate(plan)), allocate(plan)
-    assert (
+    of_periods, of_delta = figures["warnings"]
+    assert of_periods == (
         "one window can meet 4 periods, and one person counts as up to 4 units in a key; "
         "thresholds are 3 units higher for it"
-    ) in figures["warnings"]
+    )
+    assert of_delta.startswith(f"delta {plan.privacy.delta:g} ")
     for row in figures["periods"][1:]:
         thresholds = row["periods"] * plan.privacy.contributions * budget.b
         assert delta_of(row["epsilon"], row["mu"]) + thresholds <= row["delta"] * (1 + 1e-12)
