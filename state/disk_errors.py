@@ -5,6 +5,7 @@ Error numbers are public; the texts that the system adds to them hold paths, whi
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,15 +83,35 @@ def cause_of(error: Exception) -> Cause:
     return _CAUSES.get(error.errno, UNKNOWN._replace(reason=f"{UNKNOWN.reason} ({name})"))
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that this process may have no more memory, in any library's words.
+#: How a system or a library that has no class for it says that memory has ended.
+_MEMORY_WORDS = re.compile(
+    "cannot allocate memory|failed to map segment|can't start new thread|std::bad_alloc",
+    re.IGNORECASE,
+)
 
-    A thread that cannot be started lacks the memory of its stack, or the limit of a container.
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what it came from, says that this process may have no more memory.
+
+    A thread that cannot be started lacks the memory of its stack, or the limit of a container; a
+    library that cannot be loaded lacks the memory of its code.
     """
-    if isinstance(error, OSError):
+    seen: BaseException | None = error
+    while seen is not None:
+        if _out_of_memory(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryException":  # DuckDB's
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    named = type(error).__name__ == "OutOfMemoryException"  # DuckDB's
-    return isinstance(error, MemoryError) or named or str(error) == "can't start new thread"
+    if not isinstance(error, OSError | ImportError | RuntimeError):
+        return False
+    return _MEMORY_WORDS.search(str(error)) is not None
 
 
 def memory_error(where: str) -> RunError:

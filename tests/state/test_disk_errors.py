@@ -52,6 +52,24 @@ def test_memory_that_ends_is_told_by_its_cause() -> None:
     assert memory_error("stage.bound").field == "memory"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("x.so: failed to map segment from shared object"),
+        OSError("libx.so: cannot allocate memory in static TLS block"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=repr,
+)
+def test_a_library_that_has_no_memory_to_load_is_told_by_its_words(error: Exception) -> None:
+    """Also where another error hides it, as where numba loads its compiler."""
+    assert out_of_memory(error)
+    hidden = OSError("could not load a library")
+    hidden.__context__ = error
+    assert out_of_memory(hidden)
+    assert not out_of_memory(ValueError(str(error)))
+
+
 def test_a_look_at_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert cause_at(tmp_path / "file") is None
