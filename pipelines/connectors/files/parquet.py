@@ -173,6 +173,8 @@ def coded_batches(
 
 def _with_nested(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     flat, rows = batch.schema.names, batch.num_rows
+    if flat == list(columns):
+        return batch
     arrays = [batch.column(name) if name in flat else pa.nulls(rows) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, list(columns))
 
@@ -291,7 +293,7 @@ def _usable(column: pa.Array) -> pa.Array:
         raw = column.cast(pa.binary())
         column = raw if column.type == pa.binary_view() else raw.view(pa.string())
     column = repair_text(column)
-    if not _is_text(column.type):
+    if not _is_text(column.type) or column.nbytes <= MAX_KEY_BYTES:
         return column
     longer = pc.greater(pc.binary_length(column), MAX_KEY_BYTES)
     if not pc.any(longer, min_count=0).as_py():
