@@ -115,14 +115,14 @@ def answer(
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
     from dpstream.pipelines.workload.ways import way_of
 
-    loaded, place = load_job(job), None if dry_run or out is None else out.absolute()
+    loaded, place = load_job(job), None if out is None else out.absolute()
     privacy = loaded.plan.privacy
     warnings = weaknesses(privacy.epsilon, 0.0 if pure else privacy.delta)
     print_warnings([*warnings, *([] if dry_run else ledger_warnings(loaded))])
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
-        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh)
+        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, dry=dry_run)
         return
     chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
     if tables and asked.marginal and chosen.name == "identity":
@@ -131,24 +131,33 @@ def answer(
         chosen = residual(asked)[0]  # the table of all cells: the same errors
     if tables or way_of(asked, chosen) == "tables":
         mechanism = table_mechanism(asked, chosen, loaded)
-        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, some=True)
+        once(
+            asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, some=True,
+            dry=dry_run,
+        )  # fmt: skip
         return
     order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
                   runner, ctx.args, fresh)  # fmt: skip
-    _through_store(order, (units, records), place is None, quiet, as_json)
+    _through_store(order, (units, records), out is not None, dry_run, quiet, as_json)
 
 
 def _through_store(
-    order: "Order", stated: tuple[int | None, int | None], dry: bool, quiet: bool, as_json: bool
-) -> None:
-    """Through a store, as every run; ``dry``: only what would be told, with units and records."""
+    order: "Order", stated: tuple[int | None, int | None], named: bool, dry: bool, quiet: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Through a store, as every run.
+
+    Args:
+        stated: units and records of a window; named: whether OUT is; dry: only what would happen.
+    """
     from dpstream.pipelines.operate.acceptance import of_job
-    from dpstream.pipelines.workload.execute import execute, job_of
+    from dpstream.pipelines.workload.execute import check, execute, job_of
 
     job, asked = job_of(order), order.workload
     covered, lines = _covered(job, asked.cells, *stated) if order.over_time else (None, [])
     if dry:
-        _dry(of_job(job, order.fresh), as_json, lines, {"coverage": covered})
+        accepted = of_job(job, order.fresh).unless(lambda: check(order, job, named))
+        _dry(accepted, as_json, lines, {"coverage": covered})
         return
     if not as_json:
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
@@ -196,17 +205,18 @@ def _dry(
 
 def once(
     asked: "Workload", job: "Job", mechanism: "Mechanism", out: Path | None, form: str,
-    nonnegative: bool, as_json: bool, fresh: bool, some: bool = False,
+    nonnegative: bool, as_json: bool, fresh: bool, some: bool = False, dry: bool = False,
 ) -> None:  # fmt: skip
-    """Through the register; without ``out`` only said what would happen.
+    """Through the register.
 
     Args:
         some: the job's key may name a part of the attributes.
+        dry: only what would happen, for which ``out`` may be missing.
     """
     from dpstream.pipelines.workload.registered import acceptance, answer_once
 
-    if out is None:
-        _dry(acceptance(asked, job, mechanism, some, fresh), as_json)
+    if dry or out is None:
+        _dry(acceptance(asked, job, mechanism, some, fresh, out), as_json)
         return
     done = answer_once(asked, job, mechanism, out, form, some, nonnegative, fresh)
     if done.dead_letters:

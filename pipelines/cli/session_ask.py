@@ -185,6 +185,7 @@ def _union(
         "dpstream session plan rides.toml count --by x=16 --by y=16 --epsilon 0.1",
         "dpstream session plan rides.toml 'average(fare)' --where 'hour < 6' --rho 0.01 --drop",
         "dpstream session plan rides.toml count --where 'hour >= 20' --epsilon 0.1 --union",
+        "dpstream session plan rides.toml 'median(fare)' --from half --epsilon 0.25",
     )
 )
 @TABLE
@@ -192,22 +193,23 @@ def _union(
 @WHERE
 @BY
 @PAYING
+@FROM
 @click.option("--union", is_flag=True, help="Search for answers of disjoint parts, which are free.")
 @ANALYST
 @AS_JSON
 def plan(
     table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    union: bool, analyst: str, as_json: bool, **how: Any,
+    union: bool, allotment: str | None, analyst: str, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Say what a question would be told: its errors, what it charges, what lacks budget.
 
-    Nothing is spent, and no record is read.  Where `ask` would be refused now, the exit code is
-    that of the refusal.
+    Nothing is spent or written, and no record is read.  Where `ask` would be refused now, the exit
+    code is that of the refusal.
     """
     from dpstream.pipelines.session import plan as planning
 
-    with opened(table, analyst) as session:
-        asked = subspace(session, table, where, inside)
+    with opened(table, analyst, looking=True) as session:
+        asked = asker(session, table, where, inside, allotment)
         found = planning.plan(session.desk, _wish(session, asked, figures, by, how), union)
         if as_json:
             decision = as_builtins(session.desk.space, found.decision)
@@ -287,7 +289,7 @@ def select(
     from dpstream.pipelines.session.pictures import kinds
 
     names.check(name)
-    with opened(table, analyst) as session:
+    with opened(table, analyst, looking=True) as session:
         found = subspace(session, table, where, inside)
         wanted: dict[Any, str | None] = {"epsilon": with_epsilon, "rho": with_rho}
         for kind, amount in wanted.items():

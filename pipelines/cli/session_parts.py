@@ -71,15 +71,21 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def opened(table: Path, analyst: str, runner: "Runner | None" = None) -> "Iterator[Session]":
-    """The session of a TABLE.toml; of a refusal it says which boxes lack budget."""
+def opened(
+    table: Path, analyst: str, runner: "Runner | None" = None, looking: bool = False
+) -> "Iterator[Session]":
+    """The session of a TABLE.toml; of a refusal it says which boxes lack budget.
+
+    Args:
+        looking: the command asks nothing: no file is made or written.
+    """
     from dpstream.accounting.strength import WeakGuaranteeWarning
     from dpstream.pipelines.session.session import Session
     from dpstream.state.ledger.orders import SessionRefusedError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakGuaranteeWarning)  # told below, as commands tell it
-        session_of_table = Session(table, analyst, runner=runner)
+        session_of_table = Session(table, analyst, runner=runner, looking=looking)
     with session_of_table as session:
         print_warnings(session.desk.table.warnings)
         try:

@@ -80,7 +80,7 @@ def budget(table: Path, where: str, inside: str | None, analyst: str, as_json: b
     """Say what some points have spent, at most and at least, and where most was spent."""
     from dpstream.pipelines.session.overview import overview
 
-    with opened(table, analyst) as session:
+    with opened(table, analyst, looking=True) as session:
         chosen = subspace(session, table, where, inside).selection
         found = overview(session.desk, chosen)
     if as_json:
@@ -127,7 +127,7 @@ def transcript(table: Path, analyst: str, as_json: bool) -> None:
     """List what was asked, paid, allotted, drawn and closed, in order."""
     from dpstream.pipelines.session.transcript import transcript as lines_of
 
-    with opened(table, analyst) as session:
+    with opened(table, analyst, looking=True) as session:
         lines = lines_of(session.desk)
     if as_json:
         print_json({"entries": [line.as_dict() for line in lines]})
@@ -171,7 +171,7 @@ def picture(
     from dpstream.pipelines.session import page
 
     ending = page.kind_of(out)
-    with opened(table, analyst) as session:
+    with opened(table, analyst, looking=True) as session:
         frame = page.frame_of(subspace(session, table, where, inside).boxes())
         chosen = page.Chosen(page.pairs_of(by), page.initial_of(initial), frame, kind, over_time)
         data = (

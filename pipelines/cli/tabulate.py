@@ -109,27 +109,28 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
         "dpstream tabulate plan parameters data",
         "dpstream tabulate plan parameters data --noise rounded --estimates combined --json",
         "dpstream tabulate plan parameters data --scale 331000000",
-        "dpstream tabulate plan parameters data --key-file noise.key --ledger ledger.db",
+        "dpstream tabulate plan parameters data out --key-file noise.key --ledger ledger.db",
         "    --data-set persons --limit-epsilon 30 --limit-delta 1e-9",
     )
 )
 @PARAMETERS
 @DATA
+@click.argument("out", type=_FOLDER, required=False)
 @CHOICE
 @click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
 @CHARGED
 @click.option("--scale", type=COUNT, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
-    parameters: Path, data: Path, delta: float | None, scale: int | None,
+    parameters: Path, data: Path, out: Path | None, delta: float | None, scale: int | None,
     as_json: bool, program: str, noise: str, estimates: str,
     **given: Any,
 ) -> None:  # fmt: skip
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
 
-    Only public files are read; the records need not be there.  With a --ledger it says whether
-    `execute` would be charged now, and ends with the exit code of the refusal if not; records are
-    hashed if the same tables were charged before.
+    Only public files are read; the records need not be there.  With OUT or a --ledger it says
+    whether `execute` would be accepted now, and ends with the exit code of the refusal if not;
+    records are hashed if OUT is there, or the same tables were charged before.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.tabulation.public_plan import figures, words
@@ -140,13 +141,15 @@ def plan(
     found = planned(parameters, data, choice)
     shown = figures(found, delta, scale)
     accepted = None
-    if ledger is not None:
-        from dpstream.pipelines.tabulation.execute import acceptance, inputs_of
+    if ledger is not None or out is not None:
+        from dpstream.pipelines.tabulation.acceptance import acceptance
+        from dpstream.pipelines.tabulation.inputs import inputs_of
 
+        place = None if out is None else out.absolute()
         referred = given["key_file"] is not None or given["key"] is not None
         key = _key(given["key_file"], given["key"]) if referred else None
         inputs = inputs_of(parameters, data, choice)
-        accepted = acceptance(inputs, found.prepared.plan, key, ledger, given["fresh"])
+        accepted = acceptance(inputs, found.prepared.plan, key, ledger, given["fresh"], place)
         shown["acceptance"] = accepted.as_dict()
     if as_json:
         more = () if accepted is None else accepted.warnings

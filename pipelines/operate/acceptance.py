@@ -59,6 +59,14 @@ class Acceptance(NamedTuple):
         """The exit code that the command would have, as far as public files say."""
         return 0 if self.refusal is None else self.refusal.exit_code
 
+    def unless(self, check: Callable[[], object]) -> "Acceptance":
+        """The same; refused if a check of the command's own, which raises, refuses it."""
+        try:
+            check()
+        except DpstreamError as error:
+            return self._replace(refusal=error, cost=None)
+        return self
+
     def as_dict(self) -> dict[str, Any]:
         """The result for JSON."""
         return {
@@ -86,7 +94,8 @@ class Acceptance(NamedTuple):
             answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
             lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
         elif self.cost is None:
-            lines = [f"{what:<12}yes: run {self.run_id} goes on, and nothing more is charged"]
+            run = "" if self.run_id is None else f"run {self.run_id} goes on, and "
+            lines = [f"{what:<12}yes: {run}nothing more is charged"]
         else:
             cost = f"({up(self.cost[0])}, {up(self.cost[1])})"
             lines = [f"{what:<12}yes: {cost} would be charged before a record is read"]

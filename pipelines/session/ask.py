@@ -114,16 +114,21 @@ def pay(desk: Desk, wish: Wish) -> Paid:
     request = request_of(desk, wish)
     question = wish.question
     if wish.allotment:
-
-        def within(views: Views, allotted: Int64) -> Int64:
-            return _resolved(desk, wish, common(wish.selection.boxes(views), allotted))
-
         return desk.account.draw(
-            request, wish.allotment, question.kind, question.amount, desk.analyst, within,
-            wish.fresh,
+            request, wish.allotment, question.kind, question.amount, desk.analyst,
+            within_of(desk, wish), wish.fresh,
         )  # fmt: skip
     order = order_of(desk, wish)
     return desk.account.pay(request, order, wish.fresh)
+
+
+def within_of(desk: Desk, wish: Wish) -> Callable[[Views, Int64], Int64]:
+    """What a draw reads of the boxes that its allotment may read."""
+
+    def within(views: Views, allotted: Int64) -> Int64:
+        return _resolved(desk, wish, common(wish.selection.boxes(views), allotted))
+
+    return within
 
 
 def order_of(desk: Desk, wish: Wish) -> Order:

@@ -5,7 +5,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -27,25 +27,29 @@ class Desk:
         analyst: who asks.
         ledger, account, register: of its data set.
         held: whether records are copied into memory, for sessions of many questions.
+        looking: whether nothing is asked: no file is made or written, and no record is read.
         runner: whose workers read and draw; ``None``: this process.
     """
 
     def __init__(
-        self, config: Config, analyst: str, held: bool = False, runner: "Runner | None" = None
-    ) -> None:
+        self, config: Config, analyst: str, held: bool = False, runner: "Runner | None" = None,
+        looking: bool = False,
+    ) -> None:  # fmt: skip
         if not analyst or not analyst.isprintable() or len(analyst) > 200:
             raise UsageError("--analyst", "must be a short printable name", "name who asks")
         self.config, self.analyst = config, analyst
         self.table: SessionTable = config.table
         self.space: Space = config.table.space
-        self.ledger = open_ledger(config.ledger, config.data_set)
+        self.ledger = open_ledger(config.ledger, config.data_set, looking)
         self.register = Register(self.ledger, "session")
-        self.held, self.runner = held, runner
+        self.held, self.runner, self.looking = held, runner, looking
         self._ring: KeyRing | None = None
         self._scan: Scan | None = None
         try:
             snapshot = config.snapshot if config.folder.is_dir() else None
-            self.account = RegionAccount(self.ledger, config.table, config.rules, snapshot)
+            self.account = RegionAccount(
+                self.ledger, config.table, config.rules, snapshot, looking=looking
+            )
         except BaseException:
             self.close()
             raise
@@ -75,6 +79,8 @@ class Desk:
         from dpstream.pipelines.session.parts import read_manifest
         from dpstream.pipelines.session.scan import Scan
 
+        if self.looking:
+            raise InvariantError("no record is read where nothing is asked")
         if self._scan is not None:
             if self._scan.is_of(read_manifest(self.config.folder, self.table)):
                 return self._scan

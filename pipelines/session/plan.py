@@ -17,10 +17,10 @@ from dpstream.accounting.sessions.errors import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
 from dpstream.pipelines.operate.acceptance import Acceptance
 from dpstream.pipelines.session import words
-from dpstream.pipelines.session.ask import Wish, check, order_of, request_of
+from dpstream.pipelines.session.ask import Wish, check, order_of, request_of, within_of
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.union import Union, assembled
-from dpstream.state.ledger.orders import enough_of, refusal_of
+from dpstream.state.ledger.orders import Planned, enough_of, refusal_of
 from dpstream.state.ledger.regions import stated_cost
 
 _UNIT = {"value": "", "value times records": " / records", "rank": " records of rank"}
@@ -32,6 +32,7 @@ class Plan(NamedTuple):
     Attributes:
         question: its own; decision: of the account.
         errors: of each figure, none if it would be refused.
+        left: of the allotment that would be drawn on, in millionths; ``None``: points pay.
         regions: of the account now; after: behind the charge.
         waste: charged points for each point that is asked: of snapping and ``cover``.
         acceptance: whether it would be answered now, and what its entry would state.
@@ -46,6 +47,7 @@ class Plan(NamedTuple):
     question: Question
     decision: Decision
     errors: list[Expected]
+    left: int | None
     regions: int
     after: int
     waste: float
@@ -67,30 +69,50 @@ def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
         DpstreamError: it has no meaning, or there is no key or table.
     """
     check(desk, wish)
-    order, question = order_of(desk, wish), wish.question
-    found = desk.account.plan(order)
-    decision, spent = found.decision, desk.account.spent(question.kind)
+    question = wish.question
+    (decision, read), left, refusal = _decided(desk, wish)
+    spent = desk.account.spent(question.kind)
     errors, after, waste = list[Expected](), len(spent.amounts), 1.0
     if decision.accepted:
-        errors = expected(desk.space, question, found.read)
+        errors = expected(desk.space, question, read)
+    if len(decision.charged):
         after = len(charge(spent, decision.charged, question.amount).amounts)
-        waste = float(volumes(decision.charged).sum() / max(volumes(found.read).sum(), 1.0))
-    accepted = _acceptance(desk, wish, decision)
+        waste = float(volumes(decision.charged).sum() / max(volumes(read).sum(), 1.0))
+    accepted = _acceptance(desk, wish, refusal)
     return Plan(
-        question, decision, errors, len(spent.amounts), after, waste, accepted,
-        _answered(desk, accepted.run_id), _union(desk, wish, found.read) if union else None, union,
+        question, decision, errors, left, len(spent.amounts), after, waste, accepted,
+        _answered(desk, accepted.run_id), _union(desk, wish, read) if union else None, union,
         enough_of(desk.space, question.kind, decision),
     )  # fmt: skip
 
 
-def _acceptance(desk: Desk, wish: Wish, decision: Decision) -> Acceptance:
+def _decided(desk: Desk, wish: Wish) -> tuple[Planned, int | None, DpstreamError | None]:
+    """What would be charged and read, what is left of the allotment that is drawn on, and the
+    refusal.  A draw charges no point."""
+    question = wish.question
+    if not wish.allotment:
+        found = desk.account.plan(order_of(desk, wish))
+        return found, None, refusal_of(desk.space, question.kind, found.decision)
+    read, left, refusal = desk.space.whole[:0], None, None
+    try:
+        _, read, left = desk.account.plan_draw(
+            wish.allotment, question.kind, question.amount, within_of(desk, wish)
+        )
+    except DpstreamError as error:
+        refusal = error
+    none = read[:0]
+    decision = Decision(refusal is None, read, none, none, np.zeros(0, np.int64), left or 0)
+    return Planned(decision, read), left, refusal
+
+
+def _acceptance(desk: Desk, wish: Wish, refusal: DpstreamError | None) -> Acceptance:
     """As `RegionAccount.pay` decides: what was charged before goes on, whatever is left."""
     question, run_id = wish.question, desk.register.goes_on(request_of(desk, wish), wish.fresh)
     if run_id is not None:
         return Acceptance(None, None, run_id, None)
     epsilon, delta, _ = stated_cost(question.kind, question.amount)
-    refusal = refusal_of(desk.space, question.kind, decision)
-    return Acceptance(refusal, None if refusal else (epsilon, delta), None, None)
+    charged = refusal is None and not wish.allotment
+    return Acceptance(refusal, (epsilon, delta) if charged else None, None, None)
 
 
 def _answered(desk: Desk, run_id: str | None) -> str:
@@ -129,6 +151,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
             }
             for of in plan.errors
         ],
+        "allotment_left": None if plan.left is None else plan.left / MICRO,
         "regions": plan.regions,
         "regions_after": plan.after,
         "charged_points_per_asked": plan.waste,
@@ -153,7 +176,7 @@ def lines(plan: Plan) -> list[str]:
         found.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
     elif plan.searched:
         found.append("Free        no union of disjoint answers was found")
-    if plan.acceptance.run_id is not None:
+    if plan.acceptance.run_id is not None or (not decision.accepted and not len(decision.asked)):
         return found
     if not decision.accepted:
         largest = words.amount(decision.largest)
@@ -162,14 +185,24 @@ def lines(plan: Plan) -> list[str]:
         if plan.enough:
             found.append(f'            all points have enough where "{plan.enough}"; or --drop')
         return found
+    if plan.left is not None:
+        left = words.amount(plan.left)
+        found.append(f"Draw        {paid} on the allotment, which has {left} left; no point pays")
+    else:
+        found += _charge(plan, paid)
+    for of in plan.errors:
+        found.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
+    weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
+    return found + [f"Warning     {weakness}" for weakness in weak]
+
+
+def _charge(plan: Plan, paid: str) -> list[str]:
+    """What points would pay."""
+    decision, found = plan.decision, list[str]()
     found.append(
         f"Charge      {paid} to each point of {len(decision.charged):,} boxes"
         + (f", which are {human(plan.waste)} times what is asked" if plan.waste > 1.0001 else "")
     )
     if len(decision.lacking):
         found.append(f"Dropped     {len(decision.lacking):,} boxes with too little")
-    found.append(f"Regions     {plan.regions:,} now, {plan.after:,} after the charge")
-    for of in plan.errors:
-        found.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
-    weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
-    return found + [f"Warning     {weakness}" for weakness in weak]
+    return [*found, f"Regions     {plan.regions:,} now, {plan.after:,} after the charge"]

@@ -47,6 +47,7 @@ class Session:
         analyst: whose quota is charged.
         held: copy the records into memory at the first question, for sessions of many.
         runner: whose workers read and draw, with the same bytes; ``None``: this process.
+        looking: ask nothing: no file is made or written, and no record is read.
 
     Attributes:
         names: subspaces by name.
@@ -61,9 +62,10 @@ class Session:
         analyst: str = "analyst",
         held: bool = False,
         runner: "Runner | None" = None,
+        looking: bool = False,
     ) -> None:
         loaded = config if isinstance(config, Config) else load_config(config)
-        self.desk = Desk(loaded, analyst, held, runner)
+        self.desk = Desk(loaded, analyst, held, runner, looking)
         for weakness in loaded.table.warnings:
             warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=2)
         self.names: dict[str, Subspace] = {}

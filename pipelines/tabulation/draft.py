@@ -154,9 +154,7 @@ class Draft:
     @property
     def begun(self) -> Begun | None:
         """Which execution it is of; ``None``: of none yet."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError):
-            return msgspec.json.decode((self.path / RUN).read_bytes(), type=Begun)
-        return None
+        return _begun(self.path)
 
     def begin(self, begun: Begun) -> None:
         """Empty it, for an execution.
@@ -186,9 +184,7 @@ class Draft:
     @property
     def manifest(self) -> Manifest | None:
         """The receipt, if it is whole: all that was left was to put it in its place."""
-        with contextlib.suppress(OSError):
-            return decoded((self.path / MANIFEST).read_bytes())
-        return None
+        return _manifest(self.path)
 
     def written(self, names: Iterable[str]) -> dict[str, Written]:
         """The files of these names, flushed to disk; whatever else is there is removed.
@@ -235,6 +231,46 @@ class Draft:
                 draft.write_bytes(receipt)
             (self.path / RUN).unlink(missing_ok=True)
             publish_folder(self.path, self._out)
+
+
+def _begun(path: Path) -> Begun | None:
+    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError):
+        return msgspec.json.decode((path / RUN).read_bytes(), type=Begun)
+    return None
+
+
+def _manifest(path: Path) -> Manifest | None:
+    with contextlib.suppress(OSError):
+        return decoded((path / MANIFEST).read_bytes())
+    return None
+
+
+def left_over(out: Path) -> tuple[Begun | None, Manifest | None]:
+    """What the draft of an output is of, for whoever plans: it is not made, and nothing is written.
+
+    Raises:
+        RunError: another process works on it, or it could not be made.
+    """
+    path = path_of(out)
+    at = next(place for place in (path, *path.parents) if place.exists())
+    if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
+        raise _unwritable()
+    with contextlib.suppress(FileNotFoundError), open(path / RUN, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _taken() from None
+        except OSError:
+            pass  # no locks on this file system
+    return _begun(path), _manifest(path)
+
+
+def _unwritable() -> RunError:
+    return RunError("OUT", "has a folder that cannot be written", "check it")
+
+
+def _taken() -> RunError:
+    return RunError("OUT", "is being made by another process", "wait for it")
 
 
 def _digest_of(path: Path) -> Written:
@@ -307,12 +343,12 @@ def locked(out: Path) -> Iterator[Draft]:
             path.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path / RUN, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
-            raise RunError("OUT", "has a folder that cannot be written", "check it") from None
+            raise _unwritable() from None
         with os.fdopen(descriptor, "r+b", buffering=0) as lock:  # nothing is left for its close
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError("OUT", "is being made by another process", "wait for it") from None
+                raise _taken() from None
             except OSError:
                 pass  # no locks on this file system
             if _same(path, lock):  # else who had it has put it in its place

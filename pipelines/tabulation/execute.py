@@ -25,7 +25,6 @@ from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.jobs.tables import LedgerConfig
-from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.book import Book, of_another_input, opened
@@ -128,12 +127,14 @@ def execute(order: Order) -> Executed:
     if order.runner is not None:
         check(order.runner)
     with order.key.ring() as keys:
-        request = _request(order.inputs, found.plan, keys)
+        request = request_of(order.inputs, found.plan, keys)
         with locked(order.out) as draft, opened(order.ledger, draft, charge_of(found.plan)) as book:
             try:
                 out = standing(order.out)  # behind the lock: nobody else puts one there now
                 if out is not None:
-                    return _stands(order, out, book, request)
+                    known = None if order.ledger is None else book.known(request)
+                    stands(order.out, out, request, order.fresh, order.ledger is not None, known)
+                    return Executed(out, False, False)
                 return _made(order, found, keys, request, draft, book, before)
             finally:
                 draft.drop_if_empty()
@@ -143,10 +144,8 @@ def _made(
     order: Order, found: Prepared, keys: KeyRing, request: str, draft: Draft, book: Book,
     before: object,
 ) -> Executed:  # fmt: skip
-    begun, kept = draft.begun, draft.manifest
-    others = any(of is not None and not of.answers(request) for of in (begun, kept))
-    if others and not order.fresh:
-        raise of_another_input()
+    check_draft(draft.begun, draft.manifest, request, order.fresh)
+    kept = draft.manifest
     run_id, charged = book.begin(request, new_run_id(), order.fresh)
     known = book.known(request)
     receipt = known[1] if known is not None and known[0] == run_id else None
@@ -176,45 +175,44 @@ def _made(
     return Executed(manifest, charged and order.ledger is not None, True)
 
 
-def _stands(order: Order, out: Manifest, book: Book, request: str) -> Executed:
-    """The answer where OUT is there already: it must be this very one."""
-    if out.answers(request) and not order.fresh:
-        known = book.known(request)
-        if order.ledger is None or (known is not None and known[1] == out):
-            if is_whole(order.out, out):
-                return Executed(out, False, False)
-            raise PolicyError(
-                "OUT", "has a file that is missing or is not what was published",
-                "put it away and run again: with a ledger that draws the same at no charge",
-            )  # fmt: skip
+def check_draft(
+    begun: Begun | None, kept: Manifest | None, request: str, fresh: bool
+) -> None:  # fmt: skip
+    """Refuse a draft that was begun with other input.
+
+    Raises:
+        PolicyError: see above.
+    """
+    others = any(of is not None and not of.answers(request) for of in (begun, kept))
+    if others and not fresh:
+        raise of_another_input()
+
+
+def stands(
+    place: Path, out: Manifest, request: str, fresh: bool, charged: bool,
+    known: tuple[str, Manifest | None] | None,
+) -> None:  # fmt: skip
+    """Refuse an OUT that is there already, unless it is the answer.
+
+    Args:
+        place, out: the folder and its manifest; charged: whether there is a ledger; known: run id
+            and receipt of the request there.
+
+    Raises:
+        PolicyError: it is another execution's, or not as it was published.
+    """
+    answer = out.answers(request) and (not charged or (known is not None and known[1] == out))
+    if answer and not fresh:
+        if is_whole(place, out):
+            return
+        raise PolicyError(
+            "OUT", "has a file that is missing or is not what was published",
+            "put it away and run again: with a ledger that draws the same at no charge",
+        )  # fmt: skip
     raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
 
 
-def acceptance(
-    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: LedgerConfig, fresh: bool
-) -> Acceptance:
-    """Whether an execution would be charged now, and what it would cost; charges nothing.
-
-    Records are hashed only where the ledger holds a charge of the same plan.
-
-    Args:
-        key: where the noise key is; ``None``: what was executed before is not told apart.
-    """
-    charge = charge_of(plan)(new_run_id())
-
-    def fingerprint() -> str:
-        if key is None:
-            raise UsageError(
-                "--key-file", "is required where these tables were charged before: it tells whether"
-                " they were of the same records", "give the noise key, as for `execute`",
-            )  # fmt: skip
-        with key.ring() as keys:
-            return _request(inputs, plan, keys)
-
-    return of_requests(place, [Request(charge, fingerprint)], fresh)
-
-
-def _request(inputs: Inputs, plan: TablePlan, keys: KeyRing) -> str:
+def request_of(inputs: Inputs, plan: TablePlan, keys: KeyRing) -> str:
     """Keyed fingerprint of what is asked of which input."""
     parts = [b"table", plan.hash.encode(), inputs.digest.encode(), content_of(inputs.records)]
     return keys.source_fingerprint(parts)
@@ -251,4 +249,4 @@ def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Dr
     spread(order.runner, order.inputs, found, bound, run_id, draft.path, letters)
 
 
-__all__ = ["Executed", "Order", "acceptance", "execute", "inputs_of"]
+__all__ = ["Executed", "Order", "execute", "inputs_of"]

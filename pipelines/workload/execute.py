@@ -65,7 +65,7 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
         DpstreamError: refused before a charge, or failed.
     """
     job = job_of(order)
-    _check(order, job)
+    check(order, job)
     result = run_job(job, order.runner, order.beam_args, progress, fresh=order.fresh)
     try:
         estimate, moments, receipt = _released(order, job, result.run_id)
@@ -85,9 +85,17 @@ def job_of(order: Order) -> Job:
     return cells_job(order.job, order.workload, mixing, order.over_time)
 
 
-def _check(order: Order, job: Job) -> None:
-    """What would fail only after the charge."""
-    check_place(order.out, job.plan.hash, order.workload, order.fresh)
+def check(order: Order, job: Job, named: bool = True) -> None:
+    """Refuse what would fail only after the charge.
+
+    Args:
+        named: whether ``out`` is; a plan needs none.
+
+    Raises:
+        PolicyError: OUT is there and is another release, or the job has no end.
+    """
+    if named:
+        check_place(order.out, job.plan.hash, order.workload, order.fresh)
     if job.plan.timeline.end is None:
         raise PolicyError(
             "time.end", "is required: answers are written when the run has ended",

@@ -192,9 +192,13 @@ def answer_once(
 
 
 def acceptance(
-    workload: Workload, job: Job, mechanism: Mechanism, some: bool = False, fresh: bool = False
-) -> Acceptance:
+    workload: Workload, job: Job, mechanism: Mechanism, some: bool = False, fresh: bool = False,
+    out: Path | None = None,
+) -> Acceptance:  # fmt: skip
     """Whether `answer_once` would be charged now, and what it would cost; charges nothing.
+
+    Args:
+        out: the folder that would be made; ``None``: a new one.
 
     Raises:
         DpstreamError: the job is refused for another reason than its ledger.
@@ -210,7 +214,10 @@ def acceptance(
             return _request(keys, plan_hash, input_of(job.reading(domain.key)))
 
     request = Request(_charge(job, mechanism, plan_hash), fingerprint)
-    return of_requests(job.ledger, [request], fresh)
+    accepted = of_requests(job.ledger, [request], fresh)
+    if out is None:
+        return accepted
+    return accepted.unless(lambda: check_place(out, plan_hash, workload, fresh))
 
 
 def _request(keys: KeyRing, plan_hash: str, source: Input) -> str:

@@ -19,7 +19,7 @@ from dpstream.state.ledger.seal import (
     rows_of,
     sum_of,
 )
-from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
+from dpstream.state.sqlite.database import Subject, freeze, memory, open_file, refused, sqlite3
 
 #: 2: kinds, epochs and tokens; 3: identities of units, a seal; 4: charges of zCDP, answers of any
 #: kind, a seal of sums.  A program refuses what is newer than itself.
@@ -94,6 +94,29 @@ def connect(path: str | Path) -> sqlite3.Connection:
         check_pages(db)
         if version_of(db) != SCHEMA_VERSION:
             _upgrade(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def looked_at(path: str | Path) -> sqlite3.Connection:
+    """A copy in memory that takes no change, for whoever only plans; empty if there is no file.
+
+    Raises:
+        As `connect`.
+    """
+    db = memory()
+    try:
+        db.isolation_level = None
+        if Path(path).exists():
+            with contextlib.closing(open_file(path)) as file:
+                db.text_factory = file.text_factory
+                file.backup(db)
+        check_pages(db)
+        if version_of(db) != SCHEMA_VERSION:
+            _upgrade(db)
+        freeze(db)
     except BaseException:
         db.close()
         raise

@@ -44,8 +44,11 @@ def place_below(folder: Path, path: str) -> str:
     return path
 
 
-def open_ledger(path: str | Path, data_set: str) -> Ledger:
+def open_ledger(path: str | Path, data_set: str, looking: bool = False) -> Ledger:
     """The ledger of a data set; a file is made if it is not there, a database is not.
+
+    Args:
+        looking: plan only: no file is made or written, and one that is not there is empty.
 
     Raises:
         UsageError: the database holds no ledger, or may not be used.
@@ -55,7 +58,7 @@ def open_ledger(path: str | Path, data_set: str) -> Ledger:
     if file_of(path) is not None:
         from dpstream.state.ledger.sqlite import SqliteLedger
 
-        return SqliteLedger(path, data_set)
+        return SqliteLedger(path, data_set, looking)
     url = place_below(Path(), str(path))  # first: it says whether the client is installed
     from dpstream.state.ledger.spanner import SpannerLedger
 

@@ -75,6 +75,7 @@ class RegionAccount:
         rules: the steward's, as they are today.
         snapshot: file beside the table that saves a replay; ``None``: none is kept.
         clock: microseconds since 1970.
+        looking: the snapshot is read and never written.
 
     Raises:
         PolicyError: the ledger holds other runs or another table, or is older than the snapshot.
@@ -87,9 +88,11 @@ class RegionAccount:
         rules: Rules | None = None,
         snapshot: Path | None = None,
         clock: Callable[[], int] = now_micros,
+        looking: bool = False,
     ) -> None:
         self.table, self.rules = table, rules or Rules()
         self._ledger, self._snapshot, self._clock = ledger, snapshot, clock
+        self._looking = looking
         self._register = Register(ledger, "session")
         kept = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
         self._state = kept or Balances.first(table)
@@ -164,14 +167,10 @@ class RegionAccount:
         self._refreshed()
 
         def take() -> Paid:
-            state, found = self._refreshed(), self._found(request, fresh)
+            found = self._found(request, fresh)
             if found is not None:
                 return found
-            charges = self._ledger.book().charges
-            of, used = allotted(charges, self.table, allotment)
-            usable = self.rules.usable(self._instant())
-            read = checked(self.table.space, resolve(Views(state, usable), of.read))
-            check_draw(state, of, used, (kind, amount), read)
+            of, read, _ = self.plan_draw(allotment, kind, amount, resolve)
             given = of.budget, amount, read[:0], read, analyst, self._instant()
             region = msgspec.structs.replace(RegionCharge.of(*given), allotment=allotment)
             run_id = self._append(region)
@@ -182,6 +181,19 @@ class RegionAccount:
         self._refreshed()
         self._save()
         return paid
+
+    def plan_draw(
+        self, allotment: str, kind: Kind, amount: int, resolve: Callable[[Views, Int64], Any]
+    ) -> tuple[RegionCharge, Int64, int]:
+        """Decide a draw as ``draw`` would now: the allotment, the boxes that it would read, and the
+        millionths that are left before it; charges nothing, and raises as ``draw`` does."""
+        check_amount(amount, "amount")
+        state = self._refreshed()
+        of, used = allotted(self._ledger.book().charges, self.table, allotment)
+        usable = self.rules.usable(self._instant())
+        read = checked(self.table.space, resolve(Views(state, usable), of.read))
+        check_draw(state, of, used, (kind, amount), read)
+        return of, read, of.amount - used
 
     def plan(self, order: Order) -> Planned:
         """Decide an order as ``pay`` would now; charges nothing.
@@ -306,7 +318,8 @@ class RegionAccount:
     def save(self) -> None:
         """Write a snapshot of what is known, unless there is one: a ledger that lacks an entry of
         it is told from then on."""
-        if self._snapshot is not None and self._state.entries > self._saved:
+        new = self._state.entries > self._saved
+        if self._snapshot is not None and new and not self._looking:
             snapshots.write(self._snapshot, self._ledger.data_set, self._state)
             self._saved = self._state.entries
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from dpstream.accounting.errors import InvariantError
 from dpstream.state.ledger.charges import Book, Charge, Head, chained
 from dpstream.state.ledger.contract import Asked, Ledger
-from dpstream.state.ledger.file import START, Line, check_all, connect, failed, lines
+from dpstream.state.ledger.file import START, Line, check_all, connect, failed, lines, looked_at
 from dpstream.state.ledger.seal import (
     COLUMNS,
     Sums,
@@ -53,18 +53,19 @@ class SqliteLedger(Ledger):
     Args:
         path: the file, shared by all jobs on the data set.
         data_set: name of the data set.
+        looking: plan only, on a copy in memory: no file is made or written, and no charge is taken.
 
     Raises:
         PolicyError: the file is damaged, another program's, or of a newer version.
         RunError: it cannot be opened, or another process holds it for very long.
     """
 
-    def __init__(self, path: str | Path, data_set: str) -> None:
+    def __init__(self, path: str | Path, data_set: str, looking: bool = False) -> None:
         self.data_set, self._path = data_set, path
         self._checked: _Checked | None = None
         self._book = Book()
         try:
-            self._db = connect(path)
+            self._db = looked_at(path) if looking else connect(path)
         except (sqlite3.Error, OSError, UnicodeError) as error:
             raise failed(error, self._path) from None
 

@@ -178,6 +178,11 @@ def memory() -> sqlite3.Connection:
     return sqlite3.connect(":memory:")
 
 
+def freeze(db: sqlite3.Connection) -> None:
+    """Refuse every change from now on."""
+    db.execute("PRAGMA query_only = ON")
+
+
 class Subject(NamedTuple):
     """Which file an error is about.
 

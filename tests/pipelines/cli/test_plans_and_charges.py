@@ -1,22 +1,28 @@
 """What plans say of the ledger is what the command that charges does, in every system: accepted,
 beyond the limit, answered before (free), a damaged ledger; and ``--fresh`` charges once more."""
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.state.ledger.open import read_ledger
+from dpstream.state.ledger.open import open_ledger, read_ledger
 from tests.pipelines.cli.called import call
+from tests.pipelines.cli.mistakes import JOB as STREAM
+from tests.pipelines.cli.mistakes import visits
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office
 from tests.pipelines.tuning.asking import JOB as TUNED
 from tests.pipelines.tuning.asking import USERS, records
 from tests.pipelines.workload.survey import survey, write
+from tests.state.ledger.conformance import charge
 
 Words = Sequence[str | Path]
 
@@ -128,7 +134,7 @@ def test_a_plan_says_what_the_command_does(name: str, tmp_path: Path) -> None:
     of = SYSTEMS[name](tmp_path)
     code, told = acceptance(of.plan)
     assert (code, told["accepted"], told["run_id"]) == (0, True, None) and told["charged"]
-    assert not (tmp_path / "ledger.db").exists() or name == "session"
+    assert not (tmp_path / "ledger.db").exists()
     done = call(*of.ask)
     assert done.exit_code == 0, done.output
     assert charges(tmp_path) == 1
@@ -186,3 +192,118 @@ def test_answers_over_time_say_what_the_budget_covers(tmp_path: Path) -> None:
     assert {"Covers", "Cut"} <= {line.split(" ")[0] for line in call(*plan).stdout.splitlines()}
     covered = json.loads(call(*plan, "--json").stdout)["coverage"]
     assert covered["windows"] == 2 and covered["share_cut"] == pytest.approx(1 - 100 / 600)
+
+
+def stream(folder: Path) -> System:
+    pa.parquet.write_table(visits(), folder / "visits.parquet")
+    new_key(folder / "noise.key")
+    path, limit = folder / "job.toml", "limit = { epsilon = 100.0"
+    ledger = f'[ledger]\npath = "ledger.db"\ndata_set = "visits"\n{limit}, delta = 1e-4 }}\n'
+    path.write_text(STREAM + ledger)
+    run = ("run", path, "--quiet")
+    return System(("plan", path), run, run, run, narrowed(path, limit, "limit = { epsilon = 0.5"))
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its time of change and bytes, and every folder; not the cache of strategies,
+    which is public."""
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes()
+        )
+        for path in sorted(folder.rglob("*")) if path.relative_to(folder).parts[0] != "c"
+    }  # fmt: skip
+
+
+def refusal(words: Words) -> tuple[int, dict[str, Any]]:
+    """The exit code of a command, and its refusal: in a plan's output, or as its error."""
+    done = call(*words, "--json")
+    told = json.loads((done.stdout or done.stderr).splitlines()[-1])
+    inner = told["acceptance"]["refusal"] if "acceptance" in told else None
+    return done.exit_code, inner or json.loads(done.stderr.splitlines()[-1])
+
+
+def same_refusal(ask: Words, plan: Words, folder: Path) -> None:
+    """The plan is refused with the code and the reason of the command; it writes nothing."""
+    before = contents(folder)
+    planned = refusal(plan)
+    assert contents(folder) == before
+    assert planned == refusal(ask) and planned[0] != 0
+
+
+ALL = {**SYSTEMS, "stream": stream}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_plan_writes_nothing(name: str, tmp_path: Path) -> None:
+    of = ALL[name](tmp_path)
+    for ask in (of.ask, of.free):
+        before = contents(tmp_path)
+        for more in ((), ("--json",), ("--fresh",)):
+            assert call(*of.plan, *more).exit_code == 0
+        assert contents(tmp_path) == before
+        assert call(*ask).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_ledger_of_another_unit_refuses_both(name: str, tmp_path: Path) -> None:
+    of = ALL[name](tmp_path)
+    assert call(*of.ask).exit_code == 0
+    [entry] = read_ledger(tmp_path / "ledger.db")
+    (tmp_path / "ledger.db").unlink()
+    with contextlib.closing(open_ledger(tmp_path / "ledger.db", entry.data_set)) as ledger:
+        ledger.charge(charge(1, unit="another"), 1000.0, 0.5)
+    if name == "stream":
+        for path in (*tmp_path.glob("*.db*"), tmp_path / "releases"):
+            if path.name != "ledger.db":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    same_refusal(of.fresh, of.plan, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["answer", "pure", "tabulate", "choose"])
+def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
+    of = ALL[name](tmp_path)
+    out = next(Path(word) for word in of.ask if Path(word).parent == tmp_path and str(word)[-2:] in
+               ("/a", "ml") and not Path(word).exists())  # fmt: skip
+    place = (out,) if name == "tabulate" else ("--out", out)
+    ask = (*of.ask,)
+    plan = (*of.plan[:4], *place, *of.plan[4:]) if name == "tabulate" else (*of.plan, *place)
+    if out.suffix:
+        out.write_text("another")
+    else:
+        out.mkdir()
+        (out / "file").write_text("another")
+    same_refusal(ask, plan, tmp_path)
+    assert charges(tmp_path) == 0
+
+
+def test_a_place_is_looked_at_as_it_is_made(tmp_path: Path) -> None:
+    """OUT of an execution that is there already, and of another one's draft."""
+    of = tabulate(tmp_path)
+    out = tmp_path / "a"
+    plan = (*of.plan[:4], out, *of.plan[4:])
+    assert acceptance(plan)[1]["charged"] and not out.exists()
+    assert call(*of.ask).exit_code == 0
+    code, told = acceptance(plan)
+    assert code == 0 and told["charged"] is None and told["run_id"]
+    same_refusal((*of.ask, "--fresh"), (*plan, "--fresh"), tmp_path)
+    next(path for path in out.glob("*/**/*.*") if path.is_file()).unlink()
+    same_refusal(of.ask, plan, tmp_path)
+
+
+def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    words = ("count", "--from", "half", "--epsilon")
+    allot = ("session", "allot", table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
+    assert call(*allot).exit_code == 0
+    plan, ask = ("session", "plan", table, *words), ("session", "ask", table, *words)
+    done = call(*plan, "0.15", "--json")
+    told = json.loads(done.stdout)
+    assert (told["allotment_left"], told["charged"]) == (0.2, []) and told["errors"]
+    assert told["acceptance"]["accepted"] and told["acceptance"]["charged"] is None
+    same_refusal((*ask, "0.25"), (*plan, "0.25"), tmp_path)
+    assert call(*ask, "0.15").exit_code == 0
+    assert acceptance((*plan, "0.15"))[1]["run_id"]
+    same_refusal((*ask, "0.1"), (*plan, "0.1"), tmp_path)
+    other = ("session", "plan", table, "count", "--from", "none", "--epsilon", "0.1")
+    assert call(*other).exit_code == 3

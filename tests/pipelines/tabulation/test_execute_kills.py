@@ -34,7 +34,7 @@ def instead(home, name, when="after", skip=0):
     setattr(home, name, call)
 
 if point == "before the charge":
-    instead(home, "_request")
+    instead(home, "request_of")
 elif point == "after the charge":
     if kept == "yes":
         instead(Register, "begin")
