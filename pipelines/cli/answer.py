@@ -131,10 +131,7 @@ def answer(
         chosen = residual(asked)[0]  # the table of all cells: the same errors
     if tables or way_of(asked, chosen) == "tables":
         mechanism = table_mechanism(asked, chosen, loaded)
-        once(
-            asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, some=True,
-            dry=dry_run,
-        )  # fmt: skip
+        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, True, dry_run)
         return
     order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
                   runner, ctx.args, fresh)  # fmt: skip

@@ -277,20 +277,6 @@ def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
     assert charges(tmp_path) == 0
 
 
-def test_a_place_is_looked_at_as_it_is_made(tmp_path: Path) -> None:
-    """OUT of an execution that is there already, and of another one's draft."""
-    of = tabulate(tmp_path)
-    out = tmp_path / "a"
-    plan = (*of.plan[:4], out, *of.plan[4:])
-    assert acceptance(plan)[1]["charged"] and not out.exists()
-    assert call(*of.ask).exit_code == 0
-    code, told = acceptance(plan)
-    assert code == 0 and told["charged"] is None and told["run_id"]
-    same_refusal((*of.ask, "--fresh"), (*plan, "--fresh"), tmp_path)
-    next(path for path in out.glob("*/**/*.*") if path.is_file()).unlink()
-    same_refusal(of.ask, plan, tmp_path)
-
-
 def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     words = ("count", "--from", "half", "--epsilon")

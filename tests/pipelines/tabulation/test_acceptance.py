@@ -1,0 +1,20 @@
+"""A plan of tables looks at OUT as `execute` does, and makes nothing."""
+
+from pathlib import Path
+
+from tests.pipelines.cli.called import call
+from tests.pipelines.cli.test_plans_and_charges import acceptance, same_refusal, tabulate
+
+
+def test_a_place_is_looked_at_as_it_is_made(tmp_path: Path) -> None:
+    """OUT of an execution that is there already, and of another one's draft."""
+    of = tabulate(tmp_path)
+    out = tmp_path / "a"
+    plan = (*of.plan[:4], out, *of.plan[4:])
+    assert acceptance(plan)[1]["charged"] and not out.exists()
+    assert call(*of.ask).exit_code == 0
+    code, told = acceptance(plan)
+    assert code == 0 and told["charged"] is None and told["run_id"]
+    same_refusal((*of.ask, "--fresh"), (*plan, "--fresh"), tmp_path)
+    next(path for path in out.glob("*/**/*.*") if path.is_file()).unlink()
+    same_refusal(of.ask, plan, tmp_path)
