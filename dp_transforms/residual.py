@@ -2,7 +2,7 @@
 
 The machinery is that of mixed cells (`noise.mixing`): components of their own names, one step,
 mixed by L (`accounting.strategies.cells.differences`).  A table's name is its set of attributes, so
-no two tables of a run share a draw, and the same run draws the same again.
+no two tables of a run share a draw, and the same run draws the same of the same counts again.
 """
 
 import math
@@ -17,7 +17,9 @@ from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.cells.differences import cost2, differences, root
 from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.mixing import mixed
+from dpstream.dp_transforms.noise.oneshot import numbered
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
 
@@ -43,17 +45,36 @@ def spent2(sizes: Sequence[Sequence[int]], sds: Float64, contributions: int) -> 
 
 
 def published(
-    table: Int64, axes: Sequence[int], sd: float, keys: KeyRing, run_name: tuple[bytes, ...]
-) -> Float64:
-    """(n - 1 on each axis) noisy differences of a table of counts.
+    tables: Sequence[Int64],
+    axes: Sequence[Sequence[int]],
+    sds: Sequence[float],
+    keys: KeyRing,
+    run_name: tuple[bytes, ...],
+) -> list[Float64]:
+    """(n - 1 on each axis) noisy differences of each table of counts.
 
     Args:
-        table: exact counts: PRIVATE; axes: numbers of its attributes, which name its noise.
-        sd: of a cell's noise before differences.
+        tables: exact counts: PRIVATE; axes: numbers of the attributes of each, which name its
+            noise.
+        sds: of a cell's noise before differences, of each table.
         run_name: run id, committed before, and digest of the plan.
     """
+    digest = InputDigest(keys)
+    for table, numbers in zip(tables, axes, strict=True):
+        digest.add(_label(numbers), numbered(table.size), table.reshape(-1))
+    name = (*run_name, digest.value)
+    each = zip(tables, axes, sds, strict=True)
+    return [_published(table, _label(numbers), sd, keys, name) for table, numbers, sd in each]
+
+
+def _label(axes: Sequence[int]) -> str:
+    return "residual " + ",".join(map(str, axes))
+
+
+def _published(
+    table: Int64, name: str, sd: float, keys: KeyRing, run_name: tuple[bytes, ...]
+) -> Float64:
     exact = differences(table)
-    name = "residual " + ",".join(map(str, axes))
     node = sd / float(_ONCE.sd_factors[0])
     noise = StreamNoise(name, _ONCE, _ONCE.strategy.col2, 1.0, 1.0, node)
     sampler = ContinuousGaussian(node)

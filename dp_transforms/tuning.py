@@ -25,6 +25,7 @@ from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encode
 from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.decision import event_trigger_times
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state.idtable import IdTable
@@ -158,13 +159,26 @@ class Tally:
         self._sampling_keys, self._cells = sampling_keys, cells
 
 
-def noisy(keys: KeyRing, run_name: tuple[bytes, ...], of: Histogram, counts: Int64) -> Int64:
-    """(nodes,) A x + rounded Gaussians: the only way out for a histogram.
+def noisy(
+    keys: KeyRing,
+    run_name: tuple[bytes, ...],
+    histograms: Sequence[Histogram],
+    counts: Sequence[Int64],
+) -> list[Int64]:
+    """A x + rounded Gaussians of each histogram, (nodes,): the only way out for them.
 
-    A node's name is (run name, histogram, number of the node, sd); the same name gives the same
-    noise, so a run that is resumed says the same again.  Rounded, not discrete Gaussians: the
-    histograms of a question are one Gaussian-DP mechanism.
+    A node's name is (run name, digest of all counts, histogram, number of the node, sd); the same
+    name gives the same noise, so a run that is resumed gives the same answer of the same counts
+    again.  Rounded, not discrete Gaussians: the histograms of a question are one Gaussian-DP
+    mechanism.
     """
-    exact = encoder_matrix(of.cells) @ counts
-    noise = OneShot(keys, (b"choice noise", *run_name, of.name.encode()))
-    return np.asarray(exact + noise.rounded_gaussian(numbered(len(exact)), of.sigma), np.int64)
+    digest = InputDigest(keys)
+    for of, cells in zip(histograms, counts, strict=True):
+        digest.add(of.name, numbered(len(cells)), cells)
+    out = []
+    for of, cells in zip(histograms, counts, strict=True):
+        exact = encoder_matrix(of.cells) @ cells
+        noise = OneShot(keys, (b"choice noise", *run_name, of.name.encode()), digest.value)
+        drawn = noise.rounded_gaussian(numbered(len(exact)), of.sigma)
+        out.append(np.asarray(exact + drawn, np.int64))
+    return out

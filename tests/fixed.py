@@ -1,4 +1,5 @@
-"""Fixed run ids, for tests whose released bytes are compared with other ones."""
+"""Fixed run ids, for tests whose released bytes are compared with other ones, and noise that stays
+the same when the exact numbers change, for tests of sensitivity and of laws."""
 
 import contextlib
 import itertools
@@ -6,7 +7,11 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from unittest import mock
 
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.state import run_ids
+
+#: A digest of exact numbers, for tests that draw by name and have none.
+INPUTS = bytes(range(16))
 
 
 @contextlib.contextmanager
@@ -19,4 +24,12 @@ def fixed_run_ids(draw: Callable[[], str] | None = None) -> Iterator[None]:
     numbers = itertools.count(1)
     ours = draw or (lambda: f"{next(numbers):032x}")
     with mock.patch.object(run_ids, "secrets", SimpleNamespace(token_hex=lambda _: ours())):
+        yield
+
+
+@contextlib.contextmanager
+def held_noise() -> Iterator[None]:
+    """Give all numbers one digest: the answers of two inputs of a run then have the same noise, and
+    their difference is the exact one."""
+    with mock.patch.object(InputDigest, "value", property(lambda _: bytes(16))):
         yield

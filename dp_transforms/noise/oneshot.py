@@ -4,11 +4,11 @@ For answers that are given once (a histogram, a table, a query) every cell may h
 Three laws (``accounting.mechanisms.laws``; mechanism.md section 5): the rounded Gaussian for
 Gaussian-DP claims, the discrete Gaussian for zCDP ones, the discrete Laplace for pure ones.
 
-**Names.**  A draw's name is (name of the answer, law, item, scale).  The same name is the same
-noise, whatever else is drawn beside it and in whatever order; so one answer must ask for an item
-once, and noise of two answers differs because their names do.  The scale is part of it: one
-uniform under two sds would be noise that can be solved for.  The name is a keyed CBC-MAC like
-those of streams, over (3, 0), a keyed digest, the item and (scale, 1).
+**Names.**  A draw's name is (name of the answer, digest of its exact numbers, law, item, scale).
+The same name is the same noise, whatever else is drawn beside it and in whatever order; so one
+answer must ask for an item once, and noise of two answers differs because their names do.  The
+scale is part of it: one uniform under two sds would be noise that can be solved for.  The name is a
+keyed CBC-MAC like those of streams, over (3, 0), a keyed digest, the item and (scale, 1).
 
 **Exactness.**  A uniform U is real: its first 64 bits are one word of AES(name xor (attempt, 0)),
 its further bits the blocks AES(name xor (attempt, j)), which are drawn only where the first do
@@ -64,14 +64,15 @@ class OneShot:
 
     Args:
         keys: key ring of the deployment.
-        name: parts that name the answer and the data: run id (committed before the first draw),
-            digest of the question, column.
+        name: parts that name the answer: run id (committed before the first draw), digest of the
+            question, column.
+        inputs: digest of all exact numbers that the answer's noise is added to (`noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, name: Sequence[bytes]) -> None:
+    def __init__(self, keys: KeyRing, name: Sequence[bytes], inputs: bytes) -> None:
         self._node, self._tweak = keys.node, keys.tweak
         laws: tuple[type[Law], ...] = (RoundedGaussianLaw, DiscreteGaussianLaw, DiscreteLaplaceLaw)
-        parts = {law: (b"one-shot noise", law.label, *name) for law in laws}
+        parts = {law: (b"one-shot noise", law.label, *name, inputs) for law in laws}
         self._prefix = {law: keys.name(part) for law, part in parts.items()}
 
     def rounded_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:

@@ -29,7 +29,7 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES, Secret, wipe
 #: What K has children for; every use has its own.
 PURPOSES = (
     *("node noise", "node name tweak", "unit id", "key id", "release id", "sampling"),
-    *("record id", "name prefix", "source fingerprint", "fingerprint"),
+    *("record id", "name prefix", "source fingerprint", "fingerprint", "input digest"),
 )
 
 
@@ -115,6 +115,7 @@ class KeyRing:
         self.release = _prf(secret, "release id")
         self.sample = _prf(secret, "sampling")
         self.record = _prf(secret, "record id")
+        self.inputs = _prf(secret, "input digest")
         self._name = _child(secret, "name prefix")
         self._source = _child(secret, "source fingerprint")
         printed = _child(secret, "fingerprint")
@@ -131,8 +132,8 @@ class KeyRing:
         Also for whoever got a child (``ring.node``) from here.  Calling it again is harmless.
         """
         self._alive = False
-        prfs = (self.node, self.tweak, self.unit, self.key, self.release, self.sample, self.record)
-        for prf in prfs:
+        named = (self.node, self.tweak, self.unit, self.key, self.release, self.sample)
+        for prf in (*named, self.record, self.inputs):
             prf.destroy()
         wipe(self._name, self._source)
 

@@ -1,7 +1,8 @@
 """The private answer: named noise, selection, and the columns of the groups that are released.
 
-A draw's name is (run name, column, part, group id, node), so the same run gives the same answer
-again, in whatever order groups come and whatever else is released.  Noise of a column is drawn for
+A draw's name is (run name, digest of the exact numbers, column, part, group id, node), so the same
+run gives the same answer of the same rows again, in whatever order groups come and whatever else is
+released, and noise of its own of other rows.  Noise of a column is drawn for
 the groups that are released and, of the count that is tested, for those that can be.
 """
 
@@ -15,6 +16,7 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget
 from dpstream.accounting.query.parts import parts_by_column
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.aggregation import Totals
@@ -46,21 +48,23 @@ class Noise:
     Args:
         keys: key ring of the deployment; run_name: run id, committed before the first draw, and
             digest of the question.
+        inputs: digest of all exact numbers of the answer (`noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, run_name: Sequence[bytes]) -> None:
-        self._keys, self._name = keys, (b"query noise", *run_name)
+    def __init__(self, keys: KeyRing, run_name: Sequence[bytes], inputs: bytes) -> None:
+        self._keys, self._name, self._inputs = keys, (b"query noise", *run_name), inputs
 
     def selection(self, items: Ids, sigma: float) -> Int64:
         """Noise of the weighted count."""
-        return OneShot(self._keys, (*self._name, SELECTION)).rounded_gaussian(items, sigma)
+        return OneShot(self._keys, (*self._name, SELECTION), self._inputs).rounded_gaussian(
+            items, sigma
+        )
 
     def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
         """Noise of a part: of its law, named by its column."""
         part = noise.part
-        one = OneShot(
-            self._keys, (*self._name, b"column", part.column.encode(), part.what.encode())
-        )
+        name = (*self._name, b"column", part.column.encode(), part.what.encode())
+        one = OneShot(self._keys, name, self._inputs)
         draw = one.rounded_gaussian if noise.law == "gaussian" else one.discrete_laplace
         return draw(items, noise.scale if scale is None else scale)
 
@@ -82,7 +86,7 @@ def answer(
             columns do not need them).
         group_ids: (groups, 2) keyed ids of all codes, each group's its own.
     """
-    noise = Noise(keys, run_name)
+    noise = Noise(keys, run_name, inputs_of(totals, shards, group_ids, keys))
     groups = selected(plan, budget, totals, group_ids, noise)
     groups = groups[np.lexsort((group_ids[groups, 0], group_ids[groups, 1]))]
     at = parts_by_column(plan, [n.part for n in budget.parts])
@@ -100,6 +104,16 @@ def answer(
         ]
         columns[column.name] = _estimate(column, mine, noisy, budget.quantile)
     return QueryAnswer(groups, columns)
+
+
+def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: KeyRing) -> bytes:
+    """Digest of everything that noise is added to, or selected by (`noise.inputs`)."""
+    sums = [totals.sums[index] for index in sorted(totals.sums)]
+    digest = InputDigest(keys).add("totals", group_ids, totals.units, totals.weighted, *sums)
+    for shard in shards:
+        for column, (partial, value, weight) in sorted(shard.rows.items()):
+            digest.add_rows(column, group_ids[shard.group[partial]], value, weight)
+    return digest.value
 
 
 def selected(

@@ -18,6 +18,7 @@ from dpstream.accounting.query.bounds import (
 )
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.bounding import smallest
@@ -37,10 +38,12 @@ def choose_bounds(
         counts: of each automatic column, ``counted`` of all units.
         run_name: run id, committed before the first draw, and digest of the question.
     """
-    noisy = []
+    noisy, digest = [], InputDigest(keys)
+    for of in design.histograms:
+        digest.add(of.name, numbered(len(counts[of.name])), counts[of.name])
     for of in design.histograms:
         exact = encoder_matrix(of.cells) @ counts[of.name]
-        noise = OneShot(keys, (b"query bounds", *run_name, of.name.encode()))
+        noise = OneShot(keys, (b"query bounds", *run_name, of.name.encode()), digest.value)
         draw = noise.rounded_gaussian if design.law == "gaussian" else noise.discrete_laplace
         noisy.append(np.asarray(exact + draw(numbered(len(exact)), of.sigma), np.int64))
     return settled(plan, design, noisy)

@@ -1,13 +1,13 @@
 """Answers of sessions: exact totals of cells, their noise, and the table that is released.
 
     totals = tallied(...)                       # or a scan's: exact, private
-    noisy = measured(question, .., totals, ring, run_name)   # integers with noise: public
+    noisy = measured(question, .., totals, ring, run_id, inputs_of(totals, ring))  # public
     table = released(question, .., noisy)       # post-processing
 
 No Beam, no store, no database.
 """
 
-from dpstream.dp_transforms.session.measuring import Noisy, measured
+from dpstream.dp_transforms.session.measuring import Noisy, inputs_of, measured
 from dpstream.dp_transforms.session.release import answered, encoded, errors, released
 from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
 
@@ -18,6 +18,7 @@ __all__ = [
     "answered",
     "encoded",
     "errors",
+    "inputs_of",
     "measured",
     "nothing",
     "released",

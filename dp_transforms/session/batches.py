@@ -36,8 +36,16 @@ def empty(needs: Needs) -> pa.RecordBatch:
     return _rows(nothing(0, needs), np.zeros(0, np.int64))
 
 
-def _rows(totals: Totals, cell: Int64) -> pa.RecordBatch:
-    columns = {"cell": _array(cell), "records": _array(totals.records[cell])}
+def merged(
+    batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Needs
+) -> pa.RecordBatch:
+    """The rows of cells ``first`` to before ``last`` from however many workers as one batch."""
+    totals = gathered(batches, first, last, needs)
+    return _rows(totals, np.flatnonzero(totals.records), first)
+
+
+def _rows(totals: Totals, cell: Int64, first: int = 0) -> pa.RecordBatch:
+    columns = {"cell": _array(cell + first), "records": _array(totals.records[cell])}
     for name, of in totals.columns.items():
         columns[f"records {name}"] = _array(of.records[cell])
         columns[f"total {name}"] = _array(of.total[cell])

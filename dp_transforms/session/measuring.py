@@ -1,7 +1,8 @@
 """Noise on the totals of cells: what comes out is public, and all else is made from it.
 
-A draw's name is (run id, digest of the question, aggregate, part, number of the cell, node): any
-worker that has a cell's totals draws the same noise for it, alone or among others.
+A draw's name is (run id, digest of the question, digest of the totals of all cells, aggregate,
+part, number of the cell, node): any worker that has a cell's totals and the digest draws the same
+noise for it, alone or among others.
 
 **What is measured** are whole numbers: records, sums in units of the column's lattice, centred sums
 and counts of coordinates, nodes of trees (``accounting.sessions.aggregates`` has their
@@ -21,6 +22,7 @@ from dpstream.accounting.query.tree import cells_of, tree_of
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.answers import Noise
@@ -37,23 +39,39 @@ def measured(
     totals: Totals,
     keys: KeyRing,
     run_id: str,
+    inputs: bytes,
     first: int = 0,
 ) -> Noisy:
-    """Draw the noise of a question's cells, or of a run of them.
+    """Draw the noise of a question's cells, or of those of a shard.
 
     Args:
         boxes: (m, d, 2) that were read, those of the charge.
         totals: of the cells ``first``, ``first + 1`` and so on.
-        run_id: of the charge.
+        run_id: of the charge; inputs: digest of the totals of all cells (`inputs_of`).
     """
     name = hashlib.blake2b(canonical(question, boxes), digest_size=16).digest()
-    noise = Noise(keys, (b"session", bytes.fromhex(run_id), name))
+    noise = Noise(keys, (b"session", bytes.fromhex(run_id), name), inputs)
     cells = slice(first, first + len(totals.records))
     items = numbered(len(totals.records), first)
     return tuple(
         _measured(measures, totals, measures.of[cells], items, noise)
         for measures in calibrated(space, question, boxes)
     )
+
+
+def inputs_of(totals: Totals, keys: KeyRing, first: int = 0) -> bytes:
+    """Digest of the totals of cells (`noise.inputs`); those of shards add up by its ``combined``.
+
+    Args:
+        totals: of the cells ``first``, ``first + 1`` and so on.
+    """
+    items = numbered(len(totals.records), first)
+    digest = InputDigest(keys).add("records", items, totals.records)
+    for name, of in sorted(totals.columns.items()):
+        digest.add(f"column {name}", items, of.records, of.total)
+    for name, leaves in sorted(totals.leaves.items()):
+        digest.add(f"leaves {name}", items, leaves)
+    return digest.value
 
 
 def _measured(

@@ -33,7 +33,7 @@ from dpstream.accounting.sessions.errors import expected
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean
 from dpstream.dp_transforms.one_shot.trees import read_off
-from dpstream.dp_transforms.session.measuring import Noisy, measured
+from dpstream.dp_transforms.session.measuring import Noisy, inputs_of, measured
 from dpstream.dp_transforms.session.totals import Totals
 from dpstream.state.arrow import to_bytes
 
@@ -50,7 +50,7 @@ def answered(
         boxes: (m, d, 2) that were read, those of the charge.
         totals: of all cells; run_id: of the charge, as hexadecimal digits.
     """
-    noisy = measured(space, question, boxes, totals, keys, run_id)
+    noisy = measured(space, question, boxes, totals, keys, run_id, inputs_of(totals, keys))
     return released(space, question, boxes, noisy)
 
 

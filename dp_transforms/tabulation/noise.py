@@ -1,8 +1,9 @@
 """Noise of measured cells, named by their place in public order.
 
-A name is (run id, table, level, step, block): the run id is committed with the charge before the
-first draw, and a block is ``BLOCK_GROUPS`` groups of the level.  Within a name a node is the cell's
-number in public order.  The step says what the cell is measured for:
+A name is (run id, digest of all counts, table, level, step, block): the run id is committed with
+the charge before the first draw, the digest keeps noise from being added to other counts
+(`dp_transforms.noise.inputs`), and a block is ``BLOCK_GROUPS`` groups of the level.  Within a name
+a node is the cell's number in public order.  The step says what the cell is measured for:
 
 * ``total``: of a group of which the total alone is measured;
 * ``step 1``: which chooses the detail;
@@ -53,10 +54,11 @@ class CellNoise:
     Args:
         keys: key ring of the deployment.
         run_id: of the execution, committed.
+        inputs: digest of all exact counts of the execution (`dp_transforms.noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, run_id: str) -> None:
-        self._keys, self._run_id = keys, run_id.encode()
+    def __init__(self, keys: KeyRing, run_id: str, inputs: bytes) -> None:
+        self._keys, self._run_id, self._inputs = keys, run_id.encode(), inputs
 
     def draw(
         self, noise: Noise, table: str, level: Level, step: str, groups: Int64, cells: int
@@ -82,7 +84,8 @@ class CellNoise:
         begin = np.flatnonzero(new)
         end = np.append(begin[1:], len(groups)) - 1
         at = block[begin] - block[0]
-        label = (b"table noise", sampler.digest, self._run_id, table.encode(), level.name.encode())
+        of = (self._run_id, self._inputs, table.encode(), level.name.encode())
+        label = (b"table noise", sampler.digest, *of)
         names = np.empty((int(at[-1]) + 1, 2), np.uint64)
         for number in np.unique(at).tolist():
             place = int(number + block[0]).to_bytes(8, "little")

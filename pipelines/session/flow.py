@@ -1,7 +1,7 @@
 """A batch as a bounded Beam pipeline: parts are tallied, sums go to the shard of their cells.
 
-    parts of the table -> exact sums by shard of cells -> one shuffle -> noise of each shard
-        -> one shuffle -> the released table, a file of the draft folder
+    parts of the table -> exact sums by shard of cells -> one shuffle -> digest of all sums
+        -> noise of each shard -> one shuffle -> the released table, a file of the draft folder
 
 Records are those of the table's parts: whole coordinates since the day they came.  A part's sums
 are combined before they are shuffled.  Every shard has an element of its own, so that cells
@@ -27,15 +27,25 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.sessions.aggregates import Question
+from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
-from dpstream.dp_transforms.session import Totals, encoded, measured, nothing, released, tallied
+from dpstream.dp_transforms.session import (
+    Totals,
+    encoded,
+    inputs_of,
+    measured,
+    nothing,
+    released,
+    tallied,
+)
 from dpstream.dp_transforms.session.batches import (
     empty,
     gathered,
     joined,
+    merged,
     packed,
     routed,
     shards_of,
@@ -78,6 +88,21 @@ class Task(NamedTuple):
         """(m, d, 2) that are read."""
         return unpacked(self.read)
 
+    @property
+    def needs(self) -> Needs:
+        """Sums that the question needs of each cell."""
+        return self.question.needs(self.table.space, self.boxes)
+
+    def cells_of(self, shard: int) -> tuple[int, int]:
+        """The first cell of a shard, and that behind its last."""
+        first, last = shards_of(self.question.cells.count, self.shards)[shard : shard + 2].tolist()
+        return first, last
+
+    def totals_of(self, routed: Routed) -> tuple[Totals, int]:
+        """Totals of a shard's cells, and the number of the first."""
+        first, last = self.cells_of(routed[0])
+        return gathered([routed[1]], first, last, self.needs), first
+
 
 def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PCollection:
     """The pipeline; its output is the name of the answer's file."""
@@ -92,11 +117,24 @@ def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PC
         | "Spread" >> beam.Reshuffle()
         | "Tally" >> beam.ParDo(Tally(task)).with_output_types(Routed)
     )
-    return (
+    totals = (
         [every, sums]
         | "All" >> beam.Flatten()
         | "ByShard" >> beam.GroupByKey()
-        | "Measure" >> beam.ParDo(Measure(task)).with_output_types(tuple[int, Routed])
+        | "Gather" >> beam.ParDo(Gather(task)).with_output_types(Routed)
+    )
+    digest = (
+        totals
+        | "Digest" >> beam.ParDo(Digest(task)).with_output_types(tuple[int, bytes])
+        | "Digests" >> beam.GroupByKey()
+        | "DigestOfAll" >> beam.Map(lambda met: combined(met[1])).with_output_types(bytes)
+    )
+    return (
+        totals
+        | "Measure"
+        >> beam.ParDo(Measure(task), beam.pvalue.AsSingleton(digest)).with_output_types(
+            tuple[int, Routed]
+        )
         | "Together" >> beam.GroupByKey()
         | "Release" >> beam.ParDo(Release(task)).with_output_types(str)
     )
@@ -110,7 +148,7 @@ class Begin(beam.DoFn):
 
     def process(self, shard: int) -> Iterator[Routed]:
         """The sums of no record."""
-        yield shard, empty(self._task.question.needs(self._task.table.space, self._task.boxes))
+        yield shard, empty(self._task.needs)
 
 
 class Tally(beam.DoFn):
@@ -156,6 +194,40 @@ def totals_of(task: Task, part: Part) -> Totals:
     return found
 
 
+class Gather(beam.DoFn):
+    """Adds up the parts' sums of a shard of cells."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("records")
+    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Routed]:
+        """The shard's rows in one batch."""
+        yield met[0], merged(met[1], *self._task.cells_of(met[0]), self._task.needs)
+
+
+class Digest(beam.DoFn):
+    """Digest of a shard's totals, for the name of the noise."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("release")
+    def setup(self) -> None:
+        """Read the key."""
+        self._ring = self._task.keys.ring()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_ring", None)
+
+    @guarded("release")
+    def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
+        """Keyed, and of all numbers that noise is added to."""
+        totals, first = self._task.totals_of(routed)
+        yield 0, inputs_of(totals, self._ring, first)
+
+
 class Measure(beam.DoFn):
     """The noise of a shard of cells."""
 
@@ -172,14 +244,12 @@ class Measure(beam.DoFn):
         self.__dict__.pop("_ring", None)
 
     @guarded("release")
-    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[tuple[int, Routed]]:
+    def process(self, routed: Routed, inputs: bytes) -> Iterator[tuple[int, Routed]]:
         """Measured sums of its cells; they are public."""
-        task, (shard, batches) = self._task, met
-        space, question, boxes = task.table.space, task.question, task.boxes
-        first, last = shards_of(question.cells.count, task.shards)[shard : shard + 2].tolist()
-        totals = gathered(batches, first, last, question.needs(space, boxes))
-        noisy = measured(space, question, boxes, totals, self._ring, task.run_id, first)
-        yield 0, (shard, packed(noisy))
+        task, (totals, first) = self._task, self._task.totals_of(routed)
+        paid = task.table.space, task.question, task.boxes
+        noisy = measured(*paid, totals, self._ring, task.run_id, inputs, first)
+        yield 0, (routed[0], packed(noisy))
 
 
 class Release(beam.DoFn):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
@@ -51,6 +52,7 @@ from dpstream.pipelines.tabulation.reading import read
 from dpstream.pipelines.tabulation.spread import check, spread
 from dpstream.pipelines.tabulation.work import (
     counted,
+    counts_digest,
     finished,
     names_of,
     pairs_of,
@@ -235,8 +237,10 @@ def charge_of(plan: TablePlan) -> Callable[[str], Charge]:
 def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:
     """Count and draw in this process."""
     tally = counted(found, read(order.inputs.records, found.lookup, order.letters))
-    for part in parts_of(found):
-        for file in finished(found, part, pairs_of(found, tally, part), keys, run_id):
+    parts = parts_of(found)
+    inputs = combined(counts_digest(found, p, pairs_of(found, tally, p), keys) for p in parts)
+    for part in parts:
+        for file in finished(found, part, pairs_of(found, tally, part), keys, run_id, inputs):
             write_file(draft.path, file)
 
 

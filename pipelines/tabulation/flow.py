@@ -1,6 +1,7 @@
 """An execution as a Beam pipeline: pieces are counted, counts go to their shard, shards are drawn.
 
-    pieces of the file -> counted (group and leaf, count) -> one shuffle -> measured and published
+    pieces of the file -> counted (group and leaf, count) -> one shuffle -> summed
+        -> digest of all counts -> measured and published
 
 Exact counts of a piece are summed before they are shuffled.  Every part of every table has an
 element of its own, so that parts without a record are published like the others.  Workers get the
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import numbers
+from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
@@ -33,7 +35,14 @@ from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
 from dpstream.pipelines.tabulation.reading import read_one
 from dpstream.pipelines.tabulation.remote import Stamp, check_still, get, put
-from dpstream.pipelines.tabulation.work import counted, finished, names_of, pairs_of, parts_of
+from dpstream.pipelines.tabulation.work import (
+    counted,
+    counts_digest,
+    finished,
+    names_of,
+    pairs_of,
+    parts_of,
+)
 
 #: (number of a part, pairs of keys and counts).
 Routed = tuple[int, pa.RecordBatch]
@@ -78,17 +87,30 @@ def build(
         | "Spread" >> beam.Reshuffle()
         | "Count" >> beam.ParDo(Count(task)).with_output_types(Routed)
     )
-    return (
+    summed_parts = (
         [every, counts]
         | "All" >> beam.Flatten()
         | "ByPart" >> beam.GroupByKey()
-        | "Publish" >> beam.ParDo(Publish(task)).with_output_types(str)
+        | "Sum" >> beam.ParDo(Sum()).with_output_types(Routed)
     )
+    digest = (
+        summed_parts
+        | "Digest" >> beam.ParDo(Digest(task)).with_output_types(tuple[int, bytes])
+        | "Digests" >> beam.GroupByKey()
+        | "DigestOfAll" >> beam.Map(lambda met: combined(met[1])).with_output_types(bytes)
+    )
+    return summed_parts | "Publish" >> beam.ParDo(
+        Publish(task), beam.pvalue.AsSingleton(digest)
+    ).with_output_types(str)
 
 
 def _batch(pairs: Pairs) -> pa.RecordBatch:
     columns = [pa.array(pairs.keys), pa.array(pairs.counts)]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _pairs(batch: pa.RecordBatch) -> Pairs:
+    return Pairs(*(numbers(column) for column in batch))
 
 
 class Begin(beam.DoFn):
@@ -123,6 +145,38 @@ class Count(beam.DoFn):
                 yield part.number, _batch(pairs)
 
 
+class Sum(beam.DoFn):
+    """Adds up the pieces of a part."""
+
+    @guarded("records")
+    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Routed]:
+        """The part's pairs in one batch."""
+        yield met[0], _batch(summed([_pairs(batch) for batch in met[1]]))
+
+
+class Digest(beam.DoFn):
+    """Digest of a part's counts, for the name of the noise."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("release")
+    def setup(self) -> None:
+        """Read the key."""
+        self._ring = self._task.keys.ring()
+
+    def teardown(self) -> None:
+        """Let go of the key."""
+        self.__dict__.pop("_ring", None)
+
+    @guarded("release")
+    def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
+        """Keyed, and of all numbers that noise is added to."""
+        found = prepared(self._task.inputs)
+        part = parts_of(found)[routed[0]]
+        yield 0, counts_digest(found, part, _pairs(routed[1]), self._ring)
+
+
 class Publish(beam.DoFn):
     """Measures a part and writes its files."""
 
@@ -139,7 +193,7 @@ class Publish(beam.DoFn):
         self.__dict__.pop("_ring", None)
 
     @guarded("release")
-    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[str]:
+    def process(self, routed: Routed, inputs: bytes) -> Iterator[str]:
         """Write the files, and say which (``Written`` by name, as JSON).
 
         All pieces are counted when the first part comes here, so that records which are still what
@@ -149,14 +203,13 @@ class Publish(beam.DoFn):
         Raises:
             PolicyError: the records changed, or another execution took the output.
         """
-        task, (number, batches) = self._task, met
+        task, (number, batch) = self._task, routed
         if task.stamp is not None:
             check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
             _check_run(task)
-        found = prepared(task.inputs)
-        pairs = summed([Pairs(*(numbers(column) for column in batch)) for batch in batches])
-        written = {}
-        for file in finished(found, parts_of(found)[number], pairs, self._ring, task.run_id):
+        found, written = prepared(task.inputs), {}
+        part, pairs = parts_of(found)[number], _pairs(batch)
+        for file in finished(found, part, pairs, self._ring, task.run_id, inputs):
             written[file.name] = put(task.folder, file)
         yield msgspec.json.encode(written).decode()
 

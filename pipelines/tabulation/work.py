@@ -7,10 +7,13 @@ counted.  Between the two exact counts travel, as pairs (group and leaf, count).
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.tabulation.describe import NO_GUARANTEE
 from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import Table
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.aggregate import aggregated
 from dpstream.dp_transforms.tabulation.domain import Domain, Shard
@@ -118,14 +121,24 @@ def pairs_of(found: Prepared, tally: Tally, part: Part) -> Pairs:
     return whole.within(part.shard.first * leaves, part.shard.last * leaves)
 
 
+def counts_digest(found: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> bytes:
+    """Digest of the counts of a part; those of all parts add up to that of the execution
+    (`dp_transforms.noise.inputs`)."""
+    table, level = found.plan.parameters.tables[part.table], found.domain.levels[part.shard.level]
+    items = np.zeros((len(pairs.keys), 2), np.uint64)
+    items[:, 0] = pairs.keys
+    label = f"{table.name} {level.level.name}"
+    return InputDigest(keys).add(label, items, pairs.counts).value
+
+
 def finished(
-    found: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str
+    found: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str, inputs: bytes
 ) -> Iterator[File]:
     """Measure a part, with noise, and publish it.
 
     Args:
         pairs: of the part, of all pieces together.
-        run_id: that was charged.
+        run_id: that was charged; inputs: digest of the counts of all parts.
     """
     parameters = found.plan.parameters
     table, level = parameters.tables[part.table], found.domain.levels[part.shard.level]
@@ -138,7 +151,7 @@ def finished(
         aggregated(part.shard, table, pairs),
         kinds,
         parameters.thresholds[table.name][level.level],
-        CellNoise(keys, run_id),
+        CellNoise(keys, run_id, inputs),
         None if found.published is None else found.published[level.level],
     )
     names = iter(names_of_part(found, part))

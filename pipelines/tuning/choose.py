@@ -167,8 +167,7 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
     """Read the first hours and draw every histogram's noise once."""
     name = (bytes.fromhex(run_id), asked.digest.encode())
     counts = tally(asked, asked.job, ring, name)
-    pairs = zip(asked.design.histograms, counts, strict=True)
-    return read_off_runnable(asked, [noisy(ring, name, of, x) for of, x in pairs])
+    return read_off_runnable(asked, noisy(ring, name, asked.design.histograms, counts))
 
 
 def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:

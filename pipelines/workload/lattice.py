@@ -29,6 +29,7 @@ from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
 from dpstream.accounting.strategies.cells import pure
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
+from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.workload.cache import solved, solved_purely
@@ -162,7 +163,8 @@ def published(lattice: Lattice, cells: Int64, keys: KeyRing, run_name: tuple[byt
     exact = cells
     for axis, factor in enumerate(lattice.strategy.factors):
         exact = np.moveaxis(np.tensordot(factor, exact, (1, axis)), 0, axis)
-    noise = OneShot(keys, (b"workload lattice", *run_name))
+    digest = InputDigest(keys).add("lattice", numbered(exact.size), exact.reshape(-1))
+    noise = OneShot(keys, (b"workload lattice", *run_name), digest.value)
     drawn = noise.discrete_laplace(numbered(exact.size), lattice.scale)
     return np.asarray(exact + drawn.reshape(exact.shape), np.int64)
 

@@ -123,13 +123,13 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     digest.update(repr((sizes, gram.keys)).encode())
 
     def draw(rows: Int64, keys: KeyRing, name: tuple[bytes, ...]) -> TableEstimate:
-        found = []
-        for key, shape, sd in zip(gram.keys, shapes, sds.tolist(), strict=True):
+        counts = []
+        for key, shape in zip(gram.keys, shapes, strict=True):
             flat = codes(shape, rows[:, list(key)].T) if key else np.zeros(len(rows), np.int64)
             size = int(np.prod(shape, dtype=np.int64))
-            table = np.bincount(flat, minlength=size).astype(np.int64).reshape(shape)
-            found.append(tables.published(table, key, sd, keys, name))
-        return TableEstimate(sizes, gram.keys, sds, tuple(found))
+            counts.append(np.bincount(flat, minlength=size).astype(np.int64).reshape(shape))
+        noisy = tables.published(counts, gram.keys, sds.tolist(), keys, name)
+        return TableEstimate(sizes, gram.keys, sds, tuple(noisy))
 
     return Mechanism(
         strategy.name, digest.hexdigest(), privacy.epsilon, privacy.delta, mu, False, draw

@@ -254,8 +254,8 @@ def fewer(option: str, change: str) -> Iterator[None]:
     def drawn(honest: Any) -> Any:
         return lambda self, items, scale: honest(self, items, scale / factor)
 
-    def of_tables(table: Any, axes: Any, sd: float, *rest: Any) -> Any:
-        return published(table, axes, sd / factor, *rest)
+    def of_tables(counts: Any, axes: Any, sds: Any, *rest: Any) -> Any:
+        return published(counts, axes, [sd / factor for sd in sds], *rest)
 
     published = tables.published
     with contextlib.ExitStack() as stack:

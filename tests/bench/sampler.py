@@ -93,7 +93,7 @@ def bench_mixed(least: float, largest: float, draws: int, repeats: int) -> list[
     """Median rates of each law's one-shot draws, all sds mixed, beside numpy's normal."""
     sds = np.exp(np.random.default_rng(0).uniform(np.log(least), np.log(largest), draws))
     items, rng = numbered(draws), np.random.default_rng(1)
-    shot = OneShot(KeyRing(bytes(32)), (b"benchmark",))
+    shot = OneShot(KeyRing(bytes(32)), (b"benchmark",), bytes(16))
     kernels: dict[str, Callable[[], object]] = {
         "numpy_normal": lambda: rng.normal(0.0, sds),
         "rounded_gaussian": lambda: shot.rounded_gaussian(items, sds),

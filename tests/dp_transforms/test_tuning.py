@@ -25,6 +25,7 @@ from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.state.idtable import IdTable
+from tests.fixed import held_noise
 from tests.streams import MEAN, STEP, SUM, Stream, generate, make_plan
 
 RUN = (b"\x22" * 16, b"question")
@@ -217,7 +218,7 @@ def many(ring: KeyRing, of: Histogram, runs: int) -> Int64:
     """(runs, nodes) noise of as many runs."""
     none = np.zeros(of.cells, np.int64)
     names = ((i.to_bytes(16, "little"), b"question") for i in range(runs))
-    return np.array([noisy(ring, name, of, none) for name in names])
+    return np.array([noisy(ring, name, [of], [none])[0] for name in names])
 
 
 def scale_p(noise: Int64, sigma: float) -> float:
@@ -249,14 +250,17 @@ def test_noise_is_named_by_run_question_and_histogram(ring: KeyRing) -> None:
     of = OF[1]
     counts = np.arange(of.cells)
     exact = encoder_matrix(of.cells) @ counts
-    first = noisy(ring, RUN, of, counts)
-    assert (noisy(ring, RUN, of, counts) == first).all()
-    assert (noisy(ring, RUN, of, 0 * counts) == first - exact).all()
+    first = noisy(ring, RUN, [of], [counts])[0]
+    assert (noisy(ring, RUN, [of], [counts])[0] == first).all()
+    with held_noise():
+        moved = noisy(ring, RUN, [of], [counts])[0] - noisy(ring, RUN, [of], [0 * counts])[0]
+    assert (moved == exact).all()
     others = [
-        noisy(ring, (b"\x23" * 16, RUN[1]), of, counts),
-        noisy(ring, (RUN[0], b"other"), of, counts),
-        noisy(ring, RUN, msgspec.structs.replace(of, name="k"), counts),
-        noisy(KeyRing(b"\x12" * 32), RUN, of, counts),
+        noisy(ring, RUN, [of], [0 * counts])[0] + exact,
+        noisy(ring, (b"\x23" * 16, RUN[1]), [of], [counts])[0],
+        noisy(ring, (RUN[0], b"other"), [of], [counts])[0],
+        noisy(ring, RUN, [msgspec.structs.replace(of, name="k")], [counts])[0],
+        noisy(KeyRing(b"\x12" * 32), RUN, [of], [counts])[0],
     ]
     for other in others:
         assert (other == first).mean() < 0.2
@@ -265,5 +269,5 @@ def test_noise_is_named_by_run_question_and_histogram(ring: KeyRing) -> None:
 def test_almost_no_noise_at_a_huge_epsilon(ring: KeyRing) -> None:
     made = design(Question(STEP, 1000.0, 1e-6, 0.9, None, 50, "3", 0.05, 1))
     counts = np.arange(made.histograms[0].cells)
-    out = noisy(ring, RUN, made.histograms[0], counts)
+    out = noisy(ring, RUN, [made.histograms[0]], [counts])[0]
     assert (out == encoder_matrix(len(counts)) @ counts).all()

@@ -26,6 +26,7 @@ from dpstream.dp_transforms.noise import oneshot
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
+from tests.fixed import INPUTS
 
 RUN = (b"\x22" * 16, b"question")
 LAWS: dict[str, type[Law]] = {
@@ -38,9 +39,11 @@ SCALES = (0.3, 1.0, 3.7, 60.0)
 
 
 def drawn(
-    ring: KeyRing, law: str, scale: Float64 | float, count: int, first: int = 0, run: object = RUN
-) -> Int64:
-    noise: Int64 = getattr(OneShot(ring, run), law)(numbered(count, first), scale)  # type: ignore[arg-type]
+    ring: KeyRing, law: str, scale: Float64 | float, count: int, first: int = 0, run: object = RUN,
+    inputs: bytes = INPUTS,
+) -> Int64:  # fmt: skip
+    shot = OneShot(ring, run, inputs)  # type: ignore[arg-type]
+    noise: Int64 = getattr(shot, law)(numbered(count, first), scale)
     return noise
 
 
@@ -54,7 +57,7 @@ def aes_of(ring: KeyRing, block: tuple[int, int]) -> tuple[int, int]:
 
 def reference(ring: KeyRing, law: str, item: tuple[int, int], scale: float) -> int:
     """One draw from the definition: a CBC-MAC as name, the exact inverse, rejection in balls."""
-    prefix = ring.name((b"one-shot noise", LAWS[law].label, *RUN))
+    prefix = ring.name((b"one-shot noise", LAWS[law].label, *RUN, INPUTS))
     bits = int(np.float64(scale).view(np.uint64))
     message = np.array([(3, 0), prefix, item, (bits, 1)], np.uint64)
     low, high = ring.tweak.mac(message, np.array([4]))[0].tolist()
@@ -90,7 +93,7 @@ def test_draws_equal_a_plain_reference(ring: KeyRing, law: str) -> None:
     items = rng.integers(0, 2**64, (60, 2), np.uint64)
     scales = np.exp(rng.uniform(np.log(1e-3), np.log(1e9), 60))
     scales[:4] = (2.0**-10, 1.0, 7.0, 2.0**40)
-    found = getattr(OneShot(ring, RUN), law)(items, scales)
+    found = getattr(OneShot(ring, RUN, INPUTS), law)(items, scales)
     for item, scale, value in zip(items.tolist(), scales.tolist(), found.tolist(), strict=True):
         assert value == reference(ring, law, tuple(item), scale)
 
@@ -254,9 +257,10 @@ def correlated(a: Int64, b: Int64) -> bool:
 OTHERS: dict[str, Callable[[KeyRing, str], Int64]] = {
     "run": lambda ring, law: drawn(ring, law, 25.0, 20_000, run=(b"\x23" * 16, RUN[1])),
     "question": lambda ring, law: drawn(ring, law, 25.0, 20_000, run=(RUN[0], b"other")),
+    "inputs": lambda ring, law: drawn(ring, law, 25.0, 20_000, inputs=bytes(16)),
     "parts joined": lambda ring, law: drawn(ring, law, 25.0, 20_000, run=(RUN[0] + RUN[1],)),
     "items": lambda ring, law: drawn(ring, law, 25.0, 20_000, first=20_000),
-    "upper words": lambda ring, law: getattr(OneShot(ring, RUN), law)(
+    "upper words": lambda ring, law: getattr(OneShot(ring, RUN, INPUTS), law)(
         numbered(20_000)[:, ::-1], 25.0
     ),
     "scale": lambda ring, law: drawn(ring, law, 25.0 + 2.0**-40, 20_000),
@@ -280,7 +284,7 @@ def test_the_same_name_is_the_same_noise_in_any_company(ring: KeyRing, law: str)
     whole = drawn(ring, law, scales, 1000)
     assert (drawn(ring, law, scales, 1000) == whole).all()
     rows = np.random.default_rng(3).permutation(1000)[:300]
-    shot = OneShot(ring, RUN)
+    shot = OneShot(ring, RUN, INPUTS)
     assert (getattr(shot, law)(numbered(1000)[rows], scales[rows]) == whole[rows]).all()
     with mock.patch.object(oneshot, "_AT_ONCE", 7):
         assert (drawn(ring, law, scales, 1000) == whole).all()
@@ -291,7 +295,7 @@ def test_the_same_name_is_the_same_noise_in_any_company(ring: KeyRing, law: str)
 @pytest.mark.parametrize("law", NAMES)
 def test_memory_does_not_grow_with_the_draws(ring: KeyRing, law: str) -> None:
     """Beyond the answer itself: a million draws take what 100,000 do."""
-    shot, peaks = OneShot(ring, RUN), []
+    shot, peaks = OneShot(ring, RUN, INPUTS), []
     for count in (100_000, 1_000_000):
         items, sds = numbered(count), np.full(count, 25.0)
         tracemalloc.start()
@@ -302,9 +306,9 @@ def test_memory_does_not_grow_with_the_draws(ring: KeyRing, law: str) -> None:
 
 
 VECTORS = {
-    "rounded_gaussian": [1, -6, -405, -47290, 822847938054],
-    "discrete_laplace": [0, 1, 140, 189554, -448403832242],
-    "discrete_gaussian": [0, -2, -874, 1578207, 1058132751999],
+    "rounded_gaussian": [0, -1, 1053, 581828, -372504387264],
+    "discrete_laplace": [0, 2, 1361, -2426266, 1812686368840],
+    "discrete_gaussian": [0, 1, 1816, -180951, 2022816284710],
 }
 
 

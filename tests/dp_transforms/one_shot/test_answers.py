@@ -201,6 +201,7 @@ def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
     exact = aggregated(bound, 1)
     copied = exact._replace(
         units=np.repeat(exact.units, copies),
+        weighted=np.repeat(exact.weighted, copies),
         sums={i: np.repeat(s, copies) for i, s in exact.sums.items()},
     )
     ids = np.stack([np.arange(copies), np.arange(copies)], axis=1).astype(np.uint64)

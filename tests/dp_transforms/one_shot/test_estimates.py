@@ -13,6 +13,7 @@ from dpstream.accounting.query.plan import QueryColumn
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
+from tests.fixed import INPUTS
 from tests.queries import COUNT, MEAN, STDDEV, SUM, VAR, query
 
 Z = 1.96
@@ -80,7 +81,7 @@ def drawn(
     sums["square"] = np.square(sums["sum"]) - centre_of(column)
     noisy = []
     for noise in budget.parts:
-        one = OneShot(ring, (b"test", noise.part.what.encode(), str(len(values)).encode()))
+        one = OneShot(ring, (b"test", noise.part.what.encode(), str(len(values)).encode()), INPUTS)
         draw = one.rounded_gaussian if noise.law == "gaussian" else one.discrete_laplace
         total = int(sums[noise.part.what].sum()) * noise.part.unit
         noisy.append(total + draw(numbered(draws), noise.scale))

@@ -12,6 +12,7 @@ from dpstream.dp_transforms.one_shot import trees
 from dpstream.dp_transforms.one_shot.bounding import bounded
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.trees import noisy_prefixes, quantiles, read_off
+from tests.fixed import INPUTS
 from tests.queries import QUANTILES, RUN, generated, ids, query, stage_one
 
 AT = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -78,7 +79,9 @@ def test_intervals_hold_the_quantile(ring: KeyRing) -> None:
     [noise] = allocate_query(plan).parts
     tree = tree_of(256)
     exact = np.histogram(values, np.linspace(0, 1, 257))[0] @ tree.matrix.T
-    drawn = OneShot(ring, (b"test",)).rounded_gaussian(numbered(4_000 * len(exact)), noise.scale)
+    drawn = OneShot(ring, (b"test",), INPUTS).rounded_gaussian(
+        numbered(4_000 * len(exact)), noise.scale
+    )
     found = read_off(column, (exact + drawn.reshape(4_000, -1)) @ tree.prefixes.T, noise.sd, 1.96)
     wanted = np.sort(values)[[500, 1_000, 1_800]]
     inside = ((found.low <= wanted) & (wanted <= found.high)).mean(axis=0)
@@ -93,7 +96,9 @@ def of_values(
     [noise] = allocate_query(query(column, groups=1, selects=False, epsilon=epsilon)).parts
     tree = tree_of(256)
     exact = np.histogram(values, np.linspace(0, 1, 257))[0] @ tree.matrix.T
-    drawn = OneShot(ring, (b"test",)).rounded_gaussian(numbered(draws * len(exact)), noise.scale)
+    drawn = OneShot(ring, (b"test",), INPUTS).rounded_gaussian(
+        numbered(draws * len(exact)), noise.scale
+    )
     prefixes = (exact + drawn.reshape(draws, -1)) @ tree.prefixes.T
     found = read_off(column, prefixes, noise.sd, 1.96)
     wanted = np.floor(np.quantile(values, at, method="inverted_cdf") * 1_000) / 1_000
@@ -184,7 +189,7 @@ def test_scaled_trees_have_noise_in_counts_of_rows(ring: KeyRing) -> None:
     rows, asked = [bounded(plan, partials, ring, RUN)], np.arange(9)
 
     def draw(items: np.ndarray, scale: float) -> np.ndarray:
-        return OneShot(ring, (b"test",)).rounded_gaussian(items, scale)
+        return OneShot(ring, (b"test",), INPUTS).rounded_gaussian(items, scale)
 
     found = quantiles(QUANTILES, noise, rows, asked, partials.group_ids, draw, 1.96)
     prefixes = noisy_prefixes(QUANTILES, noise, rows, asked, partials.group_ids, draw)
@@ -213,7 +218,7 @@ def test_however_many_groups_are_worked_on_at_once(
     plan = query(QUANTILES, groups=64)
     rows = bounded(plan, stage_one(plan, generated(5)), ring, RUN)
     noise, groups = allocate_query(plan).parts[0], np.arange(64)
-    draw = OneShot(ring, (b"many", *RUN)).rounded_gaussian
+    draw = OneShot(ring, (b"many", *RUN), INPUTS).rounded_gaussian
 
     def found() -> Estimate:
         return quantiles(QUANTILES, noise, [rows], groups, ids(64, 2), draw, 1.96)

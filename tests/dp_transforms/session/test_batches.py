@@ -16,6 +16,7 @@ from dpstream.dp_transforms.session.batches import (
     shards_of,
 )
 from tests.dp_transforms.session.test_totals import question_of, same
+from tests.fixed import INPUTS
 from tests.sessions import ASKED, RUN, SHAPES, Records, boxes_of, some, space
 
 SPACE, CODER = space(), ArrowBatchCoder()
@@ -57,7 +58,13 @@ def test_measured_sums_arrive(ring: KeyRing) -> None:
         boxes = boxes_of(SPACE, cells, ranges)
         question = Question(kind="rho", amount=10**6, aggregates=ASKED[-1], cells=cells)
         noisy = measured(
-            SPACE, question, boxes, some(SPACE, 90).totals(SPACE, boxes, question), ring, RUN
+            SPACE,
+            question,
+            boxes,
+            some(SPACE, 90).totals(SPACE, boxes, question),
+            ring,
+            RUN,
+            INPUTS,
         )
         begins = shards_of(cells.count, 3)
         shards = []

@@ -17,6 +17,7 @@ from dpstream.accounting.sessions.cells import Axis, Cells, Ranges
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import Totals, measured, nothing, totals
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
+from tests.fixed import INPUTS
 from tests.sessions import (
     ASKED,
     RUN,
@@ -47,14 +48,18 @@ def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: in
         question = Question(kind=kind, amount=123_457, aggregates=aggregates, cells=cells)
         records = some(SPACE, 9, seed)
         without = measured(
-            SPACE, question, boxes, records.totals(SPACE, boxes, question), ring, RUN
+            SPACE, question, boxes, records.totals(SPACE, boxes, question), ring, RUN, INPUTS
         )
         for point in points(SPACE):
             if point[3] or (point[2] and (point[0] + point[1]) % 2):
                 continue  # initial budgets change no answer; half of one city's points suffice
             more = records.plus(point).totals(SPACE, boxes, question)
             found = cost(
-                SPACE, question, boxes, without, measured(SPACE, question, boxes, more, ring, RUN)
+                SPACE,
+                question,
+                boxes,
+                without,
+                measured(SPACE, question, boxes, more, ring, RUN, INPUTS),
             )
             place = np.array(point)
             read = ((boxes[:, :, 0] <= place) & (place < boxes[:, :, 1])).all(axis=1).any()
@@ -126,7 +131,7 @@ def test_noise_is_drawn_once_for_each_cell_and_node(ring: KeyRing, no_noise: Dra
         question = Question(kind="epsilon", amount=10**6, aggregates=ASKED[-1], cells=cells)
         found = nothing(cells.count, question.needs(SPACE, boxes))
         no_noise.clear()
-        noisy = measured(SPACE, question, boxes, found, ring, RUN)
+        noisy = measured(SPACE, question, boxes, found, ring, RUN, INPUTS)
         names = [(name, *item) for name, _, items in no_noise for item in items.tolist()]
         assert len(set(names)) == len(names) == sum(part.size for of in noisy for part in of)
         scales = {scale for _, scale, _ in no_noise}
@@ -138,7 +143,7 @@ def drawn(ring: KeyRing, cells: Cells, run: str = RUN, **other: Any) -> tuple[Qu
     question = Question(**({"kind": "epsilon", "amount": 400_000, "cells": cells} | other))
     boxes = boxes_of(SPACE, cells, ())
     totals_ = nothing(cells.count, question.needs(SPACE, boxes))
-    return question, measured(SPACE, question, boxes, totals_, ring, run)[0][0]
+    return question, measured(SPACE, question, boxes, totals_, ring, run, INPUTS)[0][0]
 
 
 def test_the_law_of_the_noise(ring: KeyRing) -> None:
@@ -149,7 +154,7 @@ def test_the_law_of_the_noise(ring: KeyRing) -> None:
         asked = COUNT, sum_of("y")
         question = Question(kind=kind, amount=900_000, aggregates=asked, cells=cells)
         none = nothing(cells.count, question.needs(wide, wide.whole))
-        noisy = measured(wide, question, wide.whole, none, ring, RUN)
+        noisy = measured(wide, question, wide.whole, none, ring, RUN, INPUTS)
         for measures, [noise] in zip(calibrated(wide, question, wide.whole), noisy, strict=True):
             [part] = measures.each[0].noises
             law = LAWS[part.law]
@@ -166,7 +171,7 @@ def test_names_are_the_run_the_question_and_the_boxes(ring: KeyRing) -> None:
     question = Question(kind="epsilon", amount=400_000, cells=wide)
     half = boxes_of(SPACE, wide, (("city", 0, 1),))  # the same cells, of other boxes
     none = nothing(wide.count, question.needs(SPACE, half))
-    others.append(measured(SPACE, question, half, none, ring, RUN)[0][0])
+    others.append(measured(SPACE, question, half, none, ring, RUN, INPUTS)[0][0])
     assert all((other != first).mean() > 0.5 for other in others)
 
 
@@ -175,14 +180,14 @@ def test_cells_alone_have_the_noise_that_they_have_among_others(ring: KeyRing) -
         boxes = boxes_of(SPACE, cells, ranges)
         question = Question(kind="rho", amount=10**5, aggregates=ASKED[-1], cells=cells)
         totals_ = some(SPACE, 60).totals(SPACE, boxes, question)
-        whole = measured(SPACE, question, boxes, totals_, ring, RUN)
+        whole = measured(SPACE, question, boxes, totals_, ring, RUN, INPUTS)
         for at in range(cells.count):
             one = Totals(
                 totals_.records[at : at + 1],
                 {k: type(v)(*(p[at : at + 1] for p in v)) for k, v in totals_.columns.items()},
                 {k: v[at : at + 1] for k, v in totals_.leaves.items()},
             )
-            alone = measured(SPACE, question, boxes, one, ring, RUN, at)
+            alone = measured(SPACE, question, boxes, one, ring, RUN, INPUTS, at)
             for mine, all_ in zip(alone, whole, strict=True):
                 for part, of in zip(mine, all_, strict=True):
                     assert (part[0] == of[at]).all()

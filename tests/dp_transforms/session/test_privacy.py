@@ -27,6 +27,7 @@ from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import measured
+from tests.fixed import INPUTS
 from tests.sessions import RUN, Records, points, without_noise
 
 #: Values 0 to 2 and missing ones; initial budgets 0, 1/2 and 1.
@@ -134,7 +135,7 @@ def sums_of(
 ) -> tuple[Int64, np.ndarray]:
     """The integers that noise is added to, and its scales."""
     totals = records.totals(SPACE, boxes, question)
-    parts = measured(SPACE, question, boxes, totals, ring, RUN)[0]
+    parts = measured(SPACE, question, boxes, totals, ring, RUN, INPUTS)[0]
     [measures] = calibrated(SPACE, question, boxes)
     scales = [[measures.each[of].noises[n].scale for of in measures.of] for n in range(len(parts))]
     return np.concatenate(parts), np.concatenate(scales)

@@ -24,6 +24,7 @@ from dpstream.dp_transforms.session import (
     answered,
     encoded,
     errors,
+    inputs_of,
     measured,
     released,
     tallied,
@@ -154,7 +155,8 @@ def test_the_bytes_are_those_of_the_noisy_sums(shape: int, ring: KeyRing) -> Non
     question = Question(kind="epsilon", amount=10**6, aggregates=ASKED[-1], cells=cells)
     totals = some(SPACE, 300).totals(SPACE, boxes, question)
     first, again = (answered(SPACE, question, boxes, totals, ring, RUN) for _ in range(2))
-    noisy = measured(SPACE, question, boxes, totals, ring, RUN)
+    inputs = inputs_of(totals, ring)
+    noisy = measured(SPACE, question, boxes, totals, ring, RUN, inputs)
     assert encoded(first) == encoded(again) == encoded(released(SPACE, question, boxes, noisy))
     assert pa.ipc.open_stream(encoded(first)).read_all().equals(first)
     other = answered(SPACE, question, boxes, totals, ring, "00" * 16)

@@ -16,6 +16,7 @@ from dpstream.dp_transforms.tabulation.perturb import Measured, perturbed
 from dpstream.dp_transforms.tabulation.published import Published
 from dpstream.dp_transforms.tabulation.release import outputs, released
 from tests.dp_transforms.tabulation.worlds import RUN, World, ring
+from tests.fixed import INPUTS
 
 
 def exact_counts(w: World, table: Table, most: int = 50) -> list[tuple[LevelDomain, Counts]]:
@@ -39,7 +40,7 @@ def measured(
     published: dict[Level, Published] | None = None, measure: Any = perturbed,
 ) -> list[tuple[LevelDomain, list[Measured]]]:  # fmt: skip
     with ring() as keys:
-        noise = CellNoise(keys, run_id)
+        noise = CellNoise(keys, run_id, INPUTS)
         out = []
         for level, counts in exact_counts(w, table, most):
             kinds = draws(w.parameters, table, level.level, level.stability.groups)

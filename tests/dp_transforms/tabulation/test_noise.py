@@ -11,6 +11,7 @@ from dpstream.accounting.tabulation.scales import LawName, Noise
 from dpstream.dp_transforms.tabulation import noise as module
 from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step
 from tests.dp_transforms.tabulation.worlds import RUN, ring
+from tests.fixed import INPUTS
 
 LEVEL = US_LEVELS[0]
 WIDE = Noise("discrete gauss", 1_000.0)
@@ -19,7 +20,7 @@ WIDE = Noise("discrete gauss", 1_000.0)
 def test_a_cell_has_the_same_noise_whoever_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_GROUPS", 100)
     with ring() as keys:
-        noise = CellNoise(keys, RUN)
+        noise = CellNoise(keys, RUN, INPUTS)
         groups = np.arange(450)
         whole = noise.draw(WIDE, "t1t2", LEVEL, FIRST, groups, 3)
         rng = np.random.default_rng(0)
@@ -35,11 +36,12 @@ def test_no_two_names_share_noise() -> None:
     steps = (FIRST, TOTAL, *(detail_step(d) for d in range(4)))
     found = {}
     with ring() as keys, ring(8) as other:
-        for ring_, run, table, level, step in itertools.product(
-            (keys, other), (RUN, "6b" * 16), ("t1t2", "t3"), US_LEVELS[:2], steps
-        ):
-            drawn = CellNoise(ring_, run).draw(WIDE, table, level, step, groups, 1)[:, 0]
-            found[id(ring_), run, table, level, step] = drawn
+        for ring_, (run, inputs), table, level, step in itertools.product(
+            (keys, other), ((RUN, INPUTS), ("6b" * 16, INPUTS), (RUN, bytes(16))),
+            ("t1t2", "t3"), US_LEVELS[:2], steps,
+        ):  # fmt: skip
+            drawn = CellNoise(ring_, run, inputs).draw(WIDE, table, level, step, groups, 1)[:, 0]
+            found[id(ring_), run, inputs, table, level, step] = drawn
     for (_, a), (_, b) in itertools.combinations(found.items(), 2):
         assert (a == b).sum() < 5
 
@@ -48,7 +50,7 @@ def test_a_name_has_its_scale_and_law() -> None:
     groups = np.arange(400)
     laws: tuple[LawName, ...] = ("discrete gauss", "rounded gauss", "discrete laplace")
     with ring() as keys:
-        noise = CellNoise(keys, RUN)
+        noise = CellNoise(keys, RUN, INPUTS)
         drawn = [noise.draw(Noise(law, scale), "t1t2", LEVEL, FIRST, groups, 1)[:, 0]
                  for law in laws for scale in (500.0, 500.5)]  # fmt: skip
     for a, b in itertools.combinations(drawn, 2):
@@ -59,7 +61,7 @@ def test_a_name_has_its_scale_and_law() -> None:
 def test_noise_has_its_law(law: LawName) -> None:
     scale = 3.0
     with ring() as keys:
-        drawn = CellNoise(keys, RUN).draw(
+        drawn = CellNoise(keys, RUN, INPUTS).draw(
             Noise(law, scale), "t1t2", LEVEL, FIRST, np.arange(50_000), 2
         ).reshape(-1)  # fmt: skip
     k = np.arange(-14, 15)
@@ -80,7 +82,7 @@ def test_noise_has_its_law(law: LawName) -> None:
 
 def test_without_a_scale_there_is_no_noise() -> None:
     with ring() as keys:
-        drawn = CellNoise(keys, RUN).draw(
+        drawn = CellNoise(keys, RUN, INPUTS).draw(
             Noise("discrete gauss", 0.0), "t1t2", LEVEL, FIRST, np.arange(5), 3
         )  # fmt: skip
     assert drawn.shape == (5, 3) and not drawn.any()
@@ -89,7 +91,7 @@ def test_without_a_scale_there_is_no_noise() -> None:
 def test_no_groups_have_no_noise() -> None:
     """As in step 1 of a shard of which the totals alone are measured."""
     with ring() as keys:
-        drawn = CellNoise(keys, RUN).draw(WIDE, "t1t2", LEVEL, FIRST, np.arange(0), 3)
+        drawn = CellNoise(keys, RUN, INPUTS).draw(WIDE, "t1t2", LEVEL, FIRST, np.arange(0), 3)
     assert drawn.shape == (0, 3)
 
 
@@ -100,14 +102,14 @@ def test_pinned() -> None:
     """
     groups = np.array([0, 1, (1 << 20) - 1, 1 << 20, 1 << 21, 3 << 20])
     with ring() as keys:
-        noise = CellNoise(keys, RUN)
+        noise = CellNoise(keys, RUN, INPUTS)
         found = [
             noise.draw(Noise(law, 100.0), "t1t2", LEVEL, step, groups, 1)[:, 0].tolist()
             for law, step in (("discrete gauss", FIRST), ("rounded gauss", detail_step(1)),
                               ("discrete laplace", TOTAL))
         ]  # fmt: skip
     assert found == [
-        [-123, -77, 3, 49, 4, 161],
-        [192, -145, -240, -72, 111, 65],
-        [-118, -2, -230, -145, 88, -92],
+        [-94, -102, -150, -70, -172, -71],
+        [217, 85, -80, -63, -112, 80],
+        [38, -75, 345, -224, -30, 36],
     ]

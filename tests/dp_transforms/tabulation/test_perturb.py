@@ -13,6 +13,7 @@ from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, det
 from dpstream.dp_transforms.tabulation.perturb import perturbed
 from tests.dp_transforms.tabulation.measuring import exact_counts, measured, totals_as_published
 from tests.dp_transforms.tabulation.worlds import RUN, World, ring, world
+from tests.fixed import INPUTS
 
 [PERSONS] = TABLES["p"]
 
@@ -130,7 +131,7 @@ class _Reused(CellNoise):
 
 def _reusing(level: Any, table: Any, counts: Any, draws: Any, thresholds: Any, noise: Any,
              published: Any) -> Any:  # fmt: skip
-    reused = _Reused(noise._keys, noise._run_id.decode())
+    reused = _Reused(noise._keys, noise._run_id.decode(), noise._inputs)
     same = draws._replace(first=draws.detail)
     return perturbed(level, table, counts, same, thresholds, reused, published)
 
@@ -176,7 +177,7 @@ def test_what_is_measured_is_the_count_and_the_draw_of_its_name() -> None:
     """
     w = world(300)
     with ring() as keys:
-        noise = CellNoise(keys, RUN)
+        noise = CellNoise(keys, RUN, INPUTS)
         for (level, counts), (_, parts) in zip(
             exact_counts(w, PERSONS), measured(w, PERSONS), strict=True
         ):
@@ -203,6 +204,8 @@ def test_a_level_of_one_iteration_is_measured() -> None:
     kinds = draws(w.parameters, PERSONS, level.level, level.stability.groups)
     assert kinds is not None and not alone.total_only.any()
     with ring() as keys:
-        found = perturbed(alone, PERSONS, counts, kinds, (4.0, 15.0, 60.0), CellNoise(keys, RUN))
+        found = perturbed(
+            alone, PERSONS, counts, kinds, (4.0, 15.0, 60.0), CellNoise(keys, RUN, INPUTS)
+        )
     seen = sorted(group for part in found for group in part.groups.tolist())
     assert seen == list(range(counts.shard.first, counts.shard.last)) and len(seen) > 1

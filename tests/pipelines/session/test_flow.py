@@ -11,6 +11,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.session import encoded
 from dpstream.dp_transforms.session.batches import gathered
 from dpstream.pipelines.session import flow
@@ -18,6 +19,8 @@ from dpstream.pipelines.session.batch import here
 from dpstream.pipelines.session.flow import (
     ANSWER,
     Begin,
+    Digest,
+    Gather,
     Measure,
     Release,
     Tally,
@@ -101,7 +104,12 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     assert sum(int(t.records.sum()) for t in found) == whole.records.sum() > 500
     measure = Measure(task)
     measure.setup()
-    measured = [next(measure.process((shard, sums[shard])))[1] for shard in (2, 0, 1)]
+    gathered_sums = [next(Gather(task).process((shard, sums[shard]))) for shard in (2, 0, 1)]
+    digest = Digest(task)
+    digest.setup()
+    inputs = combined(next(digest.process(routed))[1] for routed in gathered_sums)
+    digest.teardown()
+    measured = [next(measure.process(routed, inputs))[1] for routed in gathered_sums]
     measure.teardown()
     with pytest.raises(RunError, match="has not handed over"):
         list(Release(task).process((0, measured[:2])))

@@ -25,6 +25,7 @@ from dpstream.pipelines.tabulation.work import (
     pairs_of,
     parts_of,
 )
+from tests.fixed import INPUTS
 from tests.pipelines.tabulation.executing import KEY
 from tests.pipelines.tabulation.office import Office, office
 from tests.pipelines.tabulation.oracle import CELLS, Oracle, age_rows, published
@@ -49,7 +50,7 @@ def tables(found: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) ->
     tally = counted(found, read(path, found.lookup, None))
     with KeyRing(bytearray.fromhex(KEY)) as keys:
         for part in parts_of(found):
-            for file in finished(found, part, pairs_of(found, tally, part), keys, run_id):
+            for file in finished(found, part, pairs_of(found, tally, part), keys, run_id, INPUTS):
                 (out / file.name).parent.mkdir(parents=True, exist_ok=True)
                 (out / file.name).write_bytes(file.content)
     return out

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from dpstream.accounting.arrays import Int64
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.tuning import choose as module
@@ -118,7 +119,7 @@ def test_the_charge_is_durable_before_the_first_draw(job: Path) -> None:
 
     with mock.patch.object(module, "noisy", noisy):
         done(choose(job))
-    assert seen == [1, 1]
+    assert seen == [1]
 
 
 def test_an_interrupted_tuning_goes_on_at_no_charge(job: Path) -> None:
@@ -154,9 +155,9 @@ def test_a_resumed_draw_repeats_the_noise(job: Path) -> None:
     nodes: list[bytes] = []
     real = module.noisy
 
-    def noisy(*args: object) -> object:
+    def noisy(*args: object) -> list[Int64]:
         out = real(*args)  # type: ignore[arg-type]
-        nodes.append(out.tobytes())
+        nodes.extend(of.tobytes() for of in out)
         return out
 
     with mock.patch.object(module, "noisy", noisy):

@@ -18,6 +18,7 @@ from dpstream.pipelines.workload.lattice import (
     planned_purely,
     published,
 )
+from tests.fixed import INPUTS
 from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
 
@@ -133,6 +134,10 @@ def test_intervals_are_wide_enough_for_what_rounding_adds() -> None:
     found = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1)))
     assert found.half_width == LATTICE.half_width > LAPLACE_HALF_WIDTH
     small = lattice_of(LatticeStrategy((np.eye(3, dtype=np.int64),)), 3.0, 1)
-    draws = OneShot(RING, (b"c",)).discrete_laplace(numbered(30_000), small.scale).reshape(3, -1)
+    draws = (
+        OneShot(RING, (b"c",), INPUTS)
+        .discrete_laplace(numbered(30_000), small.scale)
+        .reshape(3, -1)
+    )
     total, width = np.ones(3) @ draws, small.half_width * small.sd * math.sqrt(3)
     assert np.mean(np.abs(total) > width) <= 0.05
