@@ -42,7 +42,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.calibration import (
     COMBINED,
     OF_COUNTS,
@@ -136,7 +136,14 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
     mu, made = mu_of_query(plan)[0] if plan.mechanism == "gaussian" else 1.0, []
     for name, edges, part in wanted:
         share, ends = free * part * (1 - _SLACK), (TAIL, 1 - TAIL)
-        found = histogram(name, edges, len(edges), ends, VALUES, share, mu)
+        try:
+            found = histogram(name, edges, len(edges), ends, VALUES, share, mu)
+        except UsageError:  # it names the option of `dpstream choose`
+            raise UsageError(
+                "epsilon",
+                "is too small to choose contribution bounds from the data",
+                "use a larger epsilon, or give the bounds",
+            ) from None
         made.append(found if plan.mechanism == "gaussian" else _laplace(found, plan.epsilon))
     return BoundsDesign(plan.mechanism, tuple(made))
 

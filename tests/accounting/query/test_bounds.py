@@ -199,6 +199,12 @@ def test_a_refused_plan_has_no_design() -> None:
         design_bounds(query(AUTO, epsilon=0.0))
 
 
+def test_too_small_an_epsilon_names_no_option_of_tuning() -> None:
+    with pytest.raises(UsageError) as caught:
+        design_bounds(query(AUTO, epsilon=1e-5))
+    assert caught.value.field == "epsilon"
+
+
 def test_accuracy_is_stated_alike_for_both_laws() -> None:
     """Rank error over the sd of a node; L1 of a unit is its levels, L2 their root."""
     [gaussian] = designed(query(AUTO)).histograms
