@@ -1,4 +1,4 @@
-"""Twenty jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
+"""Jobs over one recorded Zipf stream, whose releases are the same bytes on every runner.
 
 Noise is on, under the test key and a fixed run id; `digest` is what a run has published.  The
 numbers of each job (what its defaults and its calibration came to) are recorded as well, and its
@@ -30,10 +30,11 @@ from dpstream.dp_transforms import run
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.synth import Synth, batches
+from tests.golden.pinned import SHOWN
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-#: Name -> digest of all published bytes; name -> committed numbers.
-DIGESTS, NUMBERS = GOLDEN / "streams.json", GOLDEN / "calibrations.json"
+#: Name.txt -> digest of all published bytes and the first rows; name -> committed numbers.
+STREAMS, NUMBERS = GOLDEN / "streams", GOLDEN / "calibrations.json"
 START = "2024-01-01T00:00:00Z"
 DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "trigger_every": "1h"}
 COUNT = {"name": "n", "kind": "count"}
@@ -43,10 +44,15 @@ PEOPLE = {"name": "people", "kind": "units"}
 #: Beside MEAN it is made from its sums.
 TWIN = {"name": "levels", "kind": "sum", "column": "value", "clamp": [-2, 6], "grid": 0.25}
 
-#: Name -> what differs from the plain job: tables of the job file, and the kind of its files.
+#: Name -> what differs from the plain job, which has every default: tables of the job file, and
+#: the kind of its files.
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {},
+    # Most keys are silent in most of the steps, and are released in all of them.
+    "silent": {"time": {"trigger_every": "10m"}, "privacy": {"contributions": 3}},
     "tree": {"privacy": {"strategy": "tree"}, "aggregate": [COUNT, SUM]},
+    "blt": {"privacy": {"strategy": "blt"}, "aggregate": [COUNT, SUM, PEOPLE]},
+    "dense": {"privacy": {"strategy": "dense"}, "aggregate": [COUNT, SUM]},
     "toeplitz": {"privacy": {"strategy": "toeplitz"}, "aggregate": [MEAN], "kind": "csv"},
     "rounds": {"privacy": {"mode": "rounds", "final_flush": True}},
     "sliding": {"time": {"window": "6h", "slide": "2h", "trigger_every": "30m"}},
@@ -67,24 +73,10 @@ JOBS: dict[str, dict[str, Any]] = {
         "privacy": {"per_key_bound": 2, "contributions": 12},
         "aggregate": [COUNT, PEOPLE, SUM],
     },
-    "one_a_key": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
-    "skip": {
-        "time": {"window": "4h", "trigger_every": "20m", "allowed_lateness": "1h"},
-        "source": {"stamp": "arrived"},
+    "no_skip": {"privacy": {"contributions": 8, "skip": False}, "aggregate": [COUNT, SUM]},
+    "weights": {
         "privacy": {"contributions": 8, "skip": True, "weights": {"offset": 1, "power": 2}},
-        "aggregate": [COUNT, SUM],
     },
-    "combined_skip": {
-        "privacy": {"contributions": 8, "per_key_bound": 1, "combine": True, "skip": True}
-    },
-    # What skips by the rules alone; those above that would today were begun by earlier ones.
-    "usual": {
-        "time": {"allowed_lateness": "2h"},
-        "source": {"stamp": "arrived"},
-        "privacy": {"contributions": 8},
-        "aggregate": [COUNT, SUM],
-    },
-    "usual_combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
     # Keys that one window selects are published in the later ones.
     "remembered": {
         "time": {"window": "4h", "trigger_every": "20m", "allowed_lateness": "1h"},
@@ -188,16 +180,31 @@ def digest(files: dict[str, bytes]) -> str:
     return whole.hexdigest()
 
 
-def recorded_in(path: Path) -> dict[str, str]:
-    """A file of recorded texts by job."""
-    found: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+def shown(files: dict[str, bytes]) -> str:
+    """What a golden file holds of a run: a digest of all its files, and the first rows of the last
+    that has some."""
+    name = max(name for name, data in files.items() if data.count(b"\n") > 1)
+    rows = files[name].decode().splitlines()
+    size = sum(map(len, files.values()))
+    head = f"{digest(files)} {len(files)} files, {size} bytes\n-- {name}: {len(rows)} lines\n"
+    return head + "".join(f"{row}\n" for row in rows[:SHOWN])
+
+
+def recorded_digest(name: str) -> str:
+    """The digest of all that a golden job published."""
+    return (STREAMS / f"{name}.txt").read_text().split(" ", 1)[0]
+
+
+def recorded_numbers_of_all() -> dict[str, str]:
+    """The recorded numbers by job."""
+    found: dict[str, str] = json.loads(NUMBERS.read_text())
     return found
 
 
 @contextlib.contextmanager
 def recorded_numbers(name: str) -> Iterator[None]:
     """Runs begin with the numbers recorded for a golden job."""
-    numbers = recorded_in(NUMBERS)[name]
+    numbers = recorded_numbers_of_all()[name]
     with mock.patch.object(run, "calibrate", lambda plan: numbers):
         yield
 

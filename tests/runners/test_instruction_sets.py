@@ -16,7 +16,13 @@ import pytest
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrated
 from tests.runners.engines import need
-from tests.runners.golden import DIGESTS, NUMBERS, golden_job, recorded_in, write_stream
+from tests.runners.golden import (
+    NUMBERS,
+    golden_job,
+    recorded_digest,
+    recorded_numbers_of_all,
+    write_stream,
+)
 
 #: The one job whose numbers differ on a processor without AVX-512, one for each encoder, and one
 #: that publishes means and their sds.
@@ -51,8 +57,7 @@ def test_golden_bytes(more: dict[str, str], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = dict(line.split() for line in done.stdout.splitlines())
-    digests = recorded_in(DIGESTS)
-    assert found == {name: digests[name] for name in NAMES}
+    assert found == {name: recorded_digest(name) for name in NAMES}
 
 
 #: sd of a sum's noise, noisy count and noisy sum whose mean has an sd that shows whether the first
@@ -126,7 +131,7 @@ def test_numbers_on_an_older_processor(tmp_path: Path) -> None:
     stream = tmp_path / "recorded"
     stream.mkdir()
     write_stream(stream, users=10)
-    numbers, ours = recorded_in(NUMBERS), {}
+    numbers, ours = recorded_numbers_of_all(), {}
     for name, text in numbers.items():
         job = golden_job(name, stream, tmp_path / name)
         ours[name] = figures(calibrated(job.plan, text).budget)
@@ -144,7 +149,7 @@ def test_a_run_takes_its_numbers_from_the_store(tmp_path: Path) -> None:
     stream.mkdir()
     write_stream(stream, users=10)
     plan = golden_job("plain", stream, tmp_path / "plain").plan
-    text = recorded_in(NUMBERS)["plain"]
+    text = recorded_numbers_of_all()["plain"]
     found = json.loads(text)
     found["streams"][0]["sigma"] = float(np.nextafter(found["streams"][0]["sigma"], np.inf))
     other = calibrated(plan, msgspec.json.encode(found).decode()).budget
