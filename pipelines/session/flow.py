@@ -1,7 +1,8 @@
 """A batch as a bounded Beam pipeline: parts are tallied, sums go to the shard of their cells.
 
     parts of the table -> exact sums by shard of cells -> one shuffle -> digest of all sums
-        -> noise of each shard -> one shuffle -> the released table, a file of the draft folder
+        -> one shuffle -> noise of each shard -> one shuffle -> the released table, a file of the
+        draft folder
 
 Records are those of the table's parts: whole coordinates since the day they came.  A part's sums
 are combined before they are shuffled.  Every shard has an element of its own, so that cells
@@ -60,6 +61,8 @@ from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.region_charge import unpacked
 
 ANSWER = "answer.arrow"
+#: How the digest of a shard travels.
+_DIGEST = pa.schema([("digest", pa.binary())])
 #: (shard of cells, sums).
 Routed = tuple[int, pa.RecordBatch]
 
@@ -123,18 +126,12 @@ def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PC
         | "ByShard" >> beam.GroupByKey()
         | "Gather" >> beam.ParDo(Gather(task)).with_output_types(Routed)
     )
-    digest = (
-        totals
-        | "Digest" >> beam.ParDo(Digest(task)).with_output_types(tuple[int, bytes])
-        | "Digests" >> beam.GroupByKey()
-        | "DigestOfAll" >> beam.Map(lambda met: combined(met[1])).with_output_types(bytes)
-    )
+    digests = totals | "Digest" >> beam.ParDo(Digest(task)).with_output_types(Routed)
     return (
-        totals
-        | "Measure"
-        >> beam.ParDo(Measure(task), beam.pvalue.AsSingleton(digest)).with_output_types(
-            tuple[int, Routed]
-        )
+        [totals, digests]
+        | "WithDigests" >> beam.Flatten()
+        | "Beside" >> beam.GroupByKey()
+        | "Measure" >> beam.ParDo(Measure(task)).with_output_types(tuple[int, Routed])
         | "Together" >> beam.GroupByKey()
         | "Release" >> beam.ParDo(Release(task)).with_output_types(str)
     )
@@ -207,7 +204,10 @@ class Gather(beam.DoFn):
 
 
 class Digest(beam.DoFn):
-    """Digest of a shard's totals, for the name of the noise."""
+    """Digest of a shard's totals, for the name of the noise of every shard.
+
+    Not a side input: Flink's batch runner fails on one before a shuffle.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -222,10 +222,12 @@ class Digest(beam.DoFn):
         self.__dict__.pop("_ring", None)
 
     @guarded("release")
-    def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
+    def process(self, routed: Routed) -> Iterator[Routed]:
         """Keyed, and of all numbers that noise is added to."""
         totals, first = self._task.totals_of(routed)
-        yield 0, inputs_of(totals, self._ring, first)
+        column = pa.array([inputs_of(totals, self._ring, first)], pa.binary())
+        for shard in range(self._task.shards):
+            yield shard, pa.RecordBatch.from_arrays([column], schema=_DIGEST)
 
 
 class Measure(beam.DoFn):
@@ -244,12 +246,21 @@ class Measure(beam.DoFn):
         self.__dict__.pop("_ring", None)
 
     @guarded("release")
-    def process(self, routed: Routed, inputs: bytes) -> Iterator[tuple[int, Routed]]:
-        """Measured sums of its cells; they are public."""
-        task, (totals, first) = self._task, self._task.totals_of(routed)
+    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[tuple[int, Routed]]:
+        """Measured sums of its cells; they are public.
+
+        Raises:
+            RunError: the sums of the shard or a digest are not there.
+        """
+        task, batches = self._task, list(met[1])
+        digests = [batch.column(0)[0].as_py() for batch in batches if batch.schema == _DIGEST]
+        sums = [batch for batch in batches if batch.schema != _DIGEST]
+        if len(digests) != task.shards or len(sums) != 1:
+            raise RunError("runner", "has not handed over all cells", "run again")
+        totals, first = task.totals_of((met[0], sums[0]))
         paid = task.table.space, task.question, task.boxes
-        noisy = measured(*paid, totals, self._ring, task.run_id, inputs, first)
-        yield 0, (routed[0], packed(noisy))
+        noisy = measured(*paid, totals, self._ring, task.run_id, combined(digests), first)
+        yield 0, (met[0], packed(noisy))
 
 
 class Release(beam.DoFn):

@@ -11,7 +11,6 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.session import encoded
 from dpstream.dp_transforms.session.batches import gathered
 from dpstream.pipelines.session import flow
@@ -107,9 +106,14 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     gathered_sums = [next(Gather(task).process((shard, sums[shard]))) for shard in (2, 0, 1)]
     digest = Digest(task)
     digest.setup()
-    inputs = combined(next(digest.process(routed))[1] for routed in gathered_sums)
+    digests = [list(digest.process(routed)) for routed in gathered_sums]
     digest.teardown()
-    measured = [next(measure.process(routed, inputs))[1] for routed in gathered_sums]
+    measured = []
+    for shard, batch in gathered_sums:
+        each = [of[shard][1] for of in digests]
+        measured.append(next(measure.process((shard, [each[0], batch, *each[1:]])))[1])
+    with pytest.raises(RunError, match="has not handed over"):
+        next(measure.process((shard, [batch, *each[1:]])))  # noise without a digest
     measure.teardown()
     with pytest.raises(RunError, match="has not handed over"):
         list(Release(task).process((0, measured[:2])))
