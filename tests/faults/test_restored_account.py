@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     Attributes:
         make: writes inputs, before the backup; add: more records, after it.
-        ask: bytes that are released, and figures whose exact difference is a whole number.
+        ask: what is released but for its date, and figures whose exact difference is whole.
     """
 
     make: Callable[[Path], None]
@@ -61,7 +61,7 @@ def _frame_asked() -> tuple[bytes, Figures]:
     found = dpstream.count(table, unit="user", key="page", epsilon=1.0, max_rows=5, max_keys=8,
                            public_keys=[f"p{n}" for n in range(10)], **account(Path()))  # fmt: skip
     rows = found.table.to_pylist()
-    return found.receipt, {(row["page"],): row["count"] for row in rows}
+    return json.dumps(rows).encode(), {(row["page"],): row["count"] for row in rows}
 
 
 def _rows_added(name: str) -> None:
