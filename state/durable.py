@@ -47,8 +47,9 @@ def make_folder(path: Path, mode: int = PUBLIC) -> None:
     path.mkdir(mode | (mode & 0o444) >> 2, exist_ok=True)
 
 
-def sync_tree(folder: Path) -> None:
-    """Flush a folder with all that is in it to disk, each file readable by everybody.
+def sync_tree(folder: Path, mode: int = PUBLIC) -> None:
+    """Flush a folder with all that is in it to disk, each file of a mode (`PUBLIC`: readable by
+    everybody).
 
     Raises:
         OSError: it cannot be read or flushed.
@@ -57,7 +58,7 @@ def sync_tree(folder: Path) -> None:
     os.umask(mask)
 
     def settle(path: Path) -> None:
-        os.chmod(path, PUBLIC & ~mask)
+        os.chmod(path, mode & ~mask)
         sync(path)
 
     tree = [(Path(at), names) for at, _, names in os.walk(folder)]
@@ -65,7 +66,7 @@ def sync_tree(folder: Path) -> None:
         list(pool.map(settle, [at / name for at, names in tree for name in names]))
     for at, _ in tree:
         if at != folder:
-            os.chmod(at, 0o755 & ~mask)
+            os.chmod(at, (mode | 0o100 | (mode & 0o044) >> 2) & ~mask)
         sync(at)
 
 

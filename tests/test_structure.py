@@ -305,6 +305,7 @@ ALLOWED = {
     "state/ledger/regions.py": ["time.time_ns"],
     # A draft's name and its age where it cannot be locked; never what is in it.
     "state/drafts.py": ["time.time", "secrets.token_hex"],
+    "state/private_folders.py": ["time.time", "secrets.token_hex"],
     # When a trigger time is announced; never what is in it.
     "dp_transforms/beam/clock.py": ["time.time", "time.time"],
 }
@@ -312,6 +313,33 @@ ALLOWED = {
 
 def test_nothing_unsteady_in_the_flow() -> None:
     assert offending(list(sources("accounting", "state", "dp_transforms")), unsteady) == ALLOWED
+
+
+#: What charges an account, and what commits an answer to it.
+SEQUENCE = ("begin", "commit", "charge_within", "append", "answer", "enter", "promise")
+#: Of the account itself; streams move below `pipelines.stream` with their own sequence.
+OWNERS = ("state/ledger/", "pipelines/ask/", "pipelines/begin.py")
+
+
+def account_calls(source: str) -> list[str]:
+    """Calls of an account's register, or of a ledger, that charge or commit."""
+    if "dpstream.state.ledger" not in source:
+        return []
+    names = {"register", "ledger", "tokens", "opened", "book", "_register", "_ledger"}
+    found = []
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value).rpartition(".")[2]
+            if node.func.attr in SEQUENCE and owner in names:
+                found.append(f"{owner}.{node.func.attr}")
+    return found
+
+
+def test_one_sequence_charges_and_commits() -> None:
+    """Questions are charged by `pipelines.ask`, streams by their own begin: nobody else."""
+    found = offending(list(sources("pipelines", "dp_transforms")), account_calls)
+    assert {name for name in found if not name.startswith(OWNERS)} == set()
+    assert "pipelines/ask/sequence.py" in found and "pipelines/begin.py" in found
 
 
 def test_packages_are_listed() -> None:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
+    AS_OF,
+    FRESH,
     Bar,
     examples,
     load_job,
@@ -69,8 +72,8 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @POPULATION
-@click.option("--fresh", is_flag=True, help="Draw anew what was answered before, to a new OUT: a"
-              " new charge.")  # fmt: skip
+@FRESH
+@AS_OF
 @click.option("--dry-run", is_flag=True, help="Only say whether it would be answered now, and the"
               " cost; charges nothing.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -81,7 +84,7 @@ def answer(
     ctx: click.Context, /, file: Path, job: Path | None, release: Path | None, out: Path | None,
     over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
     cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool, pure: bool,
-    tables: bool, fresh: bool, dry_run: bool, units: int | None, records: int | None,
+    tables: bool, fresh: bool, as_of: str, dry_run: bool, units: int | None, records: int | None,
 ) -> None:  # fmt: skip
     """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
 
@@ -97,9 +100,9 @@ def answer(
 
     if (job is None) == (release is None):
         raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")
-    asked = read_workload(file)
+    asked, how = read_workload(file), Asking(fresh, as_of)
     if release is not None:
-        _check_free(over_time, fresh, dry_run)
+        _check_free(over_time, how, dry_run)
         _from(asked, release, out, nonnegative, covariance, as_json)
         return
     if job is None or (out is None and not dry_run):
@@ -122,7 +125,7 @@ def answer(
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
-        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, dry=dry_run)
+        once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, dry=dry_run)
         return
     chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
     if tables and asked.marginal and chosen.name == "identity":
@@ -131,16 +134,16 @@ def answer(
         chosen = residual(asked)[0]  # the table of all cells: the same errors
     if tables or way_of(asked, chosen) == "tables":
         mechanism = table_mechanism(asked, chosen, loaded)
-        once(asked, loaded, mechanism, place, form, nonnegative, as_json, fresh, True, dry_run)
+        once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, True, dry_run)
         return
     order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
                   runner, ctx.args, fresh)  # fmt: skip
-    _through_store(order, (units, records), out is not None, dry_run, quiet, as_json)
+    _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
 
 
 def _through_store(
-    order: "Order", stated: tuple[int | None, int | None], named: bool, dry: bool, quiet: bool,
-    as_json: bool,
+    order: "Order", how: Asking, stated: tuple[int | None, int | None], named: bool, dry: bool,
+    quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Through a store, as every run.
 
@@ -150,6 +153,8 @@ def _through_store(
     from dpstream.pipelines.operate.acceptance import of_job
     from dpstream.pipelines.workload.execute import check, execute, job_of
 
+    if how.as_of:
+        raise UsageError("--as-of", "is for answers that no store keeps", "omit it")
     job, asked = job_of(order), order.workload
     covered, lines = _covered(job, asked.cells, *stated) if order.over_time else (None, [])
     if dry:
@@ -163,7 +168,7 @@ def _through_store(
     tell(done.receipt, asked, order.out, done.result.resumed, as_json)
 
 
-def _check_free(over_time: bool, fresh: bool, dry_run: bool) -> None:
+def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
     """Options that mean nothing for --from.
 
     Raises:
@@ -171,8 +176,8 @@ def _check_free(over_time: bool, fresh: bool, dry_run: bool) -> None:
     """
     if over_time:
         raise UsageError("--over-time", "is for a job", "a release has its own triggers")
-    if fresh or dry_run:
-        field = "--fresh" if fresh else "--dry-run"
+    if how != ONCE or dry_run:
+        field = "--dry-run" if how == ONCE else "--fresh" if how.fresh else "--as-of"
         raise UsageError(field, "is for a job", "a release is answered from at no charge")
 
 
@@ -202,7 +207,7 @@ def _dry(
 
 def once(
     asked: "Workload", job: "Job", mechanism: "Mechanism", out: Path | None, form: str,
-    nonnegative: bool, as_json: bool, fresh: bool, some: bool = False, dry: bool = False,
+    nonnegative: bool, as_json: bool, how: Asking, some: bool = False, dry: bool = False,
 ) -> None:  # fmt: skip
     """Through the register.
 
@@ -213,9 +218,9 @@ def once(
     from dpstream.pipelines.workload.registered import acceptance, answer_once
 
     if dry or out is None:
-        _dry(acceptance(asked, job, mechanism, some, fresh, out), as_json)
+        _dry(acceptance(asked, job, mechanism, some, how, out), as_json)
         return
-    done = answer_once(asked, job, mechanism, out, form, some, nonnegative, fresh)
+    done = answer_once(asked, job, mechanism, out, form, some, nonnegative, how)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
     tell(done.receipt, asked, out, not done.charged, as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import human, up
-from dpstream.pipelines.cli.parts import AS_JSON, COUNT, JOB, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, AS_OF, COUNT, FRESH, JOB, examples, print_json
 
 if TYPE_CHECKING:
     from dpstream.pipelines.tuning.choose import Outcome
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 @click.option("--values-per-unit", default=1, show_default=True, help="m; noise grows with it.")
 @click.option("--proxy", help="Other data (file or glob): no noise, no charge, labelled.")
 @click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
-@click.option("--resume", metavar="RUN_ID", help="Say again what this charged run said.")
-@click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge; the"
-              " old answer stays under its run id (--resume).")  # fmt: skip
+@FRESH
+@AS_OF
 @click.option("--dry-run", is_flag=True, help="Only say whether it would be answered now, cost and"
               " accuracy; charges nothing.")  # fmt: skip
 @AS_JSON
@@ -51,8 +50,8 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     """Choose privacy.contributions and missing clamps by a charged private mechanism.
 
     Without --proxy the answer is a release: it costs --epsilon in the data set's ledger, before
-    anything is drawn.  The same question of the same files is answered with the same figures, at
-    no further charge; every other question costs again.
+    anything is drawn.  The same question is answered with the same figures at no further charge,
+    whatever the files hold by then; every other question costs again.
 
     Where the ledger would refuse the charge now, --dry-run ends with the exit code of that refusal.
     """

@@ -21,6 +21,15 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable
 ALLOW_LARGE_DELTA = click.option(
     "--allow-large-delta", is_flag=True, help="Take a delta above 0.01, which is refused else."
 )
+FRESH = click.option(
+    "--fresh", is_flag=True, help="Ask anew what was answered before: a new charge."
+)
+AS_OF = click.option(
+    "--as-of", default="", metavar="LABEL", help="State of the data, e.g. a date: with another"
+    " label the same question is a new one, at a charge of its own.",
+)  # fmt: skip
+#: Of an answer that was charged before.
+REPEATED = "Rows were not read again: --fresh asks anew, --as-of names another state of the data"
 JOB = click.argument("job", type=click.Path(path_type=Path))
 #: Assumed numbers of units, records, keys: beyond any load, and figures of them stay in the range
 #: of floats and of whole numbers of 64 bits.

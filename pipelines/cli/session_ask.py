@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import human
-from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, AS_OF, FRESH, examples, options, print_json
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
     BUDGET,
@@ -35,7 +35,8 @@ BY = click.option(
 )  # fmt: skip
 PAYING = options(
     BUDGET,
-    click.option("--fresh", is_flag=True, help="Anew what was answered before: a new charge."),
+    FRESH,
+    AS_OF,
     click.option("--drop", is_flag=True, help="Leave out points with too little budget."),
     click.option(
         "--cover", multiple=True, metavar="NAME",

@@ -8,7 +8,16 @@ import click
 
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.figures import down, up
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json, print_warnings
+from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    AS_OF,
+    FRESH,
+    REPEATED,
+    examples,
+    print_json,
+    print_warnings,
+)
 from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
@@ -44,7 +53,8 @@ _BUDGET, _CHECK = "budget", "check"
     is_flag=True,
     help="Whether the answer would be given now, cost, noise and thresholds; charges nothing.",
 )
-@click.option("--fresh", is_flag=True, help="Ask anew what was answered before: a new charge.")
+@FRESH
+@AS_OF
 @click.option("--runner", help="Beam runner whose workers read the rows; default: this process.")
 @click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
@@ -59,7 +69,7 @@ _BUDGET, _CHECK = "budget", "check"
 @OPERATOR
 @AS_JSON
 def sql(
-    catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool,
+    catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool, as_of: str,
     runner: str | None, parallelism: int, beam_flag: tuple[str, ...], stream: bool,
     emit: str | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -67,15 +77,16 @@ def sql(
     `dpstream sql check CATALOG` checks the keys that it declares.
 
     An answer is charged in the ledger before a row is read, and committed before it is seen.  The
-    same statement on the same files is answered with the same bytes, at no further charge.
+    same statement is answered with the same bytes and their date at no further charge, whatever
+    the rows are by then: --as-of names a state of the data, --fresh asks anew.
 
     Where the ledger would refuse the charge now, --explain ends with the exit code of that refusal.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.catalog_file import load_catalog
 
-    where = _runner(runner, parallelism, beam_flag)
-    _check_form(stream, explain or fresh, emit is not None)
+    where, how = _runner(runner, parallelism, beam_flag), Asking(fresh, as_of)
+    _check_form(stream, explain or how != ONCE, emit is not None)
     if stream:
         if (statement is None) == (file is None):
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
@@ -94,10 +105,10 @@ def sql(
     if (statement is None) == (file is None):
         if statement is not None or not sys.stdin.isatty():
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
-        _prompt(loaded, fresh, where)
+        _prompt(loaded, how, where)
         return
     text = statement if file is None else _read(file)
-    code = _answer(loaded, text, explain, fresh, as_json, where)
+    code = _answer(loaded, text, explain, how, as_json, where)
     click.get_current_context().exit(code)
 
 
@@ -122,7 +133,7 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
 
     if stream and of_tables:
         raise UsageError(
-            "--stream", "takes no --explain and no --fresh",
+            "--stream", "takes no --explain, --fresh and --as-of",
             "write the job with --emit PATH, and ask `dpstream plan PATH`",
         )  # fmt: skip
     if of_stream and not stream:
@@ -142,7 +153,7 @@ def _read(path: Path | None) -> str:
 
 
 def _answer(
-    catalog: "Catalog", text: str | None, explain: bool, fresh: bool, as_json: bool,
+    catalog: "Catalog", text: str | None, explain: bool, how: Asking, as_json: bool,
     runner: "Runner | None" = None,
 ) -> int:  # fmt: skip
     """Answer, or explain, the statements of a text: the exit code."""
@@ -155,17 +166,17 @@ def _answer(
     bare = [explained(one) for one in statements]
     if explain or all(one is not None for one in bare):
         plain = [b or s for b, s in zip(bare, statements, strict=True)]
-        return _explain(catalog, plain, fresh, as_json)
+        return _explain(catalog, plain, how, as_json)
     for one, inner in zip(statements, bare, strict=True):
         if inner is not None:
-            _explain(catalog, [inner], fresh, as_json)
+            _explain(catalog, [inner], how, as_json)
         else:
-            _ask(catalog, one, fresh, as_json, runner)
+            _ask(catalog, one, how, as_json, runner)
     return 0
 
 
 def _ask(
-    catalog: "Catalog", text: str, fresh: bool, as_json: bool, runner: "Runner | None"
+    catalog: "Catalog", text: str, how: Asking, as_json: bool, runner: "Runner | None"
 ) -> None:
     import msgspec
 
@@ -174,14 +185,18 @@ def _ask(
     from dpstream.pipelines.sql.cut_text import lines_of
     from dpstream.pipelines.sql.texts import records, shown
 
-    answer = ask(catalog, text, fresh, runner=runner)
+    answer = ask(catalog, text, how, runner=runner)
     head = answer.header
     warnings = [*weaknesses(head.epsilon, head.delta), *catalog.ledger.limit.warnings]
     if as_json:
         public = msgspec.to_builtins(head)
-        told = {"charged": answer.charged, "receipt": answer.digest, "insecure": answer.insecure,
-                "uncompared": answer.uncompared, "warnings": warnings,
-                "intervals_cover": "noise"}  # fmt: skip
+        told = {
+            "charged": answer.charged,
+            "receipt": answer.digest,
+            "insecure": answer.insecure,
+            "warnings": warnings,
+            "intervals_cover": "noise",
+        }
         print_json({**public, **told, "rows": records(answer)})
         return
     click.echo(shown(answer), nl=False)
@@ -195,18 +210,17 @@ def _ask(
         click.echo(f"Charged {cost} per unit; run {head.run_id}", err=True)
     else:
         click.echo(f"Charged before {cost}; first answered {head.answered}", err=True)
-        if answer.uncompared:
-            click.echo("Rows of a database are not compared: --fresh asks anew", err=True)
+        click.echo(REPEATED, err=True)
     print_warnings(warnings)
     if answer.insecure:
         click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
 
 
-def _explain(catalog: "Catalog", statements: list[str], fresh: bool, as_json: bool) -> int:
+def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:
     """Print what they would cost; the exit code with which asking them would end."""
     from dpstream.pipelines.sql.explain import as_builtins, explain
 
-    found = explain(catalog, statements, fresh)
+    found = explain(catalog, statements, how)
     if as_json:
         print_json(as_builtins(found))
     else:
@@ -293,7 +307,7 @@ def _left(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _prompt(catalog: "Catalog", fresh: bool, runner: "Runner | None") -> None:
+def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
     """Read statements, each ended by a semicolon; an error does not end the prompt."""
     from dpstream.accounting.errors import DpstreamError
 
@@ -311,7 +325,7 @@ def _prompt(catalog: "Catalog", fresh: bool, runner: "Runner | None") -> None:
             text = text if text.strip() else ""
             continue
         try:
-            _answer(catalog, text, False, fresh, False, runner)
+            _answer(catalog, text, False, how, False, runner)
         except DpstreamError as error:
             click.echo(f"{error.kind}: {error}", err=True)
         text = ""

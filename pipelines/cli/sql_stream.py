@@ -38,6 +38,6 @@ def stream(job: Path, text: str, emit: str | None, where: "Runner | None", as_js
     else:
         from dpstream.pipelines.tuning.file import check_out, write
 
-        check_out(job, Path(emit), resume=True, field="--emit")
+        check_out(job, Path(emit), existing=True, field="--emit")
         write(Path(emit), found.text, field="--emit")
         click.echo(f"Job file {emit}: `dpstream run` runs it")

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import up
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
     AS_JSON,
+    AS_OF,
     COUNT,
+    FRESH,
     examples,
     options,
     print_json,
@@ -49,7 +52,8 @@ CHARGED = options(
     click.option("--data-set", help="--ledger: whose records these are; another for households."),
     click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend."),
     click.option("--limit-delta", type=float, help="--ledger: the same."),
-    click.option("--fresh", is_flag=True, help="Draw anew what was drawn before: a new charge."),
+    FRESH,
+    AS_OF,
     ALLOW_LARGE_DELTA,
 )
 #: Exit code of files with faults, as of every unusable input.
@@ -129,8 +133,7 @@ def plan(
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
 
     Only public files are read; the records need not be there.  With OUT or a --ledger it says
-    whether `execute` would be accepted now, and ends with the exit code of the refusal if not;
-    records are hashed if OUT is there, or the same tables were charged before.
+    whether `execute` would be accepted now, and ends with the exit code of the refusal if not.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.tabulation.public_plan import figures, words
@@ -142,14 +145,21 @@ def plan(
     shown = figures(found, delta, scale)
     accepted = None
     if ledger is not None or out is not None:
-        from dpstream.pipelines.tabulation.acceptance import acceptance
+        from dpstream.pipelines.tabulation.execute import acceptance
         from dpstream.pipelines.tabulation.inputs import inputs_of
 
         place = None if out is None else out.absolute()
         referred = given["key_file"] is not None or given["key"] is not None
         key = _key(given["key_file"], given["key"]) if referred else None
         inputs = inputs_of(parameters, data, choice)
-        accepted = acceptance(inputs, found.prepared.plan, key, ledger, given["fresh"], place)
+        accepted = acceptance(
+            inputs,
+            found.prepared.plan,
+            key,
+            ledger,
+            Asking(given["fresh"], given["as_of"]),
+            place,
+        )
         shown["acceptance"] = accepted.as_dict()
     if as_json:
         more = () if accepted is None else accepted.warnings
@@ -185,23 +195,26 @@ def plan(
 @AS_JSON
 def execute(
     parameters: Path, data: Path, out: Path, strict: bool, dead_letter: Path | None, fresh: bool,
+    as_of: str,
     runner: str | None, parallelism: int, beam_flag: tuple[str, ...], as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Make the tables of DATA in the new folder OUT.
 
     The charge comes before the first record is parsed, and OUT appears whole or not at all.  An
-    execution that was cut off goes on under its run id, with the same noise and at no charge.
+    execution that was cut off goes on under its run id at no charge; one that was answered is
+    restored from the account's files, whatever the records are by then.
     """
     from dpstream.accounting.strength import weaknesses
     from dpstream.accounting.tabulation.describe import NO_GUARANTEE
-    from dpstream.pipelines.tabulation.execute import Order, inputs_of
+    from dpstream.pipelines.tabulation.execute import Order
     from dpstream.pipelines.tabulation.execute import execute as run
+    from dpstream.pipelines.tabulation.inputs import inputs_of
 
     choice = choice_of(given["program"], given["noise"], given["estimates"])
     key, ledger = _key(given["key_file"], given["key"]), _ledger(given)
     order = Order(
         inputs_of(parameters, data, choice), out.absolute(), key, ledger,
-        _runner(runner, parallelism, beam_flag), fresh, strict, dead_letter,
+        _runner(runner, parallelism, beam_flag), Asking(fresh, as_of), strict, dead_letter,
     )  # fmt: skip
     if ledger is None:
         click.echo("Warning: no --ledger: nobody keeps account of what these records pay", err=True)

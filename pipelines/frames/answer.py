@@ -1,18 +1,15 @@
-"""Ask about a table: charge, draw, commit, and only then see the answer.
+"""Ask about a table in memory, by the one sequence of charge and answer (`pipelines.ask`).
 
-The order is the guarantee, as of a statement (``pipelines.sql.ask``).  With an account, the rows
-are first made into a keyed fingerprint and nothing else; question, fingerprint, run id and charge
-are one transaction; then rows are counted and noise is drawn, named by the run id; the receipt is
-committed before anybody sees it.  The same question about the same rows, in whatever order, is
-answered with the same bytes at no charge.  Without an account nothing is kept: noise key and run id
-are drawn for this answer alone, and whoever asks again spends epsilon again.
+With an account, the same question is answered with the same bytes at no charge, whatever rows the
+table holds now: name the state of the data by ``as_of``, or ask ``fresh`` at a new charge.  Without
+an account nothing is kept: secret and run id are drawn for this answer alone, and whoever asks
+again spends epsilon again.
 """
 
 import contextlib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -20,20 +17,60 @@ from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.bounds import Settled, not_estimated
 from dpstream.accounting.query.grids import regridded
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
 from dpstream.pipelines.account import LedgerAccount
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.sql.receipt import Header, decoded, encoded, estimated
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
-from dpstream.state.run_ids import new_run_id
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
+
+
+class TableQuestion(NamedTuple):
+    """A question about a table in memory, for `ask.sequence`.
+
+    Attributes:
+        question: what is asked; columns: PRIVATE, of the table.
+        unit: what the data set calls the privacy unit; ``None``: the column's name.
+    """
+
+    question: Question
+    columns: Mapping[str, pa.ChunkedArray]
+    unit: str | None = None
+
+    @property
+    def kind(self) -> ChargeKind:
+        """As `ask.question.Question` says."""
+        return "frame"
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says; a table in memory lies nowhere."""
+        return [self.question.digest.encode()]
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says: `question_of` has checked it."""
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says."""
+        return Decision(self.question.charge(run_id, self.question.identity(self.unit)))
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says: Arrow arrays do not change."""
+        return None
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says."""
+        return _drawn(self.question, rows_of(self.question, self.columns, keys), keys, charge)
 
 
 def ask(
@@ -41,27 +78,27 @@ def ask(
     columns: Mapping[str, pa.ChunkedArray],
     account: LedgerAccount | None,
     noise_key: "str | KeySource | None",
-    fresh: bool,
+    how: Asking,
 ) -> PrivateTable:
     """The private answer of a question.
 
     Args:
         account: the data set's; ``None``: charged nowhere.
         noise_key: where the noise key is; needed with an account.
-        fresh: ask anew, which is a new charge, what was answered before.
+        how: whether it is asked anew, and of which state of the data.
 
     Raises:
         DpstreamError: beyond the limit, or no key can be had.
     """
     if account is None:
-        if noise_key is not None or fresh:
+        given = {"noise_key": noise_key is not None, "fresh": how.fresh, "as_of": bool(how.as_of)}
+        for argument in (name for name, is_given in given.items() if is_given):
             raise UsageError(
-                "noise_key" if noise_key is not None else "fresh",
+                argument,
                 "has no meaning without an account: every answer has noise of its own",
                 "leave it out, or give account=dpstream.LedgerAccount(...)",
             )
-        with _thrown_away() as ring:
-            receipt = _drawn(question, rows_of(question, columns, ring), ring, new_run_id())
+        receipt = ask_uncharged(TableQuestion(question, columns))
         return private_table(question, decoded(receipt, "", False, False), None)
     if not isinstance(account, LedgerAccount):
         raise UsageError(
@@ -69,31 +106,16 @@ def ask(
             "is no account in a ledger",
             "write account=dpstream.LedgerAccount('ledger.db', 'visits', epsilon=4, delta=1e-6)",
         )
-    source = _key(noise_key)
-    with source.ring() as ring:
-        rows = rows_of(question, columns, ring)
-        request = ring.source_fingerprint([b"frame", question.digest.encode(), rows.identity(ring)])
-        ledger = account.ledger
-        charge = question.charge(new_run_id(), question.identity(ledger.unit))
-        with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
-            register = Register(book, "frame")
-            run_id, charged = register.begin(charge, request, ledger.limit.pair, fresh)
-            found = register.finish(run_id, lambda name: _drawn(question, rows, ring, name))
+    source, ledger = _key(noise_key), account.ledger
+    asked, limit = TableQuestion(question, columns, ledger.unit), ledger.limit
+    with (
+        source.ring() as ring,
+        contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as opened,
+    ):
+        answer = sequence.ask(asked, opened, limit.pair, ring, how)
     insecure = source.insecure_test_key is not None
-    told = decoded(found.receipt, found.digest, charged, insecure)
-    return private_table(question, told, ledger.data_set)
-
-
-@contextlib.contextmanager
-def _thrown_away() -> Iterator[KeyRing]:
-    """A key ring of this answer alone."""
-    secret = bytearray(os.urandom(KEY_BYTES))
-    try:
-        ring = KeyRing(secret)
-    finally:
-        wipe(secret)
-    with ring:
-        yield ring
+    table = decoded(answer.receipt, answer.digest, answer.charged, insecure)
+    return private_table(question, table, ledger.data_set)
 
 
 def _key(noise_key: "str | KeySource | None") -> "KeySource":
@@ -115,9 +137,9 @@ def _key(noise_key: "str | KeySource | None") -> "KeySource":
     return KeySource(noise_key)
 
 
-def _drawn(question: Question, rows: Rows, ring: KeyRing, run_id: str) -> bytes:
+def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> bytes:
     """Count and draw under a run id: the receipt."""
-    name = (bytes.fromhex(run_id), question.digest.encode())
+    name = (bytes.fromhex(charge.run_id), question.digest.encode())
     settled = _bounds(question, rows, ring, name)
     plan, null = settled.plan, bool(settled.nulls)
     budget = question.gridded.budget(plan)
@@ -137,7 +159,7 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, run_id: str) -> bytes:
     released = pa.table(table)
     if question.key:
         released = released.sort_by([(name, "ascending") for name in question.key])
-    return encoded(_header(question, run_id, settled), released)
+    return encoded(_header(question, charge, settled), released)
 
 
 def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, bytes]) -> Settled:
@@ -162,12 +184,11 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
     return settled._replace(plan=regridded(settled.plan, bounds, bits), nulls=nulls)
 
 
-def _header(question: Question, run_id: str, settled: Settled) -> Header:
-    charge = question.charge(run_id, question.identity(None))
+def _header(question: Question, charge: Charge, settled: Settled) -> Header:
     [column] = settled.plan.columns
     chosen = question.column.automatic and not settled.nulls
     return Header(
-        run_id=run_id,
+        run_id=charge.run_id,
         question=question.digest,
         answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         epsilon=charge.epsilon,

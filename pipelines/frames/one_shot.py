@@ -6,9 +6,9 @@
 
 What is protected is all rows of one unit together.  Each call is one answer, (epsilon, delta)-
 differentially private by itself; several together cost what they add up to.  With ``account`` a
-ledger adds them up and refuses what goes beyond its limit, and the same question about the same
-rows is answered with the same bytes at no further charge.  That two answers are one says exactly
-that no row differs: publish it once, or ask with ``fresh``.
+ledger adds them up and refuses what goes beyond its limit, and the same question is answered with
+the same bytes and their date at no further charge, whatever rows the table has by then: ``as_of``
+names the state of the data that is asked about, ``fresh`` asks anew at a new charge.
 
 What of a unit counts (keys, rows, values) is chosen privately unless it is given, for a part of the
 budget, and the answer estimates what that leaves out.  Intervals are of the noise alone.
@@ -44,6 +44,7 @@ def histogram(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """How many units each key has: a unit counts once in a key, however many rows it has there.
@@ -63,6 +64,8 @@ def histogram(
         noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
             account, which tells by it that a question was asked before.
         fresh: ask anew, at a new charge, what was answered before.
+        as_of: a public label of the state of the data, e.g. a date: the same question with another
+            label is another question, with a charge of its own.
         allow_large_delta: a delta above 0.01 is wanted; without it such a delta is refused.
 
     Returns:
@@ -74,7 +77,7 @@ def histogram(
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
     asked = _asked("units", unit, key, None, None, epsilon, delta, max_keys, 1, public_keys)
-    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
+    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
 
 
 def count(
@@ -90,6 +93,7 @@ def count(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """How many rows each key has; without a key, how many there are.
@@ -107,7 +111,7 @@ def count(
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
     asked = _asked("count", unit, key, None, None, epsilon, delta, max_keys, max_rows, public_keys)
-    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
+    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
 
 
 def sum(
@@ -125,6 +129,7 @@ def sum(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """The sum of a column for each key; without a key, of all rows.
@@ -149,7 +154,7 @@ def sum(
     asked = _asked(
         "sum", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
     )  # fmt: skip
-    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
+    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
 
 
 def mean(
@@ -167,6 +172,7 @@ def mean(
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
+    as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
     """The mean of a column for each key; without a key, of all rows.
@@ -189,7 +195,7 @@ def mean(
     asked = _asked(
         "mean", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
     )  # fmt: skip
-    return _ask(data, asked, account, noise_key, fresh, allow_large_delta)
+    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
 
 
 def _asked(*arguments: Any) -> "Asked":
@@ -204,11 +210,13 @@ def _ask(
     account: "LedgerAccount | None",
     noise_key: "str | KeySource | None",
     fresh: bool,
+    as_of: str,
     allow_large_delta: bool,
 ) -> "PrivateTable":
     import warnings
 
     from dpstream.accounting.strength import WeakGuaranteeWarning, check_delta, weaknesses
+    from dpstream.pipelines.ask.question import Asking
     from dpstream.pipelines.frames.answer import ask
     from dpstream.pipelines.frames.question import question_of
 
@@ -217,4 +225,4 @@ def _ask(
     check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
     for weakness in weaknesses(plan.epsilon, plan.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)  # whoever called `count`, ...
-    return ask(question, columns, account, noise_key, fresh)
+    return ask(question, columns, account, noise_key, Asking(fresh, as_of))

@@ -14,6 +14,7 @@ from dpstream.pipelines.sql.receipt import Header, SqlAnswer
 
 #: Rows that a repr shows.
 _SHOWN = 10
+_ASKED_BEFORE = "today's rows were not read: ask with fresh=True, or name their state by as_of."
 _NOT_CHARGED = (
     "Charged to no ledger: whoever asks again spends epsilon again, and only you add it up "
     "(account=dpstream.LedgerAccount(...) does)."
@@ -136,6 +137,8 @@ def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
     elif question.key:
         words.append("The keys are the public ones: all are here.")
     words.append(_NOT_CHARGED if data_set is None else f"Charged to data set {data_set!r}.")
+    if data_set is not None and not answer.charged:
+        words.append(f"First answered {header.answered}; {_ASKED_BEFORE}")
     return "\n".join([_INSECURE, *words] if answer.insecure else words)
 
 

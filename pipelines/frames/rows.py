@@ -26,7 +26,6 @@ from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
 from dpstream.dp_transforms.one_shot import Rows as Values
-from dpstream.dp_transforms.one_shot.bounding import sampling_keys
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
 from dpstream.pipelines.frames.question import Question
@@ -53,20 +52,6 @@ class Rows(NamedTuple):
     group: Int64
     groups: Groups
     value: Float64 | None
-
-    def identity(self, ring: KeyRing) -> bytes:
-        """What tells these rows from others, in whatever order they stand; to be keyed again.
-
-        The sum of the rows' MACs over (unit, key, value), in 128 bits: different rows have one sum
-        with a chance of about 2^-128 (one row many times: of at least 2^-68), whoever chose them.
-        """
-        blocks = [self.unit_ids[self.unit], self.groups.ids[self.group]]
-        if self.value is not None:
-            bits = self.value.view(np.uint64)
-            blocks.append(np.stack([bits, np.zeros_like(bits)], axis=1))
-        macs = sampling_keys(ring, b"rows of a table", (), blocks)
-        total = macs.sum(axis=0, dtype=np.uint64) if len(macs) else np.zeros(2, np.uint64)
-        return len(self.unit).to_bytes(8, "little") + total.tobytes()
 
 
 def rows_of(

@@ -1,22 +1,12 @@
-"""Ask a question: charge, read, draw, commit, and only then see the answer.
+"""Ask a question of a session, by the one sequence of charge and answer (`pipelines.ask`).
 
-The order is the guarantee:
-
-1. *pay*: decision, charge and request are one transaction, durable before a record is read.
-   Predicates on consumption are resolved in it.  Nothing before it, and nothing in it, looks at
-   records, so that refusals and ledger are the same on all data.
-2. *read*: one scan of the boxes that the entry says may be read.
-3. *draw*: noise named by the run id of that entry.
-4. *commit*, then read back what stands.
-
-Whoever is killed behind 1 has paid and seen nothing: the same question goes on under its run id at
-no charge.  Behind 4 the same question is a re-read of the old bytes, with their date, whatever was
-added or deleted since: whether it is the same is decided by the question, the boxes and the ledger,
-never by the records.  ``fresh`` asks anew, at a new charge.
+Decision, charge and boxes are one transaction; predicates on consumption are resolved in it.
+Nothing before it, and nothing in it, looks at records, so that refusals and account are the same on
+all data.  Then one scan reads the boxes that the entry says may be read.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,11 +16,19 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.question import Question as Asked
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer, Header, decoded, encoded
 from dpstream.pipelines.session.receipt import check as check_header
 from dpstream.pipelines.session.selection import Selection, common
-from dpstream.state.ledger.orders import Order, Paid, Views
+from dpstream.state.ledger.answers import Answer as Committed
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.balances import region_of
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.orders import Order, Views
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +43,7 @@ class Wish(NamedTuple):
         cover: dimensions that are charged over their whole range, so that regions merge.
         fresh: ask anew what was answered, at a new charge.
         allotment: run id of one that pays, empty: the points do.
-        tick: tells askings apart that are the same question otherwise.
+        as_of: public label, which tells askings apart that are the same question otherwise.
         window: the part of the selection that is asked, chosen as the account stands then
             (`standing`); ``None``: all of it.
     """
@@ -56,8 +54,100 @@ class Wish(NamedTuple):
     cover: tuple[str, ...] = ()
     fresh: bool = False
     allotment: str = ""
-    tick: str = ""
+    as_of: str = ""
     window: Callable[[Views], Int64] | None = None
+
+    @property
+    def how(self) -> Asking:
+        """Whether it is asked anew, and with which label."""
+        return Asking(self.fresh, self.as_of)
+
+
+class SessionQuestion(NamedTuple):
+    """A question of a session, for `ask.sequence`."""
+
+    desk: Desk
+    wish: Wish
+
+    @property
+    def kind(self) -> ChargeKind:
+        """As `ask.question.Question` says."""
+        return "session"
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says."""
+        desk, wish = self.desk, self.wish
+        nothing = np.zeros((0, len(desk.space.dimensions), 2), np.int64)
+        return [
+            b"question", desk.table.digest.encode(), canonical(wish.question, nothing),
+            wish.selection.identity, b"drop" if wish.drop else b"", wish.allotment.encode(),
+        ]  # fmt: skip
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says."""
+        check(self.desk, self.wish)
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says; the account's state follows from the same charges."""
+        desk, wish, question = self.desk, self.wish, self.wish.question
+        if not wish.allotment:
+            return Decision(desk.account.decide(order_of(desk, wish), run_id))
+
+        asked = (wish.allotment, question.kind, question.amount, desk.analyst)
+        return Decision(desk.account.decide_draw(*asked, within_of(desk, wish), run_id))
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says: a scan reads the parts of one manifest, which stay."""
+        return None
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says."""
+        table = _read_and_drawn(self.desk, self.wish, charge, keys)
+        return encoded(_header(self.desk, self.wish, charge.run_id), table)
+
+
+class AllotmentQuestion(NamedTuple):
+    """Budget that points pay at once, for questions to come: it is charged, and nothing is drawn.
+
+    Attributes:
+        order: what is charged; name: the same of the same name is charged once.
+    """
+
+    desk: Desk
+    order: Order
+    selection: Selection
+    name: str
+
+    @property
+    def kind(self) -> ChargeKind:
+        """As `ask.question.Question` says."""
+        return "session"
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says."""
+        desk, order = self.desk, self.order
+        return [
+            b"allotment", desk.table.digest.encode(), self.name.encode(), desk.analyst.encode(),
+            f"{order.kind} {order.amount}".encode(), self.selection.identity,
+            "\0".join(order.cover).encode(),
+        ]  # fmt: skip
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says: the order is checked where it is decided."""
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says: its receipt is empty, and committed with the charge."""
+        return Decision(self.desk.account.decide(self.order, run_id), b"")
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says: nothing is read."""
+        return None
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says: never called, because the receipt is there."""
+        return b""
 
 
 def ask(desk: Desk, wish: Wish) -> Answer:
@@ -68,10 +158,15 @@ def ask(desk: Desk, wish: Wish) -> Answer:
         DpstreamError: the question has no meaning, there is no key or table, or the ledger is not
             this table's.
     """
-    check(desk, wish)
-    paid = pay(desk, wish)
-    committed = desk.register.finish(paid.run_id, lambda run_id: drawn(desk, wish, paid))
-    return decoded(committed._replace(charged=paid.charged), desk.insecure)
+    return decoded(committed(desk, SessionQuestion(desk, wish), wish.how), desk.insecure)
+
+
+def committed(desk: Desk, question: Asked, how: Asking = ONCE) -> Committed:
+    """The committed answer of a question."""
+    desk.account.refresh()  # before others are kept waiting
+    answer = sequence.ask(question, desk.ledger, None, desk.ring, how)
+    desk.account.refresh()
+    return answer
 
 
 def check(desk: Desk, wish: Wish) -> None:
@@ -89,37 +184,9 @@ def check(desk: Desk, wish: Wish) -> None:
 
 
 def request_of(desk: Desk, wish: Wish) -> str:
-    """Keyed fingerprint of a question: of what is asked and of nothing in the records."""
-    nothing = np.zeros((0, len(desk.space.dimensions), 2), np.int64)
-    parts = [
-        b"session", desk.table.digest.encode(), canonical(wish.question, nothing),
-        wish.selection.identity, b"drop" if wish.drop else b"", wish.allotment.encode(),
-        wish.tick.encode(),
-    ]  # fmt: skip
-    return desk.ring.source_fingerprint(parts)
-
-
-def allotment_request(desk: Desk, name: str, order: Order, selection: Selection) -> str:
-    """Keyed fingerprint of an allotment that has a name: of all that it is, and of no record."""
-    parts = [
-        b"allotment", desk.table.digest.encode(), name.encode(), desk.analyst.encode(),
-        f"{order.kind} {order.amount}".encode(), selection.identity,
-        "\0".join(order.cover).encode(),
-    ]  # fmt: skip
-    return desk.ring.source_fingerprint(parts)
-
-
-def pay(desk: Desk, wish: Wish) -> Paid:
-    """Decide and charge, or find what was charged before."""
-    request = request_of(desk, wish)
-    question = wish.question
-    if wish.allotment:
-        return desk.account.draw(
-            request, wish.allotment, question.kind, question.amount, desk.analyst,
-            within_of(desk, wish), wish.fresh,
-        )  # fmt: skip
-    order = order_of(desk, wish)
-    return desk.account.pay(request, order, wish.fresh)
+    """The request by which a question's answer is given again."""
+    question = SessionQuestion(desk, wish)
+    return sequence.request_of(question.kind, question.identity, desk.ring, wish.as_of)
 
 
 def within_of(desk: Desk, wish: Wish) -> Callable[[Views, Int64], Int64]:
@@ -150,12 +217,6 @@ def _resolved(desk: Desk, wish: Wish, boxes: Int64) -> Int64:
     return asked
 
 
-def drawn(desk: Desk, wish: Wish, paid: Paid) -> bytes:
-    """Read and draw under a run id that is charged: the receipt."""
-    table = _read_and_drawn(desk, wish, paid)
-    return encoded(_header(desk, wish, paid.run_id), table)
-
-
 def _header(desk: Desk, wish: Wish, run_id: str) -> Header:
     return Header(
         run_id=run_id,
@@ -168,20 +229,20 @@ def _header(desk: Desk, wish: Wish, run_id: str) -> Header:
     )
 
 
-def _read_and_drawn(desk: Desk, wish: Wish, paid: Paid) -> "pa.Table":
+def _read_and_drawn(desk: Desk, wish: Wish, charge: Charge, keys: KeyRing) -> "pa.Table":
     """In this process, or by the workers of a runner: the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 
-    question, read = wish.question, paid.region.read
+    question, read = wish.question, region_of(charge, desk.table).read
     if desk.runner is None:
         totals = desk.scan().totals(read, question.cells, question.needs(desk.space, read))
-        return answered(desk.space, question, read, totals, desk.ring, paid.run_id)
+        return answered(desk.space, question, read, totals, keys, charge.run_id)
     from dpstream.pipelines.session.batch import spread
 
-    config = desk.config
-    keys = config.key_source().of_run(paid.run_id, desk.ring.fingerprint)
+    config, run_id = desk.config, charge.run_id
+    source = config.key_source().of_run(run_id, keys.fingerprint)
     return spread(
-        desk.runner, config.base, config.folder, desk.table, question, read, keys, paid.run_id
+        desk.runner, config.base, config.folder, desk.table, question, read, source, run_id
     )
 
 

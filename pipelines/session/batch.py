@@ -22,8 +22,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import Totals, answered
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.session.parts import damaged, read_manifest, reading
-from dpstream.pipelines.sql.handed import hand_over, sweep
 from dpstream.state.ledger.region_charge import packed
+from dpstream.state.private_folders import private_folder
 
 #: Draws of a shard: a second of a core, and some megabytes.
 _DRAWS = 1 << 20
@@ -89,10 +89,9 @@ def spread(
     """
     from dpstream.pipelines.session.flow import ANSWER, Task, build
 
-    sweep(beside)
     shards = shards_for(table.space, question, read, runner.parallelism)
     try:
-        with hand_over(beside) as draft, reading(folder):
+        with private_folder(beside, "ledger.path") as draft, reading(folder):
             parts = read_manifest(folder, table).usable()
             source, place = str(folder.resolve()), str(draft)
             task = Task(table, source, question, packed(read), run_id, place, shards, keys)

@@ -1,60 +1,103 @@
 """Hand out a question's ticket, to be worked off where the ledger is not (Dataflow).
 
-Pay as for any question, then write the ticket as a draft, commit its name as the receipt, and only
-then give it the name that was asked for: see `ticket`.  A question has an answer or a ticket, never
-both: whoever comes second is told so, and the draft goes.  So no file of a ticket is to be had
-whose name does not stand in the ledger: worked off beside an answer of other records it would be
-the same noise on other sums.
+It is asked as any question (`pipelines.ask.sequence`); what is drawn is the ticket, written as a
+draft, and what is committed is its name.  Only then the draft gets the name that was asked for: see
+`ticket`.  A question has an answer or a ticket, never both: whoever comes second is told so, and
+the draft goes.  So no file of a ticket is to be had whose name does not stand in the ledger: worked
+off beside an answer of other records it would be a second answer of one charge.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.session.ask import Wish, check, pay
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.session.ask import SessionQuestion, Wish, committed
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.parts import read_manifest
 from dpstream.pipelines.session.receipt import ticket_name, ticket_receipt
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, put_once
-from dpstream.state.ledger.orders import Paid
+from dpstream.state.ledger.answers import Answer as Committed
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.balances import region_of
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
 
 
-def hand_out(desk: Desk, wish: Wish, out: Path) -> Paid:
+class TicketQuestion(NamedTuple):
+    """A question whose ticket is handed out, for `ask.sequence`.
+
+    Attributes:
+        asked: the question; out: the ticket's file.
+    """
+
+    asked: SessionQuestion
+    out: Path
+
+    @property
+    def kind(self) -> ChargeKind:
+        """As `ask.question.Question` says."""
+        return self.asked.kind
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says: with a ticket or without, it is one question."""
+        return self.asked.identity
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says."""
+        self.asked.check(keys)
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says."""
+        return self.asked.decide(run_id, book)
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says."""
+        return self.asked.stamp()
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says: the ticket's name, which stands for the answer."""
+        desk, question = self.asked.desk, self.asked.wish.question
+        parts = tuple(read_manifest(desk.config.folder, desk.table).usable())
+        read = region_of(charge, desk.table).read
+        ticket = ticket_of(desk.table, parts, question, read, charge.run_id, keys)
+        draft = _draft(self.out, charge.run_id)
+        with _written():
+            put_once(draft, ticket.data, PRIVATE)
+        written = _read(desk, draft)  # that of somebody who was cut off here is as good
+        if written is None or written[0].run_id != charge.run_id:
+            raise PolicyError("--ticket", "has a draft of something else", "remove it")
+        return ticket_receipt(written[1])
+
+
+def hand_out(desk: Desk, wish: Wish, out: Path) -> Committed:
     """Write the ticket of a question to a new file, private; charged as the question.
 
     Raises:
         PolicyError: it was answered, or its ticket is another file; the file is another's.
         DpstreamError: see `ask.ask`.
     """
-    check(desk, wish)
     if out.exists() and _read(desk, out) is None:
         raise PolicyError("--ticket", "is a file of something else", "choose another name")
-    paid = pay(desk, wish)
-    draft = out.with_name(f"{out.name}.{paid.run_id}.draft")
-    if desk.register.read(paid.run_id) is None:
-        parts = tuple(read_manifest(desk.config.folder, desk.table).usable())
-        ticket = ticket_of(
-            desk.table, parts, wish.question, paid.region.read, paid.run_id, desk.ring
-        )
-        with _written():
-            put_once(draft, ticket.data, PRIVATE)
-        written = _read(desk, draft)  # that of somebody who was cut off here is as good
-        if written is not None and written[0].run_id == paid.run_id:
-            desk.register.commit(paid.run_id, ticket_receipt(written[1]))
-    standing = desk.register.read(paid.run_id)
-    name = None if standing is None else ticket_name(standing.receipt)
+    answer = committed(desk, TicketQuestion(SessionQuestion(desk, wish), out), wish.how)
+    name = ticket_name(answer.receipt)
     with _written():
-        _settled(desk, draft, out, name)
+        _settled(desk, _draft(out, answer.run_id), out, name)
     there = _read(desk, out)
     if name is None or there is None or there[1] != name:
         raise PolicyError(
             "--ticket", "is not the one that this question has: it was answered, or handed out",
             "ask it here, bring that file, or ask anew with --fresh",
         )  # fmt: skip
-    return paid
+    return answer
+
+
+def _draft(out: Path, run_id: str) -> Path:
+    return out.with_name(f"{out.name}.{run_id}.draft")
 
 
 def _settled(desk: Desk, draft: Path, out: Path, name: str | None) -> None:

@@ -27,7 +27,7 @@ from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Ques
 from dpstream.accounting.sessions.cells import Axis, Cells, along
 from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.session import ask as asking
-from dpstream.pipelines.session.ask import Wish
+from dpstream.pipelines.session.ask import AllotmentQuestion, Wish
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import Answer
@@ -331,12 +331,11 @@ class Subspace(Asker):
         """
         desk, amount = self.session.desk, charge_of(budget)
         order = Order(kind, amount, desk.analyst, self.selection.boxes, False, tuple(cover), True)
-        request = asking.nonce()
-        if name is not None:
-            request = asking.allotment_request(desk, name, order, self.selection)
-        paid = desk.account.pay(request, order)
-        selection = Selection(desk.space).cut_to(paid.region.read)
-        return Allotment(self.session, selection, paid.run_id, kind, amount, paid.charged)
+        question = AllotmentQuestion(desk, order, self.selection, name or asking.nonce())
+        made = asking.committed(desk, question)
+        read = next(of.read for run_id, of in desk.account.history() if run_id == made.run_id)
+        selection = Selection(desk.space).cut_to(read)
+        return Allotment(self.session, selection, made.run_id, kind, amount, made.charged)
 
     def union(self, figure: Aggregate = COUNT) -> Union:
         """A count or sum from answers of disjoint parts that were given before; free.
@@ -388,7 +387,7 @@ class Allotment(Asker):
         Raises:
             UsageError: it says who pays, which is the allotment.
         """
-        strange = sorted(set(how) - {"fresh"})
+        strange = sorted(set(how) - {"fresh", "as_of"})
         if strange or kind not in (None, self.kind):
             raise UsageError("allotment", "pays with its own budget, at its own points",
                              "ask without kind, drop and cover")  # fmt: skip

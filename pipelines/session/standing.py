@@ -96,7 +96,7 @@ def tick(desk: Desk, standing: Standing, until: int, name: str) -> Answer:
 
     # What makes the request: the query without the window, and the tick.
     where = f"tick {name} of {standing.arrival} {standing.start} {standing.width}"
-    return ask(desk, Wish(question, standing.selection, tick=where, window=window))
+    return ask(desk, Wish(question, standing.selection, as_of=where, window=window))
 
 
 def first_window(

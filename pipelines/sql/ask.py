@@ -1,34 +1,30 @@
-"""Ask a statement: charge, read, draw, commit, and only then see the answer.
+"""Ask a statement, by the one sequence of charge and answer (`pipelines.ask`).
 
-The order is the guarantee, as for ``dpstream choose``: the statement is parsed, validated and
-planned from public parts, and its rewritten form is tried on tables without rows; charge and
-request are one transaction before a row is read; noise is drawn under the run id of that charge;
-the receipt is committed before it is seen.  What is cut off goes on under its run id.  The
-same statement on the same input is answered with the same bytes, at no charge; ``fresh`` asks
-anew.  HAVING, ORDER BY, LIMIT, arithmetic and public tables come after the noise.
+The statement is parsed, validated and planned from public parts, and its rewritten form is tried on
+tables without rows before it is charged.  HAVING, ORDER BY, LIMIT, arithmetic and public tables
+come after the noise.
 
 An outer query that fails (memory, or a public table that went away) does not undo the draw: what
 it was asked about, the released rows, is committed as the receipt, and whoever asks again asks the
-outer query alone.  Otherwise the same noise would be drawn again for a server's rows, which may
-have changed meanwhile, by somebody who has seen that the first rows made it fail.
+outer query alone.
 """
 
 import contextlib
-import itertools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.fitting import require_fitting
-from dpstream.pipelines.sql.handed import sweep
-from dpstream.pipelines.sql.inputs import stamps, table_parts, uncompared
+from dpstream.pipelines.sql.inputs import place_of, stamps, table_parts
 from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
 from dpstream.pipelines.sql.registration import require_registered
@@ -37,83 +33,115 @@ from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import Found, Place, Stage, Turns
 from dpstream.pipelines.sql.work import typed_public
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.run_ids import new_run_id
+from dpstream.state.private_folders import sweep
+
+
+class StatementQuestion:
+    """A statement about a catalog's tables, for `ask.sequence`.
+
+    Args:
+        source: where the secret is; ``keys`` of ``draw`` are its own.
+        shards: of units; no released byte depends on it (default: by the size of the files).
+        runner: whose workers do stage 1; ``None``: this process.  No released byte depends on it.
+    """
+
+    kind: ChargeKind = "sql"
+
+    def __init__(
+        self,
+        question: Question,
+        catalog: Catalog,
+        source: KeySource,
+        shards: int | None = None,
+        runner: Runner | None = None,
+    ) -> None:
+        self._question, self._catalog, self._source = question, catalog, source
+        self._shards = shards
+        self._tables = inputs_of(question, catalog)
+        self._spread = None if runner is None else Spread(runner, question, catalog, shards)
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says: the statement, the catalog, and where its tables lie."""
+        return identity_of(self._question, self._catalog)
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says: on tables without rows."""
+        check(self._question, self._catalog)
+        declared = {name for name, _ in self._catalog.declared_keys} & self._tables
+        contents = {name: table_parts(self._catalog.tables[name]) for name in sorted(declared)}
+        require_registered(self._catalog, self._tables, keys, contents)
+        require_fitting(self._catalog, self._tables)
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says."""
+        return Decision(self._question.charge(self._catalog, run_id))
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says."""
+        return stamps(self._catalog, self._tables)
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says."""
+        spread = self._spread
+        place = None if spread is None else spread.place(self._source, keys, charge.run_id)
+        return drawn(self._question, self._catalog, keys, charge, self._shards, place)
 
 
 def ask(
     catalog: Catalog,
     text: str,
-    fresh: bool = False,
+    how: Asking = ONCE,
     shards: int | None = None,
     runner: Runner | None = None,
 ) -> SqlAnswer:
     """The private answer of a statement.
 
     Args:
-        fresh: ask anew, which is a new charge, what was answered before.
-        shards: of units; no released byte depends on it (default: by the size of the files).
-        runner: whose workers do stage 1; ``None``: this process.  No released byte depends on it.
+        how: whether it is asked anew, and of which state of the data.
+        shards, runner: see `StatementQuestion`.
 
     Raises:
         DpstreamError: not usable or not private as written; beyond the ledger's limit; no key; a
             table that cannot be read, or has a declared key that was not checked.
     """
-    question = question_of(text, catalog)
-    tables = inputs_of(question, catalog)
-    check(question, catalog)
-    before = stamps(catalog, tables)  # before the pieces of files are listed
-    spread = None if runner is None else Spread(runner, question, catalog, shards)
+    question, ledger = question_of(text, catalog), catalog.ledger
     source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
-    with source.ring() as ring:
-        contents = {name: table_parts(catalog.tables[name]) for name in sorted(tables)}
-        require_registered(catalog, tables, ring, contents)
-        request = _fingerprint(question, ring, contents)
-
-        def draw(run_id: str) -> bytes:
-            place = None if spread is None else spread.place(source, ring, run_id)
-            receipt = drawn(question, catalog, ring, run_id, shards, place)
-            if stamps(catalog, tables) != before:
-                raise PolicyError(
-                    "table", "has a file that changed while it was read", "ask again: a new charge"
-                )
-            return receipt
-
-        ledger = catalog.ledger
-        sweep(catalog.beside)
-        with contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as book:
-            register = Register(book, "sql")
-            if fresh or register.find(request) is None:
-                require_fitting(catalog, tables)
-            charge = question.charge(catalog, new_run_id())
-            run_id, charged = register.begin(charge, request, ledger.limit.pair, fresh)
-            answer = register.finish(run_id, draw)
-    insecure = catalog.key.insecure_test_key is not None
-    told = decoded(
+    asked = StatementQuestion(question, catalog, source, shards, runner)
+    sweep(catalog.beside)
+    with (
+        source.ring() as keys,
+        contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as opened,
+    ):
+        limit = ledger.limit.pair
+        answer = sequence.ask(asked, opened, limit, keys, how)
+    insecure = source.insecure_test_key is not None
+    return decoded(
         answer.receipt,
         answer.digest,
-        charged,
+        answer.charged,
         insecure,
         lambda rows: outer(question, catalog, rows),
     )
-    return told._replace(uncompared=uncompared(catalog, tables))
 
 
-def fingerprint_of(question: Question, catalog: Catalog) -> str:
-    """The request of a statement on the input as it is now: by it an answer is given again.
+def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
+    """The statement, the catalog, and where the tables lie that it reads: nothing of their rows."""
+    tables = [catalog.tables[name] for name in sorted(inputs_of(question, catalog))]
+    return [question.digest.encode(), *(place_of(table, catalog.folder) for table in tables)]
+
+
+def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
+    """The request by which a statement's answer is given again.
 
     Raises:
-        DpstreamError: there is no key, or a table cannot be read.
+        DpstreamError: there is no key.
     """
-    with KeySource(catalog.key.key, catalog.key.insecure_test_key).ring() as ring:
-        tables = sorted(inputs_of(question, catalog))
-        return _fingerprint(question, ring, {n: table_parts(catalog.tables[n]) for n in tables})
-
-
-def _fingerprint(question: Question, ring: KeyRing, contents: Mapping[str, list[bytes]]) -> str:
-    parts = itertools.chain.from_iterable(contents.values())
-    return ring.source_fingerprint([b"sql", question.digest.encode(), *parts])
+    with KeySource(catalog.key.key, catalog.key.insecure_test_key).ring() as keys:
+        return sequence.request_of("sql", identity_of(question, catalog), keys, as_of)
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
@@ -143,7 +171,7 @@ def drawn(
     question: Question,
     catalog: Catalog,
     ring: KeyRing,
-    run_id: str,
+    charge: Charge,
     shards: int | None = None,
     place: Place | None = None,
 ) -> bytes:
@@ -153,8 +181,8 @@ def drawn(
     with contextlib.ExitStack() as stack:
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
-        found = Stage(question, catalog, place, ring, run_id).run()
-    header = _header(question, catalog, run_id, found)
+        found = Stage(question, catalog, place, ring, charge.run_id).run()
+    header = _header(question, charge, found)
     rows = released(question, found)
     try:
         return encoded(header, outer(question, catalog, rows))
@@ -162,12 +190,12 @@ def drawn(
         return encoded(header, rows, outer=False)
 
 
-def _header(question: Question, catalog: Catalog, run_id: str, found: Found) -> Header:
-    charge, nulls = question.charge(catalog, run_id), found.nulls
+def _header(question: Question, charge: Charge, found: Found) -> Header:
+    nulls = found.nulls
     chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in found.plan.columns}
     automatic = [c.name for c in question.plan.columns if c.automatic]
     return Header(
-        run_id=run_id,
+        run_id=charge.run_id,
         question=question.digest,
         answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         epsilon=charge.epsilon,

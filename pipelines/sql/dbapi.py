@@ -130,16 +130,23 @@ class Cursor:
         return -1 if self._table is None else self._table.num_rows
 
     def execute(
-        self, statement: str, parameters: Sequence[Any] = (), *, fresh: bool = False
+        self,
+        statement: str,
+        parameters: Sequence[Any] = (),
+        *,
+        fresh: bool = False,
+        as_of: str = "",
     ) -> "Cursor":
         """Ask a statement.
 
         Args:
             parameters: none are allowed; fresh: ask anew, at a new charge.
+            as_of: a public label of the state of the data that is asked about.
 
         Raises:
             DpstreamError: refused, or failed.
         """
+        from dpstream.pipelines.ask.question import Asking
         from dpstream.pipelines.sql.ask import ask
         from dpstream.pipelines.sql.explain import explain
         from dpstream.pipelines.sql.texts import explained
@@ -152,7 +159,9 @@ class Cursor:
             plan = explain(catalog, inner).statements[0].plan
             self._table = pa.table({"plan": plan.splitlines()})
         else:
-            self.answer = ask(catalog, statement, fresh, runner=self.connection.runner)
+            self.answer = ask(
+                catalog, statement, Asking(fresh, as_of), runner=self.connection.runner
+            )
             self._table = self.answer.table
         return self
 

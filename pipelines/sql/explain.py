@@ -20,6 +20,7 @@ from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.calibration import QueryBudget, expected
 from dpstream.accounting.query.grids import ASSUMED, grids_of
 from dpstream.accounting.strength import weaknesses
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
@@ -69,11 +70,11 @@ class Explanation(NamedTuple):
     acceptance: Acceptance
 
 
-def explain(catalog: Catalog, statements: str | Sequence[str], fresh: bool = False) -> Explanation:
+def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONCE) -> Explanation:
     """Explain one statement or several.
 
     Args:
-        fresh: they would be asked anew, at a new charge.
+        how: whether they would be asked anew, and of which state of the data.
 
     Raises:
         DpstreamError: one of them is not usable or not private as written.
@@ -83,21 +84,21 @@ def explain(catalog: Catalog, statements: str | Sequence[str], fresh: bool = Fal
     charges = [q.charge(catalog, f"{i:032x}") for i, q in enumerate(questions)]
     place, limit = catalog.ledger, catalog.ledger.limit
     requests = [
-        Request(charge, functools.partial(_fingerprint, question, catalog))
+        Request(charge, functools.partial(_request, question, catalog, how.as_of))
         for question, charge in zip(questions, charges, strict=True)
     ]
     alone = epsilon_spent(composed(charges).spends, limit.delta) if charges else 0.0
     return Explanation(
         [_explained(q, c, catalog) for q, c in zip(questions, charges, strict=True)],
         {"epsilon": alone, "delta": limit.delta},
-        of_requests(place, requests, fresh),
+        of_requests(place, requests, how.fresh),
     )
 
 
-def _fingerprint(question: Question, catalog: Catalog) -> str:
-    from dpstream.pipelines.sql.ask import fingerprint_of  # of a statement that was charged before
+def _request(question: Question, catalog: Catalog, as_of: str) -> str:
+    from dpstream.pipelines.sql.ask import request_of  # of a statement that was charged before
 
-    return fingerprint_of(question, catalog)
+    return request_of(question, catalog, as_of)
 
 
 def budget(catalog: Catalog) -> dict[str, Any]:

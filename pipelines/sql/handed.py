@@ -1,19 +1,10 @@
 """What a worker hands to the launcher: sums of a shard's units, in a file of the run's folder.
 
-PRIVATE: a file is for its owner alone, in a folder that nobody else can enter, and both are gone
-when the answer is drawn.  Sums are exact and by group; no unit is in them.  The rows that
+PRIVATE: the folder is for its owner alone, and gone when the answer is drawn
+(`state.private_folders`).  Sums are exact and by group; no unit is in them.  The rows that
 quantiles are read from are (group, value, weight).
-
-A folder has a lock, which the launcher holds as long as it lives: one whose lock is free is
-nobody's, and every question of that data set removes it, whatever its age.  It gets another name
-first: a worker that still runs has no folder any more, and can put nothing into it meanwhile.
 """
 
-import contextlib
-import secrets
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,62 +15,10 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.dp_transforms.one_shot.groups import Groups
-from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, replacing
-from dpstream.state.locks import free, held
 from dpstream.state.numbers import numbers, values_of
 
 _NONE = np.zeros(0, np.int64)
-_FOLDER, _MAKING, _LOCK = ".dpstream-sql-", "making", "lock"
-#: Before the name of a folder that is being removed.
-_GONE = f"{_FOLDER}gone-"
-#: Where there are no locks, or none yet, a folder is nobody's after a day.
-_DAY = 86_400.0
-
-
-@contextlib.contextmanager
-def hand_over(beside: Path) -> Iterator[Path]:
-    """A new folder that only its owner can enter, gone at the end.
-
-    Raises:
-        RunError: it cannot be made.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=beside))
-            stack.callback(_discard, folder)
-            stack.enter_context(held(folder / _MAKING))
-            (folder / _MAKING).rename(folder / _LOCK)  # from here on it may be looked at
-        except OSError as error:
-            raise file_error("ledger.path", "has a folder that cannot be written", error) from None
-        yield folder
-
-
-def sweep(beside: Path) -> None:
-    """Remove the folders of launchers that are gone; what cannot be removed stays."""
-    for folder in beside.glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):
-            if folder.name.startswith(_GONE):  # whoever began that was killed
-                shutil.rmtree(folder, ignore_errors=True)
-            elif (folder / _LOCK).exists():
-                with free(folder / _LOCK) as nobodys:
-                    _remove(folder, nobodys)
-            else:
-                _remove(folder, None)
-
-
-def _remove(folder: Path, nobodys: bool | None) -> None:
-    if nobodys is None:
-        nobodys = time.time() - folder.stat().st_mtime > _DAY
-    if nobodys:
-        _discard(folder)
-
-
-def _discard(folder: Path) -> None:
-    gone = folder.with_name(f"{_GONE}{secrets.token_hex(8)}")
-    with contextlib.suppress(OSError):  # somebody else has swept it
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 def place_of(folder: Path, shard: int) -> Path:

@@ -1,8 +1,7 @@
 """The files behind a catalog's tables: which they are, and what tells one state from another.
 
-A request is fingerprinted with the content of the files of the tables that it names.  A server's
-database has no such mark that could be had without its rows: it is named by its address, so that
-an exact re-ask is answered as before, with the date of that answer, until it is asked afresh.
+A question is known by where its tables lie, never by their rows.  The content of files is digested
+only for the notes of declared keys (`registration`).
 """
 
 import contextlib
@@ -11,6 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
@@ -86,17 +86,12 @@ def sqlite_path(table: Table) -> str:
     return path
 
 
-def fingerprint_parts(catalog: Catalog, names: Iterable[str]) -> list[bytes]:
-    """What tells the input of the named tables from another; to be keyed before it is kept.
+def table_parts(table: Table) -> list[bytes]:
+    """What tells a table's content from another; to be keyed before it is kept.
 
     Raises:
         RunError: a file cannot be read.
     """
-    return [part for name in sorted(names) for part in table_parts(catalog.tables[name])]
-
-
-def table_parts(table: Table) -> list[bytes]:
-    """`fingerprint_parts` of one table."""
     parts = [f"{table.name}\0{table.kind}".encode()]
     if table.kind == "postgresql":
         parts.append(_address(table).encode())
@@ -110,9 +105,13 @@ def table_parts(table: Table) -> list[bytes]:
     return parts
 
 
-def uncompared(catalog: Catalog, names: Iterable[str]) -> tuple[str, ...]:
-    """The named tables whose rows are no part of a request: those of a server."""
-    return tuple(name for name in sorted(names) if catalog.tables[name].kind == "postgresql")
+def place_of(table: Table, folder: Path) -> bytes:
+    """Where a table lies, seen from a folder, as a part of a question's identity: no password, and
+    nothing of rows."""
+    place = _address(table) if table.kind == "postgresql" else table.place
+    if os.path.isabs(place):
+        place = os.path.relpath(place, folder)
+    return f"{table.name}\0{table.kind}\0{place}".encode()
 
 
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:

@@ -70,8 +70,6 @@ class SqlAnswer(NamedTuple):
         receipt: the committed bytes; digest: binds them to the charge.
         charged: this very call was charged for it.
         insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
-        uncompared: tables of a server, whose rows are not compared with those of an earlier answer:
-            only a fresh request reads them again.
     """
 
     table: pa.Table
@@ -81,7 +79,6 @@ class SqlAnswer(NamedTuple):
     digest: str
     charged: bool
     insecure: bool
-    uncompared: tuple[str, ...] = ()
 
 
 def estimated(

@@ -24,11 +24,12 @@ from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.files import Piece, divisible, rows_of
-from dpstream.pipelines.sql.handed import hand_over, place_of, read_counts, read_sums
+from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
 from dpstream.pipelines.sql.inputs import FILES, errors_of, files_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work
+from dpstream.state.private_folders import private_folder
 
 #: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.
 ROWS_AT_ONCE = 1_050_000
@@ -148,7 +149,7 @@ class Workers:
         """Run and read; with more shards if a worker's memory does not suffice."""
         while True:
             try:
-                with hand_over(self._spread.beside) as folder:
+                with private_folder(self._spread.beside, "ledger.path") as folder:
                     self._spread.run(
                         str(folder), self._keys, work, weights, design, self._shards
                     )  # fmt: skip

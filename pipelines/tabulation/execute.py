@@ -1,50 +1,43 @@
-"""An execution: charge, draw, commit, and only then anybody sees a table.
+"""An execution: the tables of a program, asked by the one sequence of `pipelines.ask`.
 
-The order is the guarantee, as for every answer (`state.ledger.answers`):
-
-1. The public files are read and checked, and the plan follows; a record's file is only hashed.
-2. Charge and request are one transaction: the run id is committed before a record is parsed.
-3. Records are counted and noise is drawn under that run id, into a folder that nobody else can
-   enter, beside OUT.
-4. The receipt, with the digest of every file, is committed, and the folder gets its place whole.
-
-Whoever is killed before 4 has published nothing: the same execution goes on under its run id, which
-is the same noise and the same bytes, at no charge.  After 4 it is answered from what stands; if OUT
-is gone it is drawn again, and must have the digests of the receipt.  Other input under a run id
-would be the same noise on other counts, so a draft that was begun with it is refused.
+The public files are read and checked, and the plan follows, before the charge; records are parsed
+behind it.  The files of an answer are kept beside the account, and OUT is made of them: whoever
+asks again gets the same bytes, whatever became of OUT or of the records.  Without an account
+nothing is kept: OUT is what there is.
 """
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.folder import Archive, Output, archive_of, is_written
+from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.jobs.tables import LedgerConfig
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
-from dpstream.pipelines.tabulation.book import Book, of_another_input, opened
 from dpstream.pipelines.tabulation.draft import (
-    Begun,
-    Draft,
+    MANIFEST,
     Manifest,
-    is_whole,
-    locked,
+    decoded,
     manifest_of,
-    of_run,
-    standing,
     write_file,
 )
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
     Prepared,
     content_of,
-    inputs_of,
     prepared,
     stamps,
 )
@@ -58,7 +51,11 @@ from dpstream.pipelines.tabulation.work import (
     pairs_of,
     parts_of,
 )
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.durable import make_folder
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.open import open_ledger
+from dpstream.state.private_folders import private_folder
 from dpstream.state.private_log import keep_beside
 from dpstream.state.run_ids import new_run_id
 
@@ -71,7 +68,7 @@ class Order(NamedTuple):
         key: where the noise key is.
         ledger: that is charged, ``None``: none is kept.
         runner: whose workers do the work, ``None``: this process.  No byte depends on it.
-        fresh: a new charge also for what was answered before.
+        how: whether it is asked anew, and of which state of the data.
         strict: refuse a file with a record that breaks a rule.
         dead_letter: folder of refused records; ``None``: ``dead_letter/`` beside ``out``.
     """
@@ -81,9 +78,14 @@ class Order(NamedTuple):
     key: KeySource
     ledger: LedgerConfig | None = None
     runner: Runner | None = None
-    fresh: bool = False
+    how: Asking = ONCE
     strict: bool = False
     dead_letter: Path | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """A new charge also for what was answered before."""
+        return self.how.fresh
 
     @property
     def letters(self) -> Path | None:
@@ -99,7 +101,7 @@ class Executed(NamedTuple):
     Attributes:
         manifest: what stands in OUT.
         charged: by this very call, if a ledger is kept.
-        drawn: now; else OUT stood already.
+        drawn: now; else it was answered before.
     """
 
     manifest: Manifest
@@ -107,150 +109,188 @@ class Executed(NamedTuple):
     drawn: bool
 
 
+class TablesQuestion:
+    """The tables of a plan, for `ask.sequence`.
+
+    Args:
+        order: what is asked, and how; found: what follows from its public files.
+        archive: keeps the files.
+
+    Attributes:
+        drawn: whether this object has drawn it.
+    """
+
+    kind: ChargeKind = "table"
+
+    def __init__(self, order: Order, found: Prepared, archive: Archive) -> None:
+        self._order, self._found, self._archive, self.drawn = order, found, archive, False
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says."""
+        return identity_of(self._order.inputs, self._found.plan)
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says: the public files were checked when they were read."""
+        Output(self._order.out, MANIFEST).check(None)
+        content_of(self._order.inputs.records)  # there, and readable
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says; where no account is, no cost is needed (an infinite
+        budget has none)."""
+        plan = self._found.plan
+        cost = Cost(0.0, 0.0) if self._order.ledger is None else plan.cost()
+        return Decision(charge_of(plan, run_id, cost))
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says."""
+        return stamps(self._order.inputs)
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says."""
+        order, found = self._order, self._found
+        with self._archive.draft() as draft:
+            draw = _here if order.runner is None else _spread
+            draw(order, found, keys, charge.run_id, draft)
+            files = self._archive.seal(draft, names_of(found))
+            insecure = order.key.insecure_test_key is not None
+            receipt = manifest_of(found.plan, charge.run_id, insecure, files).encoded
+            self._archive.keep(draft, receipt)
+        self.drawn = True
+        return receipt
+
+    def publish(self, receipt: bytes) -> Manifest:
+        """Make OUT what a committed receipt says."""
+        manifest, take = decoded(receipt), self._archive.take
+        output = Output(self._order.out, MANIFEST)
+        damaged = output.publish(
+            receipt, manifest.files, lambda into, names: take(receipt, manifest.files, names, into)
+        )
+        for name in damaged:
+            print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)
+        return manifest
+
+
 def execute(order: Order) -> Executed:
     """Make the tables.
 
     Raises:
         DpstreamError: the files have faults, the ledger's limit does not allow it, OUT is another
-            execution's, or the input changed; nothing is charged twice and nothing is half there.
+            execution's, or the input changed while it was read.
     """
-    keep_beside(None if order.ledger is None else order.ledger.path, order.out)
+    place = order.ledger
+    keep_beside(None if place is None else place.path, order.out)
+    _check_letters(order)
+    if order.runner is not None:
+        check(order.runner)
+    found = prepared(order.inputs)
+    output = Output(order.out, MANIFEST)
+    with contextlib.ExitStack() as stack:
+        if place is None:
+            return _uncharged(order, found, output, stack)
+        keys = stack.enter_context(order.key.ring())
+        archive = Archive(archive_of(place.path, order.out.parent))
+        question = TablesQuestion(order, found, archive)
+        ledger = stack.enter_context(contextlib.closing(open_ledger(place.path, place.data_set)))
+        answer = sequence.ask(question, ledger, place.limit.pair, keys, order.how)
+        manifest = question.publish(answer.receipt)
+    return Executed(manifest, answer.charged, question.drawn)
+
+
+def _uncharged(
+    order: Order, found: Prepared, output: Output, stack: contextlib.ExitStack
+) -> Executed:
+    """Without an account: what stands in OUT is never drawn again."""
+    standing = output.standing()
+    if standing is not None:
+        manifest = decoded(standing)
+        if manifest.plan != found.plan.hash or order.fresh:
+            raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
+        if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
+            return Executed(manifest, False, False)
+        raise PolicyError(
+            "OUT", "has a file that is missing or is not what was published",
+            "put it away and run again: that is a new spend, which no ledger adds up",
+        )  # fmt: skip
+    make_folder(order.out.parent)
+    temporary = stack.enter_context(private_folder(order.out.parent, "OUT"))
+    question = TablesQuestion(order, found, Archive(temporary / "answers", "OUT"))
+    with order.key.ring() as keys:
+        receipt = ask_uncharged(question, keys)
+    return Executed(question.publish(receipt), False, True)
+
+
+def _check_letters(order: Order) -> None:
     letters = order.letters
-    if letters is not None and order.out.resolve() in (
-        letters.resolve(),
-        *letters.resolve().parents,
-    ):
+    if letters is None:
+        return
+    place = letters.resolve()
+    if order.out.resolve() in (place, *place.parents):
         raise UsageError(
             "--dead-letter", "lies in OUT, which is published whole", "name a folder elsewhere"
         )
-    if letters is not None:
-        check_dead_letters(letters, "--dead-letter")
-    found, before = prepared(order.inputs), stamps(order.inputs)
-    if order.runner is not None:
-        check(order.runner)
-    with order.key.ring() as keys:
-        request = request_of(order.inputs, found.plan, keys)
-        with locked(order.out) as draft, opened(order.ledger, draft, charge_of(found.plan)) as book:
-            try:
-                out = standing(order.out)  # behind the lock: nobody else puts one there now
-                if out is not None:
-                    known = None if order.ledger is None else book.known(request)
-                    stands(order.out, out, request, order.fresh, order.ledger is not None, known)
-                    return Executed(out, False, False)
-                return _made(order, found, keys, request, draft, book, before)
-            finally:
-                draft.drop_if_empty()
+    check_dead_letters(letters, "--dead-letter")
 
 
-def _made(
-    order: Order, found: Prepared, keys: KeyRing, request: str, draft: Draft, book: Book,
-    before: object,
-) -> Executed:  # fmt: skip
-    check_draft(draft.begun, draft.manifest, request, order.fresh)
-    kept = draft.manifest
-    run_id, charged = book.begin(request, new_run_id(), order.fresh)
-    known = book.known(request)
-    receipt = known[1] if known is not None and known[0] == run_id else None
-    names = names_of(found)
-    if kept is not None and kept.run_id == run_id and draft.written(names) == kept.files:
-        manifest = kept  # all that was left was to put it in its place
-    else:
-        draft.begin(Begun(run_id, of_run(request, run_id)))
-        draw = _here if order.runner is None else _spread
-        draw(order, found, keys, run_id, draft)
-        insecure = order.key.insecure_test_key is not None
-        written = draft.written(names)
-        manifest = manifest_of(found.plan, run_id, request, insecure, written)
-    if stamps(order.inputs) != before:
-        raise PolicyError(
-            "DATA",
-            "has a file that changed while it was read",
-            "put it back and run again, or --fresh: a new charge",
-        )
-    if receipt is not None and receipt.files != manifest.files:
-        raise RunError(
-            "OUT", "would not be what was published before under this run id",
-            "use the version of the program that made it",
-        )  # fmt: skip
-    book.commit(run_id, manifest.encoded)
-    draft.publish(manifest.encoded)
-    return Executed(manifest, charged and order.ledger is not None, True)
+def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
+    """The plan, which covers the public files, and where the records lie."""
+    return [plan.hash.encode(), inputs.digest.encode(), inputs.data.encode()]
 
 
-def check_draft(
-    begun: Begun | None, kept: Manifest | None, request: str, fresh: bool
-) -> None:  # fmt: skip
-    """Refuse a draft that was begun with other input.
-
-    Raises:
-        PolicyError: see above.
-    """
-    others = any(of is not None and not of.answers(request) for of in (begun, kept))
-    if others and not fresh:
-        raise of_another_input()
-
-
-def stands(
-    place: Path, out: Manifest, request: str, fresh: bool, charged: bool,
-    known: tuple[str, Manifest | None] | None,
-) -> None:  # fmt: skip
-    """Refuse an OUT that is there already, unless it is the answer.
+def acceptance(
+    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: LedgerConfig | None,
+    how: Asking, out: Path | None = None,
+) -> Acceptance:  # fmt: skip
+    """Whether an execution would be charged now, and what it would cost; charges nothing.
 
     Args:
-        place, out: the folder and its manifest; charged: whether there is a ledger; known: run id
-            and receipt of the request there.
-
-    Raises:
-        PolicyError: it is another execution's, or not as it was published.
+        key: where the noise key is; ``None``: what was executed before is not told apart.
+        out: the folder that would be made; ``None``: a new one.
     """
-    answer = out.answers(request) and (not charged or (known is not None and known[1] == out))
-    if answer and not fresh:
-        if is_whole(place, out):
-            return
-        raise PolicyError(
-            "OUT", "has a file that is missing or is not what was published",
-            "put it away and run again: with a ledger that draws the same at no charge",
-        )  # fmt: skip
-    raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
+
+    def request() -> str:
+        if key is None:
+            raise UsageError(
+                "--key-file", "is required where these tables were charged before: it tells whether"
+                " they were of the same question", "give the noise key, as for `execute`",
+            )  # fmt: skip
+        with key.ring() as keys:
+            return sequence.request_of("table", identity_of(inputs, plan), keys, how.as_of)
+
+    charge = charge_of(plan, new_run_id(), plan.cost())
+    if place is None:
+        accepted = Acceptance(None, (charge.epsilon, charge.delta), None, None)
+    else:
+        accepted = of_requests(place, [Request(charge, request)], how.fresh)
+    if out is None:
+        return accepted
+    check_dead_letters(dead_letters.dead_letter_folder(out), "--dead-letter")
+    return accepted.unless(lambda: Output(out, MANIFEST).check(accepted.run_id))
 
 
-def request_of(inputs: Inputs, plan: TablePlan, keys: KeyRing) -> str:
-    """Keyed fingerprint of what is asked of which input."""
-    parts = [b"table", plan.hash.encode(), inputs.digest.encode(), content_of(inputs.records)]
-    return keys.source_fingerprint(parts)
-
-
-def charge_of(plan: TablePlan) -> Callable[[str], Charge]:
+def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
     """What a run of a plan costs a person, or a household."""
-
-    def charge(run_id: str) -> Charge:
-        cost = plan.cost()
-        return Charge(
-            run_id, plan.hash, f"{plan.unit} over the whole stream", cost.epsilon, cost.delta,
-            cost.mu, 0.0, kind="table", identity=UnitIdentity(plan.unit, "string").text,
-            rho=cost.rho,
-        )  # fmt: skip
-
-    return charge
+    return Charge(
+        run_id, plan.hash, f"{plan.unit} over the whole stream", cost.epsilon, cost.delta,
+        cost.mu, 0.0, kind="table", identity=UnitIdentity(plan.unit, "string").text,
+        rho=cost.rho,
+    )  # fmt: skip
 
 
-def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:
+def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw in this process."""
     tally = counted(found, read(order.inputs.records, found.lookup, order.letters))
     parts = parts_of(found)
     inputs = combined(counts_digest(found, p, pairs_of(found, tally, p), keys) for p in parts)
     for part in parts:
         for file in finished(found, part, pairs_of(found, tally, part), keys, run_id, inputs):
-            write_file(draft.path, file)
+            write_file(draft, file)
 
 
-def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Draft) -> None:
+def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw on a runner's workers."""
     if order.runner is None:
         raise InvariantError("a runner was asked for")
     bound = order.key.of_run(run_id, keys.fingerprint)
     letters = None if order.letters is None else str(order.letters)
-    spread(order.runner, order.inputs, found, bound, run_id, draft.path, letters)
-
-
-__all__ = ["Executed", "Order", "execute", "inputs_of"]
+    spread(order.runner, order.inputs, found, bound, run_id, draft, letters)

@@ -30,7 +30,8 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
-from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, Written, manifest_of
+from dpstream.pipelines.ask.folder import Written
+from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, manifest_of
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
 from dpstream.pipelines.tabulation.reading import read_one
@@ -244,7 +245,7 @@ class Seal(beam.DoFn):
         if task.stamp is not None:
             check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
             _check_run(task)
-        receipt = manifest_of(found.plan, task.run_id, task.request, self._insecure, files)
+        receipt = manifest_of(found.plan, task.run_id, self._insecure, files, task.request)
         put(task.folder, File(MANIFEST, receipt.encoded))
         yield MANIFEST
 

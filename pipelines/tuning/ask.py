@@ -24,6 +24,7 @@ from dpstream.accounting.tuning.question import (
     design,
 )
 from dpstream.accounting.tuning.weighing import KEY_RECORDS
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import duration_micros
@@ -48,8 +49,13 @@ class Request(NamedTuple):
     clamps: bool = False
     proxy: str | None = None
     proxy_start: str | None = None
-    resume: str | None = None
     fresh: bool = False
+    as_of: str = ""
+
+    @property
+    def how(self) -> Asking:
+        """Whether it is asked anew, and of which state of the data."""
+        return Asking(self.fresh, self.as_of)
 
 
 class Asked(NamedTuple):
@@ -96,11 +102,7 @@ def ask(request: Request) -> Asked:
         UsageError: the job or a figure is not usable, or the budget allows no answer.
         PolicyError: a private tuning without a ledger.
     """
-    if request.fresh and (request.resume is not None or request.proxy is not None):
-        raise UsageError(
-            "--fresh", "is a new charge, which --resume and --proxy do not make", "give one of them"
-        )
-    tuning_file.check_out(request.job, request.out, request.resume is not None)
+    _check_asking(request)
     job, names = tuning_file.base_job(request.job, request.clamps)
     private = request.proxy is None
     if private and job.source.unbounded:
@@ -114,7 +116,7 @@ def ask(request: Request) -> Asked:
         raise UsageError(missing, "is required to choose from the stream itself", "give it")
     if private:
         _refuse_uncharged(job)
-    elif request.resume or request.epsilon is not None or request.delta is not None:
+    elif request.epsilon is not None or request.delta is not None:
         raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
     first, horizon = _horizon(request, job.plan)
     if not 0 < first <= horizon:
@@ -148,7 +150,17 @@ def ask(request: Request) -> Asked:
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
     tuning_file.render(request.job, 1, widest, TuningConfig())  # or refused before it is paid for
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
-    return Asked(request, job, question, design(question, private), ranges)
+    asked = Asked(request, job, question, design(question, private), ranges)
+    answered = not request.fresh and tuning_file.question_of(request.out) == asked.digest
+    tuning_file.check_out(request.job, request.out, existing=answered)
+    return asked
+
+
+def _check_asking(request: Request) -> None:
+    if request.how != ONCE and request.proxy is not None:
+        raise UsageError(
+            "--proxy", "charges nothing, so --fresh and --as-of mean nothing with it", "omit them"
+        )
 
 
 def _horizon(request: Request, plan: Plan) -> tuple[int, int]:

@@ -1,14 +1,12 @@
-"""Choose C and clamps for a job: charge, read the first hours, answer once.
+"""Choose C and clamps for a job, by the one sequence of charge and answer (`pipelines.ask`).
 
-The order is the guarantee: the question is fixed from public parts (`pipelines.tuning.ask`);
-run id and charge are committed to the data set's ledger; only then records are read and noise
-is drawn; the answer is committed before it is written.  The same question of the same files is
-answered with the same bytes, at no charge; another one is a new charge.  On proxy data nothing is
-drawn or charged, and the job is labelled so.
+The question is fixed from public parts (`pipelines.tuning.ask`); the answer is committed before the
+new job file is written.  On proxy data nothing is drawn or charged, and the job is labelled so.
 """
 
 import contextlib
 import glob
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +21,8 @@ from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
-from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, stamps
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.charging import spend_of
@@ -36,8 +35,8 @@ from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
 from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
-from dpstream.state.ledger.answers import Answer, Register
-from dpstream.state.ledger.charges import Book, Charge
+from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
 
@@ -84,60 +83,66 @@ def choose(asked: Asked) -> Outcome:
         return _private(asked, ring)
 
 
+class TuningQuestion(NamedTuple):
+    """The first hours of a job's stream, for `ask.sequence`."""
+
+    asked: Asked
+
+    @property
+    def kind(self) -> ChargeKind:
+        """As `ask.question.Question` says."""
+        return "choice"
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says; the plan that is digested names the source."""
+        return [self.asked.digest.encode()]
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says: what is wrong with the files."""
+        pieces(self.asked.job)
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says."""
+        spend = _spend(self.asked, run_id)
+        refuse_useless(self.asked, book, spend)
+        return Decision(spend)
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says."""
+        return stamps(self.asked.job)
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says."""
+        return _receipt(self.asked, charge, _draw(self.asked, keys, charge.run_id))
+
+
 def _private(asked: Asked, ring: KeyRing) -> Outcome:
-    job, request = asked.job, asked.request
-    if job.ledger is None:
-        raise InvariantError("job.ledger is not None")
-    before = stamps(job)
-    named = _fingerprint(asked, ring)
-
-    def draw(run_id: str) -> bytes:
-        figures = _draw(asked, ring, run_id)
-        if stamps(job) != before:
-            raise PolicyError(
-                "source.path", "a file changed while it was read", "choose again: a new charge"
-            )
-        return _receipt(asked, run_id, figures)
-
-    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
-        register = Register(ledger, "choice")
-        if request.resume is not None:
-            register.resume(request.resume, named)
-            answer = register.finish(request.resume, draw)
-        else:
-            spend = _spend(asked, new_run_id())
-            if register.goes_on(named, request.fresh) is None:
-                refuse_useless(asked, ledger.book(), spend)
-            allowed = job.ledger.limit.pair
-            answer = register.answered(spend, named, allowed, draw, request.fresh)
+    place = asked.job.ledger
+    if place is None:
+        raise InvariantError("a private tuning has a ledger")
+    limit = place.limit.pair
+    with contextlib.closing(open_ledger(place.path, place.data_set)) as ledger:
+        answer = sequence.ask(TuningQuestion(asked), ledger, limit, ring, asked.request.how)
     return _tell(asked, answer)
 
 
 def acceptance(asked: Asked) -> Acceptance:
-    """Whether a tuning would be answered now, and what it would cost; charges nothing.
-
-    Files are hashed only where the ledger holds a charge of the same question.
-    """
+    """Whether a tuning would be answered now, and what it would cost; charges nothing."""
     place = asked.job.ledger
     if not asked.private or place is None:
         return Acceptance(None, None, None, None)
-    spend = _spend(asked, new_run_id())
+    spend, how = _spend(asked, new_run_id()), asked.request.how
 
-    def fingerprint() -> str:
+    def request() -> str:
+        question = TuningQuestion(asked)
         with key_source(asked.job).ring() as ring:
-            return _fingerprint(asked, ring)
+            return sequence.request_of(question.kind, question.identity, ring, how.as_of)
 
     return of_requests(
-        place, [Request(spend, fingerprint)], asked.request.fresh,
+        place, [Request(spend, request)], how.fresh,
         lambda book: refuse_useless(asked, book, spend),
     )  # fmt: skip
-
-
-def _fingerprint(asked: Asked, ring: KeyRing) -> str:
-    """The request of a question of the files as they are now."""
-    pieces(asked.job)  # what is wrong with the files is said before it is charged
-    parts = [f"{n}\0{size}\0{digest}".encode() for n, size, digest in fingerprint_parts(asked.job)]
-    return ring.source_fingerprint([b"choice", asked.digest.encode(), *parts])
 
 
 def refuse_useless(asked: Asked, book: Book, spend: Charge) -> None:
@@ -170,10 +175,9 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
     return read_off_runnable(asked, noisy(ring, name, asked.design.histograms, counts))
 
 
-def _receipt(asked: Asked, run_id: str, figures: Figures) -> bytes:
-    spend = _spend(asked, run_id)
+def _receipt(asked: Asked, spend: Charge, figures: Figures) -> bytes:
     receipt = Receipt(
-        run_id,
+        spend.run_id,
         asked.digest,
         spend.unit,
         spend.epsilon,

@@ -4,8 +4,10 @@ Before the tuning the job needs no ``privacy.contributions`` and no clamps.  For
 records C stands at 1 and each clamp to choose at the column's declared range: public both.
 """
 
+import contextlib
 import math
 import os
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -77,13 +79,21 @@ def _range(entry: dict[str, Any], declared: dict[str, Any]) -> Any:
     return found
 
 
-def check_out(path: Path, out: Path, resume: bool, field: str = "--out") -> None:
+def question_of(out: Path) -> str | None:
+    """The digest of the question that a job file was chosen by; ``None``: it is no such file."""
+    with contextlib.suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        choice = tomllib.loads(out.read_text(encoding="utf-8")).get("choice")
+        return str(choice.get("question")) if isinstance(choice, dict) else None
+    return None
+
+
+def check_out(path: Path, out: Path, existing: bool = False, field: str = "--out") -> None:
     """Refuse a place for the new job that would lose something, before anything is charged."""
     if out.absolute().parent.resolve() != path.absolute().parent.resolve():
         raise UsageError(
             field, "must be in the job file's folder, where its paths start", "correct it"
         )
-    if out.exists() and not (resume and out.resolve() != path.resolve()):
+    if out.exists() and not (existing and out.resolve() != path.resolve()):
         raise UsageError(field, "exists", "choose another name")
 
 

@@ -1,28 +1,30 @@
-"""Answers given once through the ledger's register: pure epsilon, and tables without a histogram.
+"""Answers that no store keeps: pure epsilon, and tables without a histogram of all cells.
 
-The order is that of every answer (`state.ledger.answers`): run id, charge and request are one
-transaction before a record is read; noise is named by the run id; the receipt is committed before
-the folder gets its place.  Who is cut off goes on under the same run id: same bytes, one charge.
+They are asked by the one sequence of charge and answer (`pipelines.ask`).  What is committed is the
+estimate, in the archive beside the account; the answers of the workload are made from it.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
 from dpstream.dp_transforms import residual as tables
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.source import pieces
-from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
@@ -36,11 +38,21 @@ from dpstream.pipelines.workload.cache import solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import asked_once, check_job, domain_of_job
-from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
+from dpstream.pipelines.workload.release import (
+    ESTIMATE,
+    RECEIPT,
+    Moment,
+    Receipt,
+    Released,
+    receipt_of,
+    released_of,
+    write_estimate,
+    write_release,
+)
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.pipelines.workload.ways import check_tables
-from dpstream.state.ledger.answers import Register
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
 
@@ -136,63 +148,134 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     )
 
 
-def answer_once(
-    workload: Workload, job: Job, mechanism: Mechanism, out: Path, form: str = "parquet",
-    some: bool = False, nonnegative: bool = False, fresh: bool = False,
-) -> Answered:  # fmt: skip
-    """Charge, read, draw, commit, publish.
+class WorkloadQuestion:
+    """A mechanism's estimate of the cells of a job's domain, for `ask.sequence`.
 
     Args:
         some: the job's key names a part of the attributes only.
-        fresh: a new charge also for what was answered before; the old receipt stays.
+        out: where it is to be published.
+
+    Attributes:
+        archive: keeps the estimate.
+        dead_letters: records that were left out, for the operator; known when it was drawn.
+    """
+
+    kind: ChargeKind = "workload"
+
+    def __init__(
+        self,
+        workload: Workload,
+        job: Job,
+        mechanism: Mechanism,
+        some: bool = False,
+        out: Path | None = None,
+    ) -> None:
+        self._out = out
+        job, self._domain = asked_once(job), domain_of_job(job, workload, some)
+        _check(workload, job)
+        if job.ledger is None:
+            raise InvariantError("a job that is asked once has a ledger")
+        self._workload, self._job, self._mechanism = workload, job, mechanism
+        # The source hands over the columns of the domain.
+        self._reading = job.reading(self._domain.key)
+        self._source = input_of(self._reading)
+        self.plan_hash = _plan_hash(job, mechanism, self._domain)
+        self.archive = Archive(archive_of(job.ledger.path, job.path.parent), "ledger.path")
+        self.ledger, self.dead_letters = job.ledger, 0
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """As `ask.question.Question` says; the plan that is digested names the source."""
+        return [self.plan_hash.encode()]
+
+    def check(self, keys: KeyRing) -> None:
+        """As `ask.question.Question` says: a column that a file lacks costs nothing."""
+        if self._out is not None:
+            Output(self._out, RECEIPT, "--out").check(None)
+        pieces(self._reading)
+
+    def decide(self, run_id: str, book: Book) -> Decision:
+        """As `ask.question.Question` says."""
+        return Decision(_charge(self._job, self._mechanism, self.plan_hash, run_id))
+
+    def stamp(self) -> object:
+        """As `ask.question.Question` says."""
+        return self._source.state()
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        """As `ask.question.Question` says."""
+        rows = bounded(self._reading, self._domain, keys)
+        self.dead_letters = rows.dead_letters
+        name = (charge.run_id.encode(), self.plan_hash.encode())
+        estimate = self._mechanism.draw(rows.codes, keys, name)
+        with self.archive.draft() as draft:
+            write_estimate(draft, estimate)
+            files = self.archive.seal(draft, [ESTIMATE])
+            receipt = self._receipt(charge.run_id, files).encoded
+            self.archive.keep(draft, receipt)
+        return receipt
+
+    def released(self, data: bytes) -> Released:
+        """The estimate of a committed receipt."""
+        receipt = receipt_of(data)
+        with self.archive.draft() as draft:
+            self.archive.take(data, receipt.files, [ESTIMATE], draft)
+            return released_of(receipt, (draft / ESTIMATE).read_bytes())
+
+    def _receipt(self, run_id: str, files: dict[str, Written]) -> Receipt:
+        job, mechanism, line = self._job, self._mechanism, self._job.plan.timeline
+        [aggregate] = job.plan.aggregates
+        return Receipt(
+            run_id=run_id,
+            plan_hash=self.plan_hash,
+            domain=domain_text(self._workload),
+            domain_digest=domain_digest(self._workload.attributes),
+            workload=self._workload.digest,
+            strategy=mechanism.name,
+            mixing=None,
+            epsilon=mechanism.epsilon,
+            delta=mechanism.delta,
+            mu=mechanism.mu,
+            contributions=job.plan.privacy.contributions,
+            aggregate=(aggregate.name, aggregate.kind),
+            insecure=job.insecure,
+            moments=[Moment(line.start, line.start + line.window, 1, line.start + line.window)],
+            files=files,
+        )
+
+
+def answer_once(
+    workload: Workload, job: Job, mechanism: Mechanism, out: Path, form: str = "parquet",
+    some: bool = False, nonnegative: bool = False, how: Asking = ONCE,
+) -> Answered:  # fmt: skip
+    """Ask, and write the answers of the workload.
+
+    Args:
+        some: the job's key names a part of the attributes only.
+        how: whether it is asked anew, and of which state of the data.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
     """
-    job, domain = asked_once(job), domain_of_job(job, workload, some)
-    _check(workload, job)
+    question = WorkloadQuestion(workload, job, mechanism, some, out)
     if nonnegative and not mechanism.whole:
         raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
-    if job.ledger is None:
-        raise InvariantError("job.ledger is not None")
-    # The source hands over the columns of the domain.
-    reading = job.reading(domain.key)
-    source = input_of(reading)
-    before, plan_hash = source.state(), _plan_hash(job, mechanism, domain)
-    check_place(out, plan_hash, workload, fresh)
-    pieces(reading)  # a column that a file lacks costs nothing
-    with key_source(job).ring() as keys:
-        request = _request(keys, plan_hash, source)
-        with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
-            register = Register(ledger, "workload")
-            charge = _charge(job, mechanism, plan_hash)
-            run_id, charged = register.begin(charge, request, job.ledger.limit.pair, fresh)
-            rows = bounded(reading, domain, keys)
-            estimate = mechanism.draw(rows.codes, keys, (run_id.encode(), plan_hash.encode()))
-            if source.state() != before:
-                raise PolicyError(
-                    "source.path", "a file changed while it was read", "run again: a new charge"
-                )
-            line = job.plan.timeline
-            moment = Moment(line.start, line.start + line.window, 1, line.start + line.window)
-            receipt = _receipt(workload, job, mechanism, run_id, plan_hash, moment)
-            table = answers(workload, estimate, [moment], consistent=nonnegative)
-
-            def commit(data: bytes) -> None:
-                known = register.read(run_id)
-                if known is not None and known.receipt != data:
-                    raise RunError(
-                        "--out", "would not be what was published before under this run id",
-                        "use the same workload, options and version of the program",
-                    )  # fmt: skip
-                register.commit(run_id, data)
-
-            receipt = write_release(out, receipt, estimate, table, form, commit)
-    return Answered(receipt, charged, rows.dead_letters)
+    place = question.ledger
+    with (
+        key_source(job).ring() as keys,
+        contextlib.closing(open_ledger(place.path, place.data_set)) as ledger,
+    ):
+        answer = sequence.ask(question, ledger, place.limit.pair, keys, how)
+    released = question.released(answer.receipt)
+    receipt, estimate = released.receipt, released.estimate
+    table = answers(workload, estimate, receipt.moments, consistent=nonnegative)
+    receipt = msgspec.structs.replace(receipt, workload=workload.digest)
+    receipt = write_release(out, receipt, estimate, table, form)
+    return Answered(receipt, answer.charged, question.dead_letters)
 
 
 def acceptance(
-    workload: Workload, job: Job, mechanism: Mechanism, some: bool = False, fresh: bool = False,
+    workload: Workload, job: Job, mechanism: Mechanism, some: bool = False, how: Asking = ONCE,
     out: Path | None = None,
 ) -> Acceptance:  # fmt: skip
     """Whether `answer_once` would be charged now, and what it would cost; charges nothing.
@@ -203,26 +286,17 @@ def acceptance(
     Raises:
         DpstreamError: the job is refused for another reason than its ledger.
     """
-    job, domain = asked_once(job), domain_of_job(job, workload, some)
-    _check(workload, job)
-    if job.ledger is None:
-        raise InvariantError("job.ledger is not None")
-    plan_hash = _plan_hash(job, mechanism, domain)
+    question = WorkloadQuestion(workload, job, mechanism, some)
 
-    def fingerprint() -> str:
+    def request() -> str:
         with key_source(job).ring() as keys:
-            return _request(keys, plan_hash, input_of(job.reading(domain.key)))
+            return sequence.request_of(question.kind, question.identity, keys, how.as_of)
 
-    request = Request(_charge(job, mechanism, plan_hash), fingerprint)
-    accepted = of_requests(job.ledger, [request], fresh)
+    charge = question.decide(new_run_id(), Book()).charge
+    accepted = of_requests(question.ledger, [Request(charge, request)], how.fresh)
     if out is None:
         return accepted
-    return accepted.unless(lambda: check_place(out, plan_hash, workload, fresh))
-
-
-def _request(keys: KeyRing, plan_hash: str, source: Input) -> str:
-    """Keyed fingerprint of what is asked of which input."""
-    return keys.source_fingerprint([b"workload", plan_hash.encode(), *source.identity()])
+    return accepted.unless(lambda: Output(out, RECEIPT, "--out").check(accepted.run_id))
 
 
 def _check(workload: Workload, job: Job) -> None:
@@ -249,31 +323,8 @@ def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _charge(job: Job, mechanism: Mechanism, plan_hash: str) -> Charge:
+def _charge(job: Job, mechanism: Mechanism, plan_hash: str, run_id: str) -> Charge:
     return Charge(
-        new_run_id(), plan_hash, unit_in_words(job.plan), mechanism.epsilon,
+        run_id, plan_hash, unit_in_words(job.plan), mechanism.epsilon,
         mechanism.delta, mechanism.mu, 0.0, kind="workload", identity=unit_of(job).text,
     )  # fmt: skip
-
-
-def _receipt(
-    workload: Workload, job: Job, mechanism: Mechanism, run_id: str, plan_hash: str, moment: Moment
-) -> Receipt:
-    [aggregate] = job.plan.aggregates
-    return Receipt(
-        run_id=run_id,
-        plan_hash=plan_hash,
-        domain=domain_text(workload),
-        domain_digest=domain_digest(workload.attributes),
-        workload=workload.digest,
-        strategy=mechanism.name,
-        mixing=None,
-        epsilon=mechanism.epsilon,
-        delta=mechanism.delta,
-        mu=mechanism.mu,
-        contributions=job.plan.privacy.contributions,
-        aggregate=(aggregate.name, aggregate.kind),
-        insecure=job.insecure,
-        moments=[moment],
-        files={},
-    )

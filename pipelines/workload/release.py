@@ -10,15 +10,12 @@ domain: a workload over another one is refused, since equal numbers of cells say
 """
 
 import contextlib
-import hashlib
 import io
 import math
 import os
-import shutil
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +27,14 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.ask.folder import Output, Written, is_written, written
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.stored import of_arrays, to_arrays
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.disk_errors import file_error
-from dpstream.state.durable import make_folder, publish_folder, replacing, sync, sync_tree
+from dpstream.state.durable import make_folder, replacing
+from dpstream.state.private_folders import private_folder
 
 RECEIPT, ESTIMATE = "release.json", "estimate.npz"
 FORMATS = ("parquet", "csv")
@@ -49,13 +48,6 @@ class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window_end: int
     trigger: int
     trigger_time: int
-
-
-class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the folder."""
-
-    bytes: int
-    digest: str
 
 
 class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,43 +123,45 @@ def write_release(
     estimate: Estimate | TableEstimate,
     answers: pa.Table | None,
     form: str,
-    commit: Callable[[bytes], None] = lambda _: None,
 ) -> Receipt:
     """Put a release in its place; the same one may stand there already.
 
-    Args:
-        commit: given the receipt before anybody can see the release.
+    A file of the same release that was damaged since is written again.
+
+    Returns:
+        The receipt with all files of the folder.
 
     Raises:
         PolicyError: something else stands there.
         RunError: it cannot be written.
-
-    A file of the same release that was damaged since is written again.
     """
     try:
         make_folder(out.parent)
-        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        with private_folder(out.parent, "--out") as draft:
+            write_estimate(draft, estimate)
+            if answers is not None:
+                write_table(draft / f"answers.{form}", answers)
+            files = {path.name: written(path) for path in sorted(draft.iterdir())}
+            receipt = msgspec.structs.replace(receipt, files=files)
+
+            def fill(folder: Path, names: Iterable[str]) -> None:
+                for name in names:
+                    os.rename(draft / name, folder / name)
+
+            for name in Output(out, RECEIPT, "--out").publish(receipt.encoded, files, fill):
+                print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)
     except OSError as error:
         raise file_error("--out", "cannot be written", error) from None
-    try:
-        np.savez(draft / ESTIMATE, **to_arrays(estimate))  # type: ignore[arg-type]
-        if answers is not None:
-            write_table(draft / f"answers.{form}", answers)
-        files = {path.name: _written(path) for path in sorted(draft.iterdir())}
-        receipt = msgspec.structs.replace(receipt, files=files)
-        (draft / RECEIPT).write_bytes(receipt.encoded)
-        sync_tree(draft)
-        commit(receipt.encoded)
-        if out.exists():
-            _check_standing(out, receipt)
-            _restore(out, draft, receipt)
-        else:
-            publish_folder(draft, out)
-    except OSError as error:
-        raise file_error("--out", "cannot be written", error) from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return receipt
+
+
+def write_estimate(folder: Path, estimate: Estimate | TableEstimate) -> None:
+    """Write an estimate into a folder; equal estimates are equal bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    np.savez(folder / ESTIMATE, **to_arrays(estimate))  # type: ignore[arg-type]
 
 
 def read_release(folder: Path) -> Released:
@@ -184,9 +178,17 @@ def read_release(folder: Path) -> Released:
         raise UsageError(
             _FIELD, "is no folder that `dpstream answer` wrote", "name its --out"
         ) from None
-    written = receipt.files.get(ESTIMATE)
-    if written is None or written != Written(len(data), hashlib.sha256(data).hexdigest()):
+    if not is_written(folder / ESTIMATE, receipt.files.get(ESTIMATE)):
         raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")
+    return released_of(receipt, data)
+
+
+def released_of(receipt: Receipt, data: bytes) -> Released:
+    """A release of the bytes of its estimate.
+
+    Raises:
+        PolicyError: they are of another form.
+    """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as held:
             found = Released(receipt, of_arrays({name: held[name] for name in held.files}))
@@ -257,44 +259,18 @@ def write_csv(table: pa.Table, file: Any) -> None:
     pa.csv.write_csv(pa.table(plain, names=table.column_names), file)
 
 
-def _written(path: Path) -> Written:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Written(file.tell(), digest)
-
-
 def _receipt(folder: Path) -> Receipt:
+    return receipt_of((folder / RECEIPT).read_bytes())
+
+
+def receipt_of(data: bytes) -> Receipt:
+    """A receipt of its bytes.
+
+    Raises:
+        PolicyError: they are of another form.
+    """
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-        found = msgspec.json.decode((folder / RECEIPT).read_bytes(), type=Receipt)
+        found = msgspec.json.decode(data, type=Receipt)
         if found.format == 1:
             return found
     raise PolicyError(_FIELD, "has a receipt of another form", "use the program that wrote it")
-
-
-def _check_standing(out: Path, receipt: Receipt) -> None:
-    """Refuse what stands at the place of a release and is not this very one.
-
-    Raises:
-        PolicyError: it is another, or its receipt is damaged.
-    """
-    with contextlib.suppress(OSError, PolicyError):
-        if _receipt(out).encoded == receipt.encoded:
-            return
-    raise PolicyError(
-        "--out",
-        "exists, and is not of this answer, or its receipt is damaged",
-        "name a new folder, or move this one away and run again: the same answer at no charge",
-    )
-
-
-def _restore(out: Path, draft: Path, receipt: Receipt) -> None:
-    """Put files of the draft, which are what the receipt says, in the place of damaged ones."""
-    for name, wanted in receipt.files.items():
-        try:
-            if _written(out / name) == wanted:
-                continue
-        except OSError:
-            pass  # it is missing, or cannot be read
-        os.replace(draft / name, out / name)
-        sync(out)
-        print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)

@@ -1,19 +1,13 @@
 """Answers in the ledger: charged before a row is read, committed before they are seen, paid once.
 
 A request of any kind (a tuning of bounds, a SQL statement, a table) is an entry of the data set
-like any run, plus a row here: the keyed fingerprint of what was asked of which input, and, once
-drawn, the receipt, which is the answer's bytes.  The order is the guarantee:
+like any run, plus a row here: the keyed digest of what was asked, and, once drawn, the receipt,
+which is the answer's bytes.  `pipelines.ask.sequence` has the order in which they are written and
+what follows from it; here each step is one transaction:
 
-1. *begin*: run id, charge and request are one transaction, before a row of data is read.  So
-   there is no draw without a charge, and no charge whose run id is lost.
-2. *draw*: the answer is computed from the data, with noise named by the run id.
-3. *commit*: the receipt, bound to its charge, is one transaction; what stands first stays.
-4. *read*: what anybody sees is what is read back.
-
-Whoever is killed between 1 and 3 has released nothing: the same request goes on under the same
-run id, which is the same noise, at no charge.  So does another asker of the same request who comes
-before 3; both then read the one receipt that stands.  Behind 3 the same request is a
-re-read of the old bytes, at no charge and without a look at the data.
+* *begin*: run id, charge and request;
+* *commit*: the receipt, bound to its charge; the first one stays;
+* *read*: what stands.
 """
 
 import hashlib
@@ -21,8 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
 from dpstream.state.ledger.contract import Asked, Ledger, Limit
+from dpstream.state.run_ids import new_run_id
 
 
 class Answer(NamedTuple):
@@ -40,6 +35,32 @@ class Answer(NamedTuple):
     charged: bool
 
 
+class Decision(NamedTuple):
+    """What a new request is charged.
+
+    Attributes:
+        charge: under the run id that was given.
+        receipt: the whole answer where nothing is drawn, committed with the charge; ``None``: it
+            is drawn behind the charge.
+    """
+
+    charge: Charge
+    receipt: bytes | None = None
+
+
+class Begun(NamedTuple):
+    """A request that is charged.
+
+    Attributes:
+        run_id, charge: of it; charged: by this very call; receipt: if it was answered.
+    """
+
+    run_id: str
+    charge: Charge
+    charged: bool
+    receipt: bytes | None
+
+
 class Register:
     """The answers of one kind in the ledger of a data set.
 
@@ -51,50 +72,46 @@ class Register:
     def __init__(self, ledger: Ledger, kind: ChargeKind) -> None:
         self._ledger, self._kind = ledger, kind
 
-    def answered(
-        self, charge: Charge, request: str, limit: Limit, draw: Callable[[str], bytes],
-        fresh: bool = False,
-    ) -> Answer:  # fmt: skip
-        """The answer to a request: drawn if nobody has asked it before, else read again.
-
-        Args:
-            charge: what it costs, under a fresh run id.
-            request: keyed fingerprint of question and input.
-            limit: the steward's (epsilon, delta).
-            draw: computes the receipt of a run id; the first that may read a row of data.
-            fresh: charge it again if it was answered; the old receipt stays under its run id.
-
-        Raises:
-            PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
-        """
-        run_id, charged = self.begin(charge, request, limit, fresh)
-        return self.finish(run_id, draw)._replace(charged=charged)
-
     def begin(
-        self, charge: Charge, request: str, limit: Limit, fresh: bool = False
-    ) -> tuple[str, bool]:
-        """Charge a request, unless it was charged before.
+        self,
+        request: str,
+        decide: Callable[[str, Book], Decision],
+        limit: Limit | None,
+        fresh: bool = False,
+    ) -> Begun:
+        """Charge a request, unless it was charged before: one transaction.
 
         Args:
+            request: keyed digest of the question.
+            decide: what a new run id is charged, given all charges before it; called in the
+                transaction, perhaps several times.
+            limit: the steward's (epsilon, delta); ``None``: ``decide`` alone refuses.
             fresh: charge it again if it was answered: one that was cut off still goes on.
 
-        Returns:
-            (run id to go on with, whether it was charged now).
-
         Raises:
             PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
         """
-        if not (charge.kind == self._kind and (not charge.epoch)):
-            raise InvariantError("the charge is of another kind")
 
-        def pay() -> tuple[str, bool]:
+        def pay() -> Begun:
+            book = self._ledger.book()
             goes_on = self.goes_on(request, fresh)
             if goes_on is not None:
-                return goes_on, False
-            if not self._ledger.charge_within(charge, *limit):
-                raise PolicyError("ledger.path", "has this run id already", "draw another one")
+                charge = book.find(goes_on)
+                if charge is None:
+                    raise _uncharged()
+                answer = self.read(goes_on)
+                return Begun(goes_on, charge, False, None if answer is None else answer.receipt)
+            charge, receipt = decide(new_run_id(), book)
+            if charge.kind != self._kind or charge.epoch:
+                raise InvariantError("the charge is of the question's kind")
+            if limit is not None:
+                book.check([charge], *limit)
+            self._ledger.append(charge)
             self._ledger.ask(charge.run_id, request)
-            return charge.run_id, True
+            if receipt is not None:
+                digest = self._digest(charge.run_id, receipt)
+                self._ledger.answer(charge.run_id, receipt, digest)
+            return Begun(charge.run_id, charge, True, receipt)
 
         return self._ledger.transact(pay)
 
@@ -107,21 +124,10 @@ class Register:
         run_id = self.find(request)
         return None if run_id and fresh and self.read(run_id) is not None else run_id
 
-    def finish(self, run_id: str, draw: Callable[[str], bytes]) -> Answer:
-        """The answer of a charged run: drawn and committed if it has none, then read."""
-        answer = self.read(run_id)
-        if answer is None:
-            self.commit(run_id, draw(run_id))
-            answer = self.read(run_id)
-            if answer is None:
-                raise InvariantError("answer is not None")
-        return answer
-
     def find(self, request: str) -> str | None:
         """Run id that was charged for a request; ``None``: nobody has asked it.
 
-        Older programs charged a request that was asked again: one without a receipt was paid for
-        and comes first, else the last.
+        Of several, which were asked ``fresh``: the one without a receipt, else the last.
         """
         alike = [asked for asked in self._ledger.asked_alike(request) if self._mine(asked)]
         alike.sort(key=lambda asked: asked.receipt is None)  # stable: the order of charges

@@ -32,7 +32,6 @@ from dpstream.accounting.regions.spent import Spent
 from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.balances import Balances
-from dpstream.state.ledger.region_charge import RegionCharge
 
 Kind = Literal["epsilon", "rho"]
 _ANALYST = 200
@@ -77,21 +76,6 @@ class Order(NamedTuple):
     drop: bool = False
     cover: tuple[str, ...] = ()
     allot: bool = False
-
-
-class Paid(NamedTuple):
-    """A charged query.
-
-    Attributes:
-        run_id: of its charge; charged: by this very call.
-        region: what was charged and may be read.
-        decision: ``None`` where it was charged before.
-    """
-
-    run_id: str
-    charged: bool
-    region: RegionCharge
-    decision: Decision | None
 
 
 class Planned(NamedTuple):

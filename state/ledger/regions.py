@@ -1,7 +1,7 @@
 """The budgets of a table's points, kept in the ledger of the table's data set.
 
-A query is decided and charged in ONE transaction of the ledger, durable before a row of data is
-read; its answer is committed and read again by `state.ledger.answers`.
+A query is decided and charged in ONE transaction of the ledger (`state.ledger.answers`), durable
+before a row of data is read; `pipelines.ask.sequence` has the order of all steps.
 
 **Nobody spends what another has spent.**  In the transaction the account first takes in every
 entry that others have committed, then resolves what the query asks (predicates may speak of what
@@ -36,14 +36,12 @@ from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
 from dpstream.state.ledger.allotments import allotted, check_draw
-from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.balances import Balances, region_of
 from dpstream.state.ledger.charges import Book, Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.orders import (
     Kind,
     Order,
-    Paid,
     Planned,
     Views,
     check_analyst,
@@ -93,7 +91,6 @@ class RegionAccount:
         self.table, self.rules = table, rules or Rules()
         self._ledger, self._snapshot, self._clock = ledger, snapshot, clock
         self._looking = looking
-        self._register = Register(ledger, "session")
         kept = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
         self._state = kept or Balances.first(table)
         self._saved = self._state.entries
@@ -127,66 +124,70 @@ class RegionAccount:
 
     # --- what is charged -------------------------------------------------------------------------
 
-    def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
-        """Charge a request, unless it was charged before; durable when this returns.
-
-        Args:
-            request: keyed fingerprint of what is asked, of which table.
-            order: what it costs, and of which points.
-            fresh: charge it again if it was answered: one that was cut off still goes on.
+    def prepare(self, order: Order) -> None:
+        """Replay what others wrote, before they are kept waiting.
 
         Raises:
-            SessionRefusedError: points lack budget, or the analyst's quota does; nothing changed.
             UsageError: the order is none.
         """
-        self._prepared(order)  # what others wrote is replayed before they are kept waiting
-        paid = self._ledger.transact(lambda: self._pay(request, order, fresh))
+        self._prepared(order)
+
+    def refresh(self) -> None:
+        """Take in what was committed; a snapshot is written now and then."""
         self._refreshed()
         self._save()
-        return paid
 
-    def draw(
-        self, request: str, allotment: str, kind: Kind, amount: int, analyst: str,
-        resolve: Callable[[Views, Int64], Any], fresh: bool = False,
-    ) -> Paid:  # fmt: skip
-        """Draw on an allotment, which charges no point again; see `state.ledger.allotments`.
+    def decide(self, order: Order, run_id: str) -> Charge:
+        """The charge of an order; in the transaction that appends it.
 
         Args:
-            request: as of ``pay``, of which allotment too.
+            order: what it costs, and of which points.
+
+        Raises:
+            SessionRefusedError: points lack budget, or the analyst's quota does.
+            UsageError: the order is none.
+        """
+        state, at = self._prepared(order), self._instant()
+        decision, read = planned(order, state, self.rules, at)
+        refusal = refusal_of(self.table.space, order.kind, decision)
+        if refusal is not None:
+            raise refusal
+        given = order.kind, order.amount, decision.charged, read, order.analyst, at
+        region = RegionCharge.of(*given)
+        if order.allot:
+            region = msgspec.structs.replace(region, allotment="")
+        return self._charge(region, run_id)
+
+    def decide_draw(
+        self, allotment: str, kind: Kind, amount: int, analyst: str,
+        resolve: Callable[[Views, Int64], Any], run_id: str,
+    ) -> Charge:  # fmt: skip
+        """The charge of a draw on an allotment, which charges no point again; in the transaction
+        that appends it.  See `state.ledger.allotments`.
+
+        Args:
             allotment: run id of a charge that was made for draws.
             kind, amount: of what is drawn, in millionths; the allotment paid the same kind.
             resolve: (m, d, 2) the boxes that it reads, of those that the allotment may read.
-            fresh: draw again if it was answered.
 
         Raises:
             PolicyError: there is no such allotment, or it has too little left.
             UsageError: the boxes or the amount are none.
         """
-        check_amount(amount, "amount")
         check_analyst(analyst)
-        self._refreshed()
-
-        def take() -> Paid:
-            found = self._found(request, fresh)
-            if found is not None:
-                return found
-            of, read, _ = self.plan_draw(allotment, kind, amount, resolve)
-            given = of.budget, amount, read[:0], read, analyst, self._instant()
-            region = msgspec.structs.replace(RegionCharge.of(*given), allotment=allotment)
-            run_id = self._append(region)
-            self._ledger.ask(run_id, request)
-            return Paid(run_id, True, region, None)
-
-        paid = self._ledger.transact(take)
-        self._refreshed()
-        self._save()
-        return paid
+        of, read, _ = self.plan_draw(allotment, kind, amount, resolve)
+        given = of.budget, amount, read[:0], read, analyst, self._instant()
+        region = msgspec.structs.replace(RegionCharge.of(*given), allotment=allotment)
+        return self._charge(region, run_id)
 
     def plan_draw(
         self, allotment: str, kind: Kind, amount: int, resolve: Callable[[Views, Int64], Any]
     ) -> tuple[RegionCharge, Int64, int]:
-        """Decide a draw as ``draw`` would now: the allotment, the boxes that it would read, and the
-        millionths that are left before it; charges nothing, and raises as ``draw`` does."""
+        """Decide a draw as ``decide_draw`` would now; charges nothing, and raises as that does.
+
+        Returns:
+            The allotment, the boxes that it would read, and the millionths left before it.
+        """
         check_amount(amount, "amount")
         state = self._refreshed()
         of, used = allotted(self._ledger.book().charges, self.table, allotment)
@@ -223,7 +224,8 @@ class RegionAccount:
             state = self._refreshed()
             if all(spent.least_over(found) >= MOST for spent in state.spent.values()):
                 return False
-            self._append(RegionCharge.of("closed", 0, found, found, analyst, self._instant()))
+            region = RegionCharge.of("closed", 0, found, found, analyst, self._instant())
+            self._ledger.append(self._charge(region, new_run_id()))
             return True
 
         closed = self._ledger.transact(shut)
@@ -231,46 +233,14 @@ class RegionAccount:
         self._save()
         return closed
 
-    def _pay(self, request: str, order: Order, fresh: bool) -> Paid:
-        """In the transaction."""
-        state, paid = self._prepared(order), self._found(request, fresh)
-        if paid is not None:
-            return paid
-        at = self._instant()
-        decision, read = planned(order, state, self.rules, at)
-        refusal = refusal_of(self.table.space, order.kind, decision)
-        if refusal is not None:
-            raise refusal
-        given = order.kind, order.amount, decision.charged, read, order.analyst, at
-        region = RegionCharge.of(*given)
-        if order.allot:
-            region = msgspec.structs.replace(region, allotment="")
-        run_id = self._append(region)
-        self._ledger.ask(run_id, request)
-        return Paid(run_id, True, region, decision)
-
-    def _found(self, request: str, fresh: bool) -> Paid | None:
-        """A request that was charged before and is to be gone on with, or read again."""
-        found = self._register.goes_on(request, fresh)
-        if found is None:
-            return None
-        charge = self._ledger.book().find(found)
-        if charge is None:
-            raise InvariantError("charge is not None")
-        return Paid(found, False, region_of(charge, self.table), None)
-
-    def _append(self, region: RegionCharge) -> str:
-        unit, run_id = self.table.identity, new_run_id()
-        epsilon, delta, rho = 0.0, 0.0, None
+    def _charge(self, region: RegionCharge, run_id: str) -> Charge:
+        unit, epsilon, delta, rho = self.table.identity, 0.0, 0.0, None
         if not region.draws_on:  # its allotment states what it costs
             epsilon, delta, rho = stated_cost(region.budget, region.amount)
-        self._ledger.append(
-            Charge(
-                run_id, self.table.digest, unit.words, epsilon, delta, None, 0.0, "session",
-                identity=unit.text, rho=rho, regions=region,
-            )
+        return Charge(
+            run_id, self.table.digest, unit.words, epsilon, delta, None, 0.0, "session",
+            identity=unit.text, rho=rho, regions=region,
         )  # fmt: skip
-        return run_id
 
     def _instant(self) -> int:
         """Now, never before the last entry: a clock set back takes nothing back."""

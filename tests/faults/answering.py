@@ -15,15 +15,16 @@ from unittest import mock
 
 import numpy as np
 
+from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.workload import registered, release
+from dpstream.pipelines.workload import registered
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.state.ledger.answers import Register
 
 #: Where a process can be told to die, in the order in which it passes them.
 POINTS = (
     "before begin", "after begin", "before bounded", "after bounded", "after draw",
-    "before commit", "after commit", "before rename", "after rename",
+    "before commit", "after commit", "before publish_folder", "after publish_folder",
 )  # fmt: skip
 #: From here on the charge is made, and from here on something was drawn.
 CHARGED, DRAWN = POINTS.index("after begin"), POINTS.index("after draw")
@@ -73,17 +74,18 @@ def faulty(folder: Path, point: str | None) -> Iterator[None]:
 
         return mock.patch.object(owner, name, called)
 
-    honest = registered.answers
+    honest = registered.write_estimate
 
-    def answers(workload: Any, estimate: Any, *rest: Any, **options: Any) -> Any:
+    def write_estimate(into: Path, estimate: Any) -> None:
+        """Called behind a draw alone: later the estimate comes from the archive."""
         with open(folder / NOTES, "a") as file:
             file.write(digest(estimate) + "\n")
         at("after draw")
-        return honest(workload, estimate, *rest, **options)
+        honest(into, estimate)
 
     with contextlib.ExitStack() as stack:
         for owner, name in ((Register, "begin"), (registered, "bounded"), (Register, "commit"),
-                            (release.os, "rename")):  # fmt: skip
+                            (folders, "publish_folder")):  # fmt: skip
             stack.enter_context(around(owner, name))
-        stack.enter_context(mock.patch.object(registered, "answers", answers))
+        stack.enter_context(mock.patch.object(registered, "write_estimate", write_estimate))
         yield

@@ -55,8 +55,9 @@ def killed(folder: Path, option: str, points: tuple[str, ...]) -> None:
     assert attempt(folder, option, None) == 0
     assert charges(folder) == ["workload"]
     drawn = (folder / NOTES).read_text().split()
-    deaths = sum(POINTS.index(point) >= DRAWN for point in points)
-    assert len(drawn) == 1 + deaths and set(drawn) == {
+    committed = POINTS.index("after commit")
+    deaths = sum(DRAWN <= POINTS.index(point) < committed for point in points)
+    assert len(drawn) == deaths + 1 and set(drawn) == {
         digest(read_release(folder / "out").estimate)
     }
     found = files(folder / "out")

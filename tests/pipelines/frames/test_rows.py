@@ -126,7 +126,9 @@ def test_layouts_of_a_column_are_one_column(layout: str) -> None:
         else pl.DataFrame({"user": [1, 2, 3, 4], "page": page})
     )  # fmt: skip
     keys = ring()
-    assert made(data, keys).identity(keys) == made(plain, keys).identity(keys)
+    one, other = made(data, keys), made(plain, keys)
+    assert (one.unit_ids[one.unit] == other.unit_ids[other.unit]).all()
+    assert (one.groups.ids[one.group] == other.groups.ids[other.group]).all()
 
 
 @pytest.mark.parametrize(
@@ -143,30 +145,6 @@ def test_layouts_of_a_column_are_one_column(layout: str) -> None:
 def test_kinds_of_keys(key: list[Any]) -> None:
     rows = made(pa.table({"user": [1, 2, 3, 4], "page": key}))
     assert rows.group.tolist() == [0, 1, 0]
-
-
-def test_the_identity_is_of_the_rows_in_any_order() -> None:
-    data, keys, given = visits(2_000), ring(), {"kind": "sum", "value": "seconds", "bounds": (0, 9)}
-    first = made(data, keys, **given).identity(keys)
-    order = np.random.default_rng(1).permutation(data.num_rows)
-    assert made(data.take(pa.array(order)), keys, **given).identity(keys) == first
-    others = [data.slice(1), data.slice(0, 1_999), pa.concat_tables([data, data.slice(5, 1)])]
-    changed = data["seconds"].to_pylist()
-    changed[7] += 0.125
-    others.append(data.set_column(2, "seconds", pa.array(changed)))
-    assert first not in [made(other, keys, **given).identity(keys) for other in others]
-    other = KeyRing(bytes(range(32)))
-    assert made(data, other, **given).identity(other) != first
-
-
-def test_moving_a_value_between_two_rows_is_another_table() -> None:
-    keys, given = ring(), {"kind": "sum", "value": "seconds", "bounds": (0, 9)}
-    one = pa.table({"user": [1, 2], "page": ["a", "b"], "seconds": [1.0, 2.0]})
-    other = pa.table({"user": [1, 2], "page": ["a", "b"], "seconds": [2.0, 1.0]})
-    zero = pa.table({"user": [1], "page": ["a"], "seconds": [0.0]})
-    minus = pa.table({"user": [1], "page": ["a"], "seconds": [-0.0]})
-    found = [made(table, keys, **given).identity(keys) for table in (one, other, zero, minus)]
-    assert found[0] != found[1] and found[2] == found[3]
 
 
 def test_a_mean_of_many_rows_is_scaled_to_as_many_as_count() -> None:
@@ -196,7 +174,6 @@ def test_no_rows_are_rows() -> None:
     for key in (None, "page"):
         rows = made(visits(10).slice(0, 0), key=key)
         assert len(rows.unit) == 0 and len(rows.groups.ids) == (key is None)
-        assert rows.identity(ring()) == made(visits(0), key=key).identity(ring())
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

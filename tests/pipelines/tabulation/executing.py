@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Executed, Order, execute
@@ -24,7 +25,11 @@ def order(made: Office, out: Path, choice: Choice | None = None, **more: Any) ->
     return Order(inputs, out, KeySource(None, KEY), **more)
 
 
-def executed(made: Office, out: Path, choice: Choice | None = None, **more: Any) -> Executed:
+def executed(
+    made: Office, out: Path, choice: Choice | None = None, fresh: bool = False, as_of: str = "",
+    **more: Any,
+) -> Executed:  # fmt: skip
+    more["how"] = Asking(fresh, as_of)
     return execute(order(made, out, choice, **more))
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.pipelines.ask.folder import Archive
 from dpstream.pipelines.tabulation import execute as module
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.draft import MANIFEST, decoded, path_of
+from dpstream.pipelines.tabulation.draft import MANIFEST, decoded
 from dpstream.pipelines.tabulation.execute import execute
 from dpstream.pipelines.tabulation.inputs import prepared
 from tests.pipelines.tabulation.executing import (
@@ -46,15 +47,16 @@ def test_an_execution_is_charged_once_and_answered_from_what_stands(
     shutil.rmtree(out)
     for where in (out, tmp_path / "further" / "out"):
         redone = executed(made, where, ledger=place)
-        assert redone.drawn and not redone.charged and content(where) == files
+        assert not redone.drawn and not redone.charged and content(where) == files
     assert charges(tmp_path) == [charge]
 
 
 def test_fresh_is_other_noise_and_another_charge(made: Office, tmp_path: Path) -> None:
     place = ledger_of(tmp_path)
     executed(made, tmp_path / "a", ledger=place)
-    with pytest.raises(PolicyError, match="another execution"):
+    with pytest.raises(PolicyError) as caught:
         executed(made, tmp_path / "a", ledger=place, fresh=True)
+    assert caught.value.field == "OUT"
     assert len(charges(tmp_path)) == 1
     fresh = executed(made, tmp_path / "b", ledger=place, fresh=True)
     assert fresh.charged and len(charges(tmp_path)) == 2
@@ -97,12 +99,11 @@ def test_nothing_is_parsed_before_the_charge(
     assert found.manifest.run_id == charge.run_id and not found.charged
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_input_that_changed_in_between_is_refused(
-    kept: bool, spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_cut_off_continues_on_the_records_there_are(
+    spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a draft of a cut-off execution, other records must not meet its noise."""
-    place, out = ledger_of(tmp_path) if kept else None, tmp_path / "out"
+    """Nothing was shown, so that no record is held to those of the cut-off attempt."""
+    place, out = ledger_of(tmp_path), tmp_path / "out"
     read = module.read
 
     def cut_off(*_: Any) -> Any:
@@ -112,59 +113,39 @@ def test_input_that_changed_in_between_is_refused(
     with pytest.raises(KeyboardInterrupt):
         executed(spoilt, out, ledger=place)
     monkeypatch.setattr(module, "read", read)
-    assert stat.S_IMODE(os.stat(path_of(out)).st_mode) == 0o700
-    was = spoilt.path("person-records.txt").read_text()
+    assert not out.exists() and left_over(tmp_path) == []
     spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
-    with pytest.raises(PolicyError, match="begun with other input"):
-        executed(spoilt, out, ledger=place)
-    spoilt.path("person-records.txt").write_text(was)
     first = executed(spoilt, out, ledger=place)
-    assert first.drawn and not first.charged
-    assert len(charges(tmp_path) if kept else [1]) == 1
+    assert first.drawn and not first.charged and len(charges(tmp_path)) == 1
+    files = content(out)
     spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
-    with pytest.raises(PolicyError, match="another execution"):
-        executed(spoilt, out, ledger=place)
-    other = executed(spoilt, tmp_path / "other", ledger=place)
-    assert other.charged == kept and other.manifest.run_id != first.manifest.run_id
-
-
-def test_fresh_takes_the_place_of_what_was_cut_off(
-    spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, out = ledger_of(tmp_path), tmp_path / "out"
-    real = module.Draft.written
-    monkeypatch.setattr(module.Draft, "written", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        executed(spoilt, out, ledger=place)
-    monkeypatch.setattr(module.Draft, "written", real)
-    spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
-    found = executed(spoilt, out, ledger=place, fresh=True)
-    assert found.charged and len(charges(tmp_path)) == 2
-    assert set(content(out)) == {*found.manifest.files, MANIFEST}
+    again = executed(spoilt, out, ledger=place)
+    assert not again.drawn and not again.charged and content(out) == files
 
 
 def test_a_file_that_changes_during_the_run_is_noticed(
     spoilt: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.Draft.written
+    real = Archive.seal
 
-    def late(self: Any, names: Any) -> Any:
+    def late(self: Any, draft: Path, names: Any) -> Any:
         path = spoilt.path("person-records.txt")
         path.write_text(path.read_text() + "\n")
-        return real(self, names)
+        return real(self, draft, names)
 
-    monkeypatch.setattr(module.Draft, "written", late)
-    with pytest.raises(PolicyError, match="changed while it was read"):
+    monkeypatch.setattr(Archive, "seal", late)
+    with pytest.raises(PolicyError) as caught:
         executed(spoilt, tmp_path / "out", ledger=ledger_of(tmp_path))
-    assert not (tmp_path / "out").exists()
+    assert caught.value.field == "input" and not (tmp_path / "out").exists()
 
 
 def test_something_else_at_the_place_is_not_touched(made: Office, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("dear to me")
-    with pytest.raises(PolicyError, match="no output of this command"):
+    with pytest.raises(PolicyError) as caught:
         executed(made, out, ledger=ledger_of(tmp_path))
+    assert caught.value.field == "OUT"
     assert (out / "mine").read_text() == "dear to me" and charges(tmp_path) == []
 
 
@@ -172,8 +153,9 @@ def test_other_keys_are_other_executions(made: Office, tmp_path: Path) -> None:
     place = ledger_of(tmp_path)
     executed(made, tmp_path / "a", ledger=place)
     other = order(made, tmp_path / "a", ledger=place)._replace(key=KeySource(None, "1f" * 32))
-    with pytest.raises(PolicyError, match="another execution"):
+    with pytest.raises(PolicyError) as caught:
         execute(other)
+    assert caught.value.field == "OUT"
 
 
 def test_faults_of_files_are_refused_before_the_charge(spoilt: Office, tmp_path: Path) -> None:
@@ -226,41 +208,45 @@ def test_two_outputs_do_not_tell_whether_their_records_are_the_same(
         executed(spoilt, tmp_path / name, ledger=place, fresh=True).manifest for name in "ab"
     )
     spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
-    other = executed(spoilt, tmp_path / "c", ledger=place).manifest
+    other = executed(spoilt, tmp_path / "c", ledger=place, fresh=True).manifest
     names = [name for name in one.__struct_fields__ if name != "files"]
     alike = [[n for n in names if getattr(one, n) == getattr(m, n)] for m in (two, other)]
-    assert alike[0] == alike[1] and "plan" in alike[0] and "request" not in alike[0]
+    assert alike[0] == alike[1] and "plan" in alike[0]
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_an_output_that_was_changed_is_not_an_answer(
-    kept: bool, made: Office, tmp_path: Path
-) -> None:
-    place, out = ledger_of(tmp_path) if kept else None, tmp_path / "out"
+def test_a_damaged_output_is_restored_from_the_account(made: Office, tmp_path: Path) -> None:
+    place, out = ledger_of(tmp_path), tmp_path / "out"
     executed(made, out, ledger=place)
+    path, gone = out / "t1" / "usa-1-000.csv", out / "t1" / "usa-2-000.csv"
+    was = content(out)
+    path.write_bytes(path.read_bytes().replace(b"|", b"|9", 1))
+    gone.unlink(missing_ok=True)
+    assert not executed(made, out, ledger=place).drawn and content(out) == was
+
+
+def test_without_an_account_a_damaged_output_is_refused(made: Office, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    executed(made, out)
     path = out / "t1" / "usa-1-000.csv"
     was = path.read_bytes()
     path.write_bytes(was.replace(b"|", b"|9", 1))
-    with pytest.raises(PolicyError, match="is not what was published"):
-        executed(made, out, ledger=place)
-    path.write_bytes(was)
-    assert not executed(made, out, ledger=place).drawn
-
-
-def test_who_comes_when_the_output_is_just_there_draws_nothing(
-    made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a ledger it would be a second run, in a draft that nobody takes away."""
-    out, real = tmp_path / "out", module.locked
-
-    def after_another(place: Path) -> Any:
-        monkeypatch.setattr(module, "locked", real)
+    with pytest.raises(PolicyError) as caught:
         executed(made, out)
-        return real(place)
-
-    monkeypatch.setattr(module, "locked", after_another)
+    assert caught.value.field == "OUT"
+    path.write_bytes(was)
     assert not executed(made, out).drawn
-    assert left_over(tmp_path) == []
+
+
+def test_where_output_and_archive_are_gone_nothing_is_drawn(made: Office, tmp_path: Path) -> None:
+    place, out = ledger_of(tmp_path), tmp_path / "out"
+    executed(made, out, ledger=place)
+    shutil.rmtree(out)
+    shutil.rmtree(tmp_path / "ledger.db.answers")
+    with pytest.raises(PolicyError) as caught:
+        executed(made, out, ledger=place)
+    assert caught.value.field == "account" and "--fresh" in caught.value.fix
+    assert not out.exists() and len(charges(tmp_path)) == 1
+    assert executed(made, out, ledger=place, fresh=True).charged
 
 
 def test_dead_letters_do_not_lie_among_what_is_published(made: Office, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from tests.pipelines.tabulation.office import Office
 
 _CHILD = """
 import os, pathlib, signal, sys
-from dpstream.pipelines.tabulation import draft, execute as home
+from dpstream.pipelines.ask import folder as folders
+from dpstream.pipelines.tabulation import execute as home
 from dpstream.state.ledger.answers import Register
 from tests.pipelines.tabulation.executing import executed, ledger_of
 from tests.pipelines.tabulation.office import Office
@@ -34,29 +35,21 @@ def instead(home, name, when="after", skip=0):
     setattr(home, name, call)
 
 if point == "before the charge":
-    instead(home, "request_of")
+    instead(home, "check_dead_letters")
 elif point == "after the charge":
-    if kept == "yes":
-        instead(Register, "begin")
-    instead(draft.Draft, "begin")
-elif point == "before the run is named":
-    instead(draft.Draft, "begin", "before")
+    instead(Register, "begin") if kept == "yes" else instead(home, "read", "before")
 elif point == "half of the files":
     instead(home, "write_file", skip=9)
 elif point == "after the draw":
-    instead(draft.Draft, "written")
+    instead(folders.Archive, "seal")
+elif point == "before the receipt":
+    instead(folders.Archive, "keep")
 elif point == "after the receipt":
-    if kept == "yes":
-        instead(Register, "commit")
-    instead(draft.Draft, "publish", "before")
-elif point == "before the manifest":
-    instead(draft, "replacing", "before")
-elif point == "after the manifest":
-    instead(os, "umask", "before")
+    instead(Register, "commit") if kept == "yes" else instead(folders.Output, "publish", "before")
 elif point == "before the rename":
-    instead(os, "rename", "before")
+    instead(folders, "publish_folder", "before")
 elif point == "after the rename":
-    instead(os, "rename")
+    instead(folders, "publish_folder")
 place = ledger_of(folder) if kept == "yes" else None
 executed(Office(pathlib.Path(parameters), pathlib.Path(data)), folder / "out", ledger=place)
 """
@@ -64,12 +57,10 @@ executed(Office(pathlib.Path(parameters), pathlib.Path(data)), folder / "out", l
 POINTS = (
     "before the charge",
     "after the charge",
-    "before the run is named",
     "half of the files",
     "after the draw",
+    "before the receipt",
     "after the receipt",
-    "before the manifest",
-    "after the manifest",
     "before the rename",
     "after the rename",
 )
@@ -90,14 +81,14 @@ def test_whoever_is_killed_is_charged_once_and_publishes_once(
     charged = charges(tmp_path)
     assert len(charged) == (kept == "yes" and point != "before the charge")
     found = executed(made, out, ledger=place)
-    assert found.drawn == (point != "after the rename")
+    committed = POINTS.index(point) >= POINTS.index("after the receipt")
+    assert found.drawn != (committed if kept == "yes" else point == "after the rename")
     assert left_over(tmp_path) == []
     if kept == "yes":
         [charge] = charges(tmp_path)
         assert charged in ([], [charge]) and charge.run_id == found.manifest.run_id
-        # An undisturbed execution under this run id is one that draws everything again.
         elsewhere = executed(made, tmp_path / "again", ledger=place)
-        assert elsewhere.drawn and content(tmp_path / "again") == content(out)
+        assert not elsewhere.drawn and content(tmp_path / "again") == content(out)
         assert charges(tmp_path) == [charge]
     assert not executed(made, out, ledger=place).drawn
 
@@ -114,4 +105,4 @@ def test_killed_again_and_again_it_comes_to_its_end(made: Office, tmp_path: Path
     found = executed(made, tmp_path / "out", ledger=ledger_of(tmp_path))
     assert [charge.run_id for charge in charges(tmp_path)] == [found.manifest.run_id]
     again = executed(made, tmp_path / "again", ledger=ledger_of(tmp_path))
-    assert again.drawn and content(tmp_path / "again") == content(tmp_path / "out")
+    assert not again.drawn and content(tmp_path / "again") == content(tmp_path / "out")

@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import spread as module
+from dpstream.pipelines.tabulation.execute import Executed
 from dpstream.pipelines.tabulation.spread import check
+from tests.fixed import fixed_run_ids
 from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
 from tests.pipelines.tabulation.office import Office
 from tests.runners.engines import need_flink
@@ -17,13 +20,22 @@ DIRECT = Runner("DirectRunner")
 
 
 def same(runner: Runner, made: Office, folder: Path) -> None:
-    """An execution here, and again on a runner."""
-    place = ledger_of(folder)
-    here = executed(made, folder / "here", ledger=place)
-    there = executed(made, folder / "there", ledger=place, runner=runner)
-    assert there.drawn and not there.charged and here.manifest == there.manifest
+    """An execution here, and one of the same run id on a runner."""
+    here, there = (
+        drawn(made, folder / name, folder / f"{name} account", runner=where)
+        for name, where in (("here", None), ("there", runner))
+    )
+    assert here.manifest == there.manifest
     assert content(folder / "here") == content(folder / "there")
-    assert left_over(folder) == [] and len(charges(folder)) == 1
+    assert left_over(folder) == []
+
+
+def drawn(made: Office, out: Path, account: Path, **more: Any) -> Executed:
+    """An execution in an account of its own, under the first of the fixed run ids."""
+    with fixed_run_ids():
+        done = executed(made, out, ledger=ledger_of(account), **more)
+    assert done.drawn and done.charged and len(charges(account)) == 1
+    return done
 
 
 def test_the_direct_runner_gives_the_same_bytes(
@@ -56,15 +68,14 @@ def test_workers_set_records_aside_or_refuse_the_file(spoilt: Office, tmp_path: 
     with pytest.raises(PolicyError, match="depends on the data"):
         executed(spoilt, tmp_path / "out", ledger=place, runner=DIRECT, strict=True)
     assert not (tmp_path / "out").exists() and not (tmp_path / "dead_letter").exists()
-    executed(spoilt, tmp_path / "out", ledger=place, runner=DIRECT)
-    executed(spoilt, tmp_path / "again", ledger=place)
+    drawn(spoilt, tmp_path / "out", tmp_path / "one", runner=DIRECT)
+    drawn(spoilt, tmp_path / "again", tmp_path / "two")
     letters = [
         [path.read_bytes() for path in sorted((tmp_path / "dead_letter" / name).iterdir())]
         for name in ("out", "again")
     ]
     assert letters[0] == letters[1] and len(letters[0]) == 1
     assert content(tmp_path / "out") == content(tmp_path / "again")
-    assert len(charges(tmp_path)) == 1
 
 
 def test_runners_whose_workers_share_no_folder_are_refused_before_the_charge(

@@ -130,7 +130,7 @@ def test_a_tuning_without_its_charge_is_refused(job: Path) -> None:
 
 def test_an_uncharged_one_is_caught(job: Path) -> None:
     with (
-        mock.patch.object(SqliteLedger, "charge_within"),
+        mock.patch.object(SqliteLedger, "append"),
         mock.patch.object(Register, "_mine", lambda *_: True),
         mock.patch.object(Register, "_digest", lambda *_: "0" * 32),
     ):

@@ -46,10 +46,10 @@ def test_missing_clamps_come_from_a_declared_range(make_job: Callable[..., Job])
 def test_a_new_file_loses_nothing(tmp_path: Path) -> None:
     job, out = tmp_path / "job.toml", tmp_path / "out.toml"
     job.write_text("x")
-    check_out(job, out, resume=False)
+    check_out(job, out, existing=False)
     write(out, "one")
     write(out, "one")
-    check_out(job, out, resume=True)
+    check_out(job, out, existing=True)
     for refused in (
         lambda: write(out, "two"),
         lambda: check_out(job, out, False),

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.dp_transforms import residual as noise
 from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.workload import registered, ways
 from dpstream.pipelines.workload.registered import (
@@ -111,21 +112,33 @@ def test_cut_off_anywhere_it_is_one_charge_and_the_same_bytes(kind: str, tmp_pat
     answered(tmp_path, kind)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == files
     assert len(charges(tmp_path)) == 1
-    with pytest.raises(RunError, match="published before"):
-        answered(tmp_path, kind, "csv", form="csv")
+    # Another form is made of the same estimate.
+    assert answered(tmp_path, kind, "csv", form="csv").receipt.run_id == done.receipt.run_id
+    assert (tmp_path / "csv" / "answers.csv").exists() and len(charges(tmp_path)) == 1
 
 
-def test_other_input_is_another_charge(tmp_path: Path) -> None:
+def test_other_records_are_no_other_question(tmp_path: Path) -> None:
     first = answered(tmp_path, "tables")
     table = pq.read_table(tmp_path / "records.parquet").slice(1)
     job = survey(tmp_path)
     pq.write_table(table, tmp_path / "records.parquet")
     asked, chosen = mechanism("tables", job)
-    second = answer_once(asked, job, chosen, tmp_path / "second", some=True)
-    assert second.charged and second.receipt.run_id != first.receipt.run_id
-    one, other = (read_release(tmp_path / out).estimate for out in ("out", "second"))
-    assert not np.array_equal(one.found[0], other.found[0])  # type: ignore[union-attr]
+    again = answer_once(asked, job, chosen, tmp_path / "second", some=True)
+    assert not again.charged and again.receipt == first.receipt
+    fresh = Asking(fresh=True)
+    other = answer_once(asked, job, chosen, tmp_path / "third", some=True, how=fresh)
+    assert other.charged and other.receipt.run_id != first.receipt.run_id
+    one, two = (read_release(tmp_path / out).estimate for out in ("out", "third"))
+    assert not np.array_equal(one.found[0], two.found[0])  # type: ignore[union-attr]
     assert len(charges(tmp_path)) == 2
+
+
+def test_without_the_archive_nothing_is_drawn_again(tmp_path: Path) -> None:
+    answered(tmp_path, "pure")
+    shutil.rmtree(tmp_path / "ledger.db.answers")
+    with pytest.raises(PolicyError) as caught:
+        answered(tmp_path, "pure", "elsewhere")
+    assert "--fresh" in caught.value.fix and len(charges(tmp_path)) == 1
 
 
 def test_no_more_than_c_records_of_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,4 +215,4 @@ def test_strategies_and_places_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(PolicyError, match="exists"):
         answered(tmp_path, "pure")
-    assert not (tmp_path / "ledger.db").exists()
+    assert charges(tmp_path) == []

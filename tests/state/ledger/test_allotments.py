@@ -11,25 +11,25 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.state.ledger.allotments import allotted
 from dpstream.state.ledger.orders import Order
-from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.ledger.sqlite import SqliteLedger
 from tests.pipelines.session.people import PEOPLE, box
+from tests.state.ledger.region_conformance import Payer
 
 YOUNG = box(age=(0, 50), epsilon=(1.0, None))
 
 
 @pytest.fixture
-def account(tmp_path: Path) -> Iterator[RegionAccount]:
+def account(tmp_path: Path) -> Iterator[Payer]:
     with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
-        yield RegionAccount(ledger, PEOPLE)
+        yield Payer(ledger, PEOPLE)
 
 
-def allot(account: RegionAccount, amount: int = 500_000, request: str = "a") -> str:
+def allot(account: Payer, amount: int = 500_000, request: str = "a") -> str:
     order = Order("epsilon", amount, "alice", lambda _: YOUNG, allot=True)
     return account.pay(request, order).run_id
 
 
-def test_draws_use_it_up_and_charge_no_point(account: RegionAccount) -> None:
+def test_draws_use_it_up_and_charge_no_point(account: Payer) -> None:
     run_id = allot(account)
     spent = account.spent("epsilon")
     for number, amount in enumerate((200_000, 300_000)):
@@ -42,7 +42,7 @@ def test_draws_use_it_up_and_charge_no_point(account: RegionAccount) -> None:
         account.draw("d2", run_id, "epsilon", 1, "alice", lambda _, of: of)
     # The same request is the same draw, free; and so it stays for another reader.
     assert not account.draw("d0", run_id, "epsilon", 200_000, "bob", lambda _, of: of).charged
-    other = RegionAccount(account._ledger, PEOPLE)
+    other = Payer(account._ledger, PEOPLE)
     charges = account._ledger.book().charges
     assert allotted(charges, PEOPLE, run_id)[1] == 500_000
     assert np.array_equal(other.spent("epsilon").amounts, spent.amounts)
@@ -50,7 +50,7 @@ def test_draws_use_it_up_and_charge_no_point(account: RegionAccount) -> None:
     assert [c.epsilon for c in charges] == [0.5, 0.0, 0.0]
 
 
-def test_nothing_is_drawn_on_a_question(account: RegionAccount) -> None:
+def test_nothing_is_drawn_on_a_question(account: Payer) -> None:
     order = Order("epsilon", 500_000, "alice", lambda _: YOUNG)
     asked = account.pay("q", order).run_id
     for run_id in (asked, "0" * 32):
@@ -61,12 +61,12 @@ def test_nothing_is_drawn_on_a_question(account: RegionAccount) -> None:
         account.draw("e", drawn, "epsilon", 1, "alice", lambda _, of: of)
 
 
-def test_epsilon_pays_for_no_gaussian_noise(account: RegionAccount) -> None:
+def test_epsilon_pays_for_no_gaussian_noise(account: Payer) -> None:
     with pytest.raises(PolicyError, match="paid with epsilon"):
         account.draw("d", allot(account), "rho", 1, "alice", lambda _, of: of)
 
 
-def test_a_draw_reads_within_its_allotment(account: RegionAccount) -> None:
+def test_a_draw_reads_within_its_allotment(account: Payer) -> None:
     run_id = allot(account)
     outside = box(age=(40, 60), epsilon=(1.0, None))
     with pytest.raises(UsageError, match="reaches out"):
@@ -77,7 +77,7 @@ def test_a_draw_reads_within_its_allotment(account: RegionAccount) -> None:
     assert account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: inside).charged
 
 
-def test_a_closed_range_is_closed_to_draws(account: RegionAccount) -> None:
+def test_a_closed_range_is_closed_to_draws(account: Payer) -> None:
     run_id = allot(account)
     account.close_for_ever(box(age=(0, 10)), "steward")
     with pytest.raises(PolicyError, match="closed for ever"):
@@ -90,7 +90,7 @@ def _drawing(folder: Path, run_id: str, number: int) -> int:
     """How many of 12 draws of 50,000 one process gets."""
     got = 0
     with contextlib.closing(SqliteLedger(folder / "ledger.db", "people")) as ledger:
-        account = RegionAccount(ledger, PEOPLE)
+        account = Payer(ledger, PEOPLE)
         for turn in range(12):
             with contextlib.suppress(PolicyError):
                 request = f"{number}-{turn}"
@@ -102,7 +102,7 @@ def _drawing(folder: Path, run_id: str, number: int) -> int:
 @pytest.mark.slow
 def test_processes_never_draw_more_than_was_paid(tmp_path: Path) -> None:
     with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
-        run_id = allot(RegionAccount(ledger, PEOPLE))
+        run_id = allot(Payer(ledger, PEOPLE))
     with multiprocessing.get_context("spawn").Pool(8) as pool:
         got = pool.starmap(_drawing, [(tmp_path, run_id, n) for n in range(8)])
     assert sum(got) == 10

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.answers import Answer, Register
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.answers import Answer, Begun, Decision, Register
+from dpstream.state.ledger.charges import Book, Charge
 from dpstream.state.ledger.contract import Ledger, Limit
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.seal import put_seal
@@ -16,6 +16,8 @@ from dpstream.state.sqlite.database import sqlite3
 from tests.state.ledger.conformance import (
     LIMIT,
     SCENARIOS,
+    Asker,
+    Draw,
     Open,
     asked_again,
     charge,
@@ -37,26 +39,25 @@ def ledger(again: Open) -> Iterator[Ledger]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_register(again: Open, scenario: Callable[[Open, type[Register]], None]) -> None:
-    scenario(again, Register)
+def test_register(again: Open, scenario: Callable[[Open, type[Asker]], None]) -> None:
+    scenario(again, Asker)
 
 
 def test_a_process_that_is_gone_at_any_point(again: Open) -> None:
-    killed(again, Register, in_a_fork)
+    killed(again, Asker, in_a_fork)
 
 
-Draw = Callable[[str], bytes]
-
-
-class ReadsFirst(Register):
+class ReadsFirst(Asker):
     """Charges when the answer is known."""
 
-    def answered(self, charge: Charge, request: str, limit: Limit, draw: Draw) -> Answer:
+    def answered(
+        self, charge: Charge, request: str, limit: Limit, draw: Draw, fresh: bool = False
+    ) -> Answer:
         receipt = draw(charge.run_id)
         return super().answered(charge, request, limit, lambda _: receipt)
 
 
-class ShowsFirst(Register):
+class ShowsFirst(Asker):
     """Shows what it has drawn, and commits it then."""
 
     def finish(self, run_id: str, draw: Draw) -> Answer:
@@ -69,7 +70,7 @@ class ShowsFirst(Register):
         return Answer(run_id, receipt, "", False)
 
 
-class ShowsItsOwn(Register):
+class ShowsItsOwn(Asker):
     """Commits first, and shows what it has drawn rather than what stands."""
 
     def finish(self, run_id: str, draw: Draw) -> Answer:
@@ -83,14 +84,14 @@ class ShowsItsOwn(Register):
         return answer._replace(receipt=drawn[0]) if drawn else answer
 
 
-class ChargesAgain(Register):
+class ChargesAgain(Asker):
     """Does not look for an answer that was paid for."""
 
     def find(self, request: str) -> str | None:
         return None
 
 
-class ForgetsTheKilled(Register):
+class ForgetsTheKilled(Asker):
     """Looks for answers, not for requests that have none yet."""
 
     def find(self, request: str) -> str | None:
@@ -98,22 +99,27 @@ class ForgetsTheKilled(Register):
         return found if found is not None and self.read(found) is not None else None
 
 
-class TwoTransactions(Register):
+class TwoTransactions(Asker):
     """Charges and keeps the request one after the other."""
 
     def begin(
-        self, charge: Charge, request: str, limit: Limit, fresh: bool = False
-    ) -> tuple[str, bool]:
-        found = self.find(request)
-        if found is not None:
-            return found, False
+        self,
+        request: str,
+        decide: Callable[[str, Book], Decision],
+        limit: Limit | None,
+        fresh: bool = False,
+    ) -> Begun:
+        if self.find(request) is not None:
+            return super().begin(request, decide, limit, fresh)
+        charge = decide("", Book()).charge
+        assert limit is not None
         self._ledger.charge(charge, *limit)
         with self._ledger.transaction():
             self._ledger.ask(charge.run_id, request)
-        return charge.run_id, True
+        return Begun(charge.run_id, charge, True, None)
 
 
-class DrawsAgain(Register):
+class DrawsAgain(Asker):
     """Commits over what stands."""
 
     def finish(self, run_id: str, draw: Draw) -> Answer:
@@ -134,50 +140,50 @@ class DrawsAgain(Register):
     ],
 )
 def test_a_sabotaged_register_is_caught(
-    again: Open, sabotaged: type[Register], scenario: Callable[[Open, type[Register]], None]
+    again: Open, sabotaged: type[Asker], scenario: Callable[[Open, type[Asker]], None]
 ) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         scenario(again, sabotaged)
 
 
 def test_kinds_are_apart(ledger: Ledger) -> None:
-    sql, table = Register(ledger, "sql"), Register(ledger, "table")
+    sql, table = Asker(ledger, "sql"), Asker(ledger, "table")
     first = sql.answered(charge(1), "asked", LIMIT, lambda _: b"rows")
     assert table.find("asked") is None and table.read(first.run_id) is None
     second = table.answered(charge(2, kind="table"), "asked", LIMIT, lambda _: b"cells")
     assert (second.charged, second.receipt) == (True, b"cells")
     assert sql.find("asked") == first.run_id and table.find("asked") == second.run_id
-    with pytest.raises(AssertionError, match="another kind"):
-        sql.begin(charge(3, kind="table"), "other", LIMIT)
+    with pytest.raises(AssertionError, match="question's kind"):
+        sql.begin("other", lambda _, __: Decision(charge(3, kind="table")), LIMIT)
 
 
-def test_a_run_id_says_the_same_only_of_its_request(ledger: Ledger) -> None:
+def test_the_first_receipt_stays(ledger: Ledger) -> None:
     register = Register(ledger, "sql")
-    run_id, charged = register.begin(charge(1), "asked", LIMIT)
-    assert charged and register.read(run_id) is None
-    register.resume(run_id, "asked")
-    for run, request, words in (
-        (1, "other", "another question"), (5, "asked", "no sql with this run id"),
-    ):  # fmt: skip
-        with pytest.raises(PolicyError, match=words) as caught:
-            register.resume(charge(run).run_id, request)
-        assert caught.value.field == "--resume"
-    with pytest.raises(PolicyError, match="no table"):
-        Register(ledger, "table").resume(run_id, "asked")
-    register.commit(run_id, b"8")
-    register.commit(run_id, b"9")
-    answer = register.read(run_id)
+    begun = register.begin("asked", lambda _, __: Decision(charge(1)), LIMIT)
+    assert begun.charged and register.read(begun.run_id) is None
+    register.commit(begun.run_id, b"8")
+    register.commit(begun.run_id, b"9")
+    answer = register.read(begun.run_id)
     assert answer is not None and answer.receipt == b"8"
+    again = register.begin("asked", lambda _, __: Decision(charge(2)), LIMIT)
+    assert again == begun._replace(charged=False, receipt=b"8")
     with pytest.raises(PolicyError, match="no charge"):
         register.commit(charge(7).run_id, b"8")
-    assert [c.run_id for c in ledger.entries()] == [run_id]
+    assert [c.run_id for c in ledger.entries()] == [begun.run_id]
+
+
+def test_a_receipt_without_a_draw_is_committed_with_its_charge(ledger: Ledger) -> None:
+    register = Register(ledger, "sql")
+    begun = register.begin("asked", lambda _, __: Decision(charge(1), b""), LIMIT)
+    assert begun.receipt == b"" and register.read(begun.run_id) is not None
+    assert register.begin("asked", lambda _, __: Decision(charge(2), b""), LIMIT, True).charged
 
 
 def test_data_sets_are_apart(again: Open, tmp_path: Path) -> None:
     with contextlib.closing(again()) as ledger:
-        Register(ledger, "sql").answered(charge(1), "asked", LIMIT, lambda _: b"8")
+        Asker(ledger, "sql").answered(charge(1), "asked", LIMIT, lambda _: b"8")
     with contextlib.closing(open_ledger(tmp_path / "ledger.db", "weather")) as other:
-        register = Register(other, "sql")
+        register = Asker(other, "sql")
         assert register.read(charge(1).run_id) is None and register.find("asked") is None
 
 
@@ -194,7 +200,7 @@ def test_data_sets_are_apart(again: Open, tmp_path: Path) -> None:
 def test_an_edited_receipt_is_noticed(again: Open, tmp_path: Path, edit: str, sealed: bool) -> None:
     """By the seal, and where somebody has sealed the ledger again, by its own digest."""
     with contextlib.closing(again()) as ledger:
-        register = Register(ledger, "sql")
+        register = Asker(ledger, "sql")
         register.answered(charge(1), "asked", LIMIT, lambda _: b"C = 8")
         with sqlite3.connect(tmp_path / "ledger.db") as db:
             db.execute(edit)
@@ -204,13 +210,13 @@ def test_an_edited_receipt_is_noticed(again: Open, tmp_path: Path, edit: str, se
         with pytest.raises(PolicyError):
             register.read(charge(1).run_id)
     with contextlib.closing(again()) as ledger, pytest.raises(PolicyError):
-        Register(ledger, "sql").find("asked")
-        Register(ledger, "sql").read(charge(1).run_id)
+        Asker(ledger, "sql").find("asked")
+        Asker(ledger, "sql").read(charge(1).run_id)
 
 
 def test_only_bytes_that_stand_in_the_ledger_are_large(ledger: Ledger) -> None:
     """A megabyte of rows is an answer like any other, byte for byte."""
     rows = bytes(range(256)) * 4096
-    register = Register(ledger, "sql")
+    register = Asker(ledger, "sql")
     assert register.answered(charge(1), "asked", LIMIT, lambda _: rows).receipt == rows
     assert register.answered(charge(2), "asked", LIMIT, lambda _: b"").receipt == rows

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.file import SCHEMA_VERSION
@@ -17,6 +16,7 @@ from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.ledger.seal import check_old_seal
 from dpstream.state.sqlite import database
 from dpstream.state.sqlite.database import sqlite3
+from tests.state.ledger.conformance import Asker
 from tests.state.ledger.test_sqlite import DELTA, EPSILON, charge
 
 
@@ -179,7 +179,7 @@ def test_a_ledger_of_version_3_goes_on(tmp_path: Path) -> None:
     assert [e.charge.kind for e in read_ledger(path)] == [kind for _, kind, _, _ in ENTRIES_3]
     assert path.read_bytes() == before
     with contextlib.closing(open_ledger(path, "flights")) as ledger:
-        register = Register(ledger, "choice")
+        register = Asker(ledger, "choice")
         answer = register.read("0b" * 16)
         assert answer is not None and answer.receipt == b'{"contributions":8}'
         assert answer.digest == "24ecb9dcc983d49623b05dd1737ed922"  # as job files name it

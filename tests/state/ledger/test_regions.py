@@ -14,15 +14,23 @@ from dpstream.accounting.regions import coarsening, dimensions, snapping
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.balances import Balances
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.ledger.orders import Order, Paid, SessionRefusedError, Views
-from dpstream.state.ledger.regions import RegionAccount
+from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.database import sqlite3
 from tests.accounting.regions.spaces import amounts_of, members, some_boxes
 from tests.accounting.regions.test_snapping import inward
 from tests.state.ledger import region_conformance as suite
 from tests.state.ledger.conformance import in_a_fork
-from tests.state.ledger.region_conformance import SCENARIOS, Open, account, initials, order, table
+from tests.state.ledger.region_conformance import (
+    SCENARIOS,
+    Open,
+    Paid,
+    Payer,
+    account,
+    initials,
+    order,
+    table,
+)
 
 Scenario = Callable[[Open, Any], None]
 
@@ -40,12 +48,12 @@ def again(tmp_path: Path) -> Open:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_on_sqlite(again: Open, scenario: Scenario) -> None:
-    scenario(again, RegionAccount)
+    scenario(again, Payer)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_on_spanner(url: str, scenario: Scenario) -> None:
-    scenario(lambda: open_ledger(url, "people"), RegionAccount)
+    scenario(lambda: open_ledger(url, "people"), Payer)
 
 
 @pytest.mark.slow
@@ -59,11 +67,11 @@ def test_ten_thousand_random_queries(tmp_path: Path, scenario: Any) -> None:
             ledger._db.execute("PRAGMA synchronous = OFF")
             return ledger
 
-        scenario(opened, RegionAccount, 100)
+        scenario(opened, Payer, 100)
 
 
 def test_killed_as_by_a_signal(again: Open) -> None:
-    suite.killed(again, RegionAccount, in_a_fork)
+    suite.killed(again, Payer, in_a_fork)
 
 
 def test_decided_again_when_overtaken(url: str) -> None:
@@ -159,7 +167,7 @@ def test_entries_that_are_not_what_was_written(again: Open, tmp_path: Path, dama
 # --- sabotaged twins -----------------------------------------------------------------------------
 
 
-class Stale(RegionAccount):
+class Stale(Payer):
     """Decides on what it saw before the transaction."""
 
     def _prepared(self, order: Order) -> Balances:
@@ -169,7 +177,7 @@ class Stale(RegionAccount):
         return self._state if self._ledger.book().charges else super()._refreshed()
 
 
-class Early(RegionAccount):
+class Early(Payer):
     """Resolves predicates before the transaction; ``before``: what others do in between."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -189,10 +197,10 @@ class Late(Early):
     def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
         for act in self.before:
             act()
-        return RegionAccount.pay(self, request, order, fresh)
+        return Payer.pay(self, request, order, fresh)
 
 
-class TwoTransactions(RegionAccount):
+class TwoTransactions(Payer):
     """Charges, and notes the request in another transaction."""
 
     def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
@@ -252,7 +260,7 @@ def test_sabotaged_arithmetic_fails(
 ) -> None:
     monkeypatch.setattr(where, name, worse)
     with pytest.raises(AssertionError):
-        scenario(again, RegionAccount)
+        scenario(again, Payer)
 
 
 # --- what decisions depend on ---------------------------------------------------------------------

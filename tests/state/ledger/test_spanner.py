@@ -14,7 +14,6 @@ import pytest
 from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger import contract
-from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.contract import LedgerMovedError
 from dpstream.state.ledger.lineage import begun_epoch, enter, promise
 from dpstream.state.ledger.open import open_ledger, read_ledger
@@ -26,7 +25,7 @@ from dpstream.state.sqlite.store import SqliteStore
 from tests import emulator
 from tests.faults.unsure import Network
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
-from tests.state.ledger.conformance import LIMIT, SCENARIOS, Open, charge, rows
+from tests.state.ledger.conformance import LIMIT, SCENARIOS, Asker, Open, charge, rows
 from tests.state.ledger.starters import CHARGE
 from tests.state.ledger.test_sqlite import DELTA, EPSILON, most
 from tests.state.ledger.test_sqlite import charge as gaussian
@@ -43,8 +42,8 @@ def again(url: str) -> Open:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_register(again: Open, scenario: Callable[[Open, type[Register]], None]) -> None:
-    scenario(again, Register)
+def test_register(again: Open, scenario: Callable[[Open, type[Asker]], None]) -> None:
+    scenario(again, Asker)
 
 
 def test_rows(again: Open) -> None:
@@ -123,10 +122,10 @@ def test_only_what_is_new_is_read(again: Open, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Replica, "add_entry", noted)
     promise(one, charge(7, 0.1), *WIDE)
-    Register(one, "sql").answered(charge(8, 0.1), "asked", WIDE, lambda _: b"rows")
+    Asker(one, "sql").answered(charge(8, 0.1), "asked", WIDE, lambda _: b"rows")
     assert seen == [6, 7]
     assert begun_epoch(two, charge(7).run_id) == -1 and seen == [6, 7, 6, 7]
-    answer = Register(two, "sql").read(charge(8).run_id)
+    answer = Asker(two, "sql").read(charge(8).run_id)
     assert answer is not None and answer.receipt == b"rows" and len(seen) == 4
 
 
@@ -134,8 +133,8 @@ def test_data_sets_are_apart(again: Open, url: str) -> None:
     first, other = again(), open_ledger(url, "weather")
     assert first.charge(charge(1, 3.5), *LIMIT) and other.charge(charge(2, 3.5), *LIMIT)
     assert other.charge(charge(1, 0.1), *LIMIT)  # the same run on other data
-    Register(first, "sql").answered(charge(4, 0.01), "asked", LIMIT, lambda _: b"1")
-    assert Register(other, "sql").find("asked") is None
+    Asker(first, "sql").answered(charge(4, 0.01), "asked", LIMIT, lambda _: b"1")
+    assert Asker(other, "sql").find("asked") is None
     assert [entry.data_set for entry in read_ledger(url)] == [
         "flights", "weather", "weather", "flights",
     ]  # fmt: skip
@@ -146,12 +145,13 @@ def test_data_sets_are_apart(again: Open, url: str) -> None:
 def test_large_receipts_lie_in_pieces(again: Open, url: str) -> None:
     large = bytes(range(256)) * (9 << 12)  # more than two cells
     for run, receipt in ((1, large), (2, b"")):
-        register = Register(again(), "sql")
-        run_id, charged = register.begin(charge(run), str(run), WIDE)
+        register = Asker(again(), "sql")
+        begun = register.charged(charge(run), str(run), WIDE)
+        run_id, charged = begun.run_id, begun.charged
         register.commit(run_id, receipt)
         done = register.read(run_id)
         assert charged and done is not None and done.receipt == receipt
-        assert Register(again(), "sql").read(run_id) == done
+        assert Asker(again(), "sql").read(run_id) == done
     with connect(url).snapshot() as look:
         [[pieces]] = look.execute_sql("SELECT COUNT(*) FROM LedgerReceipts")
     assert pieces == 3 + 1
@@ -175,7 +175,7 @@ def test_charges_whose_outcome_is_unknown(
     with network.between(connect(url)):
         told = [book.charge(gaussian(run), EPSILON, 1.0) for run in range(6) for book in (one, two)]
         answers = [
-            Register(book, "sql").answered(
+            Asker(book, "sql").answered(
                 charge(50 + n, 0.1), "asked", (99.0, 1.0), lambda run_id: run_id.encode()
             )
             for n, book in enumerate((one, two))
@@ -272,7 +272,7 @@ def test_processes_never_overspend(url: str, processes: int, many: int) -> None:
 KILLED = """
 import os, signal, sys
 from dpstream.state.ledger import spanner
-from dpstream.state.ledger.answers import Register
+from tests.state.ledger.conformance import Asker
 from dpstream.state.ledger.open import open_ledger
 from tests.state.ledger.conformance import charge
 
@@ -299,7 +299,7 @@ def draw(run_id):
 
 spanner.commit = commit
 ledger = open_ledger(url, "flights")
-print(Register(ledger, "sql").answered(charge(run), request, (99.0, 1e-3), draw).receipt)
+print(Asker(ledger, "sql").answered(charge(run), request, (99.0, 1e-3), draw).receipt)
 """
 KILLS = ("charge before", "charge behind", "draw", "receipt before", "receipt behind")
 
@@ -315,7 +315,7 @@ def test_kill_minus_nine(again: Open, url: str, point: str) -> None:
     assert process.returncode == -signal.SIGKILL, errors
     paid = [entry.charge for entry in read_ledger(url)]
     assert paid == ([] if point == "charge before" else [charge(1)])
-    done = Register(again(), "sql").answered(charge(2), "asked", WIDE, lambda r: b"second")
+    done = Asker(again(), "sql").answered(charge(2), "asked", WIDE, lambda r: b"second")
     assert done.charged is (point == "charge before")
     assert done.run_id == charge(2 if done.charged else 1).run_id
     assert done.receipt == (

@@ -16,13 +16,13 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.state.ledger import file, sqlite
-from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge, Head
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.lineage import begun_epoch, promise
 from dpstream.state.ledger.open import open_ledger, read_ledger
 from dpstream.state.ledger.seal import put_seal
 from dpstream.state.sqlite.database import sqlite3
+from tests.state.ledger.conformance import Asker
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -129,7 +129,7 @@ def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> N
     ledger = open_ledger(path, "flights")
     ledger.charge(charge(1), EPSILON, DELTA)
     asked = msgspec.structs.replace(charge(2), kind="sql")
-    Register(ledger, "sql").begin(asked, "question", (EPSILON, DELTA))
+    Asker(ledger, "sql").charged(asked, "question", (EPSILON, DELTA))
     promise(ledger, charge(4), EPSILON, DELTA)
     ledger.entries()
     with sqlite3.connect(path) as db:

@@ -9,14 +9,13 @@ import pytest
 from google.cloud import spanner
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.lineage import promise
 from dpstream.state.ledger.open import create_ledger, ledger_exists, open_ledger, read_ledger
 from dpstream.state.ledger.tables import COLUMNS_OF, DDL, answers_of, pieces_of
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables
 from tests import emulator
-from tests.state.ledger.conformance import LIMIT, charge
+from tests.state.ledger.conformance import LIMIT, Asker, charge
 
 WIDE = (99.0, 1e-3)
 
@@ -54,9 +53,9 @@ def filled(url: str) -> None:
         for run in range(3):
             ledger.charge(charge(run, 0.1), *WIDE)
         promise(ledger, charge(7, 0.1), *WIDE)
-        register = Register(ledger, "sql")
+        register = Asker(ledger, "sql")
         register.answered(charge(8, 0.1), "asked", WIDE, lambda _: b"rows")
-        register.begin(charge(9, 0.1), "cut off", WIDE)
+        register.charged(charge(9, 0.1), "cut off", WIDE)
 
 
 DAMAGE = {
@@ -132,7 +131,7 @@ def test_damage_below_an_open_ledger(url: str) -> None:
     ledger = open_ledger(url, "flights")
     edit(url, DAMAGE["an edited receipt"])
     with pytest.raises(PolicyError, match="is damaged"):
-        Register(ledger, "sql").read(charge(8).run_id)
+        Asker(ledger, "sql").read(charge(8).run_id)
     edit(url, DAMAGE["a removed last commit"])
     with pytest.raises(PolicyError, match="is damaged"):
         ledger.charge(charge(20, 0.1), *WIDE)
@@ -195,7 +194,7 @@ def test_pieces_of_a_receipt(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pieces_of("r", b"") == [("r", 0, "")]
     assert [row[:2] for row in pieces_of("r", b"12345678")] == [("r", 0), ("r", 1), ("r", 2)]
     ledger = open_ledger(url, "flights")
-    Register(ledger, "sql").answered(charge(1, 0.1), "asked", WIDE, lambda _: b"12345678")
+    Asker(ledger, "sql").answered(charge(1, 0.1), "asked", WIDE, lambda _: b"12345678")
     [row] = answers_of(connect(url), None)
     assert row.receipt == b"12345678"
     edit(url, "DELETE FROM LedgerReceipts WHERE Piece = 1")

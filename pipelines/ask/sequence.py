@@ -1,0 +1,126 @@
+"""Ask a question: charge, read, draw, commit, and only then show the answer.
+
+The order is the guarantee, and this module is its only place:
+
+1. *charge*: decision, charge and request are one transaction of the account, durable before a
+   private row is read.  So there is no draw without a charge, and no charge whose run id is lost.
+2. *draw*: rows are read and noise is drawn, named by the run id of that charge and by a digest of
+   the very numbers that it is added to (`dp_transforms.noise.inputs`).
+3. *commit*: the receipt, which is the public answer, is committed; the first one stays.
+4. *show*: what anybody sees is what is read back.
+
+**Killed at any moment.**  Before the end of 1 nothing was charged and nothing was read.  Between 1
+and 3 nothing was shown: the same question continues under its run id, on whatever rows there are
+then, at no charge.  It is never refused because rows changed: its noise on other rows is
+independent.  Behind 3 the same question is answered with the committed bytes and their date,
+without a look at the rows.
+
+**What asking again tells.**  A request is the keyed digest of the question, of where its inputs
+lie and of a public label (``as_of``), never of rows.  So neither the charge nor the answer of a
+repeated question depends on whether a row changed meanwhile; ``fresh`` is a new charge.  An input
+that changes *while* it is read is refused by its stamp, because its answer would be of no state of
+the data; asking again continues that charge.
+
+**Two who ask at once** get one charge, and read the one receipt that stands.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
+from dpstream.pipelines.ask.question import ONCE, Asking, Question
+from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.contract import Ledger, Limit
+from dpstream.state.run_ids import new_run_id
+
+#: Characters of a label.
+_LABEL = 400
+
+
+def ask(
+    question: Question, ledger: Ledger, limit: Limit | None, keys: KeyRing, how: Asking = ONCE
+) -> Answer:
+    """The answer of a question; see the module.
+
+    Args:
+        ledger: the account of the data set; limit: its (epsilon, delta), ``None``: the question's
+            own rules decide alone.
+        keys: of the data set's secret.
+
+    Raises:
+        DpstreamError: the question is refused, or failed; the module says what was charged.
+    """
+    register = Register(ledger, question.kind)
+    request = request_of(question.kind, question.identity, keys, how.as_of)
+    run_id = None if how.fresh else register.find(request)
+    answer = None if run_id is None else register.read(run_id)
+    if answer is not None:
+        return answer
+    question.check(keys)
+    begun = register.begin(request, question.decide, limit, how.fresh)
+    if begun.receipt is None:
+        register.commit(begun.run_id, drawn(question, begun.charge, keys))
+    answer = register.read(begun.run_id)
+    if answer is None:
+        raise InvariantError("a committed answer is read back")
+    return answer._replace(charged=begun.charged)
+
+
+def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:
+    """The answer of a question that is charged nowhere: asked again, it spends again.
+
+    Args:
+        keys: of a secret; ``None``: it is drawn for this answer alone, as the run id is, and
+            forgotten.
+    """
+    with _thrown_away() if keys is None else contextlib.nullcontext(keys) as ring:
+        question.check(ring)
+        return drawn(question, question.decide(new_run_id(), Book()).charge, ring)
+
+
+def request_of(kind: ChargeKind, identity: Sequence[bytes], keys: KeyRing, as_of: str = "") -> str:
+    """The keyed digest by which a question is known in its account.
+
+    Args:
+        kind, identity: of the question (`ask.question.Question`).
+
+    Raises:
+        UsageError: the label is not printable, or too long.
+    """
+    if len(as_of) > _LABEL or not (as_of.isprintable() or not as_of):
+        raise UsageError(
+            "as_of", f"must be at most {_LABEL} printable characters", "write e.g. 2024-06-30"
+        )
+    return keys.source_fingerprint([b"question", kind.encode(), as_of.encode(), *identity])
+
+
+def drawn(question: Question, charge: Charge, keys: KeyRing) -> bytes:
+    """The receipt of a charged question, unless an input changed while it was read.
+
+    Raises:
+        PolicyError: it did.
+    """
+    before = question.stamp()
+    receipt = question.draw(charge, keys)
+    if question.stamp() != before:
+        raise PolicyError(
+            "input", "changed while it was read; nothing was published",
+            "ask again when it is at rest: this charge continues, and nothing more is charged",
+        )  # fmt: skip
+    return receipt
+
+
+@contextlib.contextmanager
+def _thrown_away() -> Iterator[KeyRing]:
+    """A key ring of one answer alone."""
+    secret = bytearray(os.urandom(KEY_BYTES))
+    try:
+        ring = KeyRing(secret)
+    finally:
+        wipe(secret)
+    with ring:
+        yield ring

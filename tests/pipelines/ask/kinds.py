@@ -1,0 +1,148 @@
+"""One small world for each kind of question, asked by its real command, and changes of its rows.
+
+A world is that of `tests.faults.filecalls.commands`; what is compared is all that a command leaves
+and says, but for its own private inputs.
+"""
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click.testing
+import pyarrow as pa
+import pyarrow.csv
+
+import dpstream
+from dpstream.pipelines.cli.main import cli
+from tests.faults.filecalls.commands import COMMANDS, Command
+
+#: What rows there are: those of the world, without one unit's, or none.
+ROWS = ("same", "neighbour", "empty")
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Kind(NamedTuple):
+    """A kind of question in its world.
+
+    Attributes:
+        command: of the world; ask: asks its question in the current folder, with more options.
+        change: makes the rows those of a name of ``ROWS``.
+        private: names of files and folders that hold rows.
+        lost: output that is removed before the question is asked again.
+    """
+
+    command: Command
+    ask: Callable[..., Said]
+    change: Callable[[str], None]
+    private: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def within(folder: Path) -> Iterator[None]:
+    """The current folder, for a while."""
+    with contextlib.chdir(folder):
+        yield
+
+
+def typed(*words: str) -> Said:
+    """A command of the program, in this process."""
+    done = click.testing.CliRunner().invoke(cli, list(words), prog_name="dpstream")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Said(done.exit_code, done.stdout, done.stderr)
+
+
+def account_of(path: Path) -> list[str]:
+    """All that an account's file holds."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return list(db.iterdump())
+
+
+def left(folder: Path, private: tuple[str, ...]) -> dict[str, bytes | list[str]]:
+    """All files below a folder but the private inputs; of the account what it holds."""
+    out: dict[str, bytes | list[str]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not name.startswith(private):
+            is_account = name == "account/ledger.db"
+            out[name] = account_of(path) if is_account else path.read_bytes()
+    return out
+
+
+def _lines(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
+    """Changes a text file whose lines are rows, the first a header."""
+
+    def change(rows: str) -> None:
+        path, whole = Path(name), Path(f"{name}.whole")
+        if not whole.exists():
+            shutil.copyfile(path, whole)
+        head, *lines = whole.read_text().splitlines(keepends=True)
+        kept = {"same": lines, "empty": [], "neighbour": [x for x in lines if not unit(x)]}[rows]
+        path.write_text("".join([head, *kept]))
+
+    return change
+
+
+def _session(rows: str) -> None:
+    """Records are added to a session's table; nobody can take all of them away again."""
+    if rows != "same":
+        Path("more.csv").write_text(f"name,a,epsilon\n{rows},1,2\n")
+        said = typed("session", "add", "small.toml", "more.csv")
+        assert said.code == 0, said.stderr
+
+
+def _by_command(name: str, *more: str) -> Callable[..., Said]:
+    def ask(*options: str) -> Said:
+        return typed(*COMMANDS[name].words, *more, *options)
+
+    return ask
+
+
+def _frame(*options: str) -> Said:
+    """A DataFrame function, with the options of the commands."""
+    account: Any = dpstream.LedgerAccount("account/ledger.db", "d", epsilon=40, delta=1e-5)
+    types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
+    table = pa.csv.read_csv("in.csv", convert_options=pa.csv.ConvertOptions(column_types=types))
+    how: dict[str, Any] = {"fresh": "--fresh" in options}
+    how |= {"as_of": options[options.index("--as-of") + 1]} if "--as-of" in options else {}
+    answer = dpstream.count(
+        table, unit="user", key="page", epsilon=5.0, max_keys=4, max_rows=5, account=account,
+        noise_key="file:noise.key", **how,
+    )  # fmt: skip
+    return Said(0, f"{answer.guarantee}\n{answer.table.to_pylist()}", "")
+
+
+def _of_user_7(line: str) -> bool:
+    return line.startswith("7,")
+
+
+USERS = _lines("in.csv", _of_user_7)
+VISITS = ("in.csv", "in.csv.whole")
+KINDS = {
+    "frame": Kind(COMMANDS["sql"], _frame, USERS, VISITS),
+    "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS),
+    "tuning": Kind(COMMANDS["choose"], _by_command("choose"), USERS, VISITS, ("chosen.toml",)),
+    "workload pure": Kind(
+        COMMANDS["answer --pure"], _by_command("answer --pure"), USERS, VISITS, ("answers",)
+    ),
+    "session": Kind(
+        COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
+        ("small.csv", "more.csv", "small.table"),
+    ),
+    "census": Kind(
+        COMMANDS["tabulate execute"], _by_command("tabulate execute"),
+        _lines("data/person-records.txt", lambda line: line.startswith("023|")),
+        ("data/", "dead_letter"), ("out",),
+    ),
+}  # fmt: skip

@@ -1,0 +1,115 @@
+"""Files of an answer: archived under their receipt, published whole, restored from the archive."""
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of, is_written
+
+NAMES = ["a.csv", "deep/er/b.csv"]
+RECEIPT = b"receipt"
+
+
+def kept(archive: Archive, receipt: bytes = RECEIPT) -> dict[str, Written]:
+    """Two files, archived."""
+    with archive.draft() as draft:
+        assert stat.S_IMODE(os.stat(draft).st_mode) == 0o700
+        (draft / "deep" / "er").mkdir(parents=True)
+        for name in NAMES:
+            (draft / name).write_text(name)
+        (draft / "left.tmp").write_text("of a worker that was cut off")
+        files = archive.seal(draft, NAMES)
+        archive.keep(draft, receipt)
+    return files
+
+
+def published(archive: Archive, out: Path, files: dict[str, Written]) -> list[str]:
+    def fill(into: Path, names: Iterable[str]) -> None:
+        archive.take(RECEIPT, files, names, into)
+
+    return Output(out, "manifest").publish(RECEIPT, files, fill)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def hidden(folder: Path) -> list[Path]:
+    return list(folder.glob(".*"))
+
+
+def test_what_is_kept_is_private_and_published_whole(tmp_path: Path) -> None:
+    archive, out = Archive(tmp_path / "answers"), tmp_path / "deep" / "out"
+    files = kept(archive)
+    assert sorted(files) == sorted(NAMES)
+    [place] = (tmp_path / "answers").iterdir()
+    assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    assert {stat.S_IMODE((place / name).stat().st_mode) for name in NAMES} == {0o600}
+    assert published(archive, out, files) == []
+    assert content(out) == {"manifest": RECEIPT} | {name: name.encode() for name in NAMES}
+    assert stat.S_IMODE((out / NAMES[0]).stat().st_mode) & 0o444
+    assert hidden(out.parent) == hidden(tmp_path) == hidden(tmp_path / "answers") == []
+    assert published(archive, out, files) == []
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_file_is_written_again(tmp_path: Path, damage: str) -> None:
+    archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
+    files = kept(archive)
+    published(archive, out, files)
+    was, path = content(out), out / NAMES[1]
+    path.write_text("x") if damage == "changed" else path.unlink()
+    assert published(archive, out, files) == [NAMES[1]] and content(out) == was
+
+
+def test_what_else_stands_there_is_not_touched(tmp_path: Path) -> None:
+    archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
+    files = kept(archive)
+    out.mkdir()
+    (out / "mine").write_text("mine")
+    with pytest.raises(PolicyError):
+        published(archive, out, files)
+    with pytest.raises(PolicyError):
+        Output(out, "manifest").check(None)
+    (out / "manifest").write_bytes(b"another receipt")
+    with pytest.raises(PolicyError):
+        published(archive, out, files)
+    assert (out / "mine").read_text() == "mine" and hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str) -> None:
+    archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
+    files = kept(archive)
+    [place] = (tmp_path / "answers").iterdir()
+    if damage == "gone":
+        (place / NAMES[0]).unlink()
+    else:
+        (place / NAMES[0]).write_text("other")
+    with pytest.raises(PolicyError) as caught:
+        published(archive, out, files)
+    assert "--fresh" in caught.value.fix and not out.exists() and hidden(tmp_path) == []
+
+
+def test_a_draft_that_is_not_kept_goes(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "answers")
+    with archive.draft() as draft:
+        (draft / NAMES[0]).write_text("x")
+        with pytest.raises(RunError):
+            archive.seal(draft, NAMES)
+    assert list((tmp_path / "answers").iterdir()) == []
+    kept(archive)
+    files = kept(archive)  # the same receipt again, of somebody who was cut off
+    assert len(list((tmp_path / "answers").iterdir())) == 1
+    assert published(archive, tmp_path / "out", files) == []
+
+
+def test_the_archive_lies_beside_the_account(tmp_path: Path) -> None:
+    assert archive_of(tmp_path / "l.db", tmp_path / "x") == tmp_path / "l.db.answers"
+    assert archive_of("spanner://p/i/d", tmp_path).parent == tmp_path
+    assert not is_written(tmp_path / "none", Written(1, ""))
