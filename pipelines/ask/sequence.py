@@ -107,11 +107,16 @@ def drawn(question: Question, charge: Charge, keys: KeyRing) -> bytes:
     before = question.stamp()
     receipt = question.draw(charge, keys)
     if question.stamp() != before:
-        raise PolicyError(
-            "input", "changed while it was read; nothing was published",
-            "ask again when it is at rest: this charge continues, and nothing more is charged",
-        )  # fmt: skip
+        raise changed()
     return receipt
+
+
+def changed() -> PolicyError:
+    """Where an input changed while a charged question read it."""
+    return PolicyError(
+        "input", "changed while it was read; nothing was published",
+        "ask again when it is at rest: this charge continues, and nothing more is charged",
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -59,9 +59,10 @@ class StatementQuestion:
         runner: Runner | None = None,
     ) -> None:
         self._question, self._catalog, self._source = question, catalog, source
-        self._shards = shards
+        self._shards, self._runner = shards, runner
         self._tables = inputs_of(question, catalog)
-        self._spread = None if runner is None else Spread(runner, question, catalog, shards)
+        self._declared = sorted({name for name, _ in catalog.declared_keys} & self._tables)
+        self._checked: object = None
 
     @property
     def identity(self) -> Sequence[bytes]:
@@ -69,10 +70,14 @@ class StatementQuestion:
         return identity_of(self._question, self._catalog)
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: on tables without rows."""
+        """As `ask.question.Question` says: on tables without rows.
+
+        Declared keys are checked in the files as they are now: ``draw`` refuses others.
+        """
         check(self._question, self._catalog)
-        declared = {name for name, _ in self._catalog.declared_keys} & self._tables
-        contents = {name: table_parts(self._catalog.tables[name]) for name in sorted(declared)}
+        self._workers()
+        self._checked = stamps(self._catalog, self._declared)
+        contents = {name: table_parts(self._catalog.tables[name]) for name in self._declared}
         require_registered(self._catalog, self._tables, keys, contents)
         require_fitting(self._catalog, self._tables)
 
@@ -86,9 +91,16 @@ class StatementQuestion:
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        spread = self._spread
+        if stamps(self._catalog, self._declared) != self._checked:
+            raise sequence.changed()
+        spread = self._workers()  # lists the pieces of files, behind the first stamp
         place = None if spread is None else spread.place(self._source, keys, charge.run_id)
         return drawn(self._question, self._catalog, keys, charge, self._shards, place)
+
+    def _workers(self) -> Spread | None:
+        if self._runner is None:
+            return None
+        return Spread(self._runner, self._question, self._catalog, self._shards)
 
 
 def ask(

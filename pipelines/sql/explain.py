@@ -1,6 +1,5 @@
 """What statements would cost, whether they would be answered, and how good their answers would be;
-charges nothing.  Of the data nothing is read; files are hashed only where the ledger holds a charge
-of the same statement, to tell whether its answer is given again for free.
+charges nothing.  Of the data nothing is read.
 
 All of it is public: plans, noise and thresholds are fixed before a row is read, and the ledger
 holds figures of guarantees only.  Bounds that the query would choose are not known yet: the noise

@@ -108,9 +108,10 @@ def table_parts(table: Table) -> list[bytes]:
 def place_of(table: Table, folder: Path) -> bytes:
     """Where a table lies, seen from a folder, as a part of a question's identity: no password, and
     nothing of rows."""
-    place = _address(table) if table.kind == "postgresql" else table.place
-    if os.path.isabs(place):
-        place = os.path.relpath(place, folder)
+    if table.kind == "postgresql":
+        place = _address(table)
+    else:
+        place = os.path.relpath(sqlite_file(table.place), folder)
     return f"{table.name}\0{table.kind}\0{place}".encode()
 
 

@@ -6,7 +6,8 @@ an answer to say: the data's owner checks it, by ``dpstream sql check``, before 
 may be said there, and why:
 
 * The owner sees all rows anyway; the check is part of publishing the catalog, not a question.
-* A question only learns whether a note for these very files is there.  Among the data sets that
+* A new question only learns whether a note for these very files is there; one that was answered is
+  answered again without a look.  Among the data sets that
   the guarantee is about (all keys unique) the check has one outcome, so that neither it nor the
   note tells two neighbours apart; that files changed since is told by their change alone.
 * So a question never runs the check itself: its refusal would say, for free and as often as
