@@ -46,6 +46,7 @@ STATEMENT = (
 )
 _WARM = """
 import json, resource, sys, time
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
@@ -56,7 +57,7 @@ for _ in range(repeats + 1):
     question_of(text, catalog)
     validated = time.perf_counter() - wall
     wall, cpu = time.perf_counter(), time.process_time()
-    answer = ask(catalog, text, fresh=True)
+    answer = ask(catalog, text, Asking(fresh=True))
     out.append((time.perf_counter() - wall, time.process_time() - cpu, validated,
                 answer.table.num_rows))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

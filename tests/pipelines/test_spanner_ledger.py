@@ -26,7 +26,7 @@ from tests import emulator
 from tests.faults.processes import files
 from tests.pipelines.session import small
 from tests.pipelines.sql import test_registration
-from tests.pipelines.sql.asking import COUNTED, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, FRESH, data_set, dp
 from tests.pipelines.tabulation.executing import content, executed
 from tests.pipelines.tabulation.office import office
 from tests.pipelines.test_spanner_job import call, write_job
@@ -142,10 +142,10 @@ def test_a_question(tmp_path: Path, url: str) -> None:
         ask(catalog, test_registration._TEXT)
     register(catalog)
     assert catalog.notebook.parent == tmp_path and catalog.notebook.stat().st_mode & 0o077 == 0
-    assert ask(catalog, test_registration._TEXT, fresh=True).charged and len(charges(url)) == 2
+    assert ask(catalog, test_registration._TEXT, FRESH).charged and len(charges(url)) == 2
     spread = ask(catalog, dp("COUNT(*) AS n", "FROM visits"), runner=Runner("DirectRunner"))
     assert spread.charged and len(charges(url)) == 3
-    assert not list(tmp_path.glob(".dpstream-sql-*"))
+    assert not list(tmp_path.glob(".dpstream-work-*"))
 
 
 def test_a_table(tmp_path: Path, url: str) -> None:
@@ -154,7 +154,7 @@ def test_a_table(tmp_path: Path, url: str) -> None:
     first = executed(made, tmp_path / "out", ledger=place)
     assert first.charged and [c.kind for c in charges(url)] == ["table"]
     again = executed(made, tmp_path / "again", ledger=place)
-    assert again.drawn and not again.charged
+    assert first.drawn and not again.drawn and not again.charged  # restored from the archive
     assert content(tmp_path / "out") == content(tmp_path / "again")
     assert len(charges(url)) == 1
 

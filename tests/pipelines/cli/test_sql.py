@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.sql import ask
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
 from tests.pipelines.sql.test_registration import people, shop
 
@@ -35,19 +34,18 @@ def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
     assert "Charged (2" in _run(path, _TEXT, "--fresh").stderr
     as_json = json.loads(_run(path, _TEXT, "--json").stdout)
     assert as_json["charged"] is False and set(as_json["rows"][0]) == {"values", "intervals"}
-    assert len(charges(tmp_path)) == 2
-
-
-def test_an_old_answer_on_a_server_s_rows_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = data_set(tmp_path)
-    assert "not compared" not in _run(path, _TEXT).stderr
-    assert "not compared" not in _run(path, _TEXT).stderr  # a file is compared
-    monkeypatch.setattr(ask, "uncompared", lambda catalog, tables: tuple(tables))
-    again = _run(path, _TEXT)
-    assert "first answered 20" in again.stderr and "--fresh asks anew" in again.stderr
-    assert json.loads(_run(path, _TEXT, "--json").stdout)["uncompared"] == ["visits"]
+    for option in ("--fresh", "--as-of"):
+        assert option in again.stderr
+    may = [_run(path, _TEXT, "--as-of", "May") for _ in range(2)]
+    assert "Charged (2" in may[0].stderr and "first answered 20" in may[1].stderr
+    assert may[0].stdout == may[1].stdout != first.stdout
+    plan = json.loads(_run(path, _TEXT, "--explain", "--as-of", "May", "--json").stdout)
+    assert plan["acceptance"]["charged"] is None
+    plan = json.loads(_run(path, _TEXT, "--explain", "--as-of", "June", "--json").stdout)
+    assert plan["acceptance"]["charged"]["epsilon"] == 2
+    refused = _run(path, _TEXT, "--as-of", "a\nb")
+    assert refused.exit_code == 2 and "Fix:" in refused.stderr
+    assert len(charges(tmp_path)) == 3
 
 
 class _Prompt:
@@ -144,9 +142,11 @@ def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
     assert checked.exit_code == 0 and "rows of the unit of people (person = code)" in checked.stdout
     assert "Unique: people (code)" in checked.stdout
     assert json.loads(_run("check", path, "--json").stdout)["unique_keys"] == [["people", ["code"]]]
-    assert _run(path, asked).exit_code == 0
+    first = _run(path, asked)
+    assert first.exit_code == 0
     people(tmp_path, "900,c5\n")
-    assert _run("check", path).exit_code == _run(path, asked).exit_code == 3
+    assert _run("check", path).exit_code == _run(path, asked, "--fresh").exit_code == 3
+    assert _run(path, asked).stdout == first.stdout  # an answer is given again as it was
 
 
 def test_nothing_published_is_said(tmp_path: Path) -> None:

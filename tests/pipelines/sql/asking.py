@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpstream.dp_transforms.noise.oneshot import OneShot
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
@@ -51,9 +52,12 @@ ALL = (
 )
 
 
-def asked(folder: Path, text: str, **more: Any) -> SqlAnswer:
+FRESH = Asking(fresh=True)
+
+
+def asked(folder: Path, text: str, how: Asking = ONCE, **more: Any) -> SqlAnswer:
     """The answer on a folder's catalog."""
-    return ask(load_catalog(folder / "shop.toml"), text, **more)
+    return ask(load_catalog(folder / "shop.toml"), text, how, **more)
 
 
 def dp(items: str, rest: str = "FROM visits GROUP BY page", options: str = OPTIONS) -> str:

@@ -8,11 +8,18 @@ import duckdb
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import too_large
+from dpstream.pipelines.sql.registration import register
+from dpstream.state.ledger.answers import Register
 from tests.pipelines.sql.asking import (
     ALL,
     COUNTED,
+    FRESH,
     asked,
     charges,
     data_set,
@@ -20,7 +27,11 @@ from tests.pipelines.sql.asking import (
     visits,
     without_noise,
 )
+from tests.pipelines.sql.test_registration import people, shop
 
+#: So that the catalog needs no file for its columns.
+_UNTYPED = 'path = "visits.parquet"\nunit_column = "uid"\n'
+_TYPED = f'{_UNTYPED}columns = {{ uid = "INT64", page = "STRING", seconds = "FLOAT64" }}\n'
 _PUBLIC = "FROM visits AS v RIGHT JOIN (SELECT DISTINCT page FROM pages) AS p ON v.page = p.page "
 
 
@@ -92,16 +103,105 @@ def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:
     assert found.table.num_rows == 1 and abs(found.table["n"][0].as_py() - 4_000) < 1_000
 
 
-def test_fresh_is_a_new_charge_and_changed_data_another_request(tmp_path: Path) -> None:
+def test_fresh_and_as_of_are_new_charges_and_changed_rows_none(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = dp(f"page, {COUNTED} AS n")
-    first, fresh = asked(tmp_path, text), asked(tmp_path, text, fresh=True)
+    first, fresh = asked(tmp_path, text), asked(tmp_path, text, FRESH)
     assert fresh.charged and fresh.header.run_id != first.header.run_id
     assert not fresh.table.equals(first.table)
     assert asked(tmp_path, text).receipt == fresh.receipt  # the last one
     data_set(tmp_path, visits(seed=8))
-    assert asked(tmp_path, text).charged
+    again = asked(tmp_path, text)
+    assert (again.charged, again.receipt) == (False, fresh.receipt)
+    may = asked(tmp_path, text, Asking(as_of="May"))
+    assert may.charged and not may.table.equals(fresh.table)
+    assert asked(tmp_path, text, Asking(as_of="May")).receipt == may.receipt
+    assert asked(tmp_path, text).receipt == fresh.receipt
     assert len(charges(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("runner", [None, Runner("DirectRunner")], ids=["here", "workers"])
+def test_a_repeated_statement_looks_at_no_file(tmp_path: Path, runner: Runner | None) -> None:
+    """Not even at whether a table's file, or a note about its keys, is there."""
+    path = shop(tmp_path)
+    path.write_text(path.read_text().replace(_UNTYPED, _TYPED))
+    register(load_catalog(path))
+    texts = [
+        dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), dp(f"page, {COUNTED} AS n")
+    ]  # fmt: skip
+    first = [asked(tmp_path, text, runner=runner) for text in texts]
+    for name in ("people.csv", "orders.csv", "pages.csv", "visits.parquet", "ledger.db.keys"):
+        (tmp_path / name).unlink()
+    again = [asked(tmp_path, text, runner=runner) for text in texts]
+    assert [one._replace(charged=True) for one in again] == first
+    for text in texts:
+        with pytest.raises((PolicyError, RunError, UsageError)):
+            asked(tmp_path, text, FRESH, runner=runner)
+    assert len(charges(tmp_path)) == 2
+
+
+def test_a_moved_folder_and_a_renamed_catalog_ask_the_same_question(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    data_set(here)
+    first = asked(here, dp(f"page, {COUNTED} AS n"))
+    here.rename(there)
+    (there / "shop.toml").rename(there / "other.toml")
+    again = ask(load_catalog(there / "other.toml"), dp(f"page, {COUNTED} AS n"))
+    assert (again.charged, again.receipt) == (False, first.receipt)
+
+
+def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where somebody has seen the first answer, and restored the account since."""
+    data_set(tmp_path)
+    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = LAPLACE")
+    charged, answers = list[str](), list[tuple[str, float]]()
+    commit = Register.commit
+
+    def lost(register: Register, run_id: str, receipt: bytes) -> None:
+        charged.append(run_id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Register, "commit", lost)
+    with pytest.raises(KeyboardInterrupt):
+        asked(tmp_path, text)
+    monkeypatch.setattr(Register, "commit", commit)
+    account = (tmp_path / "ledger.db").read_bytes()
+    for rows in (4_000, 4_000, 3_999):  # twice the same
+        (tmp_path / "ledger.db").write_bytes(account)
+        data_set(tmp_path, visits().slice(0, rows))
+        answer = asked(tmp_path, text)
+        assert not answer.charged
+        answers.append((answer.header.run_id, answer.table["n"][0].as_py() - rows))
+    assert {run_id for run_id, _ in answers} == set(charged) and len(charges(tmp_path)) == 1
+    assert answers[0] == answers[1]  # the same rows: the same noise
+    assert answers[2][1] not in (answers[0][1], answers[0][1] + 1)
+
+
+def test_a_key_that_changes_after_it_was_checked_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop(tmp_path)
+    catalog = load_catalog(tmp_path / "shop.toml")
+    register(catalog)
+    text, begin = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), Register.begin
+
+    def late(*of: Any) -> Any:
+        begun = begin(*of)
+        people(tmp_path, "77123,c77\n")
+        return begun
+
+    monkeypatch.setattr(Register, "begin", late)
+    with pytest.raises(PolicyError) as caught:
+        ask(catalog, text)
+    assert caught.value.field == "input" and len(charges(tmp_path)) == 1
+    monkeypatch.setattr(Register, "begin", begin)
+    with pytest.raises(PolicyError, match="was not checked"):
+        ask(catalog, text)
+    people(tmp_path)
+    assert not ask(catalog, text).charged and len(charges(tmp_path)) == 1
 
 
 def test_nothing_is_charged_for_what_cannot_run_or_is_refused(tmp_path: Path) -> None:
@@ -174,7 +274,7 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
 
 def test_a_run_without_a_runner_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     data_set(tmp_path)
-    left = tmp_path / ".dpstream-sql-abc"
+    left = tmp_path / ".dpstream-work-abc"
     left.mkdir()
     (left / "lock").touch()
     asked(tmp_path, dp(f"page, {COUNTED} AS n"))

@@ -9,7 +9,7 @@ import pytest
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.state.ledger.open import open_ledger
-from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, FRESH, charges, data_set, dp
 
 _TEXT = dp(f"page, {COUNTED} AS n")
 _CHILD = """
@@ -67,8 +67,8 @@ def test_a_fresh_request_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     killed = _child(path, _TEXT.replace("n", "N", 1), "charge")
     killed.communicate(timeout=120)
     assert killed.returncode == -9 or len(charges(tmp_path)) == 1
-    fresh = ask(load_catalog(path), _TEXT, fresh=True)
-    again = ask(load_catalog(path), _TEXT, fresh=True)
+    fresh = ask(load_catalog(path), _TEXT, FRESH)
+    again = ask(load_catalog(path), _TEXT, FRESH)
     assert len({first.header.run_id, fresh.header.run_id, again.header.run_id}) == 3
     assert len(charges(tmp_path)) == 3
 

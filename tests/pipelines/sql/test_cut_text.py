@@ -12,7 +12,7 @@ from dpstream.accounting.query.cuts import Cut
 from dpstream.pipelines.sql.cut_text import lines_of
 from dpstream.pipelines.sql.receipt import decoded
 from tests.pipelines.cli.called import call
-from tests.pipelines.sql.asking import asked, data_set, dp, without_noise
+from tests.pipelines.sql.asking import FRESH, asked, data_set, dp, without_noise
 
 OPTIONS = "epsilon = 3, delta = 1e-9"
 ITEMS = "SUM(seconds) AS s, AVG(seconds) AS a, VAR(seconds) AS v, COUNT(*) AS n"
@@ -57,10 +57,10 @@ def test_shares_are_of_noisy_counts_and_exact_only_without_noise(
 ) -> None:
     log_normal(tmp_path)
     text = dp("SUM(seconds) AS s", "FROM visits", OPTIONS)
-    shares = [asked(tmp_path, text, fresh=True).header.cuts["s"] for _ in range(4)]
+    shares = [asked(tmp_path, text, FRESH).header.cuts["s"] for _ in range(4)]
     assert len({cut.above for cut in shares}) == 4
     without_noise(monkeypatch)
-    exact = asked(tmp_path, text, fresh=True).header.cuts["s"]
+    exact = asked(tmp_path, text, FRESH).header.cuts["s"]
     assert exact.above == pytest.approx(np.mean(exact.high < VALUES), abs=1e-9)
 
 

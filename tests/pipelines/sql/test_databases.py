@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.sql.registration import register
+from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.database import sqlite3
 from tests.faults.journals import leave_journal
 from tests.kafka_broker import missing
-from tests.pipelines.sql.asking import COUNTED, KEY, OPTIONS, dp
+from tests.pipelines.sql.asking import COUNTED, FRESH, KEY, OPTIONS, dp
 
 _COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
             "day": "DATE", "at": "TIMESTAMP"}  # fmt: skip
@@ -43,6 +46,12 @@ def _catalog(folder: Path, uri: str, remote: str = "Visits") -> Catalog:
     )  # fmt: skip
 
 
+def exact_rows(catalog: Catalog) -> int:
+    """How many there are now, without noise."""
+    with Engine(catalog, ["visits"]) as engine:
+        return int(engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py())
+
+
 def _rows(size: int = 3_000) -> list[tuple[Any, ...]]:
     days = ["2024-01-05", None, "2024-02-29"]
     return [
@@ -58,7 +67,6 @@ def _check(catalog: Catalog) -> None:
     rows = found.table.to_pylist()
     assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and found.insecure
     assert all(abs(row["n"] - 909) < 250 and abs(row["a"] - 1500) < 500 for row in rows)
-    assert found.uncompared == (("visits",) if catalog.tables["visits"].kind != "sqlite" else ())
     again = ask(catalog, dp("day, COUNT(DISTINCT uid) AS u", "FROM visits GROUP BY day", _WIDE))
     assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
         None, "2024-01-05", "2024-02-29",
@@ -92,9 +100,12 @@ def test_a_log_that_reading_makes_is_no_change(tmp_path: Path) -> None:
     again = ask(catalog, text)
     assert first.charged and not again.charged and again.receipt == first.receipt
     db = sqlite3.connect(tmp_path / "shop.db")  # a commit that stands in the log alone
+    before = exact_rows(catalog)
     db.execute("INSERT INTO Visits SELECT * FROM Visits LIMIT 1")
     db.commit()
-    assert ask(catalog, text).charged
+    assert exact_rows(catalog) == before + 1
+    assert ask(catalog, text).receipt == first.receipt
+    assert ask(catalog, text, FRESH).charged  # in a run, the log is no change
     db.close()
 
 
@@ -106,11 +117,10 @@ def test_a_journal_of_a_killed_program_is_rolled_back(tmp_path: Path) -> None:
         db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
         db.commit()
     catalog, text = _catalog(tmp_path, "sqlite:///shop.db"), dp(f"page, {COUNTED} AS n")
-    first = ask(catalog, text)
+    before = exact_rows(catalog)
     journal = leave_journal(path)
-    again = ask(catalog, text)
-    assert not again.charged and again.receipt == first.receipt
-    assert not journal.exists()
+    assert ask(catalog, text).charged
+    assert not journal.exists() and exact_rows(catalog) == before
 
 
 def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:
@@ -144,7 +154,9 @@ def test_sqlite(tmp_path: Path) -> None:
     db.execute("DELETE FROM Visits WHERE page = 5")
     db.commit()
     db.close()
-    assert ask(catalog, asked).charged  # the file changed
+    again = ask(catalog, asked)  # whatever the file is now
+    assert (again.receipt, again.charged) == (first.receipt, False)
+    assert ask(catalog, asked, Asking(as_of="later")).charged
 
 
 def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
@@ -208,9 +220,46 @@ def test_postgresql(server: str, tmp_path: Path) -> None:
     with postgresql.connect(server) as connection, connection.cursor() as cursor:
         cursor.execute("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
         connection.commit()
-    again = ask(catalog, asked)  # not noticed, and said
-    assert (again.receipt, again.charged, again.uncompared) == (first.receipt, False, ("visits",))
-    assert ask(catalog, asked, fresh=True).charged
+    again = ask(catalog, asked)
+    assert (again.receipt, again.charged) == (first.receipt, False)
+    assert ask(catalog, asked, FRESH).charged
+
+
+def test_rows_of_a_server_that_change_get_other_noise(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one run id, of a charge whose receipt was lost; and over the same rows the same."""
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    def run(text: str) -> None:
+        with postgresql.connect(server) as connection, connection.cursor() as cursor:
+            cursor.execute(text)
+            connection.commit()
+
+    run('CREATE TABLE "Visits" (uid bigint, page text, f float8, d numeric, b bytea, day date, '
+        "at timestamptz)")  # fmt: skip
+    run("INSERT INTO \"Visits\" (uid, page) SELECT i, 'a' FROM generate_series(1, 900) i")
+    catalog = _catalog(tmp_path, server)
+    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = LAPLACE")
+    commit = Register.commit
+
+    def lost(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Register, "commit", lost)
+    with pytest.raises(KeyboardInterrupt):
+        ask(catalog, text)
+    monkeypatch.setattr(Register, "commit", commit)
+    account, noise = (tmp_path / "ledger.db").read_bytes(), list[float]()
+    for change in ("SELECT 1", 'CREATE TABLE t AS SELECT * FROM "Visits"',
+                   'DELETE FROM "Visits" WHERE uid = 7'):  # fmt: skip
+        (tmp_path / "ledger.db").write_bytes(account)
+        run(change)
+        answer = ask(catalog, text)
+        assert not answer.charged and len(read_ledger(tmp_path / "ledger.db")) == 1
+        noise.append(answer.table["n"][0].as_py() - exact_rows(catalog))
+    assert noise[0] == noise[1]
+    assert noise[2] not in (noise[0], noise[0] + 1)
 
 
 def test_postgresql_keeps_a_declared_key_unique(server: str, tmp_path: Path) -> None:

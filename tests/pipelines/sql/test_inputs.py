@@ -1,4 +1,4 @@
-"""Which files a table has, and when its content is another."""
+"""Which files a table has, when its content is another, and where it lies."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.inputs import (
     files_of,
-    fingerprint_parts,
+    place_of,
     sqlite_path,
     stamps,
     table_parts,
@@ -28,18 +28,16 @@ def first(catalog: Catalog) -> Table:
     return next(t for t in catalog.tables.values() if files_of(t))
 
 
-def test_a_changed_byte_is_another_input(catalog: Catalog) -> None:
+def test_a_changed_byte_is_another_content(catalog: Catalog) -> None:
     table = first(catalog)
     [path, *_] = files_of(table)
-    before, at = fingerprint_parts(catalog, [table.name]), stamps(catalog, [table.name])
-    assert before == fingerprint_parts(catalog, [table.name]) and at == stamps(
-        catalog, [table.name]
-    )
+    before, at = table_parts(table), stamps(catalog, [table.name])
+    assert before == table_parts(table) and at == stamps(catalog, [table.name])
     data = bytearray(Path(path).read_bytes())
     data[len(data) // 2] ^= 1
     Path(path).write_bytes(data)
     os.utime(path, ns=(at[0][2], at[0][2]))
-    assert fingerprint_parts(catalog, [table.name]) != before  # though time and size are the same
+    assert table_parts(table) != before  # though time and size are the same
     Path(path).write_bytes(data + b"x")
     assert stamps(catalog, [table.name]) != at
 
@@ -58,10 +56,25 @@ def test_a_sqlite_address_is_a_path(catalog: Catalog) -> None:
         assert sqlite_path(msgspec.structs.replace(table, place=place)) == "a/b.db"
 
 
-def test_a_server_s_address_is_part_of_the_input_but_for_how_to_get_in(catalog: Catalog) -> None:
+def test_a_place_is_the_same_in_every_spelling_and_in_a_moved_folder(catalog: Catalog) -> None:
+    table, home = first(catalog), catalog.folder
+    for kind, spelled in (
+        ("csv", ["{}/a.csv", "{}/./b/../a.csv"]),
+        ("sqlite", ["sqlite:///{}/a.db", "sqlite:{}/b/../a.db"]),
+    ):
+        places = {
+            place_of(msgspec.structs.replace(table, kind=kind, place=text.format(folder)), folder)
+            for text in spelled
+            for folder in (home, home / "moved")
+        }
+        assert len(places) == 1
+    assert place_of(table, home) != place_of(table, home / "other")
+
+
+def test_a_server_s_address_is_its_place_but_for_how_to_get_in(catalog: Catalog) -> None:
     def parts(place: str) -> list[bytes]:
-        table = first(catalog)
-        return table_parts(msgspec.structs.replace(table, kind="postgresql", place=place))
+        table = msgspec.structs.replace(first(catalog), kind="postgresql", place=place)
+        return [*table_parts(table), place_of(table, catalog.folder)]
 
     plain = "postgresql://h:5/d"
     others = ["postgresql://bob@h:5/d", f"{plain}?options=-csearch_path%3Dx", f"{plain}?user=al",

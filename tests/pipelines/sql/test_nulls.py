@@ -21,7 +21,7 @@ import pytest
 
 from dpstream.accounting.query import parts
 from dpstream.pipelines.sql import rewrite
-from tests.pipelines.sql.asking import asked, data_set, dp, without_noise
+from tests.pipelines.sql.asking import FRESH, asked, data_set, dp, without_noise
 
 OPTIONS = ("epsilon = 2, delta = 1e-9, max_groups_contributed = 12, max_rows_contributed = 100, "
            "group_selection_strategy = PUBLIC_GROUPS")  # fmt: skip
@@ -117,7 +117,7 @@ def test_laplace_noise_and_shards_change_nothing(
 ) -> None:
     without_noise(monkeypatch)
     for shards in (4, 16):
-        wrong = differences(tmp_path, "seconds", (50, 150), True, shards=shards, fresh=True)
+        wrong = differences(tmp_path, "seconds", (50, 150), True, shards=shards, how=FRESH)
         assert not wrong
 
 

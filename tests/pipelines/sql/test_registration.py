@@ -14,7 +14,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.registration import Registered, register
-from tests.pipelines.sql.asking import KEY, charges, data_set, dp, visits
+from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
 
 _ORDERS = """
 [[table]]
@@ -68,7 +68,7 @@ def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
     assert ask(catalog(tmp_path), _TEXT).table.num_rows == 2
     with open(tmp_path / "orders.csv", "a") as file:  # its rows are nobody's key
         file.write("c1,b\n")
-    assert ask(catalog(tmp_path), _TEXT).charged
+    assert ask(catalog(tmp_path), _TEXT, FRESH).charged
 
 
 def test_a_changed_file_is_checked_anew_and_a_double_key_refused(tmp_path: Path) -> None:
@@ -76,16 +76,17 @@ def test_a_changed_file_is_checked_anew_and_a_double_key_refused(tmp_path: Path)
     register(catalog(tmp_path))
     first = ask(catalog(tmp_path), _TEXT)
     people(tmp_path, "77123,c77\n")
+    assert ask(catalog(tmp_path), _TEXT).receipt == first.receipt  # reads no file
     for _ in range(2):  # the check that fails leaves no note
         with pytest.raises(PolicyError, match="was not checked") as refused:
-            ask(catalog(tmp_path), _TEXT)
+            ask(catalog(tmp_path), _TEXT, FRESH)
         assert "77" not in str(refused.value)
         with pytest.raises(PolicyError, match="share a key") as error:
             register(catalog(tmp_path))
         assert "77" not in str(error.value) and error.value.field == "table people"
     people(tmp_path)
-    assert ask(catalog(tmp_path), _TEXT).receipt == first.receipt  # these were checked
-    assert len(charges(tmp_path)) == 1
+    assert ask(catalog(tmp_path), _TEXT, FRESH).charged  # these were checked
+    assert len(charges(tmp_path)) == 2
 
 
 def test_the_values_that_statements_see_are_checked(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_runner_gives_the_same_bytes(name: str, shards: int, tmp_path: Path) -
     assert local.table.num_rows >= (1 if name == "total" else 3)
     spread_out = answered(path, TEXTS[name], shards=shards, runner=DIRECT)
     assert spread_out.receipt == local.receipt
-    assert not list(tmp_path.glob(".dpstream-sql-*"))
+    assert not list(tmp_path.glob(".dpstream-work-*"))
     if name == "every":
         assert local.header.bounds.keys() == {"x", "hi"} and local.table.num_rows >= 6
 
@@ -218,7 +218,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
     text = dp("page, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n", options=_OPTIONS)
     answered(path, text, shards=3, runner=DIRECT)
     assert seen == [(0o700, {0o600}, [f"shard-000{i}.arrow" for i in range(3)])]
-    assert not list(tmp_path.glob(".dpstream-sql-*"))
+    assert not list(tmp_path.glob(".dpstream-work-*"))
 
 
 def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
     with pytest.raises(RunError) as failed:
         ask(load_catalog(path), TOTAL, shards=1, runner=runner)
     assert "77" not in str(failed.value) and failed.value.__cause__ is None
-    assert not list(tmp_path.glob(".dpstream-sql-*")) and len(charges(tmp_path)) == 1
+    assert not list(tmp_path.glob(".dpstream-work-*")) and len(charges(tmp_path)) == 1
     monkeypatch.setattr(flow, "write_sums", real)
     found = ask(load_catalog(path), TOTAL)  # here or there: it is one run
     assert not found.charged and len(charges(tmp_path)) == 1

@@ -15,6 +15,7 @@ from dpstream.pipelines.sql.ask import ask, drawn
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import decoded
+from dpstream.state.ledger.charges import Charge
 from tests.pipelines.sql.asking import KEY, charges
 from tests.pipelines.sql.test_spread import DIRECT, EVERY, shop
 from tests.runners.engines import need_flink
@@ -92,26 +93,26 @@ def test_a_killed_launcher_is_charged_once_and_leaves_nothing_private(
     )  # fmt: skip
     assert killed.returncode == -9, killed.stderr
     [charge] = charges(path.parent)
-    files = list(path.parent.glob(".dpstream-sql-*/shard-*.arrow"))
+    files = list(path.parent.glob(".dpstream-work-*/files/shard-*.arrow"))
     assert len(files) >= _LEFT.get(fault, 0) and bool(files) == (fault in _LEFT)
     catalog = load_catalog(path)
     again = DIRECT if fault in ("pipeline", "handed over") else None
     answer = ask(catalog, EVERY, runner=again)
     assert answer.header.run_id == charge.run_id and not answer.charged
     told = str(answer.table.to_pylist())
-    assert told == _undisturbed(path, charge.run_id) and _MARK in told
+    assert told == _undisturbed(path, charge) and _MARK in told
     if fault == "draw":
         assert told == killed.stdout.strip()
     assert ask(catalog, EVERY).receipt == answer.receipt
     assert charges(path.parent) == [charge]
-    assert not list(path.parent.glob(".dpstream-sql-*"))
+    assert not list(path.parent.glob(".dpstream-work-*"))
     left = [file for file in elsewhere.rglob("*") if file.is_file()]
     assert not [file for file in left if _MARK.encode() in file.read_bytes()]
 
 
-def _undisturbed(path: Path, run_id: str) -> str:
-    """The answer of a run id in this process, without a runner."""
+def _undisturbed(path: Path, charge: Charge) -> str:
+    """The answer of a charge in this process, without a runner."""
     catalog = load_catalog(path)
     with KeyRing(bytearray.fromhex(KEY)) as ring:
-        receipt = drawn(question_of(EVERY, catalog), catalog, ring, run_id)
+        receipt = drawn(question_of(EVERY, catalog), catalog, ring, charge)
     return str(decoded(receipt, "", True, False).table.to_pylist())
