@@ -1,6 +1,7 @@
 """A statement from the text to the committed answer, on real files."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_a_repeated_statement_looks_at_no_file(tmp_path: Path, runner: Runner | 
     assert len(charges(tmp_path)) == 2
 
 
-def test_a_moved_folder_and_a_renamed_catalog_ask_the_same_question(tmp_path: Path) -> None:
+def test_a_question_is_known_by_where_its_tables_lie_seen_from_the_catalog(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     data_set(here)
@@ -149,6 +150,11 @@ def test_a_moved_folder_and_a_renamed_catalog_ask_the_same_question(tmp_path: Pa
     (there / "shop.toml").rename(there / "other.toml")
     again = ask(load_catalog(there / "other.toml"), dp(f"page, {COUNTED} AS n"))
     assert (again.charged, again.receipt) == (False, first.receipt)
+    shutil.copyfile(there / "visits.parquet", there / "copy.parquet")
+    text = (there / "other.toml").read_text().replace("visits.parquet", "copy.parquet")
+    (there / "other.toml").write_text(text)
+    other = ask(load_catalog(there / "other.toml"), dp(f"page, {COUNTED} AS n"))
+    assert other.charged  # a table elsewhere is another, whatever its rows are
 
 
 def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(

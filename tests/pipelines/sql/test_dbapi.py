@@ -1,6 +1,7 @@
 """PEP 249 on private answers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,15 @@ def test_rows_by_every_way(tmp_path: Path) -> None:
         assert cursor.fetchone() is None
         assert list(connection.execute(_TEXT)) == rows
         assert cursor.answer is not None and cursor.answer.header.epsilon == 2.0
-    assert len(charges(tmp_path)) == 1
+        receipts = []
+        ways: list[dict[str, Any]] = [{}, {"as_of": "May"}, {"as_of": "May"}, {"fresh": True}]
+        for how in ways:
+            answer = cursor.execute(_TEXT, **how).answer
+            assert answer is not None
+            receipts.append((answer.charged, answer.digest))
+    assert [charged for charged, _ in receipts] == [False, True, False, True]
+    assert receipts[2][1] == receipts[1][1] and len({digest for _, digest in receipts}) == 3
+    assert len(charges(tmp_path)) == 3
     assert (dbapi.apilevel, dbapi.paramstyle) == ("2.0", "qmark")
     with pytest.raises(UsageError):
         cursor.fetchall()
