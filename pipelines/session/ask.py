@@ -45,7 +45,8 @@ class Wish(NamedTuple):
         allotment: run id of one that pays, empty: the points do.
         as_of: public label, which tells askings apart that are the same question otherwise.
         window: the part of the selection that is asked, chosen as the account stands then
-            (`standing`); ``None``: all of it.
+            (`standing`); ``None``: all of it.  sliding: what it is chosen by, in words; empty
+            without one.
     """
 
     question: Question
@@ -56,6 +57,7 @@ class Wish(NamedTuple):
     allotment: str = ""
     as_of: str = ""
     window: Callable[[Views], Int64] | None = None
+    sliding: str = ""
 
     @property
     def how(self) -> Asking:
@@ -78,10 +80,12 @@ class SessionQuestion(NamedTuple):
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says."""
         desk, wish = self.desk, self.wish
+        _check_meaning(desk, wish)  # what no receipt can hold has no canonical form either
         nothing = np.zeros((0, len(desk.space.dimensions), 2), np.int64)
         return [
             b"question", desk.table.digest.encode(), canonical(wish.question, nothing),
             wish.selection.identity, b"drop" if wish.drop else b"", wish.allotment.encode(),
+            wish.sliding.encode(),
         ]  # fmt: skip
 
     def check(self, keys: KeyRing) -> None:
@@ -171,8 +175,7 @@ def committed(desk: Desk, question: Asked, how: Asking = ONCE) -> Committed:
 
 def check(desk: Desk, wish: Wish) -> None:
     """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
-    wish.question.check(desk.space)
-    check_header(_header(desk, wish, ""))
+    _check_meaning(desk, wish)
     if desk.runner is not None:
         from dpstream.pipelines.session.batch import check as usable
 
@@ -181,6 +184,12 @@ def check(desk: Desk, wish: Wish) -> None:
         raise RunError("table.folder", "holds no table", "make it with `dpstream session init`")
     if not desk.ring:
         raise InvariantError("desk.ring")
+
+
+def _check_meaning(desk: Desk, wish: Wish) -> None:
+    """Refuse a question that has no meaning, or whose answer no receipt can hold."""
+    wish.question.check(desk.space)
+    check_header(_header(desk, wish, ""))
 
 
 def request_of(desk: Desk, wish: Wish) -> str:

@@ -106,7 +106,7 @@ def _decided(desk: Desk, wish: Wish) -> tuple[Planned, int | None, DpstreamError
 
 
 def _acceptance(desk: Desk, wish: Wish, refusal: DpstreamError | None) -> Acceptance:
-    """As `RegionAccount.pay` decides: what was charged before goes on, whatever is left."""
+    """As `Register.begin` decides: what was charged before goes on, whatever is left."""
     question, run_id = wish.question, desk.register.goes_on(request_of(desk, wish), wish.fresh)
     if run_id is not None:
         return Acceptance(None, None, run_id, None)

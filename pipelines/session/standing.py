@@ -94,9 +94,10 @@ def tick(desk: Desk, standing: Standing, until: int, name: str) -> Answer:
             own = Own(desk.account.analyst_spent(question.kind, desk.analyst), quota)
         return first_window(desk.space, standing, views, until, own)
 
-    # What makes the request: the query without the window, and the tick.
-    where = f"tick {name} of {standing.arrival} {standing.start} {standing.width}"
-    return ask(desk, Wish(question, standing.selection, as_of=where, window=window))
+    # What makes the request: the query without the window that is chosen, and the tick.
+    sliding = f"{standing.arrival} {standing.start} {standing.width}"
+    wish = Wish(question, standing.selection, as_of=name, window=window, sliding=sliding)
+    return ask(desk, wish)
 
 
 def first_window(

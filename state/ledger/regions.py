@@ -197,7 +197,7 @@ class RegionAccount:
         return of, read, of.amount - used
 
     def plan(self, order: Order) -> Planned:
-        """Decide an order as ``pay`` would now; charges nothing.
+        """Decide an order as ``decide`` would now; charges nothing.
 
         Raises:
             UsageError: the order is none.

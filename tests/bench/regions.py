@@ -38,8 +38,8 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.orders import Order
-from dpstream.state.ledger.regions import RegionAccount
 from tests.bench.common import emit, machine
+from tests.state.ledger.region_conformance import Payer
 
 #: Milliseconds of a median decision, by regions; and of a charge, without the disk.
 LIMITS = {10_000: 0.5, 100_000: 3.0}
@@ -111,7 +111,7 @@ def whole(regions: int, repeats: int) -> dict[str, Any]:
     cpu, clock, flushes = list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         ledger = open_ledger(Path(folder) / "ledger.db", "bench")
-        account = RegionAccount(ledger, table)
+        account = Payer(ledger, table)
         for number in range(repeats):
             account._state = replace(account._state, spent={"epsilon": spent})
             box = query(rng, SHAPES[number % len(SHAPES)], spent.space.sizes)

@@ -40,11 +40,14 @@ from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.ask import order_of
 from dpstream.pipelines.session.config import load_config
+from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.load import init
 from dpstream.pipelines.session.scan import Scan
 from dpstream.pipelines.session.session import Session
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.charges import Book, Charge
 from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.orders import Order
 from tests.bench import rides
 from tests.bench.common import emit, machine
 
@@ -231,7 +234,7 @@ def balanced(toml: Path, queries: int, counts: Callable[[Query], float]) -> list
     _forget(toml)
     with Ways(toml, False) as ways:
         tracked, asking, reply = list[int](), session_of(queries, widened=True), None
-        account = ways.session.desk.account
+        desk = ways.session.desk
         with contextlib.suppress(StopIteration):
             while True:
                 query = asking.send(reply)  # type: ignore[attr-defined]
@@ -239,8 +242,18 @@ def balanced(toml: Path, queries: int, counts: Callable[[Query], float]) -> list
                 reply = counts(query)
                 where = ways.session.where(f"initial >= {NEEDED} AND {query.predicate}")
                 wish = where.wish((query.figure,), BUDGET)
-                account.pay(secrets.token_hex(16), order_of(ways.session.desk, wish))
+                _charged(desk, order_of(desk, wish))
     return tracked
+
+
+def _charged(desk: Desk, order: Order) -> None:
+    """Charge an order; nothing is drawn."""
+
+    def decide(run_id: str, _: Book) -> Decision:
+        return Decision(desk.account.decide(order, run_id))
+
+    desk.register.begin(secrets.token_hex(16), decide, None)
+    desk.account.refresh()
 
 
 def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, median, sum_of
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import ask as asking
+from dpstream.pipelines.session.ask import SessionQuestion
 from dpstream.pipelines.session.load import add, delete
 from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.session import Session
@@ -186,17 +187,18 @@ def test_a_decision_that_looks_at_records_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sabotaged twin: a question of which no record is asked is not charged."""
-    pay = asking.pay
+    decide = SessionQuestion.decide
 
-    def looks(desk: Any, wish: Any) -> Any:
+    def looks(question: SessionQuestion, run_id: str, book: Any) -> Any:
+        desk, wish = question
         boxes = wish.selection.boxes(desk.account)
         totals = desk.scan().totals(boxes, wish.question.cells,
                                     wish.question.needs(desk.space, boxes))  # fmt: skip
         if not totals.records.sum():
             raise PolicyError("where", "has no record", "ask elsewhere")
-        return pay(desk, wish)
+        return decide(question, run_id, book)
 
-    monkeypatch.setattr(asking, "pay", looks)
+    monkeypatch.setattr(SessionQuestion, "decide", looks)
     assert transcript(tmp_path / "0", RECORDS) != transcript(tmp_path / "1", EMPTY)
 
 
@@ -259,13 +261,13 @@ def test_a_charge_after_the_scan_would_be_noticed(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sabotaged twin of the test above: the scan comes first."""
-    pay = asking.pay
+    check = SessionQuestion.check
 
-    def late(desk: Any, wish: Any) -> Any:
-        desk.scan()
-        return pay(desk, wish)
+    def early(question: SessionQuestion, keys: Any) -> None:
+        check(question, keys)
+        question.desk.scan()
 
-    monkeypatch.setattr(asking, "pay", late)
+    monkeypatch.setattr(SessionQuestion, "check", early)
     with pytest.raises(AssertionError):
         test_the_charge_is_durable_before_a_record_is_read(session)
 
@@ -273,24 +275,24 @@ def test_a_charge_after_the_scan_would_be_noticed(
 def test_predicates_on_consumption_are_resolved_in_the_transaction_that_charges(
     tmp_path: Path,
 ) -> None:
-    assert _raced(tmp_path / "0", lambda desk, wish: None) == []
+    assert _raced(tmp_path / "0") == []
 
 
 def test_a_predicate_that_is_resolved_before_the_lock_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sabotaged twin: boxes as they were when the question was written."""
-    order_of = asking.order_of
+    ask = asking.ask
 
     def early(desk: Any, wish: Any) -> Any:
         boxes = wish.selection.boxes(desk.account)
-        return order_of(desk, wish)._replace(resolve=lambda _: boxes)
+        return ask(desk, wish._replace(window=lambda _: boxes))
 
-    monkeypatch.setattr(asking, "order_of", early)
-    assert _raced(tmp_path / "0", lambda desk, wish: None) != []
+    monkeypatch.setattr(asking, "ask", early)
+    assert _raced(tmp_path / "0") != []
 
 
-def _raced(folder: Path, _: Any) -> list[int]:
+def _raced(folder: Path) -> list[int]:
     """Numbers of the entries whose boxes are not what their predicate meant at their place."""
     where = "consumed_epsilon < 0.5 AND epsilon >= 1"
     config = config_at(folder)
@@ -323,10 +325,11 @@ def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
         part = there.where("epsilon >= 1")
         wish = part.wish((COUNT, sum_of("b"), median("b")), 1, {"a": None})
         answer = asking.ask(there.desk, wish)
-        paid = asking.pay(here.desk, wish)
-        assert answer.charged and not paid.charged
-        same = asking.drawn(here.desk, wish, paid)
-        committed = Answer(paid.run_id, same, "", False)
-        assert decoded(committed, True).table == answer.table
+        again = asking.ask(here.desk, wish)
+        assert answer.charged and not again.charged and again.receipt == answer.receipt
+        charge = here.desk.ledger.book().find(answer.header.run_id)
+        assert charge is not None
+        same = SessionQuestion(here.desk, wish).draw(charge, here.desk.ring)
+        assert decoded(Answer(charge.run_id, same, "", False), True).table == answer.table
         with pytest.raises(UsageError, match="--runner"):
             Session(config, "alice", runner=Runner("Nobody", (), 1)).where("epsilon = 2").count(1)

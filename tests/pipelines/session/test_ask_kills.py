@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 
 from dpstream.dp_transforms import session as drawing
-from dpstream.pipelines.session import ask as asking
+from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import regions
 from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.sqlite import SqliteLedger
 from tests.pipelines.session.small import config_at
 
 #: What is killed, and whether its charge stands: before the end of the transaction nothing does.
 FAULTS: dict[str, tuple[Any, str, bool]] = {
     "decision": (regions, "planned", False),
-    "append": (regions.RegionAccount, "_append", False),
-    "charge": (regions.RegionAccount, "pay", True),
+    "append": (SqliteLedger, "append", False),
+    "charge": (Register, "begin", True),
     "scan": (drawing, "answered", True),
-    "draw": (asking, "drawn", True),
+    "draw": (sequence, "drawn", True),
     "answer": (Register, "commit", True),
 }
 
@@ -87,8 +88,8 @@ def test_a_draw_that_is_killed_is_counted(fault: str, tmp_path: Path) -> None:
         with Session(config) as session:
             session.allotment(run_id).count(0.75)
 
-    at = (regions.RegionAccount, "draw") if fault == "charge" else (asking, "drawn")
-    killed(work, *at)
+    home, name, _ = FAULTS[fault]
+    killed(work, home, name)
     with Session(config) as session:
         allotment = session.allotment(run_id)
         assert allotment.left == 0.25

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from dpstream.pipelines.session.receipt import ticket_name
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.ticket import opened
 from dpstream.pipelines.session.transcript import transcript
+from dpstream.state.ledger.answers import Register
 from tests.pipelines.session.small import RECORDS, config_at
 
 
@@ -29,13 +31,15 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
     paid = hand_out(session.desk, wish, out)
     assert paid.charged and out.stat().st_mode & 0o777 == 0o600
     ticket, name = opened(out.read_bytes(), session.desk.ring)
-    assert ticket.run_id == paid.run_id and ticket.boxes.tolist() == paid.region.read.tolist()
+    [(run_id, charge)] = session.desk.account.history()
+    assert ticket.run_id == paid.run_id == run_id
+    assert ticket.boxes.tolist() == charge.read.tolist()
     committed = session.desk.register.read(paid.run_id)
     assert committed is not None and ticket_name(committed.receipt) == name
     before = out.read_bytes()
     one_more(session, tmp_path)
     assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == before
-    # Other records would be the same noise on other sums.
+    # A second ticket, of other records, would be a second answer of one charge.
     with pytest.raises(PolicyError, match="not the one"):
         hand_out(session.desk, wish, tmp_path / "second")
     with pytest.raises(PolicyError, match="handed out as a ticket"):
@@ -47,17 +51,15 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
 
 def cut_off(session: Session, wish: Wish, out: Path, when: str) -> None:
     """Killed at the commit, before or behind it."""
-    commit = session.desk.register.commit
+    commit = Register.commit
 
-    def dies(run_id: str, receipt: bytes) -> None:
+    def dies(register: Register, run_id: str, receipt: bytes) -> None:
         if when == "behind":
-            commit(run_id, receipt)
+            commit(register, run_id, receipt)
         raise KeyboardInterrupt
 
-    session.desk.register.commit = dies  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(Register, "commit", dies), pytest.raises(KeyboardInterrupt):
         hand_out(session.desk, wish, out)
-    session.desk.register.commit = commit  # type: ignore[method-assign]
     assert not out.exists()
 
 

@@ -18,10 +18,13 @@ import pytest
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.sessions.calibration import calibrated
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session import ask as asking
-from dpstream.pipelines.session.ask import Wish
+from dpstream.pipelines.session.ask import SessionQuestion, Wish
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import orders, regions
+from dpstream.state.ledger.balances import region_of
+from dpstream.state.ledger.charges import Charge
 from tests.pipelines.session.small import RECORDS, config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
@@ -38,6 +41,20 @@ class Step(NamedTuple):
     updates: int
 
 
+class Enumerated(SessionQuestion):
+    """A question whose answer is enumerated instead of drawn."""
+
+    analyst: "Analyst"
+
+    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+        analyst, read = self.analyst, region_of(charge, self.desk.table).read
+        value = analyst.answers.pop(0)
+        [measures] = calibrated(self.desk.space, self.wish.question, read)
+        scale = measures.each[0].noises[0].scale
+        analyst.steps.append(Step(read, scale, value, analyst.updates))
+        return str(value).encode()
+
+
 class Analyst:
     """Asks, and chooses the next question by the answers so far."""
 
@@ -47,20 +64,12 @@ class Analyst:
 
     def count(self, wish: Wish) -> int | None:
         """The next answer of the enumeration, ``None`` if it is refused."""
-        desk = self.session.desk
+        question = Enumerated(self.session.desk, wish)
+        question.analyst = self
         try:
-            paid = asking.pay(desk, wish)
+            return int(asking.committed(question.desk, question, wish.how).receipt)
         except PolicyError:
             return None
-        found = desk.register.read(paid.run_id)
-        if found is not None:
-            return int(found.receipt)
-        value = self.answers.pop(0)
-        desk.register.commit(paid.run_id, str(value).encode())
-        [measures] = calibrated(desk.space, wish.question, paid.region.read)
-        scale = measures.each[0].noises[0].scale
-        self.steps.append(Step(paid.region.read, scale, value, self.updates))
-        return value
 
     def ask(self, where: str, amount: float, **how: Any) -> int | None:
         point = self.session.where(where)

@@ -51,10 +51,14 @@ def test_the_window_stays_while_it_has_budget_and_then_slides(session: Session) 
 
 
 def test_a_tick_is_answered_once(session: Session) -> None:
-    first = tick(session.desk, standing(session), 6, "monday")
-    again = tick(session.desk, standing(session), 8, "monday")
+    query, wider = (standing(session, "epsilon >= 2", width) for width in (2, 3))
+    first = tick(session.desk, query, 6, "monday")
+    again = tick(session.desk, query, 8, "monday")
     assert first.charged and not again.charged and again.receipt == first.receipt
-    assert tick(session.desk, standing(session), 6, "tuesday").charged
+    assert tick(session.desk, query, 6, "tuesday").charged
+    # A question of that label, and a window of another width, are other questions.
+    assert session.where("epsilon >= 2").count("0.4", as_of="monday").charged
+    assert tick(session.desk, wider, 8, "monday").charged
 
 
 def test_others_spend_budget_too(session: Session) -> None:
