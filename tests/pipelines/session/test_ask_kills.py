@@ -31,11 +31,11 @@ FAULTS: dict[str, tuple[Any, str, bool]] = {
 
 def killed(work: Callable[[], Any], home: Any, name: str) -> bytes:
     """Do something in a process that dies as soon as a function has returned; what it said."""
+    real = getattr(home, name)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        real = getattr(home, name)
 
         def once(*given: Any, **more: Any) -> Any:
             found = real(*given, **more)
