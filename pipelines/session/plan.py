@@ -117,10 +117,10 @@ def _acceptance(desk: Desk, wish: Wish, refusal: DpstreamError | None) -> Accept
 
 def _answered(desk: Desk, run_id: str | None) -> str:
     """When the run that goes on was answered."""
-    from dpstream.pipelines.session.receipt import header_of, ticket_name
+    from dpstream.pipelines.session.receipt import header_of, is_answer
 
     committed = None if run_id is None else desk.register.read(run_id)
-    if committed is None or ticket_name(committed.receipt) is not None:
+    if committed is None or not is_answer(committed.receipt):
         return ""
     return header_of(committed.receipt).answered
 

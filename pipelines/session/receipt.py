@@ -122,8 +122,14 @@ def ticket_name(receipt: bytes) -> str | None:
     return receipt[len(_TICKET) :].decode() if receipt.startswith(_TICKET) else None
 
 
+def is_answer(receipt: bytes) -> bool:
+    """Whether committed bytes are an answer: neither a ticket's name nor those of an allotment,
+    which are empty."""
+    return bool(receipt) and ticket_name(receipt) is None
+
+
 def header_of(receipt: bytes) -> Header:
-    """The header of committed bytes.
+    """The header of an answer's bytes.
 
     Raises:
         PolicyError: they are of another form.

@@ -6,7 +6,7 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Space
 from dpstream.pipelines.session import words
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.receipt import header_of, ticket_name
+from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.state.ledger.region_charge import RegionCharge
 
 #: What an entry is.
@@ -50,16 +50,14 @@ def transcript(desk: Desk) -> list[Line]:
 
 def _line(desk: Desk, run_id: str, charge: RegionCharge) -> Line:
     committed = desk.register.read(run_id)
-    handed = committed is not None and ticket_name(committed.receipt) is not None
-    header = None if committed is None or handed else header_of(committed.receipt)
+    answer = None if committed is None or not is_answer(committed.receipt) else committed.receipt
+    header = None if answer is None else header_of(answer)
     if charge.budget == "closed":
         what = CLOSED
     elif charge.allots:
         what = ALLOTTED
-    elif handed:
-        what = HANDED
     elif header is None:
-        what = PENDING
+        what = PENDING if committed is None else HANDED
     else:
         what = DRAWN if charge.draws_on else ASKED
     return Line(

@@ -31,7 +31,7 @@ from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.pipelines.session import words
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.receipt import Answer, decoded, ticket_name
+from dpstream.pipelines.session.receipt import Answer, decoded, is_answer
 from dpstream.state.ledger.region_charge import RegionCharge
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _parts(desk: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
         if not any(len(overlapped(read, box)) for box in boxes):
             continue
         committed = desk.register.read(run_id)
-        if committed is None or ticket_name(committed.receipt) is not None:
+        if committed is None or not is_answer(committed.receipt):
             continue
         answer = decoded(committed, desk.insecure)
         names = [

@@ -288,7 +288,8 @@ def test_workloads(tmp_path: Path) -> None:
     done = call(*answer)
     assert done.exit_code in (0, 3), done.output
     assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
-    assert len(of_json(*answer, "--dry-run", "--fresh")) == 1
+    again = ("answer", asked, job, "--out", tmp_path / "again", *cache)
+    assert len(of_json(*again, "--dry-run", "--fresh")) == 1
     limit = "limit = { epsilon = 900.0, delta = 1e-6 }"
     assert limit in weak
     job.write_text(weak.replace(limit, limit.replace("1e-6", "0.5")))

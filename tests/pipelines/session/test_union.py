@@ -50,6 +50,16 @@ def test_only_answers_that_read_some_of_it_are_looked_up(
     assert tuple(looked) == found.run_ids and len(looked) == 2
 
 
+def test_an_allotment_is_no_part_of_it(session: Session) -> None:
+    """Its receipt is empty: what was drawn on it is."""
+    points = session.where("a = 1 AND epsilon >= 1")
+    allotment = points.as_pinq(0.5)
+    with pytest.raises(PolicyError):
+        points.union()
+    drawn = allotment.count(0.25)
+    assert points.union().run_ids == (drawn.header.run_id,)
+
+
 def test_what_is_not_covered_is_named(session: Session) -> None:
     session.where("epsilon >= 1 AND a < 2").count(0.5)
     with pytest.raises(PolicyError, match="nothing is known of: a >= 2 AND epsilon >= 1"):
