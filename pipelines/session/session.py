@@ -120,10 +120,11 @@ class Session:
 class Asker:
     """What can be asked of points; ``Subspace`` and ``Allotment`` say who pays.
 
-    Every figure takes its ``budget``, and as keywords ``kind`` (``epsilon`` or ``rho``) and
-    ``fresh`` (ask anew, at a new charge, what was answered before).  Of a subspace also ``drop``
-    (leave out points with too little budget instead of refusing) and ``cover`` (dimensions that
-    are charged over their whole range).
+    Every figure takes its ``budget``, and as keywords ``kind`` (``epsilon`` or ``rho``), ``fresh``
+    (ask anew, at a new charge, what was answered before) and ``as_of`` (a public label of the state
+    of the records, by which the same question is another one).  Of a subspace also ``drop`` (leave
+    out points with too little budget instead of refusing) and ``cover`` (dimensions that are
+    charged over their whole range).
     """
 
     session: Session

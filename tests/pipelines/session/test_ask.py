@@ -257,6 +257,46 @@ def test_the_charge_is_durable_before_a_record_is_read(session: Session) -> None
     assert not answer.charged and len(session.desk.account.history()) == 1
 
 
+def test_what_was_cut_off_continues_on_the_records_that_there_are(session: Session) -> None:
+    def broken() -> Any:
+        raise RunError("table", "is gone", "bring it back")
+
+    rich = session.where("epsilon >= 1")
+    real, session.desk.scan = session.desk.scan, broken  # type: ignore[method-assign]
+    for how in ({}, {"fresh": True}):
+        with pytest.raises(RunError, match="is gone"):
+            rich.count(1, **how)
+    session.desk.scan = real  # type: ignore[method-assign]
+    add(session.desk.config, [_more(session)])
+    scans = _counted(session)
+    answer = rich.count(1)
+    assert not answer.charged and scans == [6]
+    [(run_id, _)] = session.desk.account.history()
+    assert answer.header.run_id == run_id
+
+
+def test_what_was_answered_needs_no_records(session: Session) -> None:
+    rich = session.where("epsilon >= 1")
+    first, scans = rich.count(0.5), _counted(session)
+    (session.desk.config.folder / "manifest.json").unlink()
+    assert rich.count(0.5).receipt == first.receipt and scans == []
+    for how in ({"fresh": True}, {"as_of": "May"}):
+        with pytest.raises(RunError, match="holds no table"):
+            rich.count(0.5, **how)
+    assert len(session.desk.account.history()) == 1
+
+
+def test_a_label_is_another_question(session: Session) -> None:
+    rich = session.where("epsilon >= 2")
+    first, may = rich.count(0.5), rich.count(0.5, as_of="May")
+    assert may.charged and may.receipt != first.receipt
+    add(session.desk.config, [_more(session)])
+    assert rich.count(0.5, as_of="May").receipt == may.receipt
+    allotment = rich.as_pinq(0.5)
+    assert allotment.count(0.25).charged and allotment.count(0.25, as_of="May").charged
+    assert not allotment.count(0.25, as_of="May").charged and allotment.left == 0
+
+
 def test_a_charge_after_the_scan_would_be_noticed(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
