@@ -28,8 +28,8 @@ AS_OF = click.option(
     "--as-of", default="", metavar="LABEL", help="State of the data, e.g. a date: with another"
     " label the same question is a new one, at a charge of its own.",
 )  # fmt: skip
-#: Of an answer that was charged before.
-REPEATED = "Rows were not read again: --fresh asks anew, --as-of names another state of the data"
+#: Of an answer that was charged before, also where it was cut off then and is given now.
+REPEATED = "Given again as it is: --fresh asks anew, --as-of names another state of the data"
 JOB = click.argument("job", type=click.Path(path_type=Path))
 #: Assumed numbers of units, records, keys: beyond any load, and figures of them stay in the range
 #: of floats and of whole numbers of 64 bits.

@@ -4,9 +4,9 @@ The statement is parsed, validated and planned from public parts, and its rewrit
 tables without rows before it is charged.  HAVING, ORDER BY, LIMIT, arithmetic and public tables
 come after the noise.
 
-An outer query that fails (memory, or a public table that went away) does not undo the draw: what
-it was asked about, the released rows, is committed as the receipt, and whoever asks again asks the
-outer query alone.
+An outer query that fails (memory, or a public table that went away or changed meanwhile) does not
+undo the draw: what it was asked about, the released rows, is committed as the receipt, and whoever
+asks again asks the outer query alone.
 """
 
 import contextlib
@@ -86,8 +86,8 @@ class StatementQuestion:
         return Decision(self._question.charge(self._catalog, run_id))
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says."""
-        return stamps(self._catalog, self._tables)
+        """As `ask.question.Question` says: of tables that are read before the noise."""
+        return stamps(self._catalog, _before_noise(self._question, self._catalog))
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
@@ -168,8 +168,7 @@ def check(question: Question, catalog: Catalog) -> None:
     Raises:
         RunError: DuckDB does not take it.
     """
-    statement = question.statement
-    names = named_tables([statement.source, statement.public], catalog)
+    statement, names = question.statement, _before_noise(question, catalog)
     query = stage_one(question.asked, catalog, grids_of(question.sketched()))
     with Engine(catalog, names, empty=True) as engine:
         found = engine.run(query)
@@ -188,18 +187,24 @@ def drawn(
     place: Place | None = None,
 ) -> bytes:
     """Read and draw under a run id that is charged: the receipt."""
-    statement = question.statement
-    names = named_tables([statement.source, statement.public], catalog)
+    names = _before_noise(question, catalog)
     with contextlib.ExitStack() as stack:
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
         found = Stage(question, catalog, place, ring, charge.run_id).run()
     header = _header(question, charge, found)
-    rows = released(question, found)
-    try:
-        return encoded(header, outer(question, catalog, rows))
-    except DpstreamError:
-        return encoded(header, rows, outer=False)
+    rows, public = released(question, found), named_tables([question.statement.outer], catalog)
+    with contextlib.suppress(DpstreamError):
+        before = stamps(catalog, public)
+        answer = outer(question, catalog, rows)
+        if stamps(catalog, public) == before:
+            return encoded(header, answer)
+    return encoded(header, rows, outer=False)
+
+
+def _before_noise(question: Question, catalog: Catalog) -> set[str]:
+    """Tables that are read before the noise is drawn."""
+    return named_tables([question.statement.source, question.statement.public], catalog)
 
 
 def _header(question: Question, charge: Charge, found: Found) -> Header:

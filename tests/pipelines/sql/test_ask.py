@@ -278,6 +278,36 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
     assert asked(tmp_path, text).receipt == first.receipt
 
 
+@pytest.mark.parametrize("change", ["gone", "replaced"])
+def test_a_public_table_that_changes_behind_the_draw_does_not_undo_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The outer query is answered from the released rows, without a look at private ones."""
+    path, pages = data_set(tmp_path, kind="csv"), tmp_path / "pages.csv"
+    inner = dp(f"page, {COUNTED} AS n")
+    text = f"SELECT p.title, v.n FROM ({inner}) AS v JOIN pages AS p ON v.page = p.page"
+    step = "released" if change == "gone" else "outer"
+    real, before = getattr(asking, step), pages.read_text()
+
+    def late(*of: Any, **more: Any) -> Any:
+        out = real(*of, **more)
+        if not more:
+            pages.unlink() if change == "gone" else pages.write_text("page,title\n")
+        return out
+
+    monkeypatch.setattr(asking, step, late)
+    if change == "gone":
+        with pytest.raises((RunError, UsageError)):
+            asked(tmp_path, text)
+    else:
+        assert asked(tmp_path, text).table.num_rows == 0  # the new table's answer
+    monkeypatch.setattr(asking, step, real)
+    (tmp_path / "visits.csv").unlink()
+    pages.write_text(before)
+    found = ask(load_catalog(path), text)
+    assert not found.charged and found.table.num_rows >= 8 and len(charges(tmp_path)) == 1
+
+
 def test_a_run_without_a_runner_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     data_set(tmp_path)
     left = tmp_path / ".dpstream-work-abc"
