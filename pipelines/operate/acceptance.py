@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
     Attributes:
         charge: what it costs, if nothing was charged for it.
-        fingerprint: computes the keyed fingerprint of question and input, which is called only
+        fingerprint: computes the keyed digest by which the question is known; called only
             where the ledger holds a charge of the same question; ``None``: it is never free.
     """
 

@@ -7,6 +7,7 @@ import pytest
 
 from dpstream.accounting.query.calibration import expected
 from dpstream.accounting.query.grids import regridded
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain
@@ -33,6 +34,15 @@ def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     )
     assert charges(tmp_path) == [] and not (tmp_path / "ledger.db").exists()
     assert as_builtins(found)["statements"][0]["cost"]["epsilon"] == 2.0
+
+
+def test_a_repeat_is_at_no_charge_whatever_the_files_are(tmp_path: Path) -> None:
+    catalog = load_catalog(data_set(tmp_path, kind="csv"))
+    ask(catalog, _TEXT)
+    (tmp_path / "visits.csv").unlink()
+    assert explain(catalog, _TEXT).acceptance.cost is None
+    for how in (Asking(fresh=True), Asking(as_of="May")):
+        assert explain(catalog, _TEXT, how).acceptance.cost is not None
 
 
 def test_what_is_promised_is_what_is_drawn(tmp_path: Path) -> None:
