@@ -60,11 +60,11 @@ class Archive:
         """A private folder for the files of an answer, which is gone at the end unless it is kept.
 
         Raises:
-            RunError: it cannot be made.
+            RunError: it cannot be made, or the block cannot write into it.
         """
         with _writing(self._field):
             make_folder(self._place, PRIVATE)
-        with private_folder(self._place, self._field) as draft:
+        with private_folder(self._place, self._field) as draft, _writing(self._field):
             yield draft
 
     def seal(self, draft: Path, names: Iterable[str]) -> dict[str, Written]:
@@ -190,19 +190,18 @@ class Output:
             return []
         with _writing(self._field):
             make_folder(self._out.parent)
-        with private_folder(self._out.parent, self._field) as draft:
+        with private_folder(self._out.parent, self._field) as draft, _writing(self._field):
             fill(draft, damaged)
-            with _writing(self._field):
-                if standing is None:
-                    (draft / self._manifest).write_bytes(manifest)
-                    sync_tree(draft)
-                    publish_folder(draft, self._out)
-                    return []
+            if standing is None:
+                (draft / self._manifest).write_bytes(manifest)
                 sync_tree(draft)
-                for name in damaged:
-                    make_folder((self._out / name).parent)
-                    os.replace(draft / name, self._out / name)
-                    sync((self._out / name).parent)
+                publish_folder(draft, self._out)
+                return []
+            sync_tree(draft)
+            for name in damaged:
+                make_folder((self._out / name).parent)
+                os.replace(draft / name, self._out / name)
+                sync((self._out / name).parent)
         return damaged
 
     def _foreign(self) -> PolicyError:

@@ -13,34 +13,32 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_error
-from dpstream.state.durable import sync
+from dpstream.state.durable import PRIVATE, put_entry, sync
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
 
 
 def new_key(path: Path) -> None:
-    """Write a new noise key (hex, mode 0600, flushed to disk); never overwrites.
+    """Write a new noise key (hex, mode 0600, whole and on disk or not at all); never overwrites.
 
     Raises:
         PolicyError: the file exists (overwriting a key would orphan its store).
         RunError: the file cannot be written.
     """
+    text = secrets.token_bytes(KEY_BYTES).hex() + "\n"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+        os.stat(path.absolute().parent)  # a folder is not made: its name may be misspelt
+        made = not path.is_symlink() and put_entry(path.absolute(), text.encode(), PRIVATE)
+        sync(path.absolute().parent)
+    except OSError as error:
+        raise file_error("key file", "cannot be created", error) from None
+    if not made:
         raise PolicyError(
             "key file",
             "exists, and the releases made with it cannot be continued with another key",
             "choose another name",
-        ) from None
-    except OSError as error:
-        raise file_error("key file", "cannot be created", error) from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    sync(path.absolute().parent)
+        )
 
 
 def key_source(job: Job) -> "KeySource":

@@ -149,6 +149,8 @@ def _check_old(db: sqlite3.Connection, version: int) -> list[Line]:
 def read_ledger(path: str | Path) -> list[Entry]:
     """Every entry of a ledger's file in order, after a check of every row; writes nothing.
 
+    A file without tables is a ledger whose making was cut off: nothing was charged in it.
+
     Raises:
         UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
     """
@@ -158,7 +160,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
             check_pages(db)
             version = version_of(db)
             if version == 0:
-                raise PolicyError("ledger.path", "is not a ledger", "name the ledger's file")
+                return []
             new = version == SCHEMA_VERSION
             return [line.entry for line in (check_all(db)[0] if new else _check_old(db, version))]
     except (sqlite3.Error, OSError, UnicodeError) as error:

@@ -10,19 +10,37 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.filecalls.commands import COMMANDS
-from tests.faults.filecalls.disk import Disk, calls
+from tests.faults.filecalls.commands import (
+    APART,
+    COMMANDS,
+    READ_ONLY,
+    Command,
+    command_of,
+    every_command,
+)
+from tests.faults.filecalls.disk import NAMES, Disk, calls
 from tests.faults.filecalls.server import ACTIONS, Server, library, serving
-from tests.faults.filecalls.sweep import FAULTS, Case, cases, described, failure, world
+from tests.faults.filecalls.sweep import (
+    FAULTS,
+    PLACE,
+    Case,
+    World,
+    at_every_call,
+    cases,
+    described,
+    failure,
+    world,
+    written,
+)
 
-#: Commands of the fast lane, and how many cases of each; the slow lane takes all.
-FAST = {"session ask": 8, "sql": 8}
-CASES = 60
+#: Commands of the fast lane, and how many cases of each; the slow lane takes every call of all.
+FAST = {"session ask": 5, "sql": 5, "answer --pure": 3, "choose": 3, "init": 4, "key new": 4}
+FAST_READ = ("plan", "sql --explain")
 ARM = """
 import ctypes, os
 os.chdir({folder!r})
@@ -55,12 +73,11 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def sweep(server: Server, name: str, number: int, folder: Path, seed: int) -> list[str]:
+def failures(server: Server, made: World, chosen: Iterable[Case], folder: Path) -> list[str]:
     """The cases that fail."""
-    made = world(server, name, folder)
     wrong = []
-    for case in itertools.islice(cases(name, made, seed), number):
-        what = failure(server, made, case, folder / "case")
+    for case in chosen:
+        what = failure(server, made, case, folder / PLACE)
         if what:
             wrong.append(f"{described(made, case)}: {what}")
     return wrong
@@ -68,20 +85,49 @@ def sweep(server: Server, name: str, number: int, folder: Path, seed: int) -> li
 
 @pytest.mark.parametrize("name", FAST)
 def test_a_sample_of_calls(name: str, server: Server, tmp_path: Path) -> None:
-    assert sweep(server, name, FAST[name], tmp_path, seed=1) == []
+    made = world(server, name, tmp_path)
+    sample = itertools.islice(cases(name, made, seed=1), FAST[name])
+    assert failures(server, made, sample, tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_many_calls(name: str, server: Server, tmp_path: Path) -> None:
-    assert sweep(server, name, CASES, tmp_path, seed=2) == []
+def test_every_call(name: str, server: Server, tmp_path: Path) -> None:
+    made = world(server, name, tmp_path)
+    assert failures(server, made, at_every_call(name, made, seed=2), tmp_path) == []
+
+
+def test_every_command_is_here() -> None:
+    """A new command is tested, declared to write nothing, or set apart with a reason."""
+    cases_of = {command_of(case) for case in (*COMMANDS, *READ_ONLY)}
+    assert cases_of | APART.keys() == every_command()
+
+
+def _writes(server: Server, command: Command, folder: Path) -> list[str]:
+    place, journal = folder / "place", folder / "journal"
+    command.prepare(server, place)
+    ended = server.run(command.words, place, journal=journal)
+    assert ended.code == 0, ended.stderr
+    return [f"{NAMES[call.kind]} {call.path}" for call in written(calls(journal))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FAST_READ else pytest.mark.slow) for n in READ_ONLY],
+)
+def test_a_command_that_reads_writes_nothing(name: str, server: Server, tmp_path: Path) -> None:
+    assert _writes(server, READ_ONLY[name], tmp_path) == []
+
+
+def test_a_command_that_writes_is_seen(server: Server, tmp_path: Path) -> None:
+    assert _writes(server, COMMANDS["key new"], tmp_path) != []
 
 
 def test_a_lost_answer_is_seen(server: Server, tmp_path: Path) -> None:
     """The check fails where a disturbed command leaves other results."""
     made = world(server, "session ask", tmp_path)
     made.expected = ({"rows": []}, made.expected[1])
-    what = failure(server, made, Case("session ask", 10, "kill"), tmp_path / "case")
+    what = failure(server, made, Case("session ask", 10, "kill"), tmp_path / PLACE)
     assert "other results" in what
 
 

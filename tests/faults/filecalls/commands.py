@@ -4,9 +4,12 @@ A world is made by plain files and earlier commands.  After a fault the same com
 its released files and figures are those of an undisturbed run, and the account has one charge.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +108,7 @@ def stream(folder: Path) -> None:
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
     (folder / "job.toml").write_text(STREAM)
     (folder / "asked.json").write_text(json.dumps(WORKLOAD))
+    (folder / "tables.json").write_text(json.dumps(WORKLOAD | {"queries": [{"ways": 1}]}))
     for name in ("state", "account"):
         (folder / name).mkdir()
 
@@ -123,6 +127,30 @@ def session(folder: Path) -> None:
     (folder / "small.csv").write_text("\n".join(["name,a,epsilon", *rows]) + "\n")
     (folder / "small.toml").write_text(SESSION)
     (folder / "account").mkdir()
+
+
+def records(folder: Path) -> None:
+    """The same table, and records to add, to replace and to delete."""
+    session(folder)
+    (folder / "more.csv").write_text("name,a,epsilon\nn1,2,2\nn2,3,1.5\n")
+    (folder / "other.csv").write_text("name,a,epsilon\nr3,0,1\n")
+    (folder / "gone.csv").write_text("name\nr4\n")
+
+
+def growing(folder: Path) -> None:
+    """A folder that grows, with two files that no marker names."""
+    (folder / "in").mkdir()
+    for name in ("one.csv", "two.csv"):
+        (folder / "in" / name).write_text("user,page,time\n1,p,2024-01-01T00:00:00Z\n")
+
+
+def empty(_: Path) -> None:
+    """Nothing."""
+
+
+def totals(folder: Path) -> None:
+    """What tables of households need of those of persons."""
+    shutil.copytree(folder / "persons" / "t1", folder / "data" / "pop-group-totals.txt")
 
 
 def census(folder: Path) -> None:
@@ -164,6 +192,23 @@ def printed(*names: str) -> Callable[[Path, Ended], Any]:
     return read
 
 
+def lines(*patterns: str) -> Callable[[Path, Ended], Any]:
+    """Names and numbers of lines of the files of some patterns, whose bytes are random."""
+
+    def read(folder: Path, _: Ended) -> Any:
+        return {
+            path.relative_to(folder).as_posix(): len(path.read_text().splitlines())
+            for pattern in patterns
+            for path in sorted(folder.glob(pattern))
+        }
+
+    return read
+
+
+def nothing(_: Path, __: Ended) -> Any:
+    """What a command leaves whose files differ from run to run; `Command.then` looks at them."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command, the world it runs in, and what it must leave in the end.
@@ -177,67 +222,231 @@ class Command:
         repeats: whether the command may be typed again when it is done.
         done: what one says that was done before, if it then refuses.
         onward: what is typed instead of the same command once it is charged.
+        then: a command that must end well after it, and what it prints is the same.
+        anew: it asks anew: every charge has one committed answer in the end, and is not compared.
     """
 
     world: Callable[[Path], None]
     words: tuple[str, ...]
     leaves: Callable[[Path, Ended], Any]
-    before: tuple[tuple[str, ...], ...] = ()
+    before: tuple[tuple[str, ...] | Callable[[Path], None], ...] = ()
     charged: str | None = "account/ledger.db"
     repeats: bool = True
     done: str | None = None
     onward: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    anew: bool = False
 
     def prepare(self, server: Server, folder: Path) -> None:
         """Make the world."""
         folder.mkdir()
         self.world(folder)
         for words in self.before:
-            ended = server.run(words, folder)
-            assert ended.code == 0, ended.stderr
+            if callable(words):
+                words(folder)
+            else:
+                ended = server.run(words, folder)
+                assert ended.code == 0, ended.stderr
 
     def next_words(self, server: Server, folder: Path) -> tuple[str, ...]:
         """What is typed after a fault, or a second time."""
         if not self.onward or self.charged is None:
             return self.words
-        account = server.run(["ledger", "show", self.charged, "--json"], folder)
-        entries = json.loads(account.stdout)["data_sets"][0]["entries"] if account.stdout else []
-        return self.onward if len(entries) > len(self.before) else self.words
+        entries = charges(account(server, folder, self.charged))
+        return self.onward if entries > len(self.before) else self.words
 
     def outcome(self, server: Server, folder: Path, ended: Ended) -> Any:
         """What is there in the end, and the account's entries."""
+        left = self.leaves(folder, ended)
+        if self.then:
+            shown = server.run(self.then, folder)
+            left = (left, shown.code, shown.stdout)
         if self.charged is None:
-            return self.leaves(folder, ended), None
-        account = server.run(["ledger", "show", self.charged, "--json"], folder)
-        entries = re.sub(r'"at": [0-9]+', "", account.stdout)  # when a session was asked
-        return self.leaves(folder, ended), (account.code, entries)
+            return left, None
+        shown = account(server, folder, self.charged)
+        if self.anew:
+            assert charges(shown) > 1, "nothing was charged anew"
+            return left, unanswered(folder / self.charged)
+        return left, (shown.code, re.sub(r'"at": [0-9]+', "", shown.stdout))  # when it was asked
 
 
-EXECUTE = ("--key-file", "noise.key", "--ledger", "account/ledger.db", "--data-set", "d",
-           "--limit-epsilon", "60", "--limit-delta", "1e-5", "--json")  # fmt: skip
+def account(server: Server, folder: Path, path: str) -> Ended:
+    """What an account says of its charges."""
+    return server.run(["ledger", "show", path, "--json"], folder)
+
+
+def charges(shown: Ended) -> int:
+    """How many there are."""
+    return len(json.loads(shown.stdout)["data_sets"][0]["entries"]) if shown.stdout else 0
+
+
+def unanswered(path: Path) -> int:
+    """How many charges of questions have no committed answer."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return int(db.execute("SELECT COUNT(*) FROM choices WHERE receipt IS NULL").fetchone()[0])
+
+
+LIMIT = ("--limit-epsilon", "99", "--limit-delta", "1e-5")
+CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", *LIMIT)
+GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
+EXECUTE = ("tabulate", "execute", "parameters", "data")
 RUN = ("run", "job.toml", "--quiet")
+ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
+CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
+SQL = ("sql", "shop.toml", STATEMENT, "--json")
+QUANTILES = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6) "
+    "APPROX_QUANTILES(user, 2, contribution_bounds_per_row => (0, 60)) AS q FROM visits"
+)
+INIT = (
+    *("init", "in.csv", "--unit", "user", "--key", "page", "--time", "time", "--window", "day"),
+    *("--start", "2024-01-01", "--end", "2024-01-03", "--epsilon", "3", "--delta", "1e-6"),
+    *("--contributions", "6", "--units", "60", "--records", "300", "--keys", "4"),
+    *("--out", "new.toml"),
+)
+ASK = ("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
+MADE = ("session", "init", "small.toml")
+ALLOT = ("session", "allot", "small.toml", "later", *ASK[4:6], "--epsilon", "0.5")
+STAND = ("session", "stand", "small.toml", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
+         "--arrival", "a", "--width", "2", "--until", "4", "--tick", "1", "--json")  # fmt: skip
+BUDGET = ("session", "budget", "small.toml", "--json")
+INFO = ("state", "info", "job.toml", "--json")
 COMMANDS: Mapping[str, Command] = {
+    "init": Command(stream, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
+                    done="exists", then=("plan", "new.toml", "--json")),
+    "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,
+                       repeats=False, done="exists"),
     "run": Command(stream, RUN, released("out")),
     "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), onward=RUN),
-    "answer": Command(stream, ("answer", "asked.json", "job.toml", "--out", "answers", "--cache",
-                               "cache", "--quiet"), released("answers")),
-    "answer --pure": Command(stream, ("answer", "asked.json", "job.toml", "--pure", "--out",
-                                      "answers", "--cache", "cache"), released("answers")),
-    "choose": Command(stream, ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out",
-                               "chosen.toml"), released("chosen.toml")),
-    "sql": Command(catalog, ("sql", "shop.toml", STATEMENT, "--json"), printed("rows")),
-    "session init": Command(session, ("session", "init", "small.toml"), lambda *_: None,
-                            charged=None, repeats=False, done="holds a table already"),
-    "session ask": Command(session, ("session", "ask", "small.toml", "count", "--where",
-                                     "epsilon >= 1", "--epsilon", "0.5", "--json"),
-                           printed("rows"), (("session", "init", "small.toml"),)),
-    "tabulate execute": Command(
-        census, ("tabulate", "execute", "parameters", "data", "out", *EXECUTE), released("out"),
-        (("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3"),)),
+    "answer": Command(stream, (*ANSWER, "answers"), released("answers")),
+    "answer --fresh": Command(stream, (*ANSWER, "again", "--pure", "--fresh"), nothing,
+                              ((*ANSWER, "answers", "--pure"),), repeats=False,
+                              done="not of this answer", anew=True),
+    "answer --pure": Command(stream, (*ANSWER, "answers", "--pure"), released("answers")),
+    "answer --tables": Command(stream, ("answer", "tables.json", *ANSWER[2:], "answers",
+                                        "--tables"), released("answers")),
+    "answer --over-time": Command(stream, (*ANSWER, "answers", "--over-time"),
+                                  released("answers")),
+    "answer --from": Command(stream, ("answer", "asked.json", "--from", "first", "--out", "a.csv"),
+                             released("a.csv"), ((*ANSWER, "first"),), charged=None,
+                             repeats=False, done="exists"),
+    "workload plan": Command(stream, ("workload", "plan", "asked.json", "--epsilon", "1",
+                                      "--delta", "1e-6", "--cache", "cache", "--json"),
+                             printed("rmse"), charged=None),
+    "choose": Command(stream, CHOOSE, released("chosen.toml")),
+    "sql": Command(catalog, SQL, printed("rows")),
+    "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
+    "sql, quantiles": Command(catalog, ("sql", "shop.toml", QUANTILES, "--json"), printed("rows")),
+    "session init": Command(session, MADE, nothing, charged=None, repeats=False,
+                            done="holds a table already", then=BUDGET),
+    "session add": Command(records, ("session", "add", "small.toml", "more.csv"), nothing,
+                           (MADE,), charged=None, then=BUDGET),
+    "session replace": Command(records, ("session", "replace", "small.toml", "other.csv"),
+                               nothing, (MADE,), charged=None, then=BUDGET),
+    "session delete": Command(records, ("session", "delete", "small.toml", "gone.csv"), nothing,
+                              (MADE,), charged=None, then=BUDGET),
+    "session ask": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
+    "session ask --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
+    "session ask --ticket": Command(session, (*ASK, "--ticket", "ticket.json", "--json"),
+                                    nothing, (MADE,), repeats=False, done="exists|ticket"),
+    "session ask --from": Command(session, (*ASK, "--from", "later", "--json"), printed("rows"),
+                                  (MADE, ALLOT)),
+    "session allot": Command(session, ALLOT, nothing, (MADE,), then=BUDGET),
+    "session select": Command(session, ("session", "select", "small.toml", "rich",
+                                        "--with-epsilon", "1"), nothing, (MADE,), charged=None),
+    "session close": Command(session, ("session", "close", "small.toml", "--arrival", "a",
+                                       "--before", "2"), nothing, (MADE,), repeats=False,
+                             done="closed", then=BUDGET),
+    "session stand": Command(session, STAND, printed("rows"), (MADE,)),
+    "session picture": Command(session, ("session", "picture", "small.toml", "--out", "p.html"),
+                               released("p.html"), (MADE, ASK, ALLOT)),
+    "tabulate generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
+                                 charged=None),
+    "tabulate execute": Command(census, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key"),
+                                released("out"), (GENERATE,)),
+    "tabulate execute, households": Command(
+        census, (*EXECUTE, "out", "--program", "h", *CHARGED, "--key-file", "noise.key"),
+        released("out"),
+        (GENERATE, (*EXECUTE, "persons", "--key-file", "noise.key"), totals)),
+    "tabulate report": Command(
+        census, ("tabulate", "report", "parameters", "data", "page", "--run", "out"),
+        nothing, (GENERATE, (*EXECUTE, "out", "--key-file", "noise.key")), charged=None,
+        repeats=False, done="exists|not empty"),
+    "state init": Command(stream, ("state", "init", "job.toml"), nothing, repeats=False,
+                          done="exists|holds a run", then=INFO),
     "state backup": Command(stream, ("state", "backup", "job.toml", "--out", "b"),
-                            lambda *_: None, (RUN,), repeats=False, done="exists"),
+                            nothing, (RUN,), repeats=False, done="exists"),
+    "state restore": Command(stream, ("state", "restore", "job.toml", "b", "--replace"),
+                             nothing, (RUN, ("state", "backup", "job.toml", "--out", "b")),
+                             repeats=False, done="exists|kept", then=RUN),
+    "state expire": Command(stream, ("state", "expire", "job.toml"), nothing, (RUN,), then=INFO),
     "state reshard": Command(stream, ("state", "reshard", "job.toml", "--shards", "2"),
-                             lambda *_: None, (RUN,), repeats=False,
-                             done="is the store's number already"),
-    "report": Command(stream, ("report", "job.toml", "--out", "r.html"), lambda *_: None, (RUN,)),
+                             nothing, (RUN,), repeats=False,
+                             done="is the store's number already", then=INFO),
+    "state releases": Command(stream, ("state", "releases", "job.toml", "--out", "rel"),
+                              released("rel"), (RUN,)),
+    "ledger init": Command(stream, ("ledger", "init", "job.toml"), nothing),
+    "report": Command(stream, ("report", "job.toml", "--out", "r.html"), nothing, (RUN,)),
+    "replay": Command(stream, ("replay", "job.toml", "--to", "folder:grown", "--speed", "max"),
+                      released("grown"), charged=None, repeats=False, done="exists|not empty"),
+    "folder close": Command(growing, ("folder", "close", "in", "--new"), lines("in/*.csv"),
+                            charged=None),
+    "generate zipf": Command(empty, ("generate", "zipf", "z.parquet", "--users", "50", "--keys",
+                                     "9", "--overwrite"), released("z.parquet"), charged=None),
+    "generate reddit": Command(empty, ("generate", "reddit", "z.parquet", "--users", "50",
+                                       "--overwrite"), released("z.parquet"), charged=None),
+    "experiment workloads": Command(empty, ("experiment", "workloads", "--only", "example4",
+                                            "--out", "e.json"), lines("e.json"), charged=None),
 }  # fmt: skip
+#: Commands that write nothing: the world, what was done before, and the words.
+READ_ONLY: Mapping[str, Command] = {
+    "check": Command(stream, ("check", "job.toml", "--quiet"), nothing),
+    "plan": Command(stream, ("plan", "job.toml"), nothing),
+    "plan, of an account": Command(stream, ("plan", "job.toml"), nothing, (RUN,)),
+    "key check": Command(stream, ("key", "check", "job.toml"), nothing, (RUN,)),
+    "ledger show": Command(stream, ("ledger", "show", "account/ledger.db"), nothing, (RUN,)),
+    "state info": Command(stream, INFO, nothing, (RUN,)),
+    "answer --dry-run": Command(stream, ("answer", "asked.json", "job.toml", "--strategy",
+                                         "identity", "--dry-run"), nothing),
+    "choose --dry-run": Command(stream, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
+    "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
+    "session plan": Command(session, ("session", "plan", *ASK[2:]), nothing, (MADE, ASK)),
+    "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
+    "session transcript": Command(session, ("session", "transcript", "small.toml"), nothing,
+                                  (MADE, ASK, ALLOT)),
+    "tabulate validate": Command(census, ("tabulate", "validate", "parameters", "data"), nothing,
+                                 (GENERATE,)),
+    "tabulate plan": Command(census, ("tabulate", "plan", "parameters", "data", *CHARGED),
+                             nothing, (GENERATE,)),
+    "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
+    "audit": Command(stream, ("audit", "job.toml", "--trials", "200"), nothing),
+}  # fmt: skip
+#: Commands without a question of anybody's data, which write what is made anew each time.
+APART = {
+    "demo": "public flights and a stream's own commands, minutes long",
+    "doctor": "a folder that it removes, to see how long a sync takes",
+    "experiment figure10": "runs of public data, minutes long",
+    "experiment table1": "runs of public data, minutes long",
+    "experiment table2": "runs of public data, minutes long",
+}
+
+
+def command_of(case: str) -> str:
+    """The command of a case, whose name goes on with options or a comma."""
+    return re.split(" --|,", case)[0]
+
+
+def every_command() -> set[str]:
+    """The names of all commands of the command line."""
+    import click
+
+    from dpstream.pipelines.cli.main import cli
+
+    def names(group: click.Group, before: str = "") -> Iterator[str]:
+        for name, command in group.commands.items():
+            if isinstance(command, click.Group):
+                yield from names(command, f"{before}{name} ")
+            else:
+                yield f"{before}{name}"
+
+    return set(names(cli))

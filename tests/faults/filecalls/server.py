@@ -32,11 +32,8 @@ ACTIONS = {"count": 0, "kill": 1, "tear": 2, **{name: 3 for name in (
 OPTIONAL = ("beam_yaml", "prism_build", "__main__")
 #: No command of these tests needs as long.
 LONGEST = 120
-#: Where run ids are drawn; other random names stay random.
-DRAWERS = (
-    "dp_transforms.run", "sql.ask", "frames.answer", "tabulation.execute", "tuning.choose",
-    "session.ask", "workload.registered", "ledger.regions", "operate.launch_tables", "session.load",
-)  # fmt: skip
+#: Where run ids and nonces are drawn, for their callers; other random names stay random.
+DRAWERS = ("dpstream.state.run_ids", "dpstream.pipelines.session.ask")
 _SOURCE = Path(__file__).with_name("filecalls.c")
 
 
@@ -124,7 +121,7 @@ def serving() -> Iterator[Server]:
 
 
 def _run_ids() -> None:
-    """Run ids by the function that draws them and how often it did."""
+    """Run ids by the function that draws them, and by the charges before or how often it did."""
     import secrets
 
     drawn: dict[str, int] = {}
@@ -132,15 +129,15 @@ def _run_ids() -> None:
 
     def token_hex(size: int | None = None) -> str:
         frame = sys._getframe(1)
-        if frame.f_globals.get("__name__") == "dpstream.state.run_ids" and frame.f_back is not None:
-            frame = frame.f_back
-        name = frame.f_globals.get("__name__", "")
-        if size != 16 or not name.endswith(DRAWERS):
+        if frame.f_globals.get("__name__") not in DRAWERS or frame.f_back is None:
             return real(size)
-        name = f"{name}.{frame.f_code.co_name}"
+        frame = frame.f_back
+        name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
         drawn[name] = drawn.get(name, 0) + 1
+        book = frame.f_locals.get("book")
+        number = drawn[name] if book is None else len(book.charges)
         # A second run of one job is another one.
-        name = f"{name} {drawn[name]}{' anew' * ('--fresh' in sys.argv)}"
+        name = f"{name} {number}{' anew' * ('--fresh' in sys.argv)}"
         return hashlib.sha256(name.encode()).hexdigest()[:32]
 
     secrets.token_hex = token_hex

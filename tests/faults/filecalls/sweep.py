@@ -11,19 +11,21 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.faults.filecalls.commands import COMMANDS
-from tests.faults.filecalls.disk import NAMES, Call, Disk, calls
+from tests.faults.filecalls.disk import NAMES, OPEN, Call, Disk, calls
 from tests.faults.filecalls.server import Ended, Server, serving
 
 #: At one call: the process dies before it, in it, or the call fails, once or from there on.
 FAULTS = ("kill", "tear", "EIO", "ENOSPC", "EROFS", "EDQUOT", "EMFILE", "EINTR")
 #: Of the disk that is left after a loss of power at one call.
 LOSSES = ("data", "entries")
+#: The folder in which a command and all its cases run.
+PLACE = "case"
 #: Exit codes of commands that were refused or failed in a way that a person can understand.
 REFUSED = (2, 3, 4)
 
@@ -47,9 +49,12 @@ class World:
 
 
 def world(server: Server, name: str, folder: Path) -> World:
-    """Prepare a command, run it once without a fault, and once more."""
+    """Prepare a command, run it once without a fault, and once more.
+
+    It is the folder of the cases too: a question is known by where its files lie.
+    """
     command = COMMANDS[name]
-    done, before, journal = folder / "done", folder / "before", folder / "journal"
+    done, before, journal = folder / PLACE, folder / "before", folder / "journal"
     command.prepare(server, done)
     shutil.copytree(done, before, symlinks=True)
     ended = server.run(command.words, done, journal=journal)
@@ -108,6 +113,29 @@ def cases(name: str, made: World, seed: int) -> Iterator[Case]:
         yield Case(name, at, what, what != "EINTR" and rng.random() < 0.5)
 
 
+def at_every_call(name: str, made: World, seed: int) -> Iterator[Case]:
+    """Each call of a command: the process dies before it, and one of the other faults."""
+    rng = random.Random(f"{name} {seed}")
+    for at in range(1, len(made.recorded) + 1):
+        yield Case(name, at, "kill")
+        what = rng.choice((*FAULTS[1:], *LOSSES))
+        yield Case(name, at, what, what not in ("EINTR", *LOSSES) and rng.random() < 0.5)
+
+
+def written(recorded: Iterable[Call]) -> list[Call]:
+    """The calls that changed a file.
+
+    SQLite opens for writing what it only reads, to roll back what a killed process left, and has
+    its index of a log in a file.
+    """
+    return [
+        call
+        for call in recorded
+        if not call.path.endswith(("-shm", "-wal"))
+        and not (call.kind == OPEN and call.flags == 0 and call.path.endswith(".db"))
+    ]
+
+
 def described(made: World, case: Case) -> str:
     """A case in words."""
     call = made.recorded[case.at - 1]
@@ -133,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
             made = world(server, name, folder)
             until = time.monotonic() + options.seconds / len(options.commands)
             for case in cases(name, made, options.seed):
-                wrong = failure(server, made, case, folder / "case")
+                wrong = failure(server, made, case, folder / PLACE)
                 run += 1
                 if wrong:
                     failed += 1

@@ -105,8 +105,7 @@ def test_another_programs_database_stays_as_it_is(tmp_path: Path) -> None:
             attempt()
     assert path.read_bytes() == before
     (tmp_path / "empty.db").touch()
-    with pytest.raises(PolicyError, match="is not a ledger"):
-        read_ledger(tmp_path / "empty.db")
+    assert read_ledger(tmp_path / "empty.db") == []  # whose making was cut off
     with pytest.raises(UsageError, match="no such file"):
         read_ledger(tmp_path / "none.db")
     assert not (tmp_path / "none.db").exists()
