@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.frames.memory import ReadTable
     from dpstream.pipelines.frames.numbered import Rows
-    from dpstream.pipelines.frames.one_shot import count, histogram, mean, sum
+    from dpstream.pipelines.frames.one_shot import count, histogram, mean, plan, sum
+    from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
     from dpstream.pipelines.frames.stream import DPStream
     from dpstream.pipelines.jobs.job import Job, load_job
@@ -53,6 +54,7 @@ _HOMES = {
     "PolicyError": "accounting.errors",
     "Privacy": "accounting.plan.privacy",
     "PrivateTable": "pipelines.frames.private",
+    "QuestionPlan": "pipelines.frames.plan",
     "ReadFiles": "pipelines.connectors.files.source",
     "ReadTable": "pipelines.frames.memory",
     "Result": "pipelines.stream",
@@ -69,6 +71,7 @@ _HOMES = {
     "histogram": "pipelines.frames.one_shot",
     "load_job": "pipelines.jobs.job",
     "mean": "pipelines.frames.one_shot",
+    "plan": "pipelines.frames.one_shot",
     "run_in_memory": "dp_transforms.flow",
     "run_job": "pipelines.stream",
     "sum": "pipelines.frames.one_shot",
@@ -89,6 +92,7 @@ __all__ = [
     "PolicyError",
     "Privacy",
     "PrivateTable",
+    "QuestionPlan",
     "ReadFiles",
     "ReadTable",
     "Result",
@@ -105,6 +109,7 @@ __all__ = [
     "histogram",
     "load_job",
     "mean",
+    "plan",
     "run_in_memory",
     "run_job",
     "sum",

@@ -229,21 +229,16 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
 
 
 def _words(found: "Explanation") -> str:
+    from dpstream.accounting.query.outlook import Outlook
+
     lines = found.acceptance.lines("Can ask")
     for number, one in enumerate(found.statements, 1):
         cost = one.cost
         mu = "" if cost["mu"] is None else f", mu {up(cost['mu'], 4)}"
         head = f"({up(cost['epsilon'])}, {up(cost['delta'])}){mu} per unit"
         lines += [f"Statement {number}", f"  Cost       {head}"]
-        if one.selection is not None:
-            chosen = one.selection
-            lines.append(
-                f"  Threshold  tau {chosen['tau']:.4g} units; a group has a 50% chance with "
-                f"{chosen['even_chance_one_group']:.0f} users of one group each, or "
-                f"{chosen['even_chance_all_groups']:.0f} of as many groups as count"
-            )
-        for column in one.columns:
-            lines += _column(column)
+        selections = [] if one.selection is None else [one.selection]
+        lines += [f"  {line}" for line in Outlook(one.columns, selections).lines()]
         lines += [f"  Warning    {warning}" for warning in one.warnings]
         lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]
     lines.append(
@@ -251,18 +246,6 @@ def _words(found: "Explanation") -> str:
         f"{up(found.together['delta'])}"
     )
     return "\n".join(lines) + "\n"
-
-
-def _column(column: dict[str, Any]) -> list[str]:
-    """Noise of a column's parts: of a median's or quantile's rank, of squares for a variance."""
-    of = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
-    note = ", of the bounds that the query chooses" if column["automatic"] else ""
-    parts = [
-        f"{of[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
-        + ("" if part["times"] is None else f", both times {part['times']}")
-        for part in column["parts"]
-    ]
-    return [f"  Noise      {column['name']} ({column['kind']}): {'; '.join(parts)}{note}"]
 
 
 def _budget(catalog: "Catalog", as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.bounds import Settled, not_estimated
 from dpstream.accounting.query.grids import regridded
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -22,6 +22,7 @@ from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
+from dpstream.pipelines.frames.account import account_of
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
@@ -54,8 +55,8 @@ class TableQuestion(NamedTuple):
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says; a table in memory lies nowhere."""
-        return [self.question.digest.encode()]
+        """As `ask.question.Question` says."""
+        return self.question.request
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: `question_of` has checked it."""
@@ -90,23 +91,11 @@ def ask(
     Raises:
         DpstreamError: beyond the limit, or no key can be had.
     """
-    if account is None:
-        given = {"noise_key": noise_key is not None, "fresh": how.fresh, "as_of": bool(how.as_of)}
-        for argument in (name for name, is_given in given.items() if is_given):
-            raise UsageError(
-                argument,
-                "has no meaning without an account: every answer has noise of its own",
-                "leave it out, or give account=dpstream.LedgerAccount(...)",
-            )
+    place = account_of(account, noise_key, how)
+    if place is None:
         receipt = ask_uncharged(TableQuestion(question, columns))
         return private_table(question, decoded(receipt, "", False, False), None)
-    if not isinstance(account, LedgerAccount):
-        raise UsageError(
-            "account",
-            "is no account in a ledger",
-            "write account=dpstream.LedgerAccount('ledger.db', 'visits', epsilon=4, delta=1e-6)",
-        )
-    source, ledger = _key(noise_key), account.ledger
+    ledger, source = place
     asked, limit = TableQuestion(question, columns, ledger.unit), ledger.limit
     with (
         source.ring() as ring,
@@ -116,25 +105,6 @@ def ask(
     insecure = source.insecure_test_key is not None
     table = decoded(answer.receipt, answer.digest, answer.charged, insecure)
     return private_table(question, table, ledger.data_set)
-
-
-def _key(noise_key: "str | KeySource | None") -> "KeySource":
-    from dpstream.dp_transforms.noise.key_source import KeySource
-
-    if isinstance(noise_key, KeySource):
-        return noise_key
-    if noise_key is None:
-        raise UsageError(
-            "noise_key",
-            "is required with an account: it is what the same answer is given again by",
-            "make one with `dpstream key new noise.key`, once for the data set, and write "
-            "noise_key='file:noise.key'",
-        )
-    if not isinstance(noise_key, str):
-        raise UsageError(
-            "noise_key", "is not a reference to a key", "write noise_key='file:noise.key'"
-        )
-    return KeySource(noise_key)
 
 
 def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> bytes:

@@ -17,14 +17,19 @@ budget, and the answer estimates what that leaves out.  Intervals are of the noi
 units it has is private.  It bounds the chance, for each unit, that the answer tells more of it than
 epsilon says (a key that it alone has may show); 1e-9 fits data of up to some millions of units.
 With public keys, or without a key, ``delta=0`` gives a pure guarantee (Laplace noise).
+
+`plan` says what a call would cost and how exact it would be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from dpstream.accounting.query.plan import ColumnKind
     from dpstream.dp_transforms.noise.key_source import KeySource
     from dpstream.pipelines.account import LedgerAccount
+    from dpstream.pipelines.ask.question import Asking
+    from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
     from dpstream.pipelines.frames.question import Asked
 
@@ -76,8 +81,7 @@ def histogram(
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
-    asked = _asked("units", unit, key, None, None, epsilon, delta, max_keys, 1, public_keys)
-    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
+    return _ask("units", locals())
 
 
 def count(
@@ -110,8 +114,7 @@ def count(
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
-    asked = _asked("count", unit, key, None, None, epsilon, delta, max_keys, max_rows, public_keys)
-    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
+    return _ask("count", locals())
 
 
 def sum(
@@ -151,10 +154,7 @@ def sum(
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
-    asked = _asked(
-        "sum", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
-    )  # fmt: skip
-    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
+    return _ask("sum", locals())
 
 
 def mean(
@@ -192,37 +192,80 @@ def mean(
     Raises:
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
-    asked = _asked(
-        "mean", unit, key, value, bounds, epsilon, delta, max_keys, max_rows, public_keys
-    )  # fmt: skip
-    return _ask(data, asked, account, noise_key, fresh, as_of, allow_large_delta)
+    return _ask("mean", locals())
 
 
-def _asked(*arguments: Any) -> "Asked":
+def plan(
+    figure: Literal["histogram", "count", "sum", "mean"], data: Any, **arguments: Any
+) -> "QuestionPlan":
+    """What a question would cost, whether it would be answered, and how exact it would be.
+
+    Charges nothing, writes nothing and counts no row: of the table only the names and types of its
+    columns are used (those of a pandas column of objects are inferred from its values).  So the
+    plan is the same for every table with these columns, and all of it may be published.
+
+        dpstream.plan("count", visits, unit="user", key="page", epsilon=1.0)
+
+    Args:
+        figure: the name of the function that would be called.
+        data, arguments: what it would be given: see `histogram`, `count`, `sum` and `mean`.
+
+    Returns:
+        the plan; whatever the function would refuse before it reads a row is its ``refusal``.
+
+    Raises:
+        UsageError: there is no such function; TypeError: it has no such argument, or lacks one.
+    """
+    import inspect
+
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.frames.plan import planned
+
+    if figure not in _FIGURES:
+        raise UsageError(
+            "figure",
+            "names no figure of a table",
+            f"write one of {', '.join(map(repr, _FIGURES))}",
+        )
+    function, kind = _FIGURES[figure]
+    given = inspect.signature(function).bind(data, **arguments)
+    given.apply_defaults()
+    call = given.arguments
+    place = call["account"], call["noise_key"]
+    return planned(data, _asked(kind, call), *place, _how(call), call["allow_large_delta"])
+
+
+_FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "ColumnKind"]] = {
+    "histogram": (histogram, "units"), "count": (count, "count"), "sum": (sum, "sum"),
+    "mean": (mean, "mean"),
+}  # fmt: skip
+
+
+def _asked(kind: "ColumnKind", call: Mapping[str, Any]) -> "Asked":
+    """The question of a call, by the names of its arguments."""
     from dpstream.pipelines.frames.question import Asked
 
-    return Asked(*arguments)
+    given = {"kind": kind, "value": None, "bounds": None, "max_rows": 1, **call}
+    return Asked(**{name: given[name] for name in Asked._fields})
 
 
-def _ask(
-    data: Any,
-    asked: "Asked",
-    account: "LedgerAccount | None",
-    noise_key: "str | KeySource | None",
-    fresh: bool,
-    as_of: str,
-    allow_large_delta: bool,
-) -> "PrivateTable":
+def _how(call: Mapping[str, Any]) -> "Asking":
+    from dpstream.pipelines.ask.question import Asking
+
+    return Asking(call["fresh"], call["as_of"])
+
+
+def _ask(kind: "ColumnKind", call: Mapping[str, Any]) -> "PrivateTable":
+    """The answer of a call."""
     import warnings
 
     from dpstream.accounting.strength import WeakGuaranteeWarning, check_delta, weaknesses
-    from dpstream.pipelines.ask.question import Asking
     from dpstream.pipelines.frames.answer import ask
     from dpstream.pipelines.frames.question import question_of
 
-    question, columns = question_of(data, asked)
+    question, columns = question_of(call["data"], _asked(kind, call))
     plan = question.gridded.plan
-    check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
+    check_delta(plan.delta, call["allow_large_delta"], switch="allow_large_delta=True")
     for weakness in weaknesses(plan.epsilon, plan.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)  # whoever called `count`, ...
-    return ask(question, columns, account, noise_key, Asking(fresh, as_of))
+    return ask(question, columns, call["account"], call["noise_key"], _how(call))

@@ -88,6 +88,11 @@ class Question(NamedTuple):
         """The column of the answer."""
         return self.gridded.plan.columns[0]
 
+    @property
+    def request(self) -> list[bytes]:
+        """What it is known by in an account, which is no row: a table in memory lies nowhere."""
+        return [self.digest.encode()]
+
     def identity(self, unit: str | None) -> UnitIdentity:
         """The unit in a ledger, which may call it otherwise."""
         kind = self.kinds[0]

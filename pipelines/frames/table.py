@@ -47,6 +47,17 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
     return _given(whole, wanted)
 
 
+def without_rows(data: Any) -> Any:
+    """A table with the columns of an Arrow stream, which is not read; any other table as it is."""
+    is_read = isinstance(data, pa.Table | pa.RecordBatch) or _by_name(data)
+    if is_read or not hasattr(data, "__arrow_c_stream__"):
+        return data
+    try:
+        return pa.RecordBatchReader.from_stream(data).schema.empty_table()
+    except _UNREADABLE:
+        return data  # what asks about it says why it is no table
+
+
 def kind_of(argument: str, kind: pa.DataType) -> str:
     """What ids are made of (``ingest.ids.KINDS``), by the Arrow type of a unit or key.
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.composition import epsilon_spent
+from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.figures import exact, up
 from dpstream.accounting.plan.unit import composed
@@ -46,6 +46,7 @@ class Acceptance(NamedTuple):
         account: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta
             ``spent`` and ``with_this``; ``None``: there is no ledger, or it cannot be read.
         warnings: of the ledger's limit, for the ``warnings`` of the command's JSON.
+        answered: it was answered before: the same answer is given again.
     """
 
     refusal: DpstreamError | None
@@ -53,6 +54,7 @@ class Acceptance(NamedTuple):
     run_id: str | None
     account: dict[str, Any] | None
     warnings: Sequence[str] = ()
+    answered: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -64,7 +66,7 @@ class Acceptance(NamedTuple):
         try:
             check()
         except DpstreamError as error:
-            return self._replace(refusal=error, cost=None)
+            return self._replace(refusal=error, cost=None, answered=False)
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class Acceptance(NamedTuple):
             if self.cost is None
             else {"epsilon": self.cost[0], "delta": self.cost[1]},
             "run_id": self.run_id,
+            "answered": self.answered,
             "account": self.account,
         }
 
@@ -93,6 +96,11 @@ class Acceptance(NamedTuple):
         if self.refusal is not None:
             answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
             lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
+        elif self.answered:
+            lines = [
+                f"{what:<12}yes: it was answered before (run {self.run_id}); that answer is given"
+                " again, and nothing more is charged"
+            ]
         elif self.cost is None:
             run = "" if self.run_id is None else f"run {self.run_id} goes on, and "
             lines = [f"{what:<12}yes: {run}nothing more is charged"]
@@ -147,36 +155,48 @@ def of_requests(
         fresh: with ``--fresh``.
         check: a rule of the command's own, which comes first where something is charged.
     """
-    refusal, run_id = None, None
+    refusal, free = None, _Free()
     more = [request.charge for request in requests]
     try:
         book = read_book(place.path, place.data_set)
-        more, run_id = _unpaid(place, book, requests, fresh)
-        if more and check is not None:
-            check(book)
-        book.check(more, *place.limit.pair)
+        more, free = _unpaid(place, book, requests, fresh)
+        if more:  # what is free is never refused, whatever the limit is now
+            if check is not None:
+                check(book)
+            book.check(more, *place.limit.pair)
     except DpstreamError as error:
         refusal = error
     charged = refusal is None and len(more) > 0
     cost = (sum(c.epsilon for c in more), sum(c.delta for c in more)) if charged else None
-    return Acceptance(refusal, cost, run_id, _account(place, more), place.limit.warnings)
+    account = _account(place, more)
+    return Acceptance(refusal, cost, free.run_id, account, place.limit.warnings, free.answered)
+
+
+class _Free(NamedTuple):
+    """What costs nothing: the run that goes on, and whether all is answered already."""
+
+    run_id: str | None = None
+    answered: bool = False
 
 
 def _unpaid(
     place: "LedgerConfig", book: Book, requests: Sequence[Request], fresh: bool
-) -> tuple[list[Charge], str | None]:
-    """What would be charged, and the run that goes on where nothing would be."""
+) -> tuple[list[Charge], _Free]:
+    """What would be charged, and what goes on where nothing would be."""
     charged = {charge.plan_hash for charge in book.charges}
-    more, run_id = dict[str, Charge](), None
+    more, run_id, answered = dict[str, Charge](), None, len(requests) > 0
     for number, (charge, fingerprint) in enumerate(requests):
         found = None
         if fingerprint is not None and charge.plan_hash in charged:
-            with contextlib.closing(open_ledger(place.path, place.data_set)) as ledger:
-                found = Register(ledger, charge.kind).goes_on(fingerprint(), fresh)
+            opened = open_ledger(place.path, place.data_set, looking=True)
+            with contextlib.closing(opened) as ledger:
+                register = Register(ledger, charge.kind)
+                found = register.goes_on(fingerprint(), fresh)
+                answered &= found is not None and register.read(found) is not None
         run_id = found or run_id
         if found is None:  # the same question twice is charged once, unless it is asked anew
             more.setdefault(f"{charge.plan_hash} {number if fresh else 0}", charge)
-    return list(more.values()), None if more else run_id
+    return list(more.values()), _Free() if more else _Free(run_id, answered)
 
 
 def _account(place: "LedgerConfig", more: Sequence[Charge]) -> dict[str, Any] | None:
@@ -192,6 +212,16 @@ def _account(place: "LedgerConfig", more: Sequence[Charge]) -> dict[str, Any] | 
         "spent": _spent(charges, delta) or 0.0,
         "with_this": _spent([*charges, *more], delta) if more else None,
     }
+
+
+def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, float]:
+    """What more may be spent within a limit: a plain ``epsilon``, or ``mu`` of Gaussian noise.
+
+    Raises:
+        PolicyError: the costs of the charges do not add up.
+    """
+    spends = composed(charges).spends if charges else []
+    return {"epsilon": epsilon_left(spends, *limit), "mu": mu_left(spends, *limit)}
 
 
 def _spent(charges: Sequence[Charge], delta: float) -> float | None:

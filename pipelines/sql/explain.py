@@ -2,9 +2,7 @@
 charges nothing.  Of the data nothing is read.
 
 All of it is public: plans, noise and thresholds are fixed before a row is read, and the ledger
-holds figures of guarantees only.  Bounds that the query would choose are not known yet: the noise
-of such a column is that for bounds (0, 1), and each part says by what of the bounds it is to be
-multiplied (``times``).
+holds figures of guarantees only.
 """
 
 import functools
@@ -14,25 +12,18 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
+from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.plan.unit import composed
-from dpstream.accounting.query.calibration import QueryBudget, expected
-from dpstream.accounting.query.grids import ASSUMED, grids_of
+from dpstream.accounting.query.grids import grids_of
+from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.strength import weaknesses
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_book
-
-#: What noise grows with, by kind of column and part; that of others is the same for all bounds.
-_TIMES = {
-    ("count", "count"): "high", ("sum", "sum"): "max(|low|, |high|)", ("mean", "sum"): "high - low",
-    ("var", "sum"): "high - low", ("var", "square"): "(high - low)^2",
-    ("stddev", "sum"): "high - low", ("stddev", "square"): "(high - low)^2",
-}  # fmt: skip
 
 
 class Explained(NamedTuple):
@@ -40,13 +31,10 @@ class Explained(NamedTuple):
 
     Attributes:
         plan: what DuckDB would run, in its dialect.
-        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then, and each
-            part's noise: ``sd`` and ``within``, the half-width of its 95% interval; both times
-            ``times``, if that is not ``None``, of the bounds that the query will choose.
+        columns: noise of each, as of `accounting.query.outlook.Outlook`.
         cost: epsilon, delta, mu and threshold_delta of its charge.
         warnings: of what its guarantee promises.
-        selection: tau in units, and how many units a group needs for an even chance to be shown,
-            each in one group or in as many as may be; ``None`` if no groups are selected.
+        selection: thresholds, as there; ``None`` if no groups are selected.
     """
 
     plan: str
@@ -105,55 +93,30 @@ def budget(catalog: Catalog) -> dict[str, Any]:
     noise), number of charges."""
     limit = catalog.ledger.limit
     charges = read_book(catalog.ledger.path, catalog.ledger.data_set).charges
-    spends = composed(charges).spends if charges else []
-    spent = epsilon_spent(spends, limit.delta) if charges else 0.0
+    spent = epsilon_spent(composed(charges).spends, limit.delta) if charges else 0.0
     return {
         "data_set": catalog.ledger.data_set,
         "unit": catalog.unit.name,
         "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
         "spent": {"epsilon": spent, "delta": limit.delta},
-        "left": {
-            "epsilon": epsilon_left(spends, limit.epsilon, limit.delta),
-            "mu": mu_left(spends, limit.epsilon, limit.delta),
-        },
+        "left": left_of(charges, limit.pair),
         "charges": len(charges),
         "warnings": limit.warnings,
     }
 
 
 def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explained:
-    plan = question.sketched()
-    found = question.budget(plan)
-    query: exp.Select = stage_one(question.asked, catalog, grids_of(plan))
-    automatic = {column.name for column in question.plan.columns if column.automatic}
+    query: exp.Select = stage_one(question.asked, catalog, grids_of(question.sketched()))
     labels: dict[str, list[str]] = {}
     for label, output in question.outputs.items():
         labels.setdefault(output.column, []).append(label)
-    columns = []
-    for row in expected(plan, found):
-        open_ = row["name"] in automatic
-        for part in row["parts"]:
-            part["times"] = _TIMES.get((row["kind"], part["what"])) if open_ else None
-        names, assumed = ", ".join(labels[row["name"]]), list(ASSUMED) if open_ else None
-        columns.append({**row, "name": names, "automatic": open_, "assumed": assumed})
+    columns, selections = outlook(question.gridded)
+    for column in columns:
+        column["name"] = ", ".join(labels[column["name"]])
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     text = query.sql("duckdb", pretty=True, comments=False)
     warnings = weaknesses(charge.epsilon, charge.delta)
-    return Explained(text, columns, cost, warnings, _selection(question, found))
-
-
-def _selection(question: Question, found: QueryBudget) -> dict[str, float] | None:
-    chosen, least = found.selection, question.plan.min_units
-    if chosen is None:
-        return None
-    part = None if chosen.tested is None else found.parts[chosen.tested].part
-    count = 0.0 if part is None else part.alone
-    return {
-        "tau": chosen.tau / chosen.most,
-        "even_chance_one_group": chosen.even_chance(1, least, count),
-        "even_chance_all_groups": chosen.even_chance(found.groups, least, count),
-        "min_units": least,
-    }
+    return Explained(text, columns, cost, warnings, selections[0] if selections else None)
 
 
 def as_builtins(found: Explanation) -> dict[str, Any]:

@@ -60,13 +60,18 @@ class Question(NamedTuple):
         figures = (plan.epsilon, delta, mu, threshold)
         return Charge(run_id, self.digest, words, *figures, kind="sql", identity=catalog.unit.text)
 
+    @property
+    def gridded(self) -> Gridded:
+        """The plan on its grid."""
+        return Gridded(self.plan, self.design, self.bits)
+
     def budget(self, plan: QueryPlan) -> QueryBudget:
         """Noise and thresholds of the plan with its bounds."""
-        return Gridded(self.plan, self.design, self.bits).budget(plan)
+        return self.gridded.budget(plan)
 
     def sketched(self) -> QueryPlan:
         """The plan with bounds (0, 1) where they are the query's to choose: for estimates."""
-        return Gridded(self.plan, self.design, self.bits).sketched()
+        return self.gridded.sketched()
 
 
 def question_of(text: str, catalog: Catalog) -> Question:

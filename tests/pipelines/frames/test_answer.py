@@ -104,14 +104,6 @@ def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dpstream key new") as error:
         dpstream.histogram(TABLE, **ASKED, **paid)
     assert error.value.field == "noise_key" and not (tmp_path / "ledger.db").exists()
-    with pytest.raises(UsageError, match="write noise_key"):
-        dpstream.histogram(TABLE, **ASKED, **paid, noise_key=b"7")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="LedgerAccount") as error:
-        dpstream.histogram(TABLE, **ASKED, account="l.db")  # type: ignore[arg-type]
-    assert error.value.field == "account"
-    for more in ({"noise_key": "env:KEY"}, {"fresh": True}, {"as_of": "May"}):
-        with pytest.raises(UsageError, match="without an account"):
-            dpstream.histogram(TABLE, **ASKED, **more)
 
 
 def test_without_an_account_every_answer_has_noise_of_its_own() -> None:

@@ -12,7 +12,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain
 from dpstream.pipelines.sql.query_plan import question_of
-from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, OPTIONS, charges, data_set, dp, visits
 
 _TEXT = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u, AVG(seconds) AS a")
 
@@ -79,6 +79,32 @@ def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path
             for one, other in zip(shown["parts"], real["parts"], strict=True):
                 wanted = one["sd"] * factors[one["times"]]
                 assert math.isclose(wanted, other["sd"], rel_tol=0.01), (shown["name"], one)
+
+
+def test_noise_of_a_chosen_count_of_groups_is_the_answers(tmp_path: Path) -> None:
+    """A count of one row of a unit would join the test of groups; one of several rows does not."""
+    catalog = load_catalog(data_set(tmp_path, visits(rows=20_000, units=2_000)))
+    text = dp("page, COUNT(*) AS n", options=OPTIONS.replace("epsilon = 2", "epsilon = 8"))
+    [explained] = explain(catalog, text).statements
+    answer = ask(catalog, text)
+    [(_, high)] = answer.header.bounds.values()
+    assert high > 1 and explained.columns[0]["parts"][0]["times"] == "high"
+    drawn = answer.intervals["n"]["sd"][0].as_py()
+    assert math.isclose(explained.columns[0]["parts"][0]["sd"] * high, drawn, rel_tol=0.01)
+
+
+def test_an_answered_statement_is_free_whatever_the_limit_is_now(tmp_path: Path) -> None:
+    path, text = data_set(tmp_path), dp(f"page, {COUNTED} AS n")
+    ask(load_catalog(path), text)
+    path.write_text(path.read_text().replace("epsilon = 100.0", "epsilon = 0.1"))
+    lowered = load_catalog(path)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    found = explain(lowered, text).acceptance
+    assert found.answered and found.exit_code == 0 and found.cost is None
+    assert found.answer("Can ask")[0].endswith("nothing more is charged")
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert not ask(lowered, text).charged
+    assert explain(lowered, text, Asking(fresh=True)).acceptance.exit_code == 3
 
 
 def test_the_account(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""The dry run of a question about a table in memory: `dpstream.plan`.
+
+It uses names and types of columns, the account and the noise key, never a row: so it is the same
+for all tables with these columns, and writes nothing.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.figures import down, up
+from dpstream.accounting.query.outlook import Outlook, outlook
+from dpstream.accounting.strength import check_delta, weaknesses
+from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.frames.account import Account, account_of
+from dpstream.pipelines.frames.question import Asked, Question, question_of
+from dpstream.pipelines.frames.table import without_rows
+from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
+from dpstream.state.ledger.open import read_book
+
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.pipelines.account import LedgerAccount
+    from dpstream.state.ledger.charges import Charge
+
+#: Of a charge that is never made.
+_NO_RUN = "0" * 32
+
+
+class QuestionPlan(NamedTuple):
+    """What a question would cost, whether it would be answered, and how exact; public.
+
+    Attributes:
+        acceptance: whether it would be answered now, of which the properties below are parts.
+        cost: ``epsilon``, ``delta``, ``mu`` and ``threshold_delta`` of one answer; ``None`` where
+            the arguments make no question.
+        left: what the account would have left after it, ``epsilon`` of pure noise or ``mu`` of
+            Gaussian noise; ``None`` without an account, or where it would be refused.
+        columns: of the answer: ``name``, ``kind``, whether bounds are ``automatic``, which were
+            ``assumed`` then, and ``parts``, each with ``sd`` of its noise and ``within``, the
+            half-width of its 95% interval; both times ``times``, if that is not ``None``, of what
+            the question will choose: ``low`` and ``high`` of the bounds, ``rows`` of a unit in a
+            key, ``keys`` of a unit.  A mean has two parts, its sum and its count.
+        thresholds: how keys are selected, for the fewest and for the most keys of a unit where
+            their number is chosen; empty where all keys are public, or there is none.  ``groups``:
+            the keys of a unit that count; ``tau``: the threshold in units; units that a key needs
+            for an even chance to be shown, if each has that key alone (``even_chance_one_group``)
+            or as many as count (``even_chance_all_groups``).
+        warnings: of what the guarantee, or the account's limit, promises.
+    """
+
+    acceptance: Acceptance
+    cost: dict[str, Any] | None
+    left: dict[str, float] | None
+    columns: list[dict[str, Any]]
+    thresholds: list[dict[str, float]]
+    warnings: list[str]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it would be answered."""
+        return self.acceptance.refusal is None
+
+    @property
+    def refusal(self) -> DpstreamError | None:
+        """The error that it would end with before a row is read; ``None``: it would be answered."""
+        return self.acceptance.refusal
+
+    @property
+    def charge(self) -> tuple[float, float] | None:
+        """(epsilon, delta) that would be charged; ``None``: nothing, it is refused or free."""
+        return self.acceptance.cost
+
+    @property
+    def answered(self) -> bool:
+        """It was answered before: the same answer is given again, at no charge."""
+        return self.acceptance.answered
+
+    @property
+    def account(self) -> dict[str, Any] | None:
+        """``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta ``spent``
+        and ``with_this``; ``None``: there is no account, or it cannot be read."""
+        return self.acceptance.account
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it for JSON."""
+        return {**self._asdict(), "acceptance": self.acceptance.as_dict()}
+
+    def __repr__(self) -> str:
+        """Whether it can be asked, the account, then cost, thresholds and noise."""
+        lines = self.acceptance._replace(warnings=()).lines("Can ask")
+        if self.left is not None:
+            lines.append(
+                f"Left        mu {down(self.left['mu'], 4)} of Gaussian noise, or a plain epsilon "
+                f"{down(self.left['epsilon'], 4)}, after this one"
+            )
+        if self.cost is not None:
+            mu = "" if self.cost["mu"] is None else f", mu {up(self.cost['mu'], 4)}"
+            figures = f"({up(self.cost['epsilon'])}, {up(self.cost['delta'])})"
+            lines.append(f"Cost        {figures}{mu} per unit")
+        for line in Outlook(self.columns, self.thresholds).lines("key"):
+            name, _, words = line.partition(" ")
+            lines.append(f"{name:<12}{words.lstrip()}")
+        lines += [f"Warning     {warning}" for warning in self.warnings]
+        return "\n".join(lines)
+
+
+def planned(
+    data: Any,
+    asked: Asked,
+    account: "LedgerAccount | None",
+    noise_key: "str | KeySource | None",
+    how: Asking,
+    allow_large_delta: bool,
+) -> QuestionPlan:
+    """The plan of a question; see `frames.one_shot` for its arguments."""
+    try:
+        question, _ = question_of(without_rows(data), asked)
+    except DpstreamError as error:
+        return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
+    gridded, plan = question.gridded, question.gridded.plan
+    charge = question.charge(_NO_RUN, question.identity(None))
+    acceptance, place = Acceptance(None, (charge.epsilon, charge.delta), None, None), None
+    try:
+        check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
+        place = account_of(account, noise_key, how)
+        if place is not None:
+            charge = question.charge(_NO_RUN, question.identity(place.ledger.unit))
+            acceptance = _acceptance(question, charge, place, how)
+    except DpstreamError as error:
+        acceptance = Acceptance(error, None, None, None)
+    cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
+    columns, thresholds = outlook(gridded)
+    for part in (part for column in columns for part in column["parts"]):
+        part["times"] = part["times"] and part["times"].replace("groups", "keys")
+    return QuestionPlan(
+        acceptance,
+        cost,
+        None if place is None else _left(acceptance, charge, place),
+        columns,
+        thresholds,
+        [*weaknesses(plan.epsilon, plan.delta), *acceptance.warnings],
+    )
+
+
+def _acceptance(question: Question, charge: "Charge", place: Account, how: Asking) -> Acceptance:
+    """Whether the account would take the question.
+
+    Raises:
+        DpstreamError: there is no key, or the label is not usable.
+    """
+    from dpstream.pipelines.ask.sequence import request_of
+
+    with place.key.ring() as keys:
+        request = request_of("frame", question.request, keys, how.as_of)
+    return of_requests(place.ledger, [Request(charge, lambda: request)], how.fresh)
+
+
+def _left(acceptance: Acceptance, charge: "Charge", place: Account) -> dict[str, float] | None:
+    if acceptance.refusal is not None:
+        return None
+    charges = read_book(place.ledger.path, place.ledger.data_set).charges
+    more = [] if acceptance.cost is None else [charge]
+    return left_of([*charges, *more], place.ledger.limit.pair)

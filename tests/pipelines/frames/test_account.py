@@ -1,0 +1,50 @@
+"""Where a question is charged: an account with a key, or nowhere."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpstream
+from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.frames.account import account_of
+from tests.pipelines.frames.visits import KEY
+
+
+def book(folder: Path) -> dpstream.LedgerAccount:
+    return dpstream.LedgerAccount(folder / "ledger.db", "visits", epsilon=4, delta=1e-6)
+
+
+def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
+    found = account_of(book(tmp_path), "file:noise.key", ONCE)
+    assert found is not None and found.ledger.data_set == "visits"
+    assert found.key.reference == "file:noise.key"
+    source = KeySource(None, KEY)
+    given = account_of(book(tmp_path), source, ONCE)
+    assert given is not None and given.key is source
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", [None, b"7"])
+def test_a_key_that_is_none_is_refused(key: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        account_of(book(tmp_path), key, ONCE)
+    assert error.value.field == "noise_key"
+
+
+@pytest.mark.parametrize(
+    ("account", "key", "how", "field"),
+    [
+        ("l.db", "file:k", ONCE, "account"), (None, "file:k", ONCE, "noise_key"),
+        (None, None, Asking(fresh=True), "fresh"), (None, None, Asking(as_of="May"), "as_of"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_without_an_account_is_refused(
+    account: Any, key: str | None, how: Asking, field: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        account_of(account, key, how)
+    assert error.value.field == field
+    assert account_of(None, None, ONCE) is None
