@@ -11,6 +11,7 @@ import pytest
 from dpstream.state import open as stores
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import Hour
+from tests.pipelines.cli.test_plans_and_charges import tabulate
 
 
 @pytest.fixture
@@ -75,3 +76,12 @@ def test_a_strategy_that_needs_too_large_a_matrix(tmp_path: Path) -> None:
     refused = call(*plan, "--strategy", "eigen")
     assert refused.exit_code == 3 and "choose another --strategy" in refused.output
     assert call(*plan, "--strategy", "identity").exit_code == 0
+
+
+def test_tables_that_were_charged_before(tmp_path: Path) -> None:
+    of = tabulate(tmp_path)
+    assert call(*of.ask).exit_code == 0
+    at = list(of.plan).index("--key-file")
+    refused = call(*of.plan[:at], *of.plan[at + 2 :])
+    assert refused.exit_code == 2 and "--key-file" in refused.output
+    assert call(*of.plan).exit_code == 0
