@@ -22,10 +22,12 @@ from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, release_schema
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.begin import begin
+from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
 from dpstream.pipelines.frames.numbered import Gather
 from dpstream.pipelines.frames.values import column_of
@@ -58,6 +60,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
         """Rows, or nothing, in; rows of ``releases`` and ``dead_letter`` out."""
         job = self._job
         refused: list[beam.PCollection] = []
+        watch: InputWatch | None = None
         if isinstance(rows, beam.PCollection):
             kinds = _check(job, rows, self._source)
             run, _ = begin(job, [b"rows", str(self._source).encode()])
@@ -66,16 +69,21 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
             records = rows | "Batches" >> batches
         else:
             read = rows | "Source" >> ReadFiles(job)
+            watch = InputWatch(manifest(job))
             run, _ = begin(job)
+            watch.begin(run)
             records, refused = read.records, [read.dead_letter]
         output = with_query(records, job) | "DPStream" >> DPStream(run.plan, run)
-        writing = WriteReleases(sink_of(job, run), only_compare=run.open().restoring)
-        releases = output.releases | "Releases" >> writing
+        sealed = output.releases
+        if watch is not None:
+            sealed = sealed | "Compare" >> CompareInput(watch)
+        writing = WriteReleases(sink_of(job, run, watch), only_compare=run.open().restoring)
+        releases = sealed | "Releases" >> writing
         _ = releases.written | "Counted" >> CountDelivered(job.plan.timeline)
         dead = (output.dead_letter, *refused) | "AllDead" >> beam.Flatten()
         _ = dead | "DeadLetters" >> WriteDeadLetters(job)
         return {
-            "releases": output.releases | "ReleaseRows" >> _as_rows(release_schema(run.plan)),
+            "releases": sealed | "ReleaseRows" >> _as_rows(release_schema(run.plan)),
             "dead_letter": dead | "DeadRows" >> _as_rows(DEAD_LETTER_SCHEMA),
         }
 

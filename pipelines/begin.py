@@ -23,6 +23,7 @@ from dpstream.pipelines.connectors.run_manifest import (
     refuse_lost_store,
     write_manifest,
 )
+from dpstream.pipelines.connectors.watch import refuse_changed
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.charging import check_begin, spend_of, unnamed_ledger
 from dpstream.pipelines.jobs.committed import Ledgered, check_tuning
@@ -77,6 +78,7 @@ def prepare(
     """
     keys, plan = key_source(job), job.plan
     check_tuning(job)
+    refuse_changed(job)
     check_begin(job)  # a refused charge leaves no store behind
     sweep(dead_letter_folder(job))
     check_dead_letters(dead_letter_folder(job))

@@ -32,11 +32,14 @@ from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manif
 from dpstream.pipelines.connectors.files.joining import Arranged, Pass, Passes, arrange
 from dpstream.pipelines.connectors.files.source import JoinedFiles
 from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.drafting.windows import instant, shown
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.state import open as stores
 from dpstream.state.retention import reached
+from dpstream.state.store import Store
 
 FLAG = "--through"
 _NOTE = "passes"
@@ -138,7 +141,11 @@ def trigger_time_of(line: Timeline, through: str) -> int:
 
 
 def noted_of(job: Job) -> Passes | None:
-    """What the job's store says of its passes; ``None``: it is not there, or is read as a whole."""
+    """What the job's store says of its passes; ``None``: it is not there, or is read as a whole.
+
+    Raises:
+        PolicyError: its input has changed while a run read it.
+    """
     url = job.state.store or ""
     if not stores.exists(url):
         return None
@@ -149,9 +156,23 @@ def noted_of(job: Job) -> Passes | None:
     try:
         if store.identity.plan_hash != job.plan.hash:
             return None  # `begin` refuses it
+        refuse(store)  # before the files are compared: to bring them back does not help
         return _decoded(store.metadata(_NOTE))
     finally:
         store.close()
+
+
+def same_input(job: Job, store: Store) -> bool:
+    """Whether the files are those that a store was begun with, or has read in its passes."""
+    noted = _decoded(store.metadata(_NOTE))
+    if noted is not None:
+        try:
+            return bool(_arranged(job, noted).known)
+        except PolicyError:
+            return False
+    with key_source(job).ring() as ring:
+        parts = input_of(job).identity()
+        return bool(ring.source_fingerprint(parts) == store.identity.source_fingerprint)
 
 
 def commit(run: Run, pass_: Due) -> Run:

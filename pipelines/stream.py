@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+)
 from dpstream.accounting.guarantee import warnings_of
 from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
@@ -20,6 +26,7 @@ from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watc
 from dpstream.pipelines import passes
 from dpstream.pipelines.begin import begin, leave
 from dpstream.pipelines.connectors.cells import with_cells
+from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
@@ -35,6 +42,7 @@ from dpstream.pipelines.connectors.restored import (
     publish_missing,
 )
 from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.connectors.write import (
     CountDelivered,
     WriteDeadLetters,
@@ -145,15 +153,16 @@ def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
     _check_engine(engine, source, speed)
     if pass_ is not None and (engine.kind.streaming or detach):
         raise UsageError("--runner", "reads no files that grow", "use --runner=DirectRunner")
+    watch = InputWatch(source.files())
     # Whatever is wrong with recorded files is said before a run begins and is charged.
     reader = _recorded(job, source, engine, speed)
-    before = source.state()
     run, resumed = _begun(job, engine, warn, pass_)
-    restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run)
+    watch.begin(run, None if pass_ is None else pass_.passes.files)
+    restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run, watch)
     whole = finished(run) if pass_ is None else pass_.idle
     upto = None if pass_ is None else pass_.instant(job.plan.timeline)
     if source.bounded and not detach and not restoring and whole:
-        summary = _complete(job, run, source, before, sink, engine)
+        summary = _complete(job, run, source, watch, sink, engine)
         if progress is not None:
             progress(steps, steps)
         return Result(
@@ -170,10 +179,11 @@ def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
                 quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
                 wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
     except Exception as error:
-        raise diverged(coded(error), sink, restoring and run.open().restoring) from None
+        failure = diverged(coded(error), sink, restoring and run.open().restoring)
+        raise failure if detach else _of_input(failure, watch) from None
     else:
         if not detach:
-            _finish(job, run, source, before, sink if restoring and ends else None)
+            _finish(job, run, source, watch, sink if restoring and ends else None)
             _publish_rest(run, sink, source, engine.kind.streaming and ends)
             if pass_ is not None:
                 passes.end(run, pass_)
@@ -213,14 +223,14 @@ def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
 
 
 def _complete(
-    job: Job, run: Run, source: Input, before: Any, sink: Sink, engine: Engine
+    job: Job, run: Run, source: Input, watch: InputWatch, sink: Sink, engine: Engine
 ) -> Summary | None:
     """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
     try:
         complete(run, sink)
         lasting = run.plan.design.remembered_for
         expire(run.open(), run.plan.timeline, remembered_for=lasting)
-        _finish(job, run, source, before, None)
+        _finish(job, run, source, watch, None)
         return _summary(job, run, sink, {})
     except Exception as error:
         raise coded(error) from None
@@ -268,14 +278,26 @@ def _let_go(run: Run, sink: Sink, engine: Engine | None) -> None:
         stores.close_all()
 
 
-def _finish(job: Job, run: Run, source: Input, before: Any, behind: Sink | None) -> None:
+def _of_input(failure: DpstreamError, watch: InputWatch) -> DpstreamError:
+    """A failure, or that the input has changed, which may have led to it."""
+    try:
+        watch.check()
+    except PolicyError as changed:
+        return changed
+    except RunError:
+        """A file is gone: what failed says more."""
+    return failure
+
+
+def _finish(job: Job, run: Run, source: Input, watch: InputWatch, behind: Sink | None) -> None:
     """What is left to do when the pipeline has ended; ``behind``: the sink that a restored run has
     compared with, and has still to publish the rest to."""
-    if source.state() != before:
+    watch.end()
+    if isinstance(source, FilesInput) and {file.name for file in source.files()} - watch.names:
         raise PolicyError(
             "source.path",
-            "a file changed while it was read, so this store's noise may belong to two inputs",
-            "do not resume this store or publish its last releases; begin a new run",
+            "files joined it while the run read the others, and nothing of them is released",
+            "move them away and run again; for input that grows begin a new run with `--through`",
         )
     if behind is not None:
         catch_up(run, behind)

@@ -33,12 +33,12 @@ from dpstream.state.retention_store import (
     UnitProgress,
     take_keys,
 )
-from dpstream.state.store import NEVER, Store
+from dpstream.state.store import INPUT, NEVER, Store
 
 #: Told (windows and unit shards done, in all); both are public.
 Progress = Callable[[int, int], None]
 #: Notes that belong to the run, not to one copy of its store.
-NOTES = ("token", "ledger", "windows", "passes")
+NOTES = ("token", "ledger", "windows", "passes", INPUT)
 #: What a store knows of its sink: true of its own copies, but a backup may be held against
 #: another folder, and all that is published is compared with it.
 DELIVERED = "delivered"

@@ -39,6 +39,11 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 NEVER = np.iinfo(np.int32).max
 
 
+#: Note of what is known of an input of files: not there (no attempt has read it, or the last one
+#: compared it at its end), or one of these.
+INPUT = "input"
+READING, CHANGED = "reading", "changed"
+
 #: Computes ``RunIdentity.calibration`` of a run that begins.
 Calibrate = Callable[[], str]
 
@@ -400,6 +405,33 @@ class Store(RetentionStore):
     def renew_token(self, old: str, new: str) -> bool:
         """Replace the token durably if it is still ``old``; returns whether it was."""
         return self.swap_metadata("token", old or None, new)
+
+    @property
+    def input_changed(self) -> bool:
+        """Whether the input of files was changed while a run of this store read it: final."""
+        return self.metadata(INPUT) == CHANGED
+
+    @property
+    def reading(self) -> bool:
+        """Whether an attempt reads files now, or was cut off."""
+        return self.metadata(INPUT) == READING
+
+    def begin_reading(self) -> None:
+        """Note that an attempt reads files: a change may go unnoticed if it is cut off."""
+        self._note_input(READING)
+
+    def end_reading(self) -> None:
+        """Note that the files were compared after the last row was read."""
+        self._note_input(None)
+
+    def note_input_changed(self) -> None:
+        """Commit the verdict that the files have changed."""
+        self._note_input(CHANGED)
+
+    def _note_input(self, new: str | None) -> None:
+        old = self.metadata(INPUT)
+        while old not in (new, CHANGED) and not self.swap_metadata(INPUT, old, new):
+            old = self.metadata(INPUT)
 
     @abstractmethod
     def close(self) -> None:

@@ -83,6 +83,8 @@ def _write(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
     click.echo(f"Report in {out}: {len(found.found.releases):,}{whole} releases.")
     if not found.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")
+    if found.input_changed:
+        click.echo("The input changed while it was read: no release follows, begin a new run.")
     for stamp in found.stamps:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:

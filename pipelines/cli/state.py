@@ -67,6 +67,8 @@ def info(job: Path, as_json: bool) -> None:
         click.echo(f"Abandoned windows before {found['abandoned']}: they get no more releases")
     if found["restoring"]:
         click.echo("Restored  the next run compares with the sink before it publishes")
+    if found["input_changed"]:
+        click.echo("Changed   a file changed while a run read it: begin a new one, `--fresh`")
     if requested():
         _print_sizes(found["operator_only"])
 

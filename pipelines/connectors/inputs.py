@@ -21,6 +21,7 @@ from dpstream.dp_transforms.beam.delivery import released_through
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import count
+from dpstream.pipelines.connectors.files.input_manifest import SourceFile
 from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
@@ -132,9 +133,9 @@ class Input(ABC):
         """The name of the file or part, and the row in it, that a dead letter's position is."""
         return f"partition {partition}", offset
 
-    def state(self) -> Any:
-        """What must be the same before and after a run (``None`` where nothing can be said)."""
-        return None
+    def files(self) -> tuple[SourceFile, ...]:
+        """The files of a source that ends, which must stay as they are while a run reads them."""
+        return ()
 
 
 def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:

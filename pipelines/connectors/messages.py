@@ -168,7 +168,7 @@ class WriteOnlySink(Sink):
         )
 
     @override
-    def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
+    def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
         if only_compare:
             WriteOnlySink.prepare(self, restoring=True)  # refuses
         run_id = self._run_id

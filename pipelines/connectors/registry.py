@@ -8,6 +8,7 @@ from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.jobs.job import Job
 
 
@@ -37,13 +38,20 @@ def input_of(job: Job) -> Input:
     return FilesInput(job)
 
 
-def sink_of(job: Job, run: Run | None = None) -> Sink:
+def sink_of(job: Job, run: Run | None = None, watch: InputWatch | None = None) -> Sink:
     """The sink of a job by its kind.
 
     Args:
         job: whose ``[sink]`` says where.
         run: whose releases it is to write; a sink that cannot be read back needs it for that.
+        watch: compares the run's input before every release.
     """
+    sink = _sink(job, run)
+    sink.watch = watch
+    return sink
+
+
+def _sink(job: Job, run: Run | None) -> Sink:
     sink = job.sink
     run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
     if sink.kind == "kafka":

@@ -24,6 +24,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW
+from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.jobs.tables import SinkKind
 
 FORMAT = 1
@@ -67,11 +68,13 @@ class Sink(ABC):
         kind: as ``sink.kind`` says.
         field: the field of the job file that names the place.
         another: words for a fresh place of the same kind.
+        watch: compares the input before every release, where it is files.
     """
 
     kind: SinkKind
     field: ClassVar[str]
     another: ClassVar[str]
+    watch: InputWatch | None = None
 
     @property
     @abstractmethod
@@ -102,9 +105,8 @@ class Sink(ABC):
             RunError: it cannot be written.
         """
 
-    @abstractmethod
     def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
-        """Write sealed releases; on return they are durable.
+        """Write sealed releases, once the run's input is compared; on return they are durable.
 
         Args:
             batches: with window and trigger in their schema's metadata.
@@ -115,9 +117,16 @@ class Sink(ABC):
             (window, trigger) of those that are published now.
 
         Raises:
-            PolicyError: another content is published under the same name.
+            PolicyError: another content is published under the same name; the input has changed.
             RunError: they cannot be written.
         """
+        if self.watch is not None:
+            self.watch.check()
+        return self._write(batches, only_compare)
+
+    @abstractmethod
+    def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
+        """As ``write`` says."""
 
     @abstractmethod
     def close(self) -> None:

@@ -17,8 +17,10 @@ from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Account, Run
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.cells import with_cells
+from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.query import with_query
+from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.frames.memory import ReadTable
 from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.question import keys_table
@@ -103,15 +105,19 @@ class DPStream(flow.DPStream):
     @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Records in, sealed releases and dead letters out."""
-        job = self._job
+        job, watch = self._job, None
         records = _batches(pcoll, self._run.plan if job is None else job)
         if job is not None:
             source = self._identity(job, pcoll)
+            watch = InputWatch(manifest(job)) if source is None else None
             records = with_cells(with_query(records, job), job)
             self._run, _ = begin(job, source, self._public)
         self._once = not isinstance(_origin(pcoll), ReadFiles)  # which numbers rows itself
         output: Output = super().expand(records)
-        return output
+        if watch is None:
+            return output
+        compared = CompareInput(watch.begin(self._run))
+        return output._replace(releases=output.releases | "Compare" >> compared)
 
     def _identity(self, job: Job, pcoll: beam.PCollection) -> list[bytes] | None:
         """What tells the input from others; ``None``: it is the job's own files."""

@@ -190,3 +190,17 @@ def committed(job: "Job") -> Committed | None:
         return Committed(identity.run_id, *calibrated(job.plan, identity.calibration))
     except (DpstreamError, OSError):
         return None
+
+
+def input_changed(job: "Job") -> bool:
+    """Whether the store's file says that the input was changed while the run read it."""
+    path = job.state.path
+    if path is None or committed(job) is None:
+        return False
+    from dpstream.state.sqlite.file import peek_note
+    from dpstream.state.store import CHANGED, INPUT
+
+    try:
+        return peek_note(path, INPUT) == CHANGED
+    except (DpstreamError, OSError):
+        return False

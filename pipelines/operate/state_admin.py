@@ -19,6 +19,7 @@ from dpstream.pipelines.begin import begun_epoch, charge_restored, prepare
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.connectors.sink import holds_release, known_releases
+from dpstream.pipelines.connectors.watch import refuse_changed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.text import instant_micros
@@ -131,8 +132,10 @@ def restore(
 ) -> dict[str, Any]:
     """Put a backup in place; the next run replays its input and compares with the sink.
 
-    Raises: see `state.transfer.restore`; PolicyError: the backup was begun with another key.
+    Raises: see `state.transfer.restore`; PolicyError: the backup was begun with another key, or
+        the input of the store in place has changed: a backup may have been made after that.
     """
+    refuse_changed(job)
     new, aside = transfer.restore(
         job.state.store or "",
         job.plan,
@@ -178,6 +181,7 @@ def abandon(
             "is required: the job's files can be read again, so a plain restore loses nothing",
             "restore without --abandon; if the input is gone, give an instant after all it held",
         )
+    refuse_changed(job)
     instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
     begun = functools.cache(_in_next_epoch(job))
 

@@ -13,12 +13,14 @@ from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
+from dpstream.pipelines import passes
 from dpstream.pipelines.begin import begun_epoch
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.restored import publish_committed
 from dpstream.pipelines.connectors.run_manifest import check_sink, write_manifest
 from dpstream.pipelines.connectors.sink import ReadableSink, Sink
+from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import FileKind
@@ -66,6 +68,7 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
             "dropped": retained.dropped,
             "abandoned": retained.abandoned,
             "restoring": store.restoring,
+            "input_changed": store.input_changed,
         }
         return found | {"operator_only": _sizes(job, store)} if operator else found
     finally:
@@ -80,6 +83,22 @@ def _sizes(job: Job, store: Store) -> dict[str, Any]:
     return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
 
 
+def _refuse_other_input(job: Job, store: Store) -> None:
+    """Refuse to write what changed files may have led to; see `pipelines.connectors.watch`.
+
+    Raises:
+        PolicyError: they have changed, while they were read or since a run was cut off.
+    """
+    refuse(store)
+    if store.reading and not passes.same_input(job, store):
+        raise PolicyError(
+            "source.path",
+            "its files are not those that the run was reading when it was cut off",
+            "bring them back and go on with `dpstream run JOB`, or begin a new run, which is"
+            " charged again: `dpstream run JOB --fresh`",
+        )
+
+
 def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
     """Write every committed release of all shards to a folder; returns how many.
 
@@ -92,6 +111,7 @@ def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = N
     try:
         run = store_run(job)
         try:
+            _refuse_other_input(job, run.open())
             sink = FileSink(folder, kind, job.sink.guarded)
             return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
         finally:
@@ -113,6 +133,7 @@ def publish(job: Job, progress: Progress | None = None) -> int:
         run = store_run(job)
         try:
             with contextlib.closing(sink_of(job, run)) as sink:
+                _refuse_other_input(job, run.open())
                 _refuse_behind(job, run, sink)
                 check_sink(run, sink)
                 return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))

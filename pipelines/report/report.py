@@ -19,7 +19,7 @@ from dpstream.accounting.plan.rules import RULES
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import known_manifests
-from dpstream.pipelines.jobs.committed import committed
+from dpstream.pipelines.jobs.committed import committed, input_changed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings, collect
 from dpstream.pipelines.report.keys import newest_rows
@@ -44,6 +44,7 @@ class Report(NamedTuple):
         figures: `accounting.guarantee.describe` of them.
         found, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
+        input_changed: the job's store says that the files were changed while its run read them.
     """
 
     job: Job
@@ -53,6 +54,7 @@ class Report(NamedTuple):
     found: Inventory
     findings: Findings
     truth: list[Decade] | None = None
+    input_changed: bool = False
 
     @property
     def expected(self) -> int | None:
@@ -89,7 +91,7 @@ def build(job: Job, truth: Path | None = None) -> Report:
     findings = collect(job.plan, found)
     decades = None if truth is None else by_size(job, truth, found, findings)
     figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
-    return Report(job, plan, budget, figures, found, findings, decades)
+    return Report(job, plan, budget, figures, found, findings, decades, input_changed(job))
 
 
 def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
@@ -117,6 +119,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "plan_hash": report.job.plan.hash,
         "run_ids": report.run_ids,
         "stamps": report.stamps,
+        "input_changed": report.input_changed,
         "private": report.truth is not None,
         "plan": report.figures,
         "releases": {

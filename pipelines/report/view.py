@@ -62,6 +62,7 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         **promise(plan, report.figures),
         "run_ids": report.run_ids,
         "stamps": report.stamps,
+        "input_changed": report.input_changed,
         "present": len(report.found.releases),
         "expected": report.expected,
         "rows": sum(release.keys for release in report.found.releases),

@@ -24,8 +24,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import pieces
-from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
 from dpstream.pipelines.jobs.job import Job
@@ -178,7 +178,6 @@ class WorkloadQuestion:
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
         self._reading = job.reading(self._domain.key)
-        self._source = input_of(self._reading)
         self.plan_hash = _plan_hash(job, mechanism, self._domain)
         self.archive = Archive(archive_of(job.ledger.path, job.path.parent), "ledger.path")
         self.ledger, self.dead_letters = job.ledger, 0
@@ -200,7 +199,7 @@ class WorkloadQuestion:
 
     def stamp(self) -> object:
         """As `ask.question.Question` says."""
-        return self._source.state()
+        return stamps(self._reading)
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""

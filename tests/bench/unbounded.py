@@ -34,7 +34,7 @@ from tests.streams import START, STEP, begin, make_plan, positioned
 class Nowhere(FileSink):
     """Files that are not written: the sink is not what is measured."""
 
-    def write(self, batches: list[pa.RecordBatch], only_compare: bool = False) -> list[Name]:  # type: ignore[override]
+    def _write(self, batches: list[pa.RecordBatch], only_compare: bool) -> list[Name]:  # type: ignore[override]
         metadata = [batch.schema.metadata for batch in batches]
         return [(int(m[b"dpstream.window"]), int(m[b"dpstream.trigger"])) for m in metadata]
 

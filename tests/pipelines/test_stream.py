@@ -14,7 +14,6 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.table import make_runner
-from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.database import sqlite3
 
@@ -82,26 +81,6 @@ def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
     assert not resumed and stat.S_IMODE(os.stat(job.state.path).st_mode) == 0o600
     run.open().close()
     stores.close_all()
-
-
-def test_a_file_that_changes_during_the_run_is_noticed(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dpstream.pipelines.connectors.files import source as files_source
-
-    real = files_source.stamps
-    seen: list[object] = []
-
-    def stamps(checked: Job) -> object:
-        found = real(checked)
-        if seen:
-            found = [(name, size + 1, when) for name, size, when in found]
-        seen.append(found)
-        return found
-
-    monkeypatch.setattr(files_source, "stamps", stamps)
-    with pytest.raises(PolicyError, match="changed while it was read"):
-        run_job(job)
 
 
 def test_flags_that_hand_out_records_are_refused() -> None:

@@ -102,3 +102,16 @@ def test_a_window_is_as_far_as_its_last_shard(store: SqliteStore) -> None:
 def test_a_token_is_renewed_by_comparison(store: SqliteStore) -> None:
     assert store.token() == "" and not store.renew_token("a", "b")
     assert store.renew_token("", "b") and store.token() == "b" == store.metadata("token")
+
+
+def test_the_verdict_on_an_input_is_final(store: SqliteStore) -> None:
+    assert not store.reading and not store.input_changed
+    store.begin_reading()
+    assert store.reading
+    store.end_reading()
+    assert not store.reading
+    store.begin_reading()
+    store.note_input_changed()
+    store.begin_reading()
+    store.end_reading()
+    assert store.input_changed and not store.reading

@@ -23,13 +23,13 @@ _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 class SourceFile(NamedTuple):
     """One file: its partition, its name below the pattern's fixed folder, its path, its size in
-    bytes and its time of change."""
+    bytes, and when its content and its status were changed (the second cannot be set back)."""
 
     partition: int
     name: str
     path: str
     size: int
-    changed: int
+    changed: tuple[int, int]
 
 
 def manifest(job: Job) -> tuple[SourceFile, ...]:
@@ -58,9 +58,14 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
         )
     named = sorted((_name(path, root), path) for path in paths)
     return tuple(
-        SourceFile(i, name, path, paths[path].st_size, paths[path].st_mtime_ns)
+        SourceFile(i, name, path, paths[path].st_size, times_of(paths[path]))
         for i, (name, path) in enumerate(named)
     )
+
+
+def times_of(status: os.stat_result) -> tuple[int, int]:
+    """When a file's content and its status were changed, in nanoseconds."""
+    return status.st_mtime_ns, status.st_ctime_ns
 
 
 def _name(path: str, root: str) -> str:
@@ -134,14 +139,9 @@ def identity_part(name: str, size: int, digest: str) -> bytes:
     return f"{name}\0{size}\0{digest}".encode()
 
 
-def stamps(job: Job) -> list[tuple[str, int, int]]:
-    """(name, bytes, time of change) of every file: cheap, to notice a change during a run."""
-    return stamps_of(manifest(job))
-
-
-def stamps_of(files: Iterable[SourceFile]) -> list[tuple[str, int, int]]:
-    """``stamps`` of some files."""
-    return [(file.name, file.size, file.changed) for file in files]
+def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
+    """(name, bytes, times of change) of every file: cheap, to notice a change while it is read."""
+    return [(file.name, file.size, file.changed) for file in manifest(job)]
 
 
 def named(file: SourceFile) -> str:

@@ -128,7 +128,7 @@ class FileSink(ReadableSink):
             raise file_error("sink.path", "cannot be read", error) from None
 
     @override
-    def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
+    def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
         """Their waits for the disk overlap, and each folder is synced once."""
         if only_compare:
             batches = [batch for batch in batches if self._path(batch).exists()]

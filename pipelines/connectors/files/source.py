@@ -22,8 +22,6 @@ from dpstream.pipelines.connectors.files.input_manifest import (
     identity_part,
     manifest,
     named,
-    stamps,
-    stamps_of,
     unreadable,
 )
 from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
@@ -272,8 +270,8 @@ class FilesInput(Input):
         return manifest(self.job)[partition].name, offset
 
     @override
-    def state(self) -> Any:
-        return stamps(self.job)
+    def files(self) -> tuple[SourceFile, ...]:
+        return manifest(self.job)
 
 
 class JoinedFiles(Input):
@@ -291,7 +289,7 @@ class JoinedFiles(Input):
         self, job: Job, files: Sequence[SourceFile], read: Iterable[int], first: list[bytes]
     ) -> None:
         super().__init__(job)
-        self.files, self.partitions, self._first = tuple(files), tuple(read), first
+        self._files, self.partitions, self._first = tuple(files), tuple(read), first
 
     @override
     def identity(self) -> list[bytes]:
@@ -299,9 +297,8 @@ class JoinedFiles(Input):
 
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
-        return ReadFiles(self.job, [self.files[partition] for partition in self.partitions])
+        return ReadFiles(self.job, [self._files[partition] for partition in self.partitions])
 
     @override
-    def state(self) -> Any:
-        known = {file.name for file in self.files}
-        return stamps_of(file for file in manifest(self.job) if file.name in known)
+    def files(self) -> tuple[SourceFile, ...]:
+        return self._files

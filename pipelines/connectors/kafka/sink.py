@@ -136,7 +136,7 @@ class KafkaSink(ReadableSink):
         return self._register.seals.get(name) == messages_of(batch).seal.digest
 
     @override
-    def write(self, batches: Sequence[pa.RecordBatch], only_compare: bool = False) -> list[Name]:
+    def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
         sealed = self._known(self._patience()).seals
         releases = [messages_of(batch) for batch in batches]
         for release in releases:

@@ -21,7 +21,7 @@ def listed(folder: Path, names: Sequence[str]) -> list[SourceFile]:
         if not (folder / name).exists():
             (folder / name).write_text(f"content of {name}")
     return [
-        SourceFile(at, name, str(folder / name), (folder / name).stat().st_size, 0)
+        SourceFile(at, name, str(folder / name), (folder / name).stat().st_size, (0, 0))
         for at, name in enumerate(sorted(names))
     ]
 

@@ -1,0 +1,202 @@
+"""The store fixes the input: the files of a run are compared before every delivery.
+
+The identity of bounded input (names, sizes and contents) is committed, keyed, before the first row
+is read.  `InputWatch` compares the files before each write to the sink, wherever that happens: size
+and times of every file as they were before the identity was computed with what they are now.  Where
+they differ the contents are digested, once: files that were only touched, or copied as they were,
+go on with their new times; others are a **verdict**, committed in the store.  Nothing is written,
+and every later command that would continue the store refuses (`refuse_changed`).
+
+**Soundness.**  All rows that lead to a release were read before the sink gets the release, so
+before the comparison; and a write changes a file's status time, which nobody can set back.  Equal
+times therefore mean that every row of these releases was read from the committed input: there is no
+window between a comparison and a delivery.  Steps that rows of another input have led to may be
+committed in the store by then; they are never delivered.  A file that changes after its rows were
+read stops the run as well, because whoever repeats the run would read other rows.
+
+**Sensitivity.**  One run id then stands for one input, and neighbouring inputs differ by the
+records of one unit in *that* input (mechanism.md): a position names one record, a unit's C pairs
+are counted over all that is read, and a repeated step draws the same noise for the same counts.
+With two inputs under one run id, a position that was decided for a record would admit another one
+without counting it, and repeated noise would lie on other counts.  The verdict itself says that the
+operator's files changed, which is no function of a record.
+
+Input without an end has no identity of its own: the steps that are committed are the input.  A
+record is decided once, by its position or id, in the transaction of its step, and a step is never
+computed again once it is committed.
+
+What is not noticed: a file that is changed and then, before the next comparison or after a kill,
+restored to the committed bytes; a system that does not keep times of status.
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
+from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.connectors.files.input_manifest import (
+    SourceFile,
+    fingerprint_of,
+    identity_part,
+    times_of,
+)
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state import open as stores
+from dpstream.state.disk_errors import file_error
+from dpstream.state.store import Store
+
+
+class InputWatch:
+    """Compares the files of a run with those that it was begun with; pickles, for workers.
+
+    Args:
+        files: those of the input, as they were before their identity was computed.
+    """
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self._files = tuple(files)
+        self._run: Run | None = None
+        self._digests: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the files."""
+        return {file.name for file in self._files}
+
+    def begin(self, run: Run, digests: tuple[str, ...] | None = None) -> "InputWatch":
+        """Watch for a run whose identity is committed, before it reads a row.
+
+        Args:
+            digests: keyed digest of each file; ``None``: the store's identity is that of all.
+
+        Raises:
+            RunError: a file has changed while its identity was computed: nothing was read yet.
+        """
+        self._run, self._digests = run, digests
+        if self._files:
+            run.open().begin_reading()
+            if self._now() != self._files:
+                raise RunError(
+                    "source.path", "a file changed while the run began",
+                    "run it again once the files are complete",
+                )  # fmt: skip
+        return self
+
+    def check(self) -> None:
+        """Refuse to deliver what changed files may have led to.
+
+        Raises:
+            PolicyError: a file has changed; the store keeps that verdict.
+            RunError: a file is gone or cannot be read: nothing is decided.
+        """
+        now = self._now()
+        if self._run is None or now == self._files:
+            return
+        store = self._run.open()
+        refuse(store)
+        if not self._same(now):
+            store.note_input_changed()
+            refuse(store)
+        self._files = now
+
+    def _now(self) -> tuple[SourceFile, ...]:
+        return tuple(map(_looked_at, self._files))
+
+    def _same(self, now: Sequence[SourceFile]) -> bool:
+        """Whether the contents are the committed ones."""
+        if self._run is None or any(file.size < 0 for file in now):
+            return False
+        parts = [identity_part(*fingerprint_of(file)) for file in now]
+        with self._run.keys.ring() as ring:
+            if self._digests is None:
+                committed = self._run.open().identity.source_fingerprint
+                return ring.source_fingerprint(parts) == committed
+            return tuple(ring.source_fingerprint([part]) for part in parts) == self._digests
+
+    def end(self) -> None:
+        """``check`` after the last row was read, and note that an attempt has ended so."""
+        self.check()
+        if self._run is not None and self._files:
+            self._run.open().end_reading()
+
+
+class CompareInput(beam.PTransform):  # type: ignore[misc]
+    """Releases -> the same, each once the input is compared: for pipelines of one's own, whose
+    releases go where they like."""
+
+    def __init__(self, watch: InputWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def expand(self, releases: Any) -> Any:
+        """One ParDo."""
+        return releases | beam.ParDo(_Compare(self._watch)).with_output_types(pa.RecordBatch)
+
+
+class _Compare(beam.DoFn):
+    def __init__(self, watch: InputWatch) -> None:
+        self._watch = watch
+
+    @guarded("source")
+    def process(self, element: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """One release; its rows were read before."""
+        self._watch.check()
+        return [element]
+
+
+def _looked_at(file: SourceFile) -> SourceFile:
+    """A file as it is now; its size is -1 where it is no file any more."""
+    try:
+        status = os.stat(file.path)
+    except FileNotFoundError:
+        raise RunError(
+            "source.path",
+            f"file {file.partition} of the manifest is gone while the run reads",
+            "bring it back as it was, and run again",
+        ) from None
+    except OSError as error:
+        raise file_error("source.path", "cannot be read", error) from None
+    if status.st_size == file.size and times_of(status) == file.changed:
+        return file
+    size = status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return file._replace(size=size, changed=times_of(status))
+
+
+def refuse(store: Store) -> None:
+    """Refuse a store whose input has changed.
+
+    Raises:
+        PolicyError: it has.
+    """
+    if store.input_changed:
+        raise PolicyError(
+            "source.path",
+            "a file changed while a run read it, so this store's noise would belong to two inputs;"
+            " nothing that was read after the change is published",
+            "begin a new run, which is charged again: `dpstream run JOB --fresh`",
+        )
+
+
+def refuse_changed(job: Job) -> None:
+    """``refuse`` of a job's store, if there is one that can be opened.
+
+    Raises:
+        PolicyError: its input has changed.
+    """
+    url = job.state.store or ""
+    if not stores.exists(url):
+        return
+    try:
+        store = stores.backend(url).open(job.plan)
+    except DpstreamError:
+        return  # no store, or one that another process is making: `begin` waits, or says so
+    try:
+        refuse(store)
+    finally:
+        store.close()

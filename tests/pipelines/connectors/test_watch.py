@@ -1,0 +1,318 @@
+"""Files that change while a run reads them: nothing of them is released, and the store says so."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow.parquet as pq
+import pytest
+
+from dpstream.pipelines.beam_yaml import DPStreamRows
+from dpstream.pipelines.connectors.files import source
+from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.connectors.watch import InputWatch
+from dpstream.pipelines.frames.stream import DPStream
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.state import open as stores
+from tests.growing import arrive, place, released
+from tests.pipelines.cli.called import call, refused
+from tests.runners.prism import binary
+
+POLICY, RUN = 3, 4
+KINDS = ("csv", "jsonl", "parquet", "csv.gz")
+SECRET = "alice"
+Hook = Callable[[], None]
+
+
+def job_of(folder: Path, kind: str = "csv") -> Path:
+    """A job on two files of a kind; ``other`` holds what replaces the second."""
+    place(folder)
+    text = (folder / "job.toml").read_text()
+    kept = kind.removesuffix(".gz")
+    text = text.replace('kind = "parquet"\npath = "in', f'kind = "{kept}"\npath = "in', 1)
+    text = text.replace("in/*.parquet", f"in/*.{kind}")
+    (folder / "job.toml").write_text(text)
+    days = sorted((folder / "all").iterdir())
+    for at, name in enumerate((f"in/{SECRET}-0", f"in/{SECRET}-1", "other")):
+        (folder / f"{name}.{kind}").write_bytes(_bytes(days[at], kind))
+    return folder / "job.toml"
+
+
+def _bytes(day: Path, kind: str) -> bytes:
+    if kind == "parquet":
+        return day.read_bytes()
+    rows = pq.read_table(day).to_pylist()
+    for row in rows:
+        row["at"] = row["at"].isoformat()
+    if kind == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    text = ["user,page,at,amount", *(",".join(map(str, row.values())) for row in rows)]
+    data = ("\n".join(text) + "\n").encode()
+    return gzip.compress(data, mtime=0) if kind.endswith(".gz") else data
+
+
+def replaced(folder: Path, kind: str = "csv") -> bytes:
+    """Put the other file in the second's place; the bytes that were there."""
+    path = folder / f"in/{SECRET}-1.{kind}"
+    before = path.read_bytes()
+    (folder / "new").write_bytes((folder / f"other.{kind}").read_bytes())
+    os.replace(folder / "new", path)
+    return before
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``hook(do, after=False)``: do something once, before files are read or after."""
+    real = source.read_group
+
+    def put(do: Hook, after: bool = False) -> None:
+        todo = [do]
+
+        def read(*arguments: Any) -> Iterator[Any]:
+            if not after and todo:
+                todo.pop()()
+            yield from real(*arguments)
+            if after and todo:
+                todo.pop()()
+
+        monkeypatch.setattr(source, "read_group", read)
+
+    return put
+
+
+def undisturbed(folder: Path) -> dict[str, bytes]:
+    """The releases of the same job on input that stays as it is."""
+    assert call("run", job_of(folder), "--quiet").exit_code == 0
+    stores.close_all()
+    return released(folder)
+
+
+def information(job: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(call("state", "info", job, "--json").stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [
+        *((kind, False) for kind in KINDS),
+        ("csv", True),
+        *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in KINDS[1:]),
+    ],
+)
+def test_nothing_of_changed_files_is_released(
+    tmp_path: Path, hook: Callable[..., None], kind: str, after: bool
+) -> None:
+    job = job_of(tmp_path, kind)
+    hook(lambda: replaced(tmp_path, kind) and None, after)
+    text = refused("run", job, "--quiet", code=POLICY)
+    assert SECRET not in text and released(tmp_path) == {}
+    assert information(job)["input_changed"]
+    # Every later command refuses, also when the old bytes are back.
+    (tmp_path / f"other.{kind}").write_bytes(_bytes(sorted((tmp_path / "all").iterdir())[1], kind))
+    replaced(tmp_path, kind)
+    for command in (
+        ("run", job), ("state", "init", job), ("state", "releases", job),
+        ("state", "releases", job, "--out", tmp_path / "again"), ("run", job, "--through", "end"),
+    ):  # fmt: skip
+        assert "--fresh" in refused(*command, code=POLICY)
+    assert released(tmp_path) == {} and not (tmp_path / "again").exists()
+    # What the message names is the fix.
+    assert call("run", job, "--fresh", "--quiet").exit_code == 0
+    assert released(tmp_path) and not information(job)["input_changed"]
+
+
+def test_without_the_comparison_they_are(
+    tmp_path: Path, hook: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same change under a sabotaged sink, so that the test above has something to find."""
+    monkeypatch.setattr(
+        Sink, "write", lambda self, *rest: self._write(*rest, *[False][: 2 - len(rest)])
+    )
+    job = job_of(tmp_path)
+    hook(lambda: replaced(tmp_path) and None)
+    assert call("run", job, "--quiet").exit_code == POLICY
+    assert released(tmp_path)
+
+
+def test_a_touched_file_goes_on(tmp_path: Path, hook: Callable[..., None]) -> None:
+    expected = undisturbed(tmp_path / "calm")
+    job = job_of(tmp_path)
+    hook(lambda: os.utime(tmp_path / f"in/{SECRET}-1.csv"))
+    assert call("run", job, "--quiet").exit_code == 0
+    assert released(tmp_path) == expected
+    assert call("run", job, "--quiet").exit_code == 0
+
+
+def test_a_file_that_is_gone_decides_nothing(tmp_path: Path, hook: Callable[..., None]) -> None:
+    expected = undisturbed(tmp_path / "calm")
+    job, path = job_of(tmp_path), tmp_path / f"in/{SECRET}-1.csv"
+    hook(lambda: path.rename(tmp_path / "aside") and None, after=True)
+    assert SECRET not in refused("run", job, "--quiet", code=RUN)
+    assert released(tmp_path) == {} and not information(job)["input_changed"]
+    (tmp_path / "aside").rename(path)
+    assert call("run", job, "--quiet").exit_code == 0
+    assert released(tmp_path) == expected
+
+
+def test_a_file_that_is_added_is_no_change(tmp_path: Path, hook: Callable[..., None]) -> None:
+    expected = undisturbed(tmp_path / "calm")
+    job, new = job_of(tmp_path), tmp_path / "in/late.csv"
+    hook(lambda: new.write_bytes((tmp_path / "other.csv").read_bytes()) and None)
+    refused("run", job, "--quiet", code=POLICY)
+    assert not information(job)["input_changed"]
+    new.rename(tmp_path / "late.csv")
+    assert call("run", job, "--quiet").exit_code == 0
+    assert released(tmp_path) == expected
+
+
+def test_the_verdict_outlives_backup_restore_and_reshard(
+    tmp_path: Path, hook: Callable[..., None]
+) -> None:
+    job = job_of(tmp_path)
+    before: list[bytes] = []
+
+    def change() -> None:
+        assert call("state", "backup", job, "--out", tmp_path / "early.db").exit_code == 0
+        before.append(replaced(tmp_path))
+
+    hook(change, after=True)
+    refused("run", job, "--quiet", code=POLICY)
+    assert call("state", "backup", job, "--out", tmp_path / "late.db").exit_code == 0
+    assert call("state", "reshard", job, "--shards", "2").exit_code == 0
+    assert information(job)["input_changed"]
+    # No backup takes its place: it may have been made between the change and the verdict.
+    for more in ((), ("--abandon", "--now", "2024-01-04T00:00:00Z")):
+        refused("state", "restore", job, tmp_path / "early.db", "--replace", *more, code=POLICY)
+    for path in tmp_path.glob("s*.db*"):
+        path.unlink()
+    assert call("state", "restore", job, tmp_path / "late.db").exit_code == 0
+    (tmp_path / f"in/{SECRET}-1.csv").write_bytes(before[0])
+    refused("run", job, "--quiet", code=POLICY)
+
+
+def test_of_passes_the_earlier_ones_stay(tmp_path: Path, hook: Callable[..., None]) -> None:
+    place(tmp_path)
+    job = tmp_path / "job.toml"
+    arrive(tmp_path, 1)
+    assert call("run", job, "--through", "2024-01-02", "--quiet").exit_code == 0
+    first = released(tmp_path)
+    arrive(tmp_path, 2)
+    old, _ = sorted((tmp_path / "in").iterdir())
+    # One that is only compared, in the pass that reads another.
+    hook(lambda: old.write_bytes((tmp_path / "all/day-2.parquet").read_bytes()) and None)
+    refused("run", job, "--through", "2024-01-03", "--quiet", code=POLICY)
+    assert first and released(tmp_path) == first
+    old.write_bytes((tmp_path / "all/day-0.parquet").read_bytes())
+    assert "--fresh" in refused("run", job, "--through", "2024-01-03", code=POLICY)
+
+
+def test_the_report_says_it(tmp_path: Path, hook: Callable[..., None]) -> None:
+    place(tmp_path)
+    job = tmp_path / "job.toml"
+    arrive(tmp_path, 1)
+    assert call("run", job, "--through", "2024-01-02", "--quiet").exit_code == 0
+    arrive(tmp_path, 2)
+    changed = tmp_path / "in/day-0.parquet"
+    hook(lambda: changed.write_bytes((tmp_path / "all/day-2.parquet").read_bytes()) and None)
+    refused("run", job, "--through", "2024-01-03", "--quiet", code=POLICY)
+    report = call("report", job, "--out", tmp_path / "page.html", "--json")
+    assert json.loads(report.stdout)["input_changed"]
+    assert "dpstream run JOB --fresh" in (tmp_path / "page.html").read_text()
+
+
+def _from_python(pipeline: beam.Pipeline, job: Path) -> None:
+    read = pipeline | ReadFiles(load_job(job))
+    output = read.records | DPStream(load_job(job))
+    rows = job.parent / "rows"
+    _ = output.releases | beam.Map(lambda _: rows.write_text("released"))
+
+
+def _from_yaml(pipeline: beam.Pipeline, job: Path) -> None:
+    output = pipeline | DPStreamRows(str(job))
+    rows = job.parent / "rows"
+    _ = output["releases"] | beam.Map(lambda _: rows.write_text("released"))
+
+
+@pytest.mark.parametrize("build", [_from_python, _from_yaml])
+@pytest.mark.parametrize("changes", [False, True])
+def test_pipelines_of_ones_own_give_no_changed_rows(
+    tmp_path: Path,
+    hook: Callable[..., None],
+    build: Callable[[beam.Pipeline, Path], None],
+    changes: bool,
+) -> None:
+    job, raised = job_of(tmp_path), False
+    if changes:
+        hook(lambda: replaced(tmp_path) and None)
+    try:
+        with beam.Pipeline() as pipeline:
+            build(pipeline, job)
+    except Exception:
+        raised = True
+    stores.close_all()
+    assert (raised, (tmp_path / "rows").exists()) == (changes, not changes)
+    assert information(job)["input_changed"] == changes and (not changes or not released(tmp_path))
+
+
+#: The command, which does something when it has read the first files.
+CHILD = """
+import os, signal, sys
+from dpstream.pipelines.connectors.files import source
+real = source.read_group
+def read(*arguments):
+    yield from real(*arguments)
+    {do}
+source.read_group = read
+from dpstream.pipelines.cli.main import cli
+cli(["run", "job.toml", "--quiet"])
+"""
+
+
+def test_killed_then_changed_then_run(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path / "calm")
+    job = job_of(tmp_path)
+    killed = [sys.executable, "-c", CHILD.format(do="os.kill(os.getpid(), signal.SIGKILL)")]
+    assert subprocess.run(killed, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    before = replaced(tmp_path)
+    for command in (("run", job), ("state", "releases", job)):
+        refused(*command, code=POLICY)
+    assert released(tmp_path) == {}
+    (tmp_path / f"in/{SECRET}-1.csv").write_bytes(before)
+    assert call("run", job, "--quiet").exit_code == 0
+    assert released(tmp_path) == expected
+
+
+def test_a_watch_without_files_compares_nothing() -> None:
+    InputWatch(()).check()
+
+
+@pytest.mark.slow
+def test_on_prism_only_what_came_before_is_visible(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path / "calm")
+    job_of(tmp_path)
+    os.environ.setdefault("PRISM_LOCATION", binary())
+    command = [
+        sys.executable, "-m", "dpstream.pipelines.cli.main", "run", "job.toml", "--quiet",
+        "--runner=PrismRunner", "--speed=20000",
+    ]  # fmt: skip
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not released(tmp_path) and run.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    replaced(tmp_path)
+    _, errors = run.communicate(timeout=180)
+    assert run.returncode == POLICY and SECRET not in errors
+    there = released(tmp_path)
+    assert there and there.items() < expected.items()
+    refused("run", tmp_path / "job.toml", code=POLICY)
+    assert released(tmp_path) == there
