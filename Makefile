@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow check docs figures locks bench prism flink kafka crane clean
+.PHONY: demo test slow check docs figures shape locks bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -27,6 +27,10 @@ check: $(READY)
 # The site of docs/, into site/: strict, so a link that leads nowhere fails; nothing from the network.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# Statements and modules of source and tests.
+shape: $(READY)
+	$(BIN)/python -m tests.bench.shape
 
 # The headline figures against the recorded ones (tests/bench/figures.json).
 figures: $(READY)

@@ -12,6 +12,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.file import lines
 from dpstream.state.sqlite.database import sqlite3
 from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, week
+from tests.bench.shape import statements
 from tests.oracle.simulation import table1_records
 from tests.oracle.sweep import Sorted
 
@@ -185,3 +186,10 @@ def test_both_ways_of_a_ledger_charge_what_they_say(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "40-True.db")) as db:
         # One to compose, two by the one, one and four by both in turn, three in the old way.
         assert len(list(lines(db))) == 40 + 1 + 2 + 1 + 4 + 3
+
+
+def test_statements_are_counted_without_imports_and_docstrings() -> None:
+    text = (
+        '"""A module."""\nimport os\ndef f():\n    """Says so."""\n    if os:\n        return 1\n'
+    )
+    assert statements(text) == 3  # def, if, return
