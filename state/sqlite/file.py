@@ -119,11 +119,14 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
 
 
 def peek_note(path: str | Path, name: str) -> str | None:
-    """A note of a store of this version (`metadata`), which is left as it is.
+    """A note of a store of this version (`metadata`), which is left as it is; ``None`` where no run
+    was begun.
 
     Raises:
         PolicyError: damaged; RunError: it cannot be read.
     """
+    if not store_exists(path):
+        return None
     try:
         with _looked_at(path, _PATIENCE) as db:
             return read_meta(db, NOTE + name) if version_of(db) >= SCHEMA_VERSION else None

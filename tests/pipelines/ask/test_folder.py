@@ -1,5 +1,6 @@
 """Files of an answer: archived under their receipt, published whole, restored from the archive."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -55,6 +56,13 @@ def test_what_is_kept_is_private_and_published_whole(tmp_path: Path) -> None:
     assert stat.S_IMODE((out / NAMES[0]).stat().st_mode) & 0o444
     assert hidden(out.parent) == hidden(tmp_path) == hidden(tmp_path / "answers") == []
     assert published(archive, out, files) == []
+
+
+def test_a_draft_that_cannot_be_written_is_a_coded_failure(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "answers")
+    with pytest.raises(RunError, match="disk is full"), archive.draft():
+        raise OSError(errno.ENOSPC, "of a library that writes")
+    assert list((tmp_path / "answers").iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])

@@ -1,5 +1,6 @@
 """Jobs with their key in each place: the same releases, one grammar, checks, rotation."""
 
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from tests.audit.leaks import make_job
@@ -240,3 +242,20 @@ def test_check_of_a_test_key(tmp_path: Path) -> None:
     job.path.write_text(text)
     result = check(job)
     assert result.exit_code == 2 and "is required to run" in result.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_key_that_cannot_be_flushed_is_no_key(number: int, tmp_path: Path) -> None:
+    """A file that was cut off would be refused for ever as a key that exists."""
+    path = tmp_path / "noise.key"
+    with (
+        mock.patch.object(os, "fsync", side_effect=OSError(number, "")),
+        pytest.raises(DpstreamError) as failed,
+    ):
+        new_key(path)
+    assert failed.value.field == "key file"
+    assert list(tmp_path.iterdir()) == []
+    new_key(path)
+    assert len(path.read_text()) == 65 and path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(PolicyError):
+        new_key(path)

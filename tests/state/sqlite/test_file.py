@@ -9,7 +9,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.run import begin_run
 from dpstream.state import open as stores
 from dpstream.state.sqlite.database import sqlite3
-from dpstream.state.sqlite.file import connect, create_store, store_exists
+from dpstream.state.sqlite.file import connect, create_store, peek_note, store_exists
 from dpstream.state.sqlite.store import SqliteStore
 from tests.state.conformance import (
     IDENTITY,
@@ -51,6 +51,7 @@ def test_a_begin_that_was_cut_off_is_no_store(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     connect(path).close()
     assert path.stat().st_size > 0 and not store_exists(path)
+    assert peek_note(path, "ledger") is None
     plan, url = make_plan(), f"sqlite:{path}"
     assert begin_run(plan, KEYS, url, 3)[1] is False
     assert store_exists(path) and begin_run(plan, KEYS, url, 3)[1] is True
