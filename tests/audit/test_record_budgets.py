@@ -25,8 +25,8 @@ from dpstream.accounting.sessions.rules import Quotas, Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances, orders
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
-from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.ledger.sqlite import SqliteLedger
+from tests.state.ledger.region_conformance import Payer
 
 STEP = 500_000
 RULES = Rules(quotas=Quotas(epsilon={"bob": 1_500_000}))
@@ -103,7 +103,7 @@ def paths(folder: Path, many: int, grid: int = 1, cap: int = 1_000, steps: int =
         records, answers, loss = Records(rng, model, steps), list[int](), 0.0
         ledger = SqliteLedger(folder / f"{grid} {cap} {number}.db", "tiny")
         ledger._db.execute("PRAGMA synchronous = OFF")
-        account, lean = RegionAccount(ledger, model, RULES), int(rng.choice(3, p=[0.4, 0.4, 0.2]))
+        account, lean = Payer(ledger, model, RULES), int(rng.choice(3, p=[0.4, 0.4, 0.2]))
         for step in range(steps):
             asked = query(rng, model, answers)
             try:
