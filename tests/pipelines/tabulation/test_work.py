@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.records import Records
 from dpstream.pipelines.tabulation.config import Choice
@@ -21,11 +22,11 @@ from dpstream.pipelines.tabulation.totals import TOTALS
 from dpstream.pipelines.tabulation.work import (
     Tally,
     counted,
+    counts_digest,
     finished,
     pairs_of,
     parts_of,
 )
-from tests.fixed import INPUTS
 from tests.pipelines.tabulation.executing import KEY
 from tests.pipelines.tabulation.office import Office, office
 from tests.pipelines.tabulation.oracle import CELLS, Oracle, age_rows, published
@@ -49,8 +50,11 @@ def tables(found: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) ->
     path = records_path(made.data, found.plan.parameters.program)
     tally = counted(found, read(path, found.lookup, None))
     with KeyRing(bytearray.fromhex(KEY)) as keys:
-        for part in parts_of(found):
-            for file in finished(found, part, pairs_of(found, tally, part), keys, run_id, INPUTS):
+        parts = parts_of(found)
+        pairs = {part.number: pairs_of(found, tally, part) for part in parts}
+        inputs = combined(counts_digest(found, p, pairs[p.number], keys) for p in parts)
+        for part in parts:
+            for file in finished(found, part, pairs[part.number], keys, run_id, inputs):
                 (out / file.name).parent.mkdir(parents=True, exist_ok=True)
                 (out / file.name).write_bytes(file.content)
     return out
