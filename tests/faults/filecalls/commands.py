@@ -47,7 +47,7 @@ path = "out"
 [ledger]
 path = "account/ledger.db"
 data_set = "d"
-limit = {{ epsilon = 40.0, delta = 0.02, allow_large_delta = true }}
+limit = {{ epsilon = 90.0, delta = 0.02, allow_large_delta = true }}
 """
 CATALOG = """
 [ledger]
