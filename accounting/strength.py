@@ -53,6 +53,11 @@ def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:
     return out
 
 
+def limit_weaknesses(limit: tuple[float, float]) -> list[str]:
+    """The same of an account's limit, which is the guarantee of all its runs together."""
+    return weaknesses(*limit, " of the account's limit")
+
+
 def weaknesses_of_mu(mu: float) -> list[str]:
     """The same of a Gaussian-DP parameter."""
     epsilon = epsilon_of(mu, STATED_DELTA)

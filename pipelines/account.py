@@ -3,14 +3,11 @@
 It loads no Beam: a question about a table in memory (`frames`) has an account too.
 """
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strength import WeakGuaranteeWarning
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
-from dpstream.state.ledger.open import place_below
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
@@ -22,33 +19,42 @@ class Charged(NamedTuple):
     """A plan and the ledger that its runs are charged in, of a job or without one."""
 
     plan: "Plan"
-    ledger: LedgerConfig | None
+    ledger: AccountPlace | None
 
 
 class LedgerAccount:
-    """A data set's account in a ledger, for runs and questions that are begun without a job.
+    """A data set's account, for runs and questions that are begun without a job.
+
+    `dpstream account create` makes it, with its limit, and prints its id.
 
     Args:
-        path: the ledger's file, which the first charge makes, or its URL.
+        path: the account's file or URL.
         data_set: the name it knows the data by.
-        epsilon, delta: the most that all runs on the data set together may spend per unit.
-        unit: what the data set calls the privacy unit, where plans find the same ids in columns of
+        id: of the account.
+        unit: what the account calls the privacy unit, where plans find the same ids in columns of
             different names (default: the unit's column).
         allow_large_delta: a limit's delta above 0.01 is wanted; without it such a limit is refused.
     """
 
     def __init__(
-        self, path: str | Path, data_set: str, *, epsilon: float, delta: float,
-        unit: str | None = None, allow_large_delta: bool = False,
+        self, path: str | Path, data_set: str, *, id: str = "", unit: str | None = None,
+        epsilon: object = None, delta: object = None,
     ) -> None:  # fmt: skip
-        numbers = all(isinstance(number, float | int) for number in (epsilon, delta))
-        limit = Limit(epsilon, delta, allow_large_delta) if numbers else Limit(0.0, 0.0)
-        limit.check("account", "account", "allow_large_delta=True")
-        for warning in limit.warnings:
-            warnings.warn(warning, WeakGuaranteeWarning, stacklevel=2)
+        if epsilon is not None or delta is not None:
+            raise UsageError(
+                "account", "takes no limit: the account has one",
+                "set it with `dpstream account limit PATH --epsilon E --delta D`",
+            )  # fmt: skip
+        if not id:
+            raise UsageError(
+                "account", "needs the id of an account",
+                "make one with `dpstream account create PATH --unit NAME --epsilon E --delta D`, "
+                "and write id='...' as it prints it",
+            )  # fmt: skip
+        check_names(data_set, id)
         place = place_below(Path(), str(path))
         keep_beside(place)
-        self.ledger = LedgerConfig(path=place, data_set=data_set, limit=limit, unit=unit)
+        self.ledger = AccountPlace(place, data_set, id, unit)
 
     def check(self, plan: "Plan") -> None:
         """Refuse now what ``charge`` would refuse; writes no entry.

@@ -121,19 +121,18 @@ def charge(job: Ledgered, run: Run) -> None:
         raise unnamed_ledger()
     with opened_ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
-            limit, identity = job.ledger.limit, store.identity
+            identity = store.identity
             spend = spend_of(job, run.budget(), identity.run_id, identity.epoch)
-            tokens.enter(ledger, store, spend, limit.epsilon, limit.delta)
+            tokens.enter(ledger, store, spend)
 
 
 def charge_restored(job: Job, identity: RunIdentity) -> None:
     """Charge a further epoch of a run before its store is there; `begin` finds it charged."""
     with opened_ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
-            limit = job.ledger.limit
             budget = calibrated(job.plan, identity.calibration).budget
             spend = spend_of(job, budget, identity.run_id, identity.epoch)
-            tokens.promise(ledger, spend, limit.epsilon, limit.delta)
+            tokens.promise(ledger, spend)
 
 
 def begun_epoch(job: Job, run_id: str) -> int:
@@ -164,5 +163,5 @@ def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
     if job.ledger is None:
         yield None
         return
-    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
+    with contextlib.closing(open_ledger(job.ledger)) as ledger:
         yield ledger

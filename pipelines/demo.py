@@ -6,6 +6,7 @@ That comparison is exact and needs the private values: it is possible only becau
 public.
 """
 
+import contextlib
 import importlib.util
 import zipfile
 from importlib import resources
@@ -31,6 +32,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.report.releases import floats
 from dpstream.state.durable import make_folder
+from dpstream.state.ledger.open import create_account, open_path
 
 _COLUMNS = {
     "tailnum": pa.string(),
@@ -39,6 +41,8 @@ _COLUMNS = {
     "time_hour": pa.timestamp("us", "UTC"),
     "dep_delay": pa.float64(),
 }
+#: Of the account; and what the example's text has in the place of its id.
+_LIMIT, _NO_ID = (6.0, 1e-9), "0" * 16
 #: Shown one by one.
 KEYS = (("EWR", "UA"), ("JFK", "B6"), ("LGA", "DL"))
 
@@ -67,6 +71,15 @@ def read_flights() -> pa.Table:
         return pa_csv.read_csv(stream, convert_options=convert)
 
 
+def _account(folder: Path) -> str:
+    """Id of the demo's account, which is made if it is not there."""
+    path = folder / "ledger.db"
+    if path.exists():
+        with contextlib.closing(open_path(path)) as ledger:
+            return ledger.id
+    return create_account(path, "flights", "tailnum", "string", _LIMIT).id
+
+
 def prepare(folder: Path) -> Job:
     """Write data, job file and noise key into the folder, each only if it is not there.
 
@@ -85,7 +98,7 @@ def prepare(folder: Path) -> Job:
             .joinpath("examples/flights.toml")
             .read_text("utf-8")
         )
-        job.write_text(text, encoding="utf-8")
+        job.write_text(text.replace(_NO_ID, _account(folder)), encoding="utf-8")
     if not (folder / "noise.key").exists():
         new_key(folder / "noise.key")
     return load_job(job)

@@ -1,4 +1,4 @@
-"""Run ids: the one draw that no key determines."""
+"""Run ids and ids of accounts and tables: the draws that no key determines."""
 
 import secrets
 
@@ -10,3 +10,8 @@ def new_run_id() -> str:
     can fix them by one replacement; no argument, setting or environment variable does.
     """
     return secrets.token_hex(16)
+
+
+def new_id() -> str:
+    """64 random bits: names an account, or a table that the program writes, for good."""
+    return new_run_id()[:16]

@@ -15,6 +15,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.state_view import store_run
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
+from tests import accounts
 from tests.audit.replays import JOB, LEDGER, new_place
 
 RUN_ID = "22" * 16
@@ -33,7 +34,7 @@ class Published:
         text = JOB[: JOB.index("[sink]")].replace("STORE", store)
         text = text.replace("[state]", f'insecure_test_run_id = "{RUN_ID}"\n[state]')
         path = self.place.folder / "job.toml"
-        path.write_text(text + f"[sink]\n{sink}\n" + LEDGER * ledger)
+        accounts.write(path, text + f"[sink]\n{sink}\n" + LEDGER * ledger)
         return load_job(path)
 
     def run(self, sink: str, store: str = "state", ledger: bool = False) -> Job:

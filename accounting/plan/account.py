@@ -19,7 +19,7 @@ class Account:
         self.charges = list[Charged]()
         self._total: Total | None = None  # of all charges; None: not known yet
         self._common: UnitIdentity | None = None
-        self._units = set[tuple[str, str]]()
+        self._units = set[str]()
 
     def add(self, charge: Charged) -> None:
         """Charge one more run, whatever it costs."""
@@ -47,7 +47,7 @@ class Account:
         if self._total is None:
             found = composed(self.charges)
             self._total, self._common = total_of(found.spends), found.common
-            self._units = {(c.unit, c.identity) for c in self.charges}
+            self._units = {c.identity for c in self.charges}
         if not all(map(self._known, more)):
             return total_of(composed([*self.charges, *more]).spends)
         total = self._total
@@ -56,4 +56,4 @@ class Account:
         return total
 
     def _known(self, charge: Charged) -> bool:
-        return (charge.unit, charge.identity) in self._units
+        return charge.identity in self._units

@@ -61,11 +61,6 @@ _VERSION = "unit/1 "
 _UP = 1 + 1e-12
 #: Beyond this epsilon e^epsilon is near the end of a float's range; no delta is promised there.
 _LARGEST = 600.0
-_OLD = (
-    "{} of the runs were charged by an older program, which kept a period's length to 6 digits "
-    "and neither its phase, its event time nor the unit's type: that all runs protect the same "
-    "unit is taken on its words"
-)
 _SEVERAL = (
     "the runs protect different units; their costs are added up, and the limit holds, for the "
     "unit that they have in common"
@@ -166,16 +161,11 @@ class Charged(Spend, Protocol):
     """An entry of a ledger as far as the unit matters.
 
     Attributes:
-        unit: the unit in the words of entries without an identity.
-        identity: canonical text, empty in old entries.
+        identity: canonical text of the unit.
         periods: units a person can have in the run, ``None`` without an end.
         together: see the function of that name.
         alone: nothing is promised to several units of a person together (``covers_several``).
     """
-
-    @property
-    def unit(self) -> str:
-        """Old words."""
 
     @property
     def identity(self) -> str:
@@ -208,10 +198,10 @@ class Composed(NamedTuple):
     """Entries of one data set on their common unit.
 
     Attributes:
-        words: the common unit, ``None`` without entries.
+        words: the common unit in words, ``None`` without entries.
         spends: what each entry costs it; units: as how many units of its own run it is counted.
         warnings: what a reader must know.
-        common: the common unit, ``None`` where only words are known.
+        common: the common unit, ``None`` without entries.
     """
 
     words: str | None
@@ -227,20 +217,14 @@ def composed(charges: Sequence[Charged]) -> Composed:
     Raises:
         PolicyError: the costs do not add up.
     """
-    old = sum(not c.identity for c in charges)
-    if old and len({c.unit for c in charges}) > 1:
-        raise _another("or period")
-    if old and len({c.identity for c in charges} - {""}) > 1:
-        raise _another("than runs of an older program that did not keep it exactly")
-    found = [UnitIdentity.read(c.identity) for c in charges if c.identity]
-    if old or not found:
-        words = found[0].words if found else charges[0].unit if charges else None
-        return Composed(words, list(charges), [1] * len(charges), [_OLD.format(old)] * bool(old))
-    whole = common_unit(found)
-    pairs = list(zip(charges, found, strict=True))
+    if not charges:
+        return Composed(None, [], [], [])
+    own = [UnitIdentity.read(charge.identity) for charge in charges]
+    whole = common_unit(own)
+    pairs = list(zip(charges, own, strict=True))
     units = [_parts(whole, unit, charge) for charge, unit in pairs]
     spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
-    several = [_SEVERAL] if len(set(found)) > 1 else []
+    several = [_SEVERAL] if len(set(own)) > 1 else []
     return Composed(whole.words, spends, units, several, whole)
 
 

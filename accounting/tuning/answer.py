@@ -58,8 +58,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         run_id, question: its run, and the digest of its public question.
-        unit: the privacy unit in old words; identity: its canonical text (`accounting.plan.unit`),
-            empty in receipts from before it was kept.
+        identity: canonical text of the privacy unit (`accounting.plan.unit`).
         epsilon, delta, mu: what it cost.
         first: micros of the stream that were read.
         contributions: C; 0 if nothing was answered.
@@ -73,7 +72,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     run_id: str
     question: str
-    unit: str
+    identity: str
     epsilon: float
     delta: float
     mu: float
@@ -82,7 +81,6 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clamps: Clamps
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
-    identity: str = ""
     cut: float | None = None
     sd: float | None = None
     per_key: tuple[PerKey, ...] = ()

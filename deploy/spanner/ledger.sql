@@ -1,4 +1,4 @@
--- The tables of a ledger in Cloud Spanner, as `dpstream ledger init` makes them.
+-- The tables of an account in Cloud Spanner, as `dpstream account create` makes them.
 -- In a database of its own: a store's tables are in schema.sql.
 
 CREATE TABLE LedgerCommits (
@@ -9,13 +9,12 @@ CREATE TABLE LedgerCommits (
 
 CREATE TABLE LedgerEntries (
   Seq INT64 NOT NULL,
-  DataSet STRING(1024) NOT NULL,
-  RunId STRING(1024) NOT NULL,
+  Name STRING(1024),
   Entry STRING(MAX) NOT NULL,
   Digest STRING(32) NOT NULL,
 ) PRIMARY KEY (Seq);
 
-CREATE UNIQUE INDEX LedgerEntriesByRun ON LedgerEntries (DataSet, RunId);
+CREATE UNIQUE NULL_FILTERED INDEX LedgerEntriesByName ON LedgerEntries (Name);
 
 CREATE TABLE LedgerTokens (
   RunId STRING(1024) NOT NULL,
@@ -23,17 +22,17 @@ CREATE TABLE LedgerTokens (
   Previous STRING(1024),
 ) PRIMARY KEY (RunId, Token);
 
-CREATE TABLE LedgerAnswers (
+CREATE TABLE LedgerRequests (
   RunId STRING(1024) NOT NULL,
-  DataSet STRING(1024) NOT NULL,
   Request STRING(1024) NOT NULL,
   Digest STRING(32),
-  Pieces INT64 NOT NULL,
+  ViewDigest STRING(32),
   Number INT64 NOT NULL,
 ) PRIMARY KEY (RunId);
 
-CREATE TABLE LedgerReceipts (
+CREATE TABLE LedgerBlobs (
   RunId STRING(1024) NOT NULL,
+  Kind STRING(16) NOT NULL,
   Piece INT64 NOT NULL,
   Bytes BYTES(MAX) NOT NULL,
-) PRIMARY KEY (RunId, Piece);
+) PRIMARY KEY (RunId, Kind, Piece);

@@ -33,22 +33,20 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
 from dpstream.state.ledger.answers import Answer, Register
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
-from dpstream.state.ledger.contract import Ledger, Limit
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.run_ids import new_run_id
 
 #: Characters of a label.
 _LABEL = 400
 
 
-def ask(
-    question: Question, ledger: Ledger, limit: Limit | None, keys: KeyRing, how: Asking = ONCE
-) -> Answer:
+def ask(question: Question, ledger: Ledger, keys: KeyRing, how: Asking = ONCE) -> Answer:
     """The answer of a question; see the module.
 
     Args:
-        ledger: the account of the data set; limit: its (epsilon, delta), ``None``: the question's
-            own rules decide alone.
+        ledger: the account of the data set, whose limit holds.
         keys: of the data set's secret.
 
     Raises:
@@ -61,7 +59,7 @@ def ask(
     if answer is not None:
         return answer
     question.check(keys)
-    begun = register.begin(request, question.decide, limit, how.fresh)
+    begun = register.begin(request, question.decide, how.fresh)
     if begun.receipt is None:
         register.commit(begun.run_id, drawn(question, begun.charge, keys))
     answer = register.read(begun.run_id)

@@ -112,7 +112,7 @@ def answer(
     if over_time and (pure or tables):
         raise UsageError("--over-time", "is for Gaussian noise of cells", "omit --pure, --tables")
     from dpstream.accounting.strength import weaknesses
-    from dpstream.pipelines.operate.ledger_view import ledger_warnings
+    from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
@@ -121,7 +121,7 @@ def answer(
     loaded, place = load_job(job), None if out is None else out.absolute()
     privacy = loaded.plan.privacy
     warnings = weaknesses(privacy.epsilon, 0.0 if pure else privacy.delta)
-    print_warnings([*warnings, *([] if dry_run else ledger_warnings(loaded))])
+    print_warnings([*warnings, *([] if dry_run else account_warnings(loaded))])
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))

@@ -59,7 +59,7 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
 
     from dpstream.accounting.errors import UsageError
     from dpstream.accounting.tuning.weighing import KEY_RECORDS
-    from dpstream.pipelines.operate.ledger_view import ledger_warnings
+    from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.tuning.ask import Request, ask
     from dpstream.pipelines.tuning.choose import acceptance
     from dpstream.pipelines.tuning.choose import choose as run
@@ -80,7 +80,7 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
         click.get_current_context().exit(accepted.exit_code)
     if not as_json:
         click.echo(_words(public), nl=False)
-    for warning in ledger_warnings(asked.job):
+    for warning in account_warnings(asked.job):
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(asked)
     if as_json:

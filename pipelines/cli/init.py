@@ -67,24 +67,31 @@ _BUDGET = options(
 @_AXIS
 @_BUDGET
 @click.option("--out", type=_PATH, default="job.toml", show_default=True, help="The job file.")
+@click.option("--account", help="The account to charge, of those that are there: its path or URL.")
+@click.option("--new-account", is_flag=True, help="Make an account: the data are of other people.")
 @click.option("--key-file", type=_PATH, help="The noise key.  [default: noise.key beside the job]")
 @click.option("--replace", is_flag=True, help="Write over an existing job file.")
 @click.option("--public-sample", is_flag=True, help="The values of FILE are public: read times and"
               " amounts to propose --start, --end and --clamp.")  # fmt: skip
 @AS_JSON
 def init(
-    out: Path, key_file: Path | None, replace: bool, as_json: bool, public_sample: bool,
+    out: Path, account: str | None, new_account: bool, key_file: Path | None, replace: bool,
+    as_json: bool, public_sample: bool,
     covers: str | None, units: int, records: int, keys: int, **given: Any,
 ) -> None:  # fmt: skip
     """Write a job file for FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a key.
 
     Only the schema is read: types of Parquet, the first line of CSV, nothing of JSON Lines.  What
     no flag says is asked for on a terminal.  An existing key is used, never written over.
+
+    The job is charged in an account.  Where accounts are there, in the job's folder or in its
+    parents up to the repository's root, one of them is chosen, or a new one is made.
     """
+    from dpstream.pipelines.drafting.account import account_of, chosen_account
     from dpstream.pipelines.drafting.ask import Given, Person, answers
     from dpstream.pipelines.drafting.columns import is_file
     from dpstream.pipelines.drafting.covering import LIFETIME, Population
-    from dpstream.pipelines.drafting.draft import checked, job_text
+    from dpstream.pipelines.drafting.draft import checked, data_set_of, job_text, limit_of
     from dpstream.pipelines.drafting.place import check_place, write
 
     out = out.absolute()
@@ -96,21 +103,27 @@ def init(
     rows = list[str]()
     if said.windows.several:
         said, rows, notes = _covered(said, out, covers, people, person)
-    text = job_text(said, out)
-    checked(text, out)
-    made = write(text, out, key_file, replace)
+    data_set = data_set_of(said, out)
+    checked(job_text(said, out), out)
+    limit, unit = limit_of(said.epsilon, said.delta), said.unit
+    wanted = (data_set, unit.column, unit.type, limit)
+    chosen = chosen_account(out, person, account, new_account, wanted)
+    place, what = account_of(chosen, out.parent, unit, data_set, limit)
+    made = write(job_text(said, out, place), out, key_file, replace)
     job, key = (os.path.relpath(path) for path in (out, key_file))
     following = shlex.join(["dpstream", "plan", job])
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [said.windows.note] * bool(said.windows.note)
     if as_json:
         print_json({
-            "job": job, "noise_key": key, "noise_key_made": made, "values_read": public_sample,
+            "job": job, "account": {"path": place.path, "id": place.id, "limit": what},
+            "noise_key": key, "noise_key_made": made, "values_read": public_sample,
             "covers": said.period or LIFETIME, "choices": rows, "notes": notes, "next": following,
         })  # fmt: skip
         return
     read = "values were read, as public" if public_sample else "its schema, and no values"
     click.echo(f"Job file     {job}")
+    click.echo(f"Account      {place.path}, id {place.id}, limit: {what}")
     click.echo(f"Noise key    {key} ({_KEY[made]})")
     click.echo(f"Read         {read}")
     click.echo(f"Windows      of {said.windows.length} from {said.windows.start}"

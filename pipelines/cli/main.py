@@ -17,6 +17,7 @@ import click
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import missing_extra
+from dpstream.pipelines.cli.account import account
 from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.audit import audit
 from dpstream.pipelines.cli.check import check
@@ -28,7 +29,6 @@ from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.generate import generate
 from dpstream.pipelines.cli.init import init
 from dpstream.pipelines.cli.key import key
-from dpstream.pipelines.cli.ledger import ledger
 from dpstream.pipelines.cli.parts import examples
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.replay import replay
@@ -44,7 +44,7 @@ from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
     *(init, check, plan, run, report, demo, generate, experiment, doctor),
-    *(answer, audit, choose, folder, key, ledger, replay, session, sql, state, tabulate, workload),
+    *(account, answer, audit, choose, folder, key, replay, session, sql, state, tabulate, workload),
 )
 
 

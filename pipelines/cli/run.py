@@ -135,13 +135,13 @@ def run_checked(
     """
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.connectors.replay.source import parse_speed
-    from dpstream.pipelines.operate.ledger_view import ledger_warnings
+    from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
     from dpstream.pipelines.stream import run_job
 
     privacy = checked.plan.privacy
-    warnings = [*weaknesses(privacy.epsilon, privacy.delta), *ledger_warnings(checked)]
+    warnings = [*weaknesses(privacy.epsilon, privacy.delta), *account_warnings(checked)]
     print_warnings(warnings)
     pace = None if speed is None else parse_speed(speed)
     with (

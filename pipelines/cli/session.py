@@ -50,11 +50,16 @@ def session() -> None:
 @OPERATOR
 @AS_JSON
 def init(table: Path, as_json: bool) -> None:
-    """Make the table of the records that TABLE names."""
-    from dpstream.pipelines.session import load
-    from dpstream.pipelines.session.config import load_config
+    """Make the table of the records that TABLE names, and its account.
 
-    config = load_config(table)
+    The account's id is written into TABLE, which names the account from then on.
+    """
+    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.account import with_account
+
+    config, new = with_account(table)
+    if new and not as_json:
+        click.echo(f"Account {config.account.id} is made, and {table.name} names it.", err=True)
     loaded = load.init(config)
     print_warnings(config.table.warnings)
     _loaded(loaded, as_json, config.table.warnings)

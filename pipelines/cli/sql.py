@@ -187,7 +187,7 @@ def _ask(
 
     answer = ask(catalog, text, how, runner=runner)
     head = answer.header
-    warnings = [*weaknesses(head.epsilon, head.delta), *catalog.ledger.limit.warnings]
+    warnings = weaknesses(head.epsilon, head.delta)
     if as_json:
         public = msgspec.to_builtins(head)
         told = {

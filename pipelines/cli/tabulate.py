@@ -22,9 +22,9 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
-    from dpstream.pipelines.jobs.tables import LedgerConfig
     from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.tabulation.config import Choice
+    from dpstream.state.ledger.open import AccountPlace
 
 _FOLDER = click.Path(path_type=Path)
 PARAMETERS = click.argument("parameters", type=_FOLDER)
@@ -50,11 +50,11 @@ CHARGED = options(
     click.option("--key", metavar="REFERENCE", help="Or where it is: env:NAME or gcp:NAME."),
     click.option("--ledger", help="File or URL of the account that is charged."),
     click.option("--data-set", help="--ledger: whose records these are; another for households."),
-    click.option("--limit-epsilon", type=float, help="--ledger: the most that all may spend."),
-    click.option("--limit-delta", type=float, help="--ledger: the same."),
+    click.option("--account-id", help="--ledger: its id, as `dpstream account create` prints it."),
+    click.option("--limit-epsilon", type=float, hidden=True),
+    click.option("--limit-delta", type=float, hidden=True),
     FRESH,
     AS_OF,
-    ALLOW_LARGE_DELTA,
 )
 #: Exit code of files with faults, as of every unusable input.
 _FAULTY = 2
@@ -114,7 +114,7 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
         "dpstream tabulate plan parameters data --noise rounded --estimates combined --json",
         "dpstream tabulate plan parameters data --scale 331000000",
         "dpstream tabulate plan parameters data out --key-file noise.key --ledger ledger.db",
-        "    --data-set persons --limit-epsilon 30 --limit-delta 1e-9",
+        "    --data-set persons --account-id 7f3a0c5d9e1b2846",
     )
 )
 @PARAMETERS
@@ -122,12 +122,13 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
 @click.argument("out", type=_FOLDER, required=False)
 @CHOICE
 @click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
+@ALLOW_LARGE_DELTA
 @CHARGED
 @click.option("--scale", type=COUNT, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
     parameters: Path, data: Path, out: Path | None, delta: float | None, scale: int | None,
-    as_json: bool, program: str, noise: str, estimates: str,
+    allow_large_delta: bool, as_json: bool, program: str, noise: str, estimates: str,
     **given: Any,
 ) -> None:  # fmt: skip
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
@@ -139,7 +140,7 @@ def plan(
     from dpstream.pipelines.tabulation.public_plan import figures, words
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
-    check_delta(delta or 0.0, given["allow_large_delta"], "--delta", "--allow-large-delta")
+    check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     ledger, choice = _ledger(given), choice_of(program, noise, estimates)
     found = planned(parameters, data, choice)
     shown = figures(found, delta, scale)
@@ -173,7 +174,7 @@ def plan(
 @tabulate.command(
     epilog=examples(
         "dpstream tabulate execute parameters data out --key-file noise.key --ledger ledger.db",
-        "    --data-set persons --limit-epsilon 30 --limit-delta 1e-9",
+        "    --data-set persons --account-id 7f3a0c5d9e1b2846",
         "dpstream tabulate execute parameters data out --key-file noise.key --noise rounded",
         "    --estimates combined --runner FlinkRunner --parallelism 4",
     )
@@ -224,7 +225,6 @@ def execute(
     warnings = [NO_GUARANTEE]
     if manifest.epsilon is not None:
         warnings = weaknesses(manifest.epsilon, manifest.delta)
-    warnings += [] if ledger is None else ledger.limit.warnings
     print_warnings(warnings)
     told = {"out": out.name, "run_id": manifest.run_id, "charged": done.charged,
             "drawn": done.drawn, "insecure": manifest.insecure, **cost}  # fmt: skip
@@ -257,30 +257,31 @@ def _key(file: Path | None, reference: str | None) -> "KeySource":
     return KeySource(reference if file is None else f"file:{file.absolute()}")
 
 
-def _ledger(given: dict[str, Any]) -> "LedgerConfig | None":
+def _ledger(given: dict[str, Any]) -> "AccountPlace | None":
     """The account to charge.
 
     Raises:
-        UsageError: a part of it is missing, or the limit is none.
+        UsageError: a part of it is missing, or a limit is given.
     """
     from dpstream.accounting.errors import UsageError
 
-    names = ("ledger", "data_set", "limit_epsilon", "limit_delta")
+    if given["limit_epsilon"] is not None or given["limit_delta"] is not None:
+        raise UsageError(
+            "--limit-epsilon", "and --limit-delta are not options: the account has the limit",
+            "set it with `dpstream account limit PATH --epsilon E --delta D`",
+        )  # fmt: skip
+    names = ("ledger", "data_set", "account_id")
     missing = [name for name in names if given[name] is None]
     if len(missing) == len(names):
         return None
     if missing:
         field = "--" + missing[0].replace("_", "-")
-        raise UsageError(field, "is required with a ledger", "give all four of its options")
-    from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
-    from dpstream.state.ledger.open import place_below
+        raise UsageError(field, "is required with a ledger", "give all three of its options")
+    from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
-    if not given["data_set"]:
-        raise UsageError("--data-set", "must not be empty", "write a name")
-    limit = Limit(given["limit_epsilon"], given["limit_delta"], given["allow_large_delta"])
-    limit.check("--limit-epsilon", "--limit-delta", "--allow-large-delta")
+    check_names(given["data_set"], given["account_id"])
     place = place_below(Path.cwd(), given["ledger"])
-    return LedgerConfig(path=place, data_set=given["data_set"], limit=limit)
+    return AccountPlace(place, given["data_set"], given["account_id"])
 
 
 def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":

@@ -14,7 +14,12 @@ from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.drafting.windows import Windows
 from dpstream.pipelines.jobs.job import Job, decode_job, job_of
+from dpstream.state.ledger.open import AccountPlace
 
+#: The account's file, beside the job file.
+ACCOUNT = "ledger.db"
+#: Stands for an id while a text is checked.
+_NO_ID = "0" * 16
 #: What `dpstream init` calls the fields of a job.
 FLAGS = {
     "schema.unit": "--unit", "schema.key": "--key", "schema.event_time": "--time",
@@ -92,12 +97,20 @@ def checked(text: str, out: Path) -> Job:
     return job
 
 
-def job_text(said: Answers, out: Path) -> str:
-    """A job file for ``said``, to be written to ``out`` (absolute)."""
+def data_set_of(said: Answers, out: Path) -> str:
+    """What a new account calls the data set: the file's name."""
+    return Path(said.file.given).name.partition(".")[0].strip("*?[]") or out.stem
+
+
+def job_text(said: Answers, out: Path, account: AccountPlace | None = None) -> str:
+    """A job file for ``said``, to be written to ``out`` (absolute).
+
+    Args:
+        account: that it names; ``None``: a text to be checked, of an account that is not made yet.
+    """
     stem, windows = out.stem, said.windows
-    limit = _limit(said.epsilon, said.delta)
+    account = account or AccountPlace(ACCOUNT, data_set_of(said, out), _NO_ID)
     path = source_path(said.file.given, out.parent)
-    data_set = Path(said.file.given).name.partition(".")[0].strip("*?[]") or stem
     return f"""\
 # Begun by `dpstream init`. `dpstream plan` says what it promises and what would serve it better,
 # and reads no data. All keys: docs/reference/job-file.md.
@@ -130,11 +143,10 @@ key_file = {_quoted(said.key_name)}  # the secret that all noise comes from: mod
 [state]
 store = {_quoted(f"sqlite:{stem}.db")}  # what was released; a run goes on from it
 
-[ledger]  # the data set's account: every run is charged, none passes the limit
-path = "ledger.db"
-data_set = {_quoted(data_set)}
-# Room for two jobs like this one; who answers for the data decides.
-limit = {{ epsilon = {limit[0]!r}, delta = {limit[1]!r} }}
+[ledger]  # the data set's account: every run is charged, none passes its limit
+path = {_quoted(account.path)}
+data_set = {_quoted(account.data_set)}
+id = {_quoted(account.id)}{_unit(account)}
 
 [sink]
 kind = "parquet"  # or csv, jsonl
@@ -170,11 +182,15 @@ def _growing(said: Answers) -> str:
     return f"one release a window, at its end{more}"
 
 
-def _limit(epsilon: float, delta: float) -> tuple[float, float]:
-    """Twice the budget, where a limit may be; what is no budget is refused by its own name, not by
-    the limit's."""
-    twice = min(2 * delta, MOST_DELTA)
-    return 2 * epsilon if epsilon > 0 else 1.0, twice if twice > 0 else MOST_DELTA
+def _unit(account: AccountPlace) -> str:
+    """The account's own name of the unit, where the column has another."""
+    return "" if account.unit is None else f"\nunit = {_quoted(account.unit)}"
+
+
+def limit_of(epsilon: float, delta: float) -> tuple[float, float]:
+    """The limit of a new account: room for two jobs like this one, since who answers for the data
+    decides about more."""
+    return 2 * epsilon, min(2 * delta, MOST_DELTA)
 
 
 def bounded(column: str, low: float, high: float) -> Value:

@@ -8,13 +8,13 @@ from dpstream.pipelines.ask.question import Asking
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
-    from dpstream.pipelines.jobs.tables import LedgerConfig
+    from dpstream.state.ledger.open import AccountPlace
 
 
 class Account(NamedTuple):
     """Where a question is charged, and where the data set's noise key is."""
 
-    ledger: "LedgerConfig"
+    ledger: "AccountPlace"
     key: "KeySource"
 
 
@@ -40,7 +40,7 @@ def account_of(
         raise UsageError(
             "account",
             "is no account in a ledger",
-            "write account=dpstream.LedgerAccount('ledger.db', 'visits', epsilon=4, delta=1e-6)",
+            "write account=dpstream.LedgerAccount('ledger.db', 'visits', id='...')",
         )
     return Account(account.ledger, _key(noise_key))
 

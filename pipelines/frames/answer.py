@@ -28,7 +28,8 @@ from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.sql.receipt import Header, decoded, encoded, estimated
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
 
@@ -96,12 +97,12 @@ def ask(
         receipt = ask_uncharged(TableQuestion(question, columns))
         return private_table(question, decoded(receipt, "", False, False), None)
     ledger, source = place
-    asked, limit = TableQuestion(question, columns, ledger.unit), ledger.limit
+    asked = TableQuestion(question, columns, ledger.unit)
     with (
         source.ring() as ring,
-        contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as opened,
+        contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        answer = sequence.ask(asked, opened, limit.pair, ring, how)
+        answer = sequence.ask(asked, opened, ring, how)
     insecure = source.insecure_test_key is not None
     table = decoded(answer.receipt, answer.digest, answer.charged, insecure)
     return private_table(question, table, ledger.data_set)

@@ -158,6 +158,6 @@ def _acceptance(question: Question, charge: "Charge", place: Account, how: Askin
 def _left(acceptance: Acceptance, charge: "Charge", place: Account) -> dict[str, float] | None:
     if acceptance.refusal is not None:
         return None
-    charges = read_book(place.ledger.path, place.ledger.data_set).charges
+    book = read_book(place.ledger)
     more = [] if acceptance.cost is None else [charge]
-    return left_of([*charges, *more], place.ledger.limit.pair)
+    return left_of([*book.charges, *more], book.persons_limit())

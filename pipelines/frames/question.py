@@ -104,9 +104,8 @@ class Question(NamedTuple):
         """What one answer costs."""
         plan = self.gridded.plan
         mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
-        words = f"{unit.name} over the whole stream"
         figures = (plan.epsilon, plan.delta, mu, threshold)
-        return Charge(run_id, self.digest, words, *figures, kind="frame", identity=unit.text)
+        return Charge(run_id, self.digest, unit.text, *figures, kind="frame")
 
 
 def question_of(data: Any, asked: Asked) -> tuple[Question, dict[str, pa.ChunkedArray]]:

@@ -26,7 +26,6 @@ from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.question import keys_table
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_keys_digest
-from dpstream.pipelines.jobs.tables import LedgerConfig
 
 _OF_JOB = "is in the job"
 
@@ -89,13 +88,12 @@ class DPStream(flow.DPStream):
             listed, self._public = _with_keys(plan.plan, public_keys)
             self._job = msgspec.structs.replace(plan, plan=listed)
             self._source, self._clock, self._once = source, clock, True
-            _warn(listed, plan.ledger)
+            _warn(listed)
             return
-        ledger = None
         if isinstance(plan, Job):
-            ledger, plan = plan.ledger, plan.plan
+            plan = plan.plan
         plan, public = _with_keys(plan, public_keys)
-        _warn(plan, ledger)
+        _warn(plan)
         super().__init__(
             plan, run, key_file=key_file, key=key, store=store or "sqlite:dpstream.db",
             shards=4 if shards is None else shards, source=source, clock=clock, account=account,
@@ -135,10 +133,9 @@ class DPStream(flow.DPStream):
         )
 
 
-def _warn(plan: Plan, ledger: LedgerConfig | None) -> None:
-    """A guarantee or a limit that promises little is told to whoever builds the pipeline."""
-    of_limit = [] if ledger is None else ledger.limit.warnings
-    for weakness in [*weaknesses(plan.privacy.epsilon, plan.privacy.delta), *of_limit]:
+def _warn(plan: Plan) -> None:
+    """A guarantee that promises little is told to whoever builds the pipeline."""
+    for weakness in weaknesses(plan.privacy.epsilon, plan.privacy.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)
 
 

@@ -12,13 +12,13 @@ from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import covers_several, together
-from dpstream.pipelines.jobs.committed import Ledgered, unit_in_words, unit_of
+from dpstream.pipelines.jobs.committed import Ledgered, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import file_of, read_book
 
 if TYPE_CHECKING:
-    from dpstream.state.ledger.charges import Head
+    from dpstream.state.ledger.events import Head
     from dpstream.state.store import RunIdentity
 
 
@@ -68,7 +68,7 @@ def check_begin(job: Job, fresh: bool = False) -> Expected:
     if job.ledger is None:
         if seen is not None and not fresh:
             raise unnamed_ledger()
-    elif fresh and seen is not None and seen.data_set != job.ledger.data_set:
+    elif fresh and seen is not None and seen.id != job.ledger.id:
         seen = None  # a new run may be of other data
     return check_charge(job, identity, seen)
 
@@ -147,10 +147,10 @@ def check_charge(
         spend = spend_of(job, budget, identity.run_id, identity.epoch)
     charged = False
     if job.ledger is not None:
-        book, limit = read_book(job.ledger.path, job.ledger.data_set, seen), job.ledger.limit
+        book = read_book(job.ledger, seen)
         charged = identity is not None and book.find(spend.name) is not None
         if not charged:
-            book.check([spend], *limit.pair)
+            book.check([spend])
     return Expected(None if identity is None else identity.run_id, spend, charged)
 
 
@@ -168,7 +168,6 @@ def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Char
     return Charge(
         run_id=run_id,
         plan_hash=plan.hash,
-        unit=unit_in_words(plan),
         epsilon=budget.epsilon,
         delta=budget.delta,
         mu=budget.mu,

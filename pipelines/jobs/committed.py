@@ -25,16 +25,10 @@ from dpstream.pipelines.jobs.text import duration_micros
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.jobs.tables import LedgerConfig, TuningConfig
+    from dpstream.pipelines.jobs.tables import TuningConfig
+    from dpstream.state.ledger.open import AccountPlace
 
 _AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
-
-
-def unit_in_words(plan: Plan) -> str:
-    """The privacy unit as ledgers knew it before they kept its identity; to compare with those."""
-    if plan.timeline.period is None:
-        return f"{plan.unit.column} over the whole stream"
-    return f"{plan.unit.column} per period of {plan.timeline.period / 1e6:g} s"
 
 
 class Ledgered(Protocol):
@@ -45,7 +39,7 @@ class Ledgered(Protocol):
         """The public plan."""
 
     @property
-    def ledger(self) -> "LedgerConfig | None":
+    def ledger(self) -> "AccountPlace | None":
         """The ledger, if one is named."""
 
 
@@ -104,22 +98,19 @@ def _names_private_run(tuning: "TuningConfig") -> bool:
 def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
     """The committed receipt of the job's tuning; its charge is in the ledger."""
     from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
-    from dpstream.state.ledger.open import ledger_exists, open_ledger
+    from dpstream.state.ledger.open import open_ledger
 
     if job.ledger is None:
         raise InvariantError("job.ledger is not None")
     missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
-    if not ledger_exists(job.ledger.path):  # opening would create a file
-        raise missing
-    with contextlib.closing(open_ledger(job.ledger.path, job.ledger.data_set)) as ledger:
+    with contextlib.closing(open_ledger(job.ledger)) as ledger:
         charge = ledger.book().find(tuning.run_id or "")
         found = Register(ledger, "choice").read(tuning.run_id or "")
     if charge is None or found is None:
         raise missing
     receipt = msgspec.json.decode(found.receipt, type=Receipt)
-    paid = (charge.epsilon, charge.delta, charge.mu, charge.unit, charge.plan_hash)
-    told = (receipt.epsilon, receipt.delta, receipt.mu, receipt.unit, receipt.question)
-    if paid != told or charge.identity != receipt.identity:
+    paid = (charge.epsilon, charge.delta, charge.mu, charge.identity, charge.plan_hash)
+    if paid != (receipt.epsilon, receipt.delta, receipt.mu, receipt.identity, receipt.question):
         raise missing
     if found.digest != tuning.receipt:
         raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
@@ -142,8 +133,7 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
         ("choice.mu", tuning.mu != receipt.mu),
         ("choice.first", first != receipt.first),
         ("choice.question", tuning.question != receipt.question),
-        ("schema.unit", unit_in_words(plan) != receipt.unit),
-        *_unit_differences(unit_of(job), receipt),
+        *_unit_differences(job, unit_of(job), receipt),
     ]
 
 
@@ -154,13 +144,12 @@ def _chosen_bounds(plan: Plan, receipt: Receipt) -> bool:
     return count == receipt.contributions or (bound, count) in offered
 
 
-def _unit_differences(unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:
-    """Fields of the unit that are not those it was chosen for; old receipts have its words only."""
-    if not receipt.identity:
-        return []
+def _unit_differences(job: "Job", unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:
+    """Fields of the unit that are not those it was chosen for."""
+    named = job.ledger is not None and job.ledger.unit is not None
     tuned = UnitIdentity.read(receipt.identity)
     return [
-        ("ledger.unit", unit.name != tuned.name),
+        ("ledger.unit" if named else "schema.unit", unit.name != tuned.name),
         ("schema.unit", unit.type != tuned.type),
         ("privacy.period", unit.period != tuned.period),
         ("schema.event_time", unit.event_time != tuned.event_time),

@@ -32,7 +32,6 @@ from dpstream.pipelines.jobs.tables import (
     MESSAGE_ID,
     JobFile,
     KeysConfig,
-    LedgerConfig,
     PerformanceConfig,
     PrivacyConfig,
     QueryConfig,
@@ -41,6 +40,7 @@ from dpstream.pipelines.jobs.tables import (
     SourceConfig,
     StateConfig,
     TuningConfig,
+    refuse_limit,
 )
 from dpstream.pipelines.jobs.text import (
     duration_micros,
@@ -51,7 +51,7 @@ from dpstream.pipelines.jobs.text import (
 )
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import unreadable
-from dpstream.state.ledger.open import place_below
+from dpstream.state.ledger.open import AccountPlace
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Job(msgspec.Struct, frozen=True):
     privacy: PrivacyConfig
     keys: KeysConfig
     state: StateConfig
-    ledger: LedgerConfig | None
+    ledger: AccountPlace | None
     sink: SinkConfig
     performance: PerformanceConfig
     plan: Plan
@@ -159,6 +159,7 @@ def decode_job(text: bytes) -> JobFile:
 def decode_tables(tables: dict[str, Any]) -> JobFile:
     """Parsed tables as structs; raises as `load_job` does."""
     refuse_data_dependent(tables)
+    refuse_limit(tables)
     try:
         return msgspec.convert(with_columns(tables), JobFile)
     except msgspec.ValidationError as error:
@@ -195,7 +196,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         plan = replace(plan, query=digest).check()
     store = file.state.store or f"sqlite:{path.stem}.state.db"
     store = stores.backend(store).below(folder).url
-    ledger = file.ledger and _ledger_below(folder, file.ledger)
+    ledger = None if file.ledger is None else file.ledger.place(folder)
     keep_beside(store, None if ledger is None else ledger.path, path)
     return Job(
         path=path,
@@ -210,11 +211,6 @@ def job_of(file: JobFile, path: Path) -> Job:
         plan=plan,
         tuning=file.choice,
     )
-
-
-def _ledger_below(folder: Path, ledger: LedgerConfig) -> LedgerConfig:
-    """The same with a file's path from the job's folder."""
-    return msgspec.structs.replace(ledger, path=place_below(folder, ledger.path))
 
 
 def _with_query(
@@ -347,10 +343,6 @@ def _check_tables(file: JobFile) -> None:
                 f"is for sources without end, and source.kind is '{file.source.kind}'",
                 "omit it; `dpstream state expire --releases-before` drops releases of such a job",
             )
-    if file.ledger is not None:
-        texts += [("ledger.path", file.ledger.path), ("ledger.data_set", file.ledger.data_set)]
-        texts += [] if file.ledger.unit is None else [("ledger.unit", file.ledger.unit)]
-        file.ledger.limit.check()
     for field, text in texts:
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")

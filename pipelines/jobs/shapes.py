@@ -32,7 +32,7 @@ EXAMPLES = {
     "privacy.contributions": "contributions = 10; `dpstream choose` then finds a better one",
     "sink": '[sink] with kind = "parquet" and path = "releases"',
     "sink.kind": 'kind = "parquet"',
-    "ledger.limit": "limit = { epsilon = 2.0, delta = 1e-7 }",
+    "ledger.id": "the line that `dpstream account create` or `dpstream account show` prints",
     "source.query": "[source.query] with text = 'SELECT ...'",
 }
 

@@ -4,9 +4,8 @@ Durations, times and paths are texts here, as written; `pipelines.jobs.job` pars
 them.  ``[performance]`` is apart from everything that enters the plan.
 """
 
-import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,9 +13,9 @@ from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Mode, StrategyName
-from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
 FileKind = Literal["parquet", "csv", "jsonl"]
 #: Where releases go: files in a folder, or a topic or table of a service.
@@ -221,64 +220,50 @@ class StateConfig(_Table, frozen=True):
         return Path(path) if kind == "sqlite" else None
 
 
-class Limit(_Table, frozen=True):
-    """The most a data set may spend per unit, over all jobs.
-
-    It is judged as the guarantee of one run is (`accounting.strength`), because it is the guarantee
-    of all runs together: runs of a small delta each may add up to it.  So a delta above 0.01 is
-    refused here too, unless the limit itself has ``allow_large_delta``: that of a job is about its
-    own runs.
-    """
-
-    epsilon: float
-    delta: float
-    allow_large_delta: bool = False
-
-    @property
-    def pair(self) -> tuple[float, float]:
-        """(epsilon, delta)."""
-        return self.epsilon, self.delta
-
-    @property
-    def warnings(self) -> list[str]:
-        """What whoever relies on the limit should know; empty where it promises enough."""
-        return weaknesses(self.epsilon, self.delta, " of the ledger's limit")
-
-    def check(
-        self, field: str = "ledger.limit", delta: str = "ledger.limit.delta",
-        switch: str = "allow_large_delta = true in ledger.limit",
-    ) -> "Limit":  # fmt: skip
-        """The limit, if it is one.
-
-        Args:
-            field, delta: what the caller calls the limit, and its delta; switch: what sets
-                ``allow_large_delta``.
-
-        Raises:
-            UsageError: it is none; PolicyError: its delta is refused.
-        """
-        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            rule = "needs a finite epsilon > 0 and 0 < delta < 1"
-            raise UsageError(field, rule, "write e.g. epsilon 4.0 and delta 1e-6")
-        check_delta(self.delta, self.allow_large_delta, delta, switch)
-        return self
-
-
 class LedgerConfig(_Table, frozen=True):
-    """``[ledger]``: the data set's record of what was spent, shared by its jobs.
+    """``[ledger]``: the data set's account, shared by its jobs; its limit is in the account.
 
     Attributes:
-        path: its file, or ``spanner://PROJECT/INSTANCE/DATABASE`` of a ledger's own database.
+        path: its file, or ``spanner://PROJECT/INSTANCE/DATABASE`` of an account's own database.
         data_set: the name it knows the data by.
-        limit: the most that all runs together may spend per unit.
+        id: of the account, as `dpstream account create` and `account show` print it.
         unit: what the data set calls the privacy unit, where jobs find the same ids in columns of
             different names (default: the unit's column).
     """
 
     path: str
     data_set: str
-    limit: Limit
+    id: str
     unit: str | None = None
+
+    def place(self, folder: Path) -> AccountPlace:
+        """The account, with a file's path from the folder of the file that names it.
+
+        Raises:
+            UsageError: a name or the id is none, or the URL is none of an account.
+        """
+        for field, text in (("path", self.path), ("unit", self.unit)):
+            if text is not None and (not text or "\0" in text):
+                raise UsageError(f"ledger.{field}", "must not be empty", "write a name")
+        check_names(self.data_set, self.id)
+        return AccountPlace(place_below(folder, self.path), self.data_set, self.id, self.unit)
+
+
+def refuse_limit(tables: dict[str, Any]) -> None:
+    """Refuse a file whose ``[ledger]`` has a limit, which is a part of the account.
+
+    Raises:
+        UsageError: it has one.
+    """
+    ledger = tables.get("ledger")
+    if isinstance(ledger, dict) and "limit" in ledger:
+        raise UsageError(
+            "ledger.limit",
+            "is not a setting of this file: the account has the limit, so that nobody who asks can "
+            "raise it",
+            "remove the line; `dpstream account create` makes the account with its limit, and "
+            "`dpstream account limit FILE --epsilon E --delta D` changes it",
+        )
 
 
 class SinkConfig(_Table, frozen=True):

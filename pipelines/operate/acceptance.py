@@ -12,13 +12,14 @@ from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.figures import exact, up
 from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.strength import limit_weaknesses
 from dpstream.state.ledger.answers import Register
-from dpstream.state.ledger.charges import Book, Charge
-from dpstream.state.ledger.open import open_ledger, read_book
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import AccountPlace, open_ledger, read_book
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.jobs.tables import LedgerConfig
 
 _NO_LEDGER = "none: without a ledger the budgets spent on these data are not added up"
 
@@ -140,36 +141,37 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     run_id = None if expected is None else expected.run_id
     if job.ledger is None:
         return Acceptance(refusal, cost, run_id, None)
-    account = _account(job.ledger, more)
-    return Acceptance(refusal, cost, run_id, account, job.ledger.limit.warnings)
+    return Acceptance(refusal, cost, run_id, *_account(job.ledger, more))
 
 
 def of_requests(
-    place: "LedgerConfig", requests: Sequence[Request], fresh: bool = False,
+    place: AccountPlace,
+    requests: Sequence[Request],
+    fresh: bool = False,
     check: Callable[[Book], None] | None = None,
-) -> Acceptance:  # fmt: skip
+) -> Acceptance:
     """Whether requests would be answered, were they asked one after the other.
 
     Args:
-        place: the ledger.
+        place: of the account.
         fresh: with ``--fresh``.
         check: a rule of the command's own, which comes first where something is charged.
     """
     refusal, free = None, _Free()
     more = [request.charge for request in requests]
     try:
-        book = read_book(place.path, place.data_set)
+        book = read_book(place)
         more, free = _unpaid(place, book, requests, fresh)
         if more:  # what is free is never refused, whatever the limit is now
             if check is not None:
                 check(book)
-            book.check(more, *place.limit.pair)
+            book.check(more)
     except DpstreamError as error:
         refusal = error
     charged = refusal is None and len(more) > 0
     cost = (sum(c.epsilon for c in more), sum(c.delta for c in more)) if charged else None
-    account = _account(place, more)
-    return Acceptance(refusal, cost, free.run_id, account, place.limit.warnings, free.answered)
+    account, weak = _account(place, more)
+    return Acceptance(refusal, cost, free.run_id, account, weak, free.answered)
 
 
 class _Free(NamedTuple):
@@ -180,7 +182,7 @@ class _Free(NamedTuple):
 
 
 def _unpaid(
-    place: "LedgerConfig", book: Book, requests: Sequence[Request], fresh: bool
+    place: AccountPlace, book: Book, requests: Sequence[Request], fresh: bool
 ) -> tuple[list[Charge], _Free]:
     """What would be charged, and what goes on where nothing would be."""
     charged = {charge.plan_hash for charge in book.charges}
@@ -188,7 +190,7 @@ def _unpaid(
     for number, (charge, fingerprint) in enumerate(requests):
         found = None
         if fingerprint is not None and charge.plan_hash in charged:
-            opened = open_ledger(place.path, place.data_set, looking=True)
+            opened = open_ledger(place, looking=True)
             with contextlib.closing(opened) as ledger:
                 register = Register(ledger, charge.kind)
                 found = register.goes_on(fingerprint(), fresh)
@@ -199,19 +201,25 @@ def _unpaid(
     return list(more.values()), _Free() if more else _Free(run_id, answered)
 
 
-def _account(place: "LedgerConfig", more: Sequence[Charge]) -> dict[str, Any] | None:
-    epsilon, delta = place.limit.pair
+def _account(
+    place: AccountPlace, more: Sequence[Charge]
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The account, and warnings of its limit."""
     try:
-        charges = read_book(place.path, place.data_set).charges
+        book = read_book(place)
+        epsilon, delta = book.persons_limit()
     except DpstreamError:  # which is the refusal
-        return None
-    return {
+        return None, []
+    charges = book.charges
+    account = {
         "data_set": place.data_set,
+        "id": place.id,
         "charges": len(charges),
         "limit": {"epsilon": epsilon, "delta": delta},
         "spent": _spent(charges, delta) or 0.0,
         "with_this": _spent([*charges, *more], delta) if more else None,
     }
+    return account, limit_weaknesses((epsilon, delta))
 
 
 def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, float]:

@@ -139,11 +139,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
         ("mechanism version", plan["mechanism_version"]),
     ]
     if job.ledger is not None:
-        limit = job.ledger.limit
-        rows += [
-            ("ledger.data_set", job.ledger.data_set),
-            ("ledger.limit", f"epsilon {exact(limit.epsilon)}, delta {exact(limit.delta)}"),
-        ]
+        rows += [("ledger.data_set", job.ledger.data_set), ("ledger.id", job.ledger.id)]
     return [(name, _plain(value)) for name, value in rows]
 
 

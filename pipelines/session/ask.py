@@ -27,7 +27,8 @@ from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.orders import Order, Views
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def ask(desk: Desk, wish: Wish) -> Answer:
 def committed(desk: Desk, question: Asked, how: Asking = ONCE) -> Committed:
     """The committed answer of a question."""
     desk.account.refresh()  # before others are kept waiting
-    answer = sequence.ask(question, desk.ledger, None, desk.ring, how)
+    answer = sequence.ask(question, desk.ledger, desk.ring, how)
     desk.account.refresh()
     return answer
 

@@ -4,6 +4,7 @@ records, its ledger and its key are.
     [ledger]
     path = "ledger.db"
     data_set = "rides"
+    id = "7f3a0c5d9e1b2846"           # `dpstream session init` makes the account and writes this
 
     [privacy]
     key_file = "noise.key"
@@ -73,6 +74,7 @@ from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.connectors.records.packed_names import unpacked_name
+from dpstream.pipelines.jobs.tables import refuse_limit
 from dpstream.pipelines.jobs.text import (
     duration_micros,
     instant_micros,
@@ -80,7 +82,7 @@ from dpstream.pipelines.jobs.text import (
     raise_decode_error,
 )
 from dpstream.state.disk_errors import unreadable
-from dpstream.state.ledger.open import place_below
+from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 from dpstream.state.private_log import keep_beside
 
 MAX_BYTES = 1 << 20
@@ -95,10 +97,12 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LedgerPlace(_Part, frozen=True):
-    """``[ledger]``: its file or Spanner address, and the data set that is this table's alone."""
+    """``[ledger]``: the account's file or Spanner address, and the data set that is this table's
+    alone; ``id`` is written by `dpstream session init`."""
 
     path: str
     data_set: str
+    id: str | None = None
 
 
 class KeyPlace(_Part, frozen=True):
@@ -189,7 +193,8 @@ class Config:
         fixed: the budget that every record has, for such dimensions, else ``None``.
         id, id_type: the column that names a record.
         records: glob of the files; folder: of the table.
-        ledger, data_set: the account.
+        account: the table's account; its id is empty in a file that `session init` has not yet
+            been given.
         key: where the noise key is.
         rules: the steward's.
         base: folder of the file.
@@ -202,8 +207,7 @@ class Config:
     id_type: IdType
     records: str
     folder: Path
-    ledger: str
-    data_set: str
+    account: AccountPlace
     key: KeyPlace
     rules: Rules
     base: Path
@@ -226,8 +230,11 @@ class Config:
         return KeySource(self.key.key, self.key.insecure_test_key)
 
 
-def load_config(path: str | Path) -> Config:
+def load_config(path: str | Path, without_account: bool = False) -> Config:
     """The table of a file; paths in it start from its folder.
+
+    Args:
+        without_account: the file may name no account's id yet.
 
     Raises:
         UsageError: unreadable, not TOML, unknown or missing keys, or a table that is none.
@@ -242,23 +249,31 @@ def load_config(path: str | Path) -> Config:
         raise UsageError("table file", f"exceeds {MAX_BYTES} bytes", "give a table file")
     keep_beside(path)
     config = config_of(parse_toml(text), path.parent)
-    keep_beside(config.ledger, path)
+    if not config.account.id and not without_account:
+        raise UsageError(
+            "ledger.id",
+            "is required: the table has no account yet",
+            f"make it with `dpstream session init {path.name}`, which writes the id",
+        )
+    keep_beside(config.account.path, path)
     return config
 
 
 def config_of(tables: dict[str, Any], folder: Path) -> Config:
     """The table of decoded TOML; raises as `load_config` does."""
+    refuse_limit(tables)
     try:
         file = msgspec.convert(tables, TableFile)
     except msgspec.ValidationError as error:
         raise_decode_error(error, TableFile)
     named = {
-        "ledger.path": file.ledger.path, "ledger.data_set": file.ledger.data_set,
-        "table.folder": file.table.folder, "table.records": file.table.records,
+        "ledger.path": file.ledger.path, "table.folder": file.table.folder,
+        "table.records": file.table.records,
     }  # fmt: skip
     for field, text in named.items():
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")
+    check_names(file.ledger.data_set, file.ledger.id)
     kind_of(file.table.records, "table.records")
     dimensions = tuple(_dimension(f"dimension[{n}]", p) for n, p in enumerate(file.dimension))
     table = SessionTable(name=file.table.name, dimensions=dimensions, cap=file.table.cap)
@@ -270,8 +285,9 @@ def config_of(tables: dict[str, Any], folder: Path) -> Config:
         id_type=file.table.id_type,
         records=str(below(folder, file.table.records, "table.records")),
         folder=below(folder, file.table.folder, "table.folder"),
-        ledger=place_below(folder, file.ledger.path),
-        data_set=file.ledger.data_set,
+        account=AccountPlace(
+            place_below(folder, file.ledger.path), file.ledger.data_set, file.ledger.id or ""
+        ),
         key=_key(file.privacy, folder),
         rules=_rules(file),
         base=folder,

@@ -40,7 +40,7 @@ class Desk:
         self.config, self.analyst = config, analyst
         self.table: SessionTable = config.table
         self.space: Space = config.table.space
-        self.ledger = open_ledger(config.ledger, config.data_set, looking)
+        self.ledger = open_ledger(config.account, looking)
         self.register = Register(self.ledger, "session")
         self.held, self.runner, self.looking = held, runner, looking
         self._ring: KeyRing | None = None

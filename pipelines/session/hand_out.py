@@ -24,7 +24,8 @@ from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
 
 
 class TicketQuestion(NamedTuple):

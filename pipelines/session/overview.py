@@ -34,7 +34,7 @@ def overview(desk: Desk, selection: Selection) -> dict[str, Any]:
     return {
         "table": desk.table.name,
         "digest": desk.table.digest,
-        "data_set": desk.config.data_set,
+        "data_set": desk.config.account.data_set,
         "unit": "one record",
         "entries": len(desk.account.history()),
         "budgets": {

@@ -34,7 +34,8 @@ from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import Found, Place, Stage, Turns
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.private_folders import sweep
 
@@ -126,10 +127,9 @@ def ask(
     sweep(catalog.beside)
     with (
         source.ring() as keys,
-        contextlib.closing(open_ledger(ledger.path, ledger.data_set)) as opened,
+        contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        limit = ledger.limit.pair
-        answer = sequence.ask(asked, opened, limit, keys, how)
+        answer = sequence.ask(asked, opened, keys, how)
     insecure = source.insecure_test_key is not None
     return decoded(
         answer.receipt,

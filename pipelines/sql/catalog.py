@@ -18,8 +18,7 @@ from sqlglot import exp
 
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.jobs.tables import LedgerConfig
-from dpstream.state.ledger.open import file_of
+from dpstream.state.ledger.open import AccountPlace, file_of
 
 #: The SQL type of a unit of each type that can be a ledger's unit.
 UNIT_TYPES: dict[FieldType, str] = {
@@ -120,7 +119,7 @@ class Catalog(Tables):
         folder: of the catalog's file.
     """
 
-    ledger: LedgerConfig
+    ledger: AccountPlace
     key: KeyConfig = dataclasses.field(default_factory=KeyConfig)
     folder: Path = Path()
 

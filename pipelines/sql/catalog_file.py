@@ -6,7 +6,7 @@ that streams and statements share one account::
     [ledger]
     path = "ledger.db"
     data_set = "shop"
-    limit = { epsilon = 8.0, delta = 1e-6 }
+    id = "7f3a0c5d9e1b2846"  # as `dpstream account create` prints it
 
     [unit]
     name = "customer"
@@ -43,7 +43,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.places import below
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.jobs.tables import LedgerConfig
+from dpstream.pipelines.jobs.tables import LedgerConfig, refuse_limit
 from dpstream.pipelines.jobs.text import closest, parse_toml, raise_decode_error
 from dpstream.pipelines.sql.catalog import (
     RELEASED,
@@ -56,7 +56,6 @@ from dpstream.pipelines.sql.catalog import (
 )
 from dpstream.pipelines.sql.columns import file_columns, kind_of
 from dpstream.state.disk_errors import unreadable
-from dpstream.state.ledger.open import place_below
 from dpstream.state.private_log import keep_beside
 
 MAX_BYTES, MAX_TABLES = 1 << 20, 256
@@ -125,6 +124,7 @@ def load_catalog(path: str | Path) -> Catalog:
 
 def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
     """The catalog of decoded TOML; raises as `load_catalog` does."""
+    refuse_limit(tables)
     try:
         file = msgspec.convert(tables, CatalogFile)
     except msgspec.ValidationError as error:
@@ -141,9 +141,7 @@ def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
     for number, table in enumerate(found.values()):
         _check_path(f"table[{number}]", table, found, file.unit)
     found = {name: _with_units(table, found) for name, table in found.items()}
-    ledger = msgspec.structs.replace(
-        file.ledger, path=place_below(folder, file.ledger.path), unit=file.unit.name
-    )
+    ledger = msgspec.structs.replace(file.ledger.place(folder), unit=file.unit.name)
     unit = UnitIdentity(file.unit.name, file.unit.type)
     return Catalog(unit, found, ledger, _key(file.privacy, folder), folder)
 
@@ -159,15 +157,8 @@ def _key(key: KeyConfig, folder: Path) -> KeyConfig:
 
 
 def _check_ledger(file: CatalogFile) -> None:
-    file.ledger.limit.check()
-    named = {
-        "ledger.path": file.ledger.path,
-        "ledger.data_set": file.ledger.data_set,
-        "unit.name": file.unit.name,
-    }
-    for field, text in named.items():
-        if not text or "\0" in text:
-            raise UsageError(field, "must not be empty", "write a name")
+    if not file.unit.name or "\0" in file.unit.name:
+        raise UsageError("unit.name", "must not be empty", "write a name")
     if file.ledger.unit not in (None, file.unit.name):
         raise UsageError("ledger.unit", "differs from unit.name", "omit it")
 

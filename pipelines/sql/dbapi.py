@@ -10,7 +10,6 @@ there are no transactions: an answer is charged and committed by ``execute``.  A
 begins with EXPLAIN gives its plan, reads no data and costs nothing.
 """
 
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +24,6 @@ from dpstream.accounting.errors import (
     RunError,
     UsageError,
 )
-from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
@@ -49,10 +47,7 @@ def connect(catalog: str | Path, runner: Runner | None = None) -> "Connection":
     Raises:
         DpstreamError: the catalog is not usable.
     """
-    loaded = load_catalog(catalog)
-    for weakness in loaded.ledger.limit.warnings:
-        warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=2)
-    return Connection(loaded, runner)
+    return Connection(load_catalog(catalog), runner)
 
 
 class Connection:

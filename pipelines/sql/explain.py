@@ -13,10 +13,11 @@ import msgspec
 from sqlglot import exp
 
 from dpstream.accounting.composition import epsilon_spent
+from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.outlook import outlook
-from dpstream.accounting.strength import weaknesses
+from dpstream.accounting.strength import limit_weaknesses, weaknesses
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
 from dpstream.pipelines.sql.catalog import Catalog
@@ -69,16 +70,19 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
     texts = [statements] if isinstance(statements, str) else list(statements)
     questions = [question_of(text, catalog) for text in texts]
     charges = [q.charge(catalog, f"{i:032x}") for i, q in enumerate(questions)]
-    place, limit = catalog.ledger, catalog.ledger.limit
     requests = [
         Request(charge, functools.partial(_request, question, catalog, how.as_of))
         for question, charge in zip(questions, charges, strict=True)
     ]
-    alone = epsilon_spent(composed(charges).spends, limit.delta) if charges else 0.0
+    try:
+        delta = read_book(catalog.ledger).persons_limit()[1]
+    except DpstreamError:  # which is the refusal below
+        delta = max((charge.delta for charge in charges), default=0.0)
+    alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     return Explanation(
         [_explained(q, c, catalog) for q, c in zip(questions, charges, strict=True)],
-        {"epsilon": alone, "delta": limit.delta},
-        of_requests(place, requests, how.fresh),
+        {"epsilon": alone, "delta": delta},
+        of_requests(catalog.ledger, requests, how.fresh),
     )
 
 
@@ -91,17 +95,17 @@ def _request(question: Question, catalog: Catalog, as_of: str) -> str:
 def budget(catalog: Catalog) -> dict[str, Any]:
     """What the data set's ledger holds: limit, spent, left (a plain epsilon, or mu of Gaussian
     noise), number of charges."""
-    limit = catalog.ledger.limit
-    charges = read_book(catalog.ledger.path, catalog.ledger.data_set).charges
-    spent = epsilon_spent(composed(charges).spends, limit.delta) if charges else 0.0
+    book = read_book(catalog.ledger)
+    charges, (epsilon, delta) = book.charges, book.persons_limit()
+    spent = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     return {
         "data_set": catalog.ledger.data_set,
         "unit": catalog.unit.name,
-        "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
-        "spent": {"epsilon": spent, "delta": limit.delta},
-        "left": left_of(charges, limit.pair),
+        "limit": {"epsilon": epsilon, "delta": delta},
+        "spent": {"epsilon": spent, "delta": delta},
+        "left": left_of(charges, (epsilon, delta)),
         "charges": len(charges),
-        "warnings": limit.warnings,
+        "warnings": limit_weaknesses((epsilon, delta)),
     }
 
 

@@ -56,9 +56,8 @@ class Question(NamedTuple):
         plan = self.plan
         mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
         delta = plan.delta if plan.selects or mu is not None else 0.0
-        words = f"{catalog.unit.name} over the whole stream"
         figures = (plan.epsilon, delta, mu, threshold)
-        return Charge(run_id, self.digest, words, *figures, kind="sql", identity=catalog.unit.text)
+        return Charge(run_id, self.digest, catalog.unit.text, *figures, kind="sql")
 
     @property
     def gridded(self) -> Gridded:

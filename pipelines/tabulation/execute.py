@@ -23,7 +23,6 @@ from dpstream.pipelines.ask.folder import Archive, Output, archive_of, is_writte
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
-from dpstream.pipelines.jobs.tables import LedgerConfig
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import dead_letters
@@ -53,8 +52,9 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.private_folders import private_folder
 from dpstream.state.private_log import keep_beside
 from dpstream.state.run_ids import new_run_id
@@ -76,7 +76,7 @@ class Order(NamedTuple):
     inputs: Inputs
     out: Path
     key: KeySource
-    ledger: LedgerConfig | None = None
+    ledger: AccountPlace | None = None
     runner: Runner | None = None
     how: Asking = ONCE
     strict: bool = False
@@ -191,8 +191,8 @@ def execute(order: Order) -> Executed:
         keys = stack.enter_context(order.key.ring())
         archive = Archive(archive_of(place.path, order.out.parent))
         question = TablesQuestion(order, found, archive)
-        ledger = stack.enter_context(contextlib.closing(open_ledger(place.path, place.data_set)))
-        answer = sequence.ask(question, ledger, place.limit.pair, keys, order.how)
+        ledger = stack.enter_context(contextlib.closing(open_ledger(place)))
+        answer = sequence.ask(question, ledger, keys, order.how)
         manifest = question.publish(answer.receipt)
     return Executed(manifest, answer.charged, question.drawn)
 
@@ -238,7 +238,7 @@ def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
 
 
 def acceptance(
-    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: LedgerConfig | None,
+    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: AccountPlace | None,
     how: Asking, out: Path | None = None,
 ) -> Acceptance:  # fmt: skip
     """Whether an execution would be charged now, and what it would cost; charges nothing.
@@ -271,9 +271,8 @@ def acceptance(
 def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
     """What a run of a plan costs a person, or a household."""
     return Charge(
-        run_id, plan.hash, f"{plan.unit} over the whole stream", cost.epsilon, cost.delta,
-        cost.mu, 0.0, kind="table", identity=UnitIdentity(plan.unit, "string").text,
-        rho=cost.rho,
+        run_id, plan.hash, UnitIdentity(plan.unit, "string").text, cost.epsilon, cost.delta,
+        cost.mu, 0.0, kind="table", rho=cost.rho,
     )  # fmt: skip
 
 

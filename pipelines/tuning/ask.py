@@ -199,5 +199,6 @@ def _refuse_uncharged(job: Job) -> None:
         raise PolicyError(
             "ledger",
             "is required: tuning on the stream's own records is a release and is charged",
-            "add [ledger] with path, data_set and limit, or choose from other data with --proxy",
+            "make an account (`dpstream account create`) and add [ledger] with its path, data_set "
+            "and id, or choose from other data with --proxy",
         )

@@ -26,7 +26,7 @@ from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.charging import spend_of
-from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
+from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import instant_micros
@@ -36,7 +36,8 @@ from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
 from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
 
@@ -121,9 +122,8 @@ def _private(asked: Asked, ring: KeyRing) -> Outcome:
     place = asked.job.ledger
     if place is None:
         raise InvariantError("a private tuning has a ledger")
-    limit = place.limit.pair
-    with contextlib.closing(open_ledger(place.path, place.data_set)) as ledger:
-        answer = sequence.ask(TuningQuestion(asked), ledger, limit, ring, asked.request.how)
+    with contextlib.closing(open_ledger(place)) as ledger:
+        answer = sequence.ask(TuningQuestion(asked), ledger, ring, asked.request.how)
     return _tell(asked, answer)
 
 
@@ -147,25 +147,23 @@ def acceptance(asked: Asked) -> Acceptance:
 
 def refuse_useless(asked: Asked, book: Book, spend: Charge) -> None:
     """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
-    if asked.job.ledger is None:
-        raise InvariantError("asked.job.ledger is not None")
-    limit = asked.job.ledger.limit
-    stream = spend_of(asked.job, allocate(asked.job.plan), "")
-    if not book.account.within([spend, stream], limit.epsilon, limit.delta):
+    stream, limit = spend_of(asked.job, allocate(asked.job.plan), ""), book.limit
+    book.check_unit(spend)
+    if limit is not None and not book.within([spend, stream]):
         raise PolicyError(
             "ledger.limit",
             "the tuning and the stream it is for would together spend more than epsilon "
-            f"{exact(limit.epsilon)} at delta {exact(limit.delta)} per unit",
+            f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
             "lower --epsilon or privacy.epsilon, or ask the data steward for more",
         )
 
 
 def _spend(asked: Asked, run_id: str) -> Charge:
     question = asked.question
-    words, identity = unit_in_words(asked.job.plan), unit_of(asked.job).text
+    identity = unit_of(asked.job).text
     paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
     # The first hours lie in one period: nobody has two units in them.
-    return Charge(run_id, asked.digest, words, *paid, kind="choice", identity=identity)
+    return Charge(run_id, asked.digest, identity, *paid, kind="choice")
 
 
 def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
@@ -179,7 +177,7 @@ def _receipt(asked: Asked, spend: Charge, figures: Figures) -> bytes:
     receipt = Receipt(
         spend.run_id,
         asked.digest,
-        spend.unit,
+        spend.identity,
         spend.epsilon,
         spend.delta,
         asked.design.mu,
@@ -188,7 +186,6 @@ def _receipt(asked: Asked, spend: Charge, figures: Figures) -> bytes:
         figures.clamps,
         figures.unanswered,
         figures.notes,
-        spend.identity,
         figures.cut,
         figures.sd,
         figures.per_key,

@@ -27,7 +27,7 @@ from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
-from dpstream.pipelines.jobs.committed import unit_in_words, unit_of
+from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
@@ -52,7 +52,8 @@ from dpstream.pipelines.workload.release import (
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
 
@@ -262,9 +263,9 @@ def answer_once(
     place = question.ledger
     with (
         key_source(job).ring() as keys,
-        contextlib.closing(open_ledger(place.path, place.data_set)) as ledger,
+        contextlib.closing(open_ledger(place)) as ledger,
     ):
-        answer = sequence.ask(question, ledger, place.limit.pair, keys, how)
+        answer = sequence.ask(question, ledger, keys, how)
     released = question.released(answer.receipt)
     receipt, estimate = released.receipt, released.estimate
     table = answers(workload, estimate, receipt.moments, consistent=nonnegative)
@@ -324,6 +325,6 @@ def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
 
 def _charge(job: Job, mechanism: Mechanism, plan_hash: str, run_id: str) -> Charge:
     return Charge(
-        run_id, plan_hash, unit_in_words(job.plan), mechanism.epsilon,
-        mechanism.delta, mechanism.mu, 0.0, kind="workload", identity=unit_of(job).text,
+        run_id, plan_hash, unit_of(job).text, mechanism.epsilon,
+        mechanism.delta, mechanism.mu, 0.0, kind="workload",
     )  # fmt: skip

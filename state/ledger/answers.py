@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
-from dpstream.state.ledger.contract import Asked, Ledger, Limit
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.contract import Asked, Ledger
 from dpstream.state.run_ids import new_run_id
 
 
@@ -76,7 +77,6 @@ class Register:
         self,
         request: str,
         decide: Callable[[str, Book], Decision],
-        limit: Limit | None,
         fresh: bool = False,
     ) -> Begun:
         """Charge a request, unless it was charged before: one transaction.
@@ -85,7 +85,6 @@ class Register:
             request: keyed digest of the question.
             decide: what a new run id is charged, given all charges before it; called in the
                 transaction, perhaps several times.
-            limit: the steward's (epsilon, delta); ``None``: ``decide`` alone refuses.
             fresh: charge it again if it was answered: one that was cut off still goes on.
 
         Raises:
@@ -104,8 +103,9 @@ class Register:
             charge, receipt = decide(new_run_id(), book)
             if charge.kind != self._kind or charge.epoch:
                 raise InvariantError("the charge is of the question's kind")
-            if limit is not None:
-                book.check([charge], *limit)
+            if book.find(charge.name) is not None:
+                raise PolicyError("ledger.path", "has this run id already", "draw another one")
+            book.check([charge])
             self._ledger.append(charge)
             self._ledger.ask(charge.run_id, request)
             if receipt is not None:
@@ -127,9 +127,11 @@ class Register:
     def find(self, request: str) -> str | None:
         """Run id that was charged for a request; ``None``: nobody has asked it.
 
-        Of several, which were asked ``fresh``: the one without a receipt, else the last.
+        Of several, which were asked ``fresh``: the one without a receipt, else the last.  What a
+        recovery closed is never answered.
         """
-        alike = [asked for asked in self._ledger.asked_alike(request) if self._mine(asked)]
+        closed, all_alike = self._ledger.book().closed, self._ledger.asked_alike(request)
+        alike = [a for a in all_alike if a.run_id not in closed and self._mine(a)]
         alike.sort(key=lambda asked: asked.receipt is None)  # stable: the order of charges
         return alike[-1].run_id if alike else None
 
@@ -164,6 +166,12 @@ class Register:
             if self.read(run_id) is None:
                 if self._ledger.asked(run_id) is None:
                     raise _uncharged()
+                if run_id in self._ledger.book().closed:
+                    raise PolicyError(
+                        "ledger.path",
+                        "this charge was closed by a recovery of the account while it was answered",
+                        "ask again, at a new charge",
+                    )
                 self._ledger.answer(run_id, receipt, self._digest(run_id, receipt))
 
         self._ledger.transact(put)
@@ -175,20 +183,25 @@ class Register:
             PolicyError: it does not fit its digest, or has no charge.
         """
         asked = self._ledger.asked(run_id)
-        if asked is None or asked.receipt is None or not self._mine(asked):
+        if asked is None or not self._mine(asked):
             return None
-        if asked.digest != self._digest(run_id, asked.receipt):
+        digest = self._ledger.book().receipts.get(run_id)
+        receipt = asked.receipt
+        if receipt is None and digest is None:
+            return None
+        intact = isinstance(receipt, bytes) and asked.digest == digest
+        if not intact or receipt is None or digest != self._digest(run_id, receipt):
             raise PolicyError(
-                "ledger.path", "a receipt was changed", "restore the ledger from a backup"
+                "ledger.path", "a receipt was changed", "restore the account from a backup"
             )
-        return Answer(run_id, asked.receipt, asked.digest, False)
+        return Answer(run_id, receipt, digest, False)
 
     def _mine(self, asked: Asked) -> bool:
-        """Whether a request is of this kind, or from before kinds were recorded."""
+        """Whether a request is of this kind."""
         charge = self._ledger.book().find(asked.run_id)
         if charge is None:
             raise _uncharged()
-        return charge.kind in (self._kind, "run")
+        return charge.kind == self._kind
 
     def _digest(self, run_id: str, receipt: bytes) -> str:
         """Binds the receipt to its entry, and through it to the ledger's chain."""

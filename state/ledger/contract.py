@@ -1,11 +1,11 @@
-"""What callers need of a data set's ledger, wherever it is kept.
+"""What callers need of a data set's account, wherever it is kept.
 
-One ledger per data set: what every run spent per unit, refused beyond a limit.  The rules are
-here; a subclass says how rows are kept (``state.ledger.sqlite``, ``state.ledger.spanner``).
-``state.ledger.answers`` and ``state.ledger.lineage`` build on the same rows: the answers that were
-charged once, and which copy of a store goes on.
+One account per data set: what every run spent per unit, refused beyond the limit, which is a part
+of the account.  The rules are here; a subclass says how rows are kept (``state.ledger.sqlite``,
+``state.ledger.spanner``).  ``state.ledger.answers`` and ``state.ledger.lineage`` build on the same
+rows: the answers that were charged once, and which copy of a store goes on.
 
-Every store remembers the end of the chain as it last saw it: a ledger that no longer holds that
+Every store remembers the end of the chain as it last saw it: an account that no longer holds that
 entry (cut off, restored from a backup, another file) is refused by ``refuse_older``.
 """
 
@@ -19,10 +19,10 @@ from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
-from dpstream.state.ledger.charges import Book, Charge, Head
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged
 
-#: A steward's limit per unit: (epsilon, delta).
-Limit = tuple[float, float]
 Result = TypeVar("Result")
 #: Longest pause before a transaction that another process overtook is done again.
 _PAUSE_SECONDS = 0.2
@@ -33,25 +33,29 @@ class LedgerMovedError(Exception):
 
 
 class Asked(NamedTuple):
-    """A request and, once it was answered, the receipt; ``digest`` binds it to its charge."""
+    """A request and what was decided about it.
+
+    Attributes:
+        grant: what may be read, stored with the charge.
+        receipt: once it was answered; digest: binds it to its charge.
+        view: what was made of the receipt for whoever asked first; view_digest: binds it.
+    """
 
     run_id: str
     request: str
+    grant: bytes
     receipt: bytes | None
     digest: str | None
+    view: bytes | None = None
+    view_digest: str | None = None
 
 
 class Ledger(abc.ABC):
-    """The ledger of one data set.
+    """The account of one data set.
 
     A subclass promises: what a ``transaction`` changes is atomic, durable when it ends, and alone
-    in the ledger; nothing is read that is not what was written (it is refused as damaged).
-
-    Attributes:
-        data_set: name of the data set.
+    in the account; nothing is read that is not what was written (it is refused as damaged).
     """
-
-    data_set: str
 
     # --- how it is kept --------------------------------------------------------------------------
 
@@ -70,23 +74,11 @@ class Ledger(abc.ABC):
 
     @abc.abstractmethod
     def book(self) -> Book:
-        """Checked charges of the data set as they stand now; not to be changed by the caller."""
+        """The checked events as they stand now; not to be changed by the caller."""
 
     @abc.abstractmethod
-    def append(self, charge: Charge) -> None:
-        """Add a charge to the end of the chain, in a transaction."""
-
-    @abc.abstractmethod
-    def head(self) -> Head:
-        """The end of the chain (entry 0 with an empty digest in an empty ledger)."""
-
-    @abc.abstractmethod
-    def digest_at(self, seq: int) -> str | None:
-        """Digest of the entry of a number, of whatever data set."""
-
-    @abc.abstractmethod
-    def digest_of(self, name: str) -> str | None:
-        """Digest of the entry of a charge's name."""
+    def append(self, event: Event) -> None:
+        """Add an event to the end of the chain, in a transaction."""
 
     @abc.abstractmethod
     def tokens(self, run_id: str) -> dict[str, str | None]:
@@ -109,12 +101,17 @@ class Ledger(abc.ABC):
         """All requests of a fingerprint, in the order of their charges."""
 
     @abc.abstractmethod
-    def ask(self, run_id: str, request: str) -> None:
+    def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:
         """Add a request without a receipt, in a transaction."""
 
     @abc.abstractmethod
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
-        """Give a request that has none its receipt, in a transaction."""
+        """Give a request that has none its receipt, and the chain the receipt's entry, in a
+        transaction."""
+
+    @abc.abstractmethod
+    def put_view(self, run_id: str, view: bytes, digest: str) -> None:
+        """Give an answered request that has none its view, in a transaction."""
 
     # --- what holds for every ledger -------------------------------------------------------------
 
@@ -144,8 +141,32 @@ class Ledger(abc.ABC):
             time.sleep(pause)
             pause = min(2 * pause + 0.01, _PAUSE_SECONDS)
 
+    @property
+    def id(self) -> str:
+        """The account's random name."""
+        return self.book().created.id
+
+    @property
+    def data_set(self) -> str:
+        """The data set's name."""
+        return self.book().created.data_set
+
+    def head(self) -> Head:
+        """The end of the chain."""
+        book = self.book()
+        return Head(book.created.id, len(book.digests), book.digests[-1])
+
+    def digest_at(self, seq: int) -> str | None:
+        """Digest of the entry of a number."""
+        digests = self.book().digests
+        return digests[seq - 1] if 0 < seq <= len(digests) else None
+
+    def digest_of(self, name: str) -> str | None:
+        """Digest of the entry of a charge's name."""
+        return self.book().digest_of(name)
+
     def entries(self) -> list[Charge]:
-        """Charges of this data set in order.
+        """Charges in order.
 
         Raises:
             PolicyError: the ledger is damaged.
@@ -160,12 +181,11 @@ class Ledger(abc.ABC):
         """
         return epsilon_spent(composed(self.entries()).spends, delta)
 
-    def charge(self, charge: Charge, epsilon: float, delta: float) -> bool:
-        """Charge a run unless the data set's limit forbids it; atomic and durable.
+    def charge(self, charge: Charge) -> bool:
+        """Charge a run unless the account's limit forbids it; atomic and durable.
 
         Args:
             charge: what the run spends.
-            epsilon, delta: the steward's limit per unit, over all runs.
 
         Returns:
             False if this run was charged before (a restart), True if it is charged now.
@@ -174,20 +194,36 @@ class Ledger(abc.ABC):
             PolicyError: the composition of all runs would exceed the limit, or the runs protect
                 units whose costs do not add up (`accounting.plan.unit`).
         """
-        return self.transact(lambda: self.charge_within(charge, epsilon, delta))
+        return self.transact(lambda: self.charge_within(charge))
 
-    def charge_within(self, charge: Charge, epsilon: float, delta: float) -> bool:
-        """``charge`` as a part of an open ``transaction``."""
-        if self.book().find(charge.name) is not None:
+    def charge_within(self, charge: Charge) -> bool:
+        """``charge`` as a part of an open ``transaction``; the limit is read in it."""
+        book = self.book()
+        if book.find(charge.name) is not None:
             return False
-        self.book().check([charge], epsilon, delta)
+        book.check([charge])
         self.append(charge)
         return True
 
-    def refuse_older(self, seen: Head) -> None:
-        """Refuse if this is not the ledger, as old or newer, whose end was ``seen``.
+    def set_limit(self, limit: Limit) -> Limit:
+        """Change the limit by an entry of its own; the limit before.
 
         Raises:
-            PolicyError: it lacks that entry, or the run was charged to another data set.
+            PolicyError: the records of the account have budgets of their own.
         """
-        seen.check(self.data_set, self.digest_at(seen.seq) if seen.seq else None)
+
+        def change() -> Limit:
+            before = self.book().persons_limit()
+            if limit != before:
+                self.append(LimitChanged(limit))
+            return before
+
+        return self.transact(change)
+
+    def refuse_older(self, seen: Head) -> None:
+        """Refuse if this is not the account, as old or newer, whose end was ``seen``.
+
+        Raises:
+            PolicyError: it lacks that entry, or the run was charged in another account.
+        """
+        seen.check(self.id, self.digest_at(seen.seq))

@@ -1,4 +1,4 @@
-"""A ledger's SQLite file: opened, upgraded and read, and what its errors mean."""
+"""An account's SQLite file: made, opened and read, and what its errors mean."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.state.durable import PRIVATE, make_folder
-from dpstream.state.ledger.charges import Charge, Entry, chained
+from dpstream.state.durable import PRIVATE, make_folder, sync
+from dpstream.state.ledger.events import Created, Entry, chained, event_of, name_of, text_of
 from dpstream.state.ledger.seal import (
     COLUMNS,
     Sums,
-    check_old_seal,
     check_pages,
     damaged,
     put_seal,
@@ -21,20 +20,18 @@ from dpstream.state.ledger.seal import (
 )
 from dpstream.state.sqlite.database import Subject, freeze, memory, open_file, refused, sqlite3
 
-#: 2: kinds, epochs and tokens; 3: identities of units, a seal; 4: charges of zCDP, answers of any
-#: kind, a seal of sums.  A program refuses what is newer than itself.
-SCHEMA_VERSION = 4
+#: A program refuses every other version.
+SCHEMA_VERSION = 1
 _DDL = """
-CREATE TABLE IF NOT EXISTS entries (
-  seq INTEGER PRIMARY KEY, data_set TEXT NOT NULL, run_id TEXT NOT NULL,
-  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id));
-CREATE TABLE IF NOT EXISTS tokens (
+CREATE TABLE entries (
+  seq INTEGER PRIMARY KEY, name TEXT UNIQUE, entry TEXT NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE tokens (
   run_id TEXT NOT NULL, token TEXT NOT NULL, previous TEXT, PRIMARY KEY (run_id, token));
-CREATE TABLE IF NOT EXISTS choices (
-  run_id TEXT PRIMARY KEY, data_set TEXT NOT NULL, request TEXT NOT NULL,
-  receipt TEXT, digest TEXT);
-CREATE INDEX IF NOT EXISTS choices_by_request ON choices (data_set, request);
-CREATE TABLE IF NOT EXISTS ledger_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)
+CREATE TABLE requests (
+  run_id TEXT PRIMARY KEY, request TEXT NOT NULL, granted BLOB NOT NULL, receipt BLOB,
+  digest TEXT, view BLOB, view_digest TEXT);
+CREATE INDEX requests_by_request ON requests (request);
+CREATE TABLE account_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)
 """
 #: Before every entry, whatever its number.
 START = -(2**63)
@@ -44,7 +41,6 @@ class Line(NamedTuple):
     """A row of the entries whose place in the chain was checked."""
 
     entry: Entry
-    digest: str
     row: tuple[object, ...]
 
 
@@ -56,44 +52,85 @@ def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Ite
     """
     query = f"SELECT {COLUMNS['entries']} FROM entries WHERE seq > ? ORDER BY seq"
     for row in db.execute(query, (after,)):
-        seq, data_set, _, text, digest = row
+        seq, name, text, digest = row
         # Damage can make a text a blob.
-        texts = isinstance(data_set, str) and isinstance(text, str)
-        if not texts or digest != chained(previous, data_set, text):
+        if not isinstance(text, str) or digest != chained(previous, text):
             raise PolicyError(
-                "ledger.path", "its hash chain is broken", "restore the ledger from a backup"
+                "ledger.path", "its hash chain is broken", "restore the account from a backup"
             )
+        event = event_of(text)
+        if name != name_of(event):
+            raise damaged()
         previous = digest
-        yield Line(Entry(seq, data_set, Charge.read(text), digest), digest, row)
+        yield Line(Entry(seq, event, digest), row)
 
 
 def check_all(db: sqlite3.Connection) -> tuple[list[Line], Sums]:
-    """Check every row of a ledger of this version; its entries and sums.
+    """Check every row of an account; its entries and sums.
 
     Raises:
-        PolicyError: the ledger is not what was written.
+        PolicyError: the account is not what was written.
     """
-    found = list(lines(db))
+    entries = list(lines(db))
     sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS if table != "entries"}
-    sums["entries"] = sum_of("entries", (line.row for line in found))
+    sums["entries"] = sum_of("entries", (line.row for line in entries))
     if sums != read_seal(db):
         raise damaged()
-    return found, sums
+    return entries, sums
+
+
+def create(path: str | Path, created: Created) -> None:
+    """Make the file of an account, which appears complete or is refused when it is opened.
+
+    Raises:
+        UsageError: there is a file already, or it cannot be made; RunError: the disk fails.
+    """
+    path = Path(path)
+    try:
+        make_folder(path.parent, PRIVATE)
+        if path.exists() and path.stat().st_size:
+            raise there_already()
+        with contextlib.closing(open_file(path, create=True)) as db, db:
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                raise there_already()
+            for statement in _DDL.split(";"):
+                db.execute(statement)
+            db.execute("INSERT INTO account_meta VALUES ('version', ?)", (str(SCHEMA_VERSION),))
+            text = text_of(created)
+            row = (1, None, text, chained("", text))
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", row)
+            put_seal(db)
+        sync(path.absolute().parent)
+    except (sqlite3.Error, OSError) as error:
+        raise failed(error, path) from None
+
+
+def absent() -> UsageError:
+    """What is raised where a command that makes no account names one that is not there."""
+    return UsageError(
+        "ledger.path",
+        "no account is there",
+        "bring it back, or make one with `dpstream account create` and name its id",
+    )
+
+
+def there_already() -> UsageError:
+    """What is raised where an account would take the place of another file."""
+    return UsageError("ledger.path", "is there already", "choose another path for a new account")
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
-    """The file, which is made if it is not there, for durable changes.
+    """The file of an account that was made, for durable changes.
 
     Raises:
         sqlite3.Error, OSError: it cannot be opened; see ``failed``.
-        PolicyError: it is damaged, another program's or of a newer version.
+        PolicyError: it is damaged, another program's, or of another version.
     """
-    make_folder(Path(path).parent, PRIVATE)
-    db = open_file(path, create=True)
+    db = open_file(path)
     try:
         check_pages(db)
-        if version_of(db) != SCHEMA_VERSION:
-            _upgrade(db)
+        check_version(db)
     except BaseException:
         db.close()
         raise
@@ -101,7 +138,7 @@ def connect(path: str | Path) -> sqlite3.Connection:
 
 
 def looked_at(path: str | Path) -> sqlite3.Connection:
-    """A copy in memory that takes no change, for whoever only plans; empty if there is no file.
+    """A copy in memory that takes no change, for whoever only plans.
 
     Raises:
         As `connect`.
@@ -109,13 +146,11 @@ def looked_at(path: str | Path) -> sqlite3.Connection:
     db = memory()
     try:
         db.isolation_level = None
-        if Path(path).exists():
-            with contextlib.closing(open_file(path)) as file:
-                db.text_factory = file.text_factory
-                file.backup(db)
+        with contextlib.closing(open_file(path)) as file:
+            db.text_factory = file.text_factory
+            file.backup(db)
         check_pages(db)
-        if version_of(db) != SCHEMA_VERSION:
-            _upgrade(db)
+        check_version(db)
         freeze(db)
     except BaseException:
         db.close()
@@ -123,77 +158,58 @@ def looked_at(path: str | Path) -> sqlite3.Connection:
     return db
 
 
-def _upgrade(db: sqlite3.Connection) -> None:
-    """Create what is missing; entries and their digests, requests and receipts stay as they are."""
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        version = version_of(db)
-        if version == SCHEMA_VERSION:
-            return
-        if version:
-            _check_old(db, version)
-        for statement in _DDL.split(";"):
-            db.execute(statement)
-        row = ("schema_version", str(SCHEMA_VERSION))
-        db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
-        put_seal(db)
-
-
-def _check_old(db: sqlite3.Connection, version: int) -> list[Line]:
-    found = list(lines(db))
-    if version == 3:
-        check_old_seal(db)
-    return found
-
-
-def read_ledger(path: str | Path) -> list[Entry]:
-    """Every entry of a ledger's file in order, after a check of every row; writes nothing.
-
-    A file without tables is a ledger whose making was cut off: nothing was charged in it.
+def read_entries(path: str | Path) -> list[Entry]:
+    """Every entry of an account's file in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
+        UsageError, PolicyError, RunError: it is no account, a broken one, or cannot be read.
     """
     try:
         with contextlib.closing(open_file(path)) as db:
             db.execute("BEGIN")  # one state of it
             check_pages(db)
-            version = version_of(db)
-            if version == 0:
-                return []
-            new = version == SCHEMA_VERSION
-            return [line.entry for line in (check_all(db)[0] if new else _check_old(db, version))]
+            check_version(db)
+            return [line.entry for line in check_all(db)[0]]
     except (sqlite3.Error, OSError, UnicodeError) as error:
         raise failed(error, path) from None
 
 
-def version_of(db: sqlite3.Connection) -> int:
-    """Schema version of the file, 1 before it was recorded, 0 if it is empty.
+def check_version(db: sqlite3.Connection) -> None:
+    """Refuse a file that is no account of this version.
 
     Raises:
-        PolicyError: it is another program's, or of a newer version.
+        PolicyError: it is empty, another program's, or of another version.
     """
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    if tables and "entries" not in tables:
+    if not tables:
+        raise PolicyError("ledger.path", "is an empty file", "name the account's file")
+    if "ledger_meta" in tables and "entries" in tables:
+        raise PolicyError(
+            "ledger.path",
+            "was written by an older program, whose accounts are not read any more",
+            "make a new account with `dpstream account create`",
+        )
+    if not {"account_meta", "entries"} <= tables:
         raise PolicyError(
             "ledger.path", "the file is another program's database", "choose another path"
         )
-    if "ledger_meta" not in tables:
-        return 1 if tables else 0
-    row = db.execute("SELECT value FROM ledger_meta WHERE name = 'schema_version'").fetchone()
-    version = int(row[0]) if row and row[0].isdecimal() else SCHEMA_VERSION + 1
-    if version > SCHEMA_VERSION:
-        raise PolicyError(
-            "ledger.path",
-            f"its schema version is beyond {SCHEMA_VERSION}, the one of this program",
-            "use the newer program that wrote it",
-        )
-    return version
+    row = db.execute("SELECT value FROM account_meta WHERE name = 'version'").fetchone()
+    if row != (str(SCHEMA_VERSION),):
+        raise other_version()
 
 
-_LEDGER = Subject("ledger.path", "ledger", damaged)
+def other_version() -> PolicyError:
+    """What is raised for the account of another program."""
+    return PolicyError(
+        "ledger.path",
+        f"its version is not {SCHEMA_VERSION}, the one of this program",
+        "use the program that wrote it",
+    )
+
+
+_ACCOUNT = Subject("ledger.path", "account", damaged)
 
 
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
-    """SQLite's error, or the system's, of a ledger; see ``refused``."""
-    return refused(_LEDGER, error, path)
+    """SQLite's error, or the system's, of an account; see ``refused``."""
+    return refused(_ACCOUNT, error, path)

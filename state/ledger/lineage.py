@@ -36,8 +36,9 @@ from collections.abc import Callable
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state.ledger.charges import Charge, Head
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Head
 from dpstream.state.retention_store import ANEW, BEGIN, REPLAY, RESTORE
 from dpstream.state.store import Store
 
@@ -53,13 +54,13 @@ def restored(store: Store, caught_up: bool) -> None:
     _set_metadata(store, RESTORE, lambda _: None if caught_up else REPLAY)
 
 
-def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: float) -> bool:
+def enter(ledger: Ledger, store: Store, charge: Charge) -> bool:
     """Charge the run and make this store the one that goes on with it; before any draw.
 
     Args:
-        ledger: the data set's ledger.
+        ledger: the data set's account.
         store: the run's store.
-        charge: what the run spends; epsilon, delta: the steward's limit.
+        charge: what the run spends.
 
     Returns:
         Whether the run was charged now (False: it was before).
@@ -69,7 +70,7 @@ def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: f
     """
 
     def pay() -> bool:
-        fresh = ledger.charge_within(charge, epsilon, delta)
+        fresh = ledger.charge_within(charge)
         promised, epoch = _promised(charge.run_id), str(charge.epoch)
         if epoch in ledger.tokens(promised):
             ledger.drop_token(promised, epoch)
@@ -78,7 +79,7 @@ def enter(ledger: Ledger, store: Store, charge: Charge, epsilon: float, delta: f
     return _renew(ledger, store, charge.run_id, pay)
 
 
-def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> None:
+def promise(ledger: Ledger, charge: Charge) -> None:
     """Charge a further epoch of a run before its store is there.
 
     Until the first begin the epoch counts as not begun: an attempt that was cut short is repeated
@@ -89,7 +90,7 @@ def promise(ledger: Ledger, charge: Charge, epsilon: float, delta: float) -> Non
     """
 
     def pay() -> None:
-        if ledger.charge_within(charge, epsilon, delta):
+        if ledger.charge_within(charge):
             ledger.add_token(_promised(charge.run_id), str(charge.epoch), None)
 
     ledger.transact(pay)
@@ -158,8 +159,7 @@ def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -
 def _accept(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
     """Keep this token and those that are to replace it; refuse it if it is not among the known.
 
-    A run without any known token begins for the first time (or was charged before there were
-    tokens); a restored store starts the set anew.
+    A run without any known token begins for the first time; a restored store starts the set anew.
     """
     known = ledger.tokens(run_id)
     if known and token not in known and not restored:

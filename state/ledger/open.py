@@ -1,38 +1,91 @@
-"""Opens the ledger that a job names: the one place that knows which kinds of ledgers there are.
+"""Opens the account that a job names: the one place that knows which kinds of accounts there are.
 
-A ledger is a SQLite file, or a Cloud Spanner database by its URL.  What has to lie beside a file
-asks ``file_of`` whether there is one.  A kind is loaded only where a ledger is opened: whoever only
-plans needs neither.
+An account is a SQLite file, or a Cloud Spanner database by its URL.  What has to lie beside a file
+asks ``file_of`` whether there is one.  A kind is loaded only where an account is opened: whoever
+only plans needs neither.
+
+Only ``create_account`` makes one.  Everything else refuses an account that is absent, or that has
+another id or data set than the file that names it.
 """
 
 from pathlib import Path
 
-from dpstream.accounting.errors import UsageError
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.extras import require
-from dpstream.state.ledger.charges import Book, Entry, Head
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id
+from dpstream.state.run_ids import new_id
 
 _SPANNER = "spanner:"
 
 
+class AccountPlace(msgspec.Struct, frozen=True):
+    """The account that a file (a job, a catalog, a session table) names.
+
+    Attributes:
+        path: of its file, or its URL.
+        data_set: the data set's name.
+        id: the account's id.
+        unit: what the account calls the privacy unit, where the data's column has another name.
+    """
+
+    path: str
+    data_set: str
+    id: str
+    unit: str | None = None
+
+
+def check_names(data_set: str, id_: str | None) -> None:
+    """Refuse what can be no data set's name, or no id.
+
+    Raises:
+        UsageError: see above.
+    """
+    if not data_set or len(data_set) > 1_000 or not data_set.isprintable():
+        raise UsageError(
+            "ledger.data_set", "must be 1 to 1,000 printable characters", "write a name"
+        )
+    if id_ is not None and not is_id(id_):
+        raise UsageError(
+            "ledger.id",
+            "is no account's id: 16 hexadecimal characters",
+            "copy it from `dpstream account show PATH`",
+        )
+
+
+def limit_of(epsilon: float, delta: float, field: str = "--epsilon") -> Limit:
+    """A limit.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (0 < epsilon < float("inf") and 0 < delta < 1):
+        raise UsageError(field, "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
+    return float(epsilon), float(delta)
+
+
 def file_of(path: str | Path) -> Path | None:
-    """The ledger's file, ``None`` where it is a database by its URL."""
+    """The account's file, ``None`` where it is a database by its URL."""
     text = str(path)
     return None if "://" in text or text.startswith(_SPANNER) else Path(path)
 
 
 def place_below(folder: Path, path: str) -> str:
-    """A ledger's path that starts from a folder; a URL as it is.
+    """An account's path that starts from a folder; a URL as it is.
 
     Raises:
-        UsageError: the URL is none of a ledger, or its client is not installed.
+        UsageError: the URL is none of an account, or its client is not installed.
     """
     if file_of(path) is not None:
         return str(folder / path)
     if not path.startswith(_SPANNER):
         raise UsageError(
             "ledger.path",
-            "is not a known kind of ledger",
+            "is not a known kind of account",
             "name a file, or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
     require("spanner", "ledger.path")
@@ -44,48 +97,95 @@ def place_below(folder: Path, path: str) -> str:
     return path
 
 
-def open_ledger(path: str | Path, data_set: str, looking: bool = False) -> Ledger:
-    """The ledger of a data set; a file is made if it is not there, a database is not.
+def open_ledger(place: AccountPlace, looking: bool = False) -> Ledger:
+    """The account of a place, which must be there.
 
     Args:
-        looking: plan only: no file is made or written, and one that is not there is empty.
+        looking: plan only: no file is written.
 
     Raises:
-        UsageError: the database holds no ledger, or may not be used.
-        PolicyError: it is damaged, another program's, or of a newer version.
+        UsageError: it is absent, or may not be used.
+        PolicyError: it is damaged, another program's, of another version, or another account.
         RunError: it cannot be opened, or another process holds it for very long.
     """
+    ledger = open_path(place.path, looking)
+    try:
+        check_place(place, ledger.book().created)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def open_path(path: str | Path, looking: bool = False) -> Ledger:
+    """The account at a path, whatever its id is; raises as ``open_ledger`` does."""
     if file_of(path) is not None:
+        from dpstream.state.ledger.file import absent
         from dpstream.state.ledger.sqlite import SqliteLedger
 
-        return SqliteLedger(path, data_set, looking)
+        if not Path(path).exists():
+            raise absent()
+        return SqliteLedger(path, looking)
     url = place_below(Path(), str(path))  # first: it says whether the client is installed
     from dpstream.state.ledger.spanner import SpannerLedger
 
-    return SpannerLedger(url, data_set)
+    return SpannerLedger(url)
 
 
-def create_ledger(path: str | Path) -> bool:
-    """Make a ledger where none is; whether it was made now.
+def check_place(place: AccountPlace, created: Created) -> None:
+    """Refuse an account that is not the one that a file names.
 
     Raises:
-        UsageError: it may not be made there; PolicyError: another program's data is there.
-        RunError: it cannot be reached.
+        PolicyError: its id or its data set is another one.
     """
+    if created.id != place.id:
+        raise PolicyError(
+            "ledger.id",
+            f"names another account than the one at ledger.path, whose id is {created.id}",
+            "name the path of the account that these data were charged in",
+        )
+    if created.data_set != place.data_set:
+        raise PolicyError(
+            "ledger.data_set",
+            f"names another data set than the account's, which is {created.data_set!r}",
+            "name it; other data need an account of their own: `dpstream account create`",
+        )
+
+
+def create_account(
+    path: str | Path, data_set: str, unit: str, type_: FieldType, limit: Limit | None
+) -> Created:
+    """Make an account where none is.
+
+    Args:
+        unit, type_: name and type of the privacy unit.
+        limit: (epsilon, delta) per unit; ``None``: each record has a budget of its own.
+
+    Raises:
+        UsageError: there is one already, or it may not be made there.
+        PolicyError: another program's data is there; RunError: it cannot be reached.
+    """
+    created = Created(new_id(), data_set, unit, type_, limit)
+    check_names(data_set, created.id)
+    make(path, created)
+    return created
+
+
+def make(path: str | Path, created: Created) -> None:
+    """``create_account`` of a given first event."""
     if file_of(path) is not None:
-        from dpstream.state.ledger.sqlite import SqliteLedger
+        from dpstream.state.ledger.file import create
 
-        fresh = not ledger_exists(path)
-        SqliteLedger(path, "").close()
-        return fresh
+        create(path, created)
+        return
     url = place_below(Path(), str(path))
-    from dpstream.state.ledger.spanner import create_ledger as create
+    from dpstream.state.ledger.spanner import create_account as create_there
 
-    return create(url)
+    create_there(url, created)
 
 
 def ledger_exists(path: str | Path) -> bool:
-    """Whether there is a file, or a database with a ledger's tables.
+    """Whether there is a file, or a database with an account's tables.
 
     Raises:
         UsageError: the database may not be used; RunError: it cannot be reached.
@@ -100,35 +200,43 @@ def ledger_exists(path: str | Path) -> bool:
 
 
 def read_ledger(path: str | Path) -> list[Entry]:
-    """Every entry of a ledger in order, after a check of every row; writes nothing.
+    """Every entry of an account in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError, PolicyError, RunError: it is no ledger, a broken one, or cannot be read.
+        UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
     """
     if file_of(path) is not None:
-        from dpstream.state.ledger.file import read_ledger as read_file
+        from dpstream.state.ledger.file import absent, read_entries
 
-        return read_file(path)
+        if not Path(path).exists():
+            raise absent()
+        return read_entries(path)
     url = place_below(Path(), str(path))
-    from dpstream.state.ledger.spanner import read_entries
+    from dpstream.state.ledger.spanner import read_entries as read_there
 
-    return read_entries(url)
+    return read_there(url)
 
 
-def read_book(path: str | Path, data_set: str, seen: Head | None = None) -> Book:
-    """Charges of a data set, for whoever plans: nothing is written, and without a ledger nothing is
-    spent.
+def read_book(place: AccountPlace, seen: Head | None = None) -> Book:
+    """The account of a place, for whoever plans: nothing is written.
 
     Args:
-        seen: its end as a store last saw it; a ledger without that entry is refused.
+        seen: its end as a store last saw it; an account without that entry is refused.
 
     Raises:
-        UsageError, PolicyError, RunError: as for `read_ledger`.
+        UsageError, PolicyError, RunError: as for `open_ledger`.
     """
-    book, entries = Book(), read_ledger(path) if ledger_exists(path) else []
+    book = book_of(read_ledger(place.path))
+    check_place(place, book.created)
     if seen is not None:
-        seen.check(data_set, next((e.digest for e in entries if e.seq == seen.seq), None))
+        held = 0 < seen.seq <= len(book.digests)
+        seen.check(book.created.id, book.digests[seen.seq - 1] if held else None)
+    return book
+
+
+def book_of(entries: list[Entry]) -> Book:
+    """The account that entries make."""
+    book = Book()
     for entry in entries:
-        if entry.data_set == data_set:
-            book.add(entry.charge)
+        book.add(entry.event, entry.digest)
     return book

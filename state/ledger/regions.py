@@ -37,7 +37,8 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
 from dpstream.state.ledger.allotments import allotted, check_draw
 from dpstream.state.ledger.balances import Balances, region_of
-from dpstream.state.ledger.charges import Book, Charge
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.orders import (
     Kind,
@@ -238,8 +239,8 @@ class RegionAccount:
         if not region.draws_on:  # its allotment states what it costs
             epsilon, delta, rho = stated_cost(region.budget, region.amount)
         return Charge(
-            run_id, self.table.digest, unit.words, epsilon, delta, None, 0.0, "session",
-            identity=unit.text, rho=rho, regions=region,
+            run_id, self.table.digest, unit.text, epsilon, delta, None, 0.0, "session",
+            rho=rho, regions=region,
         )  # fmt: skip
 
     def _instant(self) -> int:

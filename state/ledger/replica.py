@@ -1,6 +1,6 @@
-"""A ledger's rows in memory, as its last known commit left them, and what a transaction adds.
+"""An account's rows in memory, as its last known commit left them, and what a transaction adds.
 
-For a ledger whose rows are far away: whoever holds a replica decides by it and reads only what
+For an account whose rows are far away: whoever holds a replica decides by it and reads only what
 others have committed since.  Every row goes through here, read or written, so that chain and sums
 are those of what was seen.  What was added since the last ``keep`` can be taken back.
 """
@@ -9,47 +9,50 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.charges import Book, Charge, Entry, chained
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Asked
+from dpstream.state.ledger.events import Entry, chained, event_of, name_of
 from dpstream.state.ledger.seal import COLUMNS, Sums, damaged, sum_of, without
 
 
 class AnswerRow(NamedTuple):
-    """A request, and its receipt once it was answered; ``number`` counts the requests."""
+    """A request with its three blobs (``contract.Asked``); ``number`` counts the requests."""
 
     run_id: str
-    data_set: str
     request: str
+    grant: bytes
     receipt: bytes | None
     digest: str | None
+    view: bytes | None
+    view_digest: str | None
     number: int
+
+    @property
+    def asked(self) -> Asked:
+        """As the contract has it."""
+        return Asked(*self[:-1])
 
 
 class _Known(NamedTuple):
-    """A request without its receipt, and what its row adds to the sum."""
+    """A request without its blobs, and what its row adds to the sum."""
 
-    data_set: str
     request: str
     digest: str | None
+    view_digest: str | None
     number: int
     part: int
 
 
 class Replica:
-    """The rows of a ledger.
-
-    Args:
-        data_set: the one whose charges are composed; other rows are checked all the same.
+    """The rows of an account.
 
     Attributes:
-        book: charges of the data set; digests: of all entries, in order; sums: of every table.
+        book: its events; sums: of every table.
     """
 
-    def __init__(self, data_set: str) -> None:
-        self.book, self.digests = Book(), list[str]()
+    def __init__(self) -> None:
+        self.book = Book()
         self.sums: Sums = dict.fromkeys(COLUMNS, 0)
-        self._data_set = data_set
-        self._by_name = dict[str, str]()
         self._tokens = dict[str, dict[str, str | None]]()
         self._answers = dict[str, _Known]()
         self._alike = dict[str, list[str]]()
@@ -57,64 +60,60 @@ class Replica:
 
     # --- what is there ---------------------------------------------------------------------------
 
-    def digest_of(self, name: str) -> str | None:
-        """Digest of the entry of a charge of the data set."""
-        return self._by_name.get(name)
+    @property
+    def end(self) -> tuple[int, str]:
+        """Number and digest of the last entry."""
+        digests = self.book.digests
+        return len(digests), digests[-1] if digests else ""
 
     def tokens(self, run_id: str) -> dict[str, str | None]:
         """A copy of a run's tokens."""
         return dict(self._tokens.get(run_id, {}))
 
-    def answer_row(self, run_id: str) -> tuple[str, str | None, int] | None:
-        """(request, digest of its receipt, number) of a run of the data set."""
-        known = self._answers.get(run_id)
-        if known is None or known.data_set != self._data_set:
-            return None
-        return known.request, known.digest, known.number
+    def has(self, run_id: str) -> bool:
+        """Whether a run has a request."""
+        return run_id in self._answers
 
     def alike(self, request: str) -> list[str]:
-        """Runs of the data set with a request, in order."""
+        """Runs with a request, in order."""
         return list(self._alike.get(request, ()))
 
     @property
     def requests(self) -> int:
-        """How many requests there are, of all data sets."""
+        """How many requests there are."""
         return len(self._answers)
 
-    def check_answer(self, row: AnswerRow) -> Asked:
+    def check_answer(self, row: AnswerRow) -> AnswerRow:
         """A row that was read alone.
 
         Raises:
             PolicyError: it is not the one that was added up.
         """
         known = self._answers.get(row.run_id)
-        if known is None or sum_of("choices", [row]) != known.part:
+        if known is None or sum_of("requests", [row]) != known.part:
             raise damaged()
-        return Asked(row.run_id, row.request, row.receipt, row.digest)
+        return row
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def add_entry(self, seq: int, data_set: str, name: str, text: str, digest: str) -> Entry:
+    def add_entry(self, seq: int, name: str | None, text: str, digest: str) -> Entry:
         """The next entry of the chain.
 
         Raises:
             PolicyError: it does not continue the chain, or this program does not know its form.
         """
-        last = self.digests[-1] if self.digests else ""
-        if seq != len(self.digests) + 1 or digest != chained(last, data_set, text):
+        number, last = self.end
+        if seq != number + 1 or digest != chained(last, text):
             raise PolicyError(
-                "ledger.path", "its hash chain is broken", "restore the ledger from a backup"
+                "ledger.path", "its hash chain is broken", "restore the account from a backup"
             )
-        charge = Charge.read(text)
-        self._add_up("entries", [(seq, data_set, name, text, digest)])
-        self.digests.append(digest)
-        self._undo.append(self.digests.pop)
-        if data_set == self._data_set:
-            charges = len(self.book.charges)
-            self.book.add(charge)
-            self._by_name[name] = digest
-            self._undo += [lambda: self.book.cut(charges), lambda: self._by_name.pop(name)]
-        return Entry(seq, data_set, charge, digest)
+        event = event_of(text)
+        if name != name_of(event):
+            raise damaged()
+        self._add_up("entries", [(seq, name, text, digest)])
+        self.book.add(event, digest)
+        self._undo.append(lambda: self.book.cut(number))
+        return Entry(seq, event, digest)
 
     def put_tokens(self, run_id: str, tokens: dict[str, str | None]) -> None:
         """Make these the tokens of a run."""
@@ -129,28 +128,30 @@ class Replica:
         self._undo.append(lambda: self._tokens.__setitem__(run_id, old))
 
     def put_answer(self, row: AnswerRow) -> None:
-        """Add a request, or give one its receipt.
+        """Add a request, or give one its receipt or its view.
 
         Raises:
-            PolicyError: it is another request, or its receipt changes.
+            PolicyError: it is another request, or what stands in it changes.
         """
         known = self._answers.get(row.run_id)
-        new = _Known(row.data_set, row.request, row.digest, row.number, sum_of("choices", [row]))
+        part = sum_of("requests", [row])
+        new = _Known(row.request, row.digest, row.view_digest, row.number, part)
         if known == new:
             return
         if known is None:
             if row.number != len(self._answers):
                 raise damaged()
             self._undo.append(lambda: self._answers.pop(row.run_id))
-            if row.data_set == self._data_set:
-                self._alike.setdefault(row.request, []).append(row.run_id)
-                self._undo.append(self._alike[row.request].pop)
+            self._alike.setdefault(row.request, []).append(row.run_id)
+            self._undo.append(self._alike[row.request].pop)
         else:
-            if known.digest is not None or new[:2] != known[:2] or new.number != known.number:
+            less = _less(row, known)
+            stays = (new.request, new.number) == (known.request, known.number)
+            if not stays or sum_of("requests", [less]) != known.part:
                 raise damaged()
-            self._take_off("choices", [row._replace(receipt=None, digest=None)])
+            self._take_off("requests", [less])
             self._undo.append(lambda: self._answers.__setitem__(row.run_id, known))
-        self._add_up("choices", [row])
+        self._add_up("requests", [row])
         self._answers[row.run_id] = new
 
     def keep(self) -> None:
@@ -172,3 +173,12 @@ class Replica:
         old = self.sums[table]
         self.sums[table] = total
         self._undo.append(lambda: self.sums.__setitem__(table, old))
+
+
+def _less(row: AnswerRow, known: _Known) -> AnswerRow:
+    """A row without the blobs that it did not have when it was known."""
+    if known.digest is None:
+        return row._replace(receipt=None, digest=None, view=None, view_digest=None)
+    if known.view_digest is None:
+        return row._replace(view=None, view_digest=None)
+    return row

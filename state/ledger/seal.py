@@ -1,4 +1,4 @@
-"""Digests of all that a ledger holds, so that damage to any row of it is noticed.
+"""Digests of all that an account holds, so that damage to any row of it is noticed.
 
 Each table has a sum, modulo 2^128, of digests of its rows, each bound to all of its columns: a
 row that is changed, lost or added changes the sum, and a transaction brings it up to date from
@@ -7,7 +7,6 @@ Whoever opens a ledger adds all rows up and holds the sums against the seal.  Th
 not somebody who can write to the ledger, as everywhere in ``state.seals``.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -19,9 +18,9 @@ from dpstream.state.sqlite.database import sqlite3
 _NAME = "seal"
 #: Columns of each table, as they are added up.
 COLUMNS = {
-    "entries": "seq, data_set, run_id, entry, digest",
+    "entries": "seq, name, entry, digest",
     "tokens": "run_id, token, previous",
-    "choices": "run_id, data_set, request, receipt, digest",
+    "requests": "run_id, request, granted, receipt, digest, view, view_digest",
 }
 _PLACES = {table: place_of(f"ledger {table}") for table in COLUMNS}
 _MODULUS = 2**128
@@ -61,7 +60,7 @@ def put_seal(db: sqlite3.Connection, sums: Sums | None = None) -> None:
         sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS}
     text = " ".join(f"{sums[table]:032x}" for table in COLUMNS)
     row = (_NAME, f"{text} {_digest(text)}")
-    db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+    db.execute("INSERT OR REPLACE INTO account_meta VALUES (?, ?)", row)
 
 
 def read_seal(db: sqlite3.Connection) -> Sums:
@@ -70,7 +69,7 @@ def read_seal(db: sqlite3.Connection) -> Sums:
     Raises:
         PolicyError: they are not what was written.
     """
-    row = db.execute("SELECT value FROM ledger_meta WHERE name = ?", (_NAME,)).fetchone()
+    row = db.execute("SELECT value FROM account_meta WHERE name = ?", (_NAME,)).fetchone()
     text, _, seal = str(row[0] if row else "").rpartition(" ")
     if seal != _digest(text):
         raise damaged()
@@ -79,30 +78,6 @@ def read_seal(db: sqlite3.Connection) -> Sums:
 
 def _digest(text: str) -> str:
     return digest("ledger seal", text.encode(errors="surrogateescape")).hex()
-
-
-def check_old_seal(db: sqlite3.Connection) -> None:
-    """Check the seal of version 3.
-
-    Raises:
-        PolicyError: the ledger is not what was written.
-    """
-    row = db.execute("SELECT value FROM ledger_meta WHERE name = ?", (_NAME,)).fetchone()
-    if row is None or row[0] != old_seal(db):
-        raise damaged()
-
-
-def old_seal(db: sqlite3.Connection) -> str:
-    """The seal of version 3: one digest of every row."""
-    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    orders = {"entries": "seq", "tokens": "run_id, token", "choices": "run_id"}
-    rows = {
-        table: db.execute(f"SELECT * FROM {table} ORDER BY {order}").fetchall()
-        for table, order in orders.items()
-        if table in there
-    }
-    kept = {table: found for table, found in rows.items() if found}
-    return digest("ledger", json.dumps(kept, default=repr).encode()).hex()
 
 
 def check_pages(db: sqlite3.Connection) -> None:
@@ -117,4 +92,4 @@ def check_pages(db: sqlite3.Connection) -> None:
 
 def damaged() -> PolicyError:
     """The ledger is not what was written."""
-    return PolicyError("ledger.path", "is damaged", "restore the ledger from a backup")
+    return PolicyError("ledger.path", "is damaged", "restore the account from a backup")

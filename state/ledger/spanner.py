@@ -1,4 +1,4 @@
-"""The ledger in Cloud Spanner, shared by jobs on many machines.
+"""The account in Cloud Spanner, shared by jobs on many machines.
 
 **How a charge is safe.**  A transaction reads the newest commit, decides by the rows it left, and
 commits all changes in one call that inserts the commit of the next number.  That row can be
@@ -21,19 +21,31 @@ from typing import Any
 
 from google.cloud import spanner
 
-from dpstream.accounting.errors import InvariantError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.limits import COMMIT_BYTES
-from dpstream.state.ledger.charges import Book, Charge, Entry, Head, chained
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Asked, Ledger, LedgerMovedError
+from dpstream.state.ledger.events import (
+    Created,
+    Entry,
+    Event,
+    Received,
+    chained,
+    name_of,
+    text_of,
+)
 from dpstream.state.ledger.replica import AnswerRow, Replica
 from dpstream.state.ledger.seal import damaged
 from dpstream.state.ledger.tables import (
-    ANSWERS,
+    BLOBS,
     COLUMNS_OF,
     COMMITS,
     ENTRIES,
-    RECEIPTS,
+    GRANT,
+    RECEIPT,
+    REQUESTS,
     TOKENS,
+    VIEW,
     Commit,
     answers_of,
     catch_up,
@@ -53,17 +65,13 @@ from dpstream.state.spanner.client import (
     read_rows,
 )
 
-#: Characters of a data set's name (a part of keys).
-_NAME = 1_000
-
 
 class _Pending:
     """What an open transaction is to write, in order."""
 
     def __init__(self) -> None:
         self.changes = list[tuple[str, str, Any]]()
-        self.tokens, self.answers = dict[str, None](), dict[str, None]()
-        self.receipts = dict[str, bytes]()
+        self.tokens, self.answers = dict[str, None](), dict[str, AnswerRow]()
 
     def fill(self, batch: Any) -> None:
         """Put it into a batch."""
@@ -75,23 +83,17 @@ class _Pending:
 
 
 class SpannerLedger(Ledger):
-    """The ledger of one data set in a database; see the module.
+    """The account of one data set in a database; see the module.
 
     Args:
-        url: ``spanner://PROJECT/INSTANCE/DATABASE``, initialised (`create_ledger`).
-        data_set: name of the data set.
+        url: ``spanner://PROJECT/INSTANCE/DATABASE``, in which one was made (`create_account`).
 
     Raises:
-        UsageError: it was not initialised, or may not be used.
-        PolicyError: it is damaged or of a newer version; RunError: it cannot be reached.
+        UsageError: none was made, or it may not be used.
+        PolicyError: it is damaged or of another version; RunError: it cannot be reached.
     """
 
-    def __init__(self, url: str, data_set: str) -> None:
-        if len(data_set) > _NAME or not data_set.isprintable():
-            raise UsageError(
-                "ledger.data_set", f"must be at most {_NAME} printable characters", "shorten it"
-            )
-        self.data_set = data_set
+    def __init__(self, url: str) -> None:
         self._rows: Replica | None = None
         self._last: Commit | None = None
         self._pending: _Pending | None = None
@@ -126,10 +128,9 @@ class SpannerLedger(Ledger):
     def _commit(self, rows: Replica, pending: _Pending) -> None:
         if self._last is None:
             raise InvariantError("self._last is not None")
-        end = rows.digests[-1] if rows.digests else ""
         touched = tuple(pending.tokens), tuple(pending.answers)
         number, mark = self._last.number + 1, secrets.token_hex(16)
-        new = Commit(number, mark, len(rows.digests), end, sums_of(rows), *touched)
+        new = Commit(number, mark, *rows.end, sums_of(rows), *touched)
 
         def fill(batch: Any) -> None:
             batch.insert(COMMITS, COLUMNS_OF[COMMITS], [new.row])
@@ -171,7 +172,7 @@ class SpannerLedger(Ledger):
         self._rows = self._last = None  # until they are known again
         with self._db.snapshot(multi_use=True) as snapshot:
             if rows is None or last is None:
-                rows, last, _ = whole(self._db, self.data_set, snapshot)
+                rows, last = whole(self._db, snapshot)
             else:
                 last = catch_up(rows, last, self._db, snapshot)
         self._rows, self._last = rows, last
@@ -182,28 +183,13 @@ class SpannerLedger(Ledger):
         """See the contract."""
         return self._refreshed().book
 
-    def append(self, charge: Charge) -> None:
+    def append(self, event: Event) -> None:
         """See the contract."""
         pending, rows = self._writing()
-        last, text = rows.digests[-1] if rows.digests else "", charge.text
-        digest = chained(last, self.data_set, text)
-        row = (len(rows.digests) + 1, self.data_set, charge.name, text, digest)
+        (number, last), text = rows.end, text_of(event)
+        row = (number + 1, name_of(event), text, chained(last, text))
         rows.add_entry(*row)
         pending.changes.append(("insert", ENTRIES, row))
-
-    def head(self) -> Head:
-        """See the contract."""
-        digests = self._refreshed().digests
-        return Head(self.data_set, len(digests), digests[-1] if digests else "")
-
-    def digest_at(self, seq: int) -> str | None:
-        """See the contract."""
-        digests = self._refreshed().digests
-        return digests[seq - 1] if 0 < seq <= len(digests) else None
-
-    def digest_of(self, name: str) -> str | None:
-        """See the contract."""
-        return self._refreshed().digest_of(name)
 
     def tokens(self, run_id: str) -> dict[str, str | None]:
         """See the contract."""
@@ -227,37 +213,31 @@ class SpannerLedger(Ledger):
 
     def asked(self, run_id: str) -> Asked | None:
         """See the contract."""
-        return self._asked(self._refreshed(), run_id)
+        row = self._row(self._refreshed(), run_id)
+        return None if row is None else row.asked
 
     def asked_alike(self, request: str) -> list[Asked]:
         """See the contract."""
         rows = self._refreshed()
-        found = [self._asked(rows, run_id) for run_id in rows.alike(request)]
-        return [asked for asked in found if asked is not None]
+        alike = [self._row(rows, run_id) for run_id in rows.alike(request)]
+        return [row.asked for row in alike if row is not None]
 
-    def _asked(self, rows: Replica, run_id: str) -> Asked | None:
-        known = rows.answer_row(run_id)
-        if known is None:
+    def _row(self, rows: Replica, run_id: str) -> AnswerRow | None:
+        if not rows.has(run_id):
             return None
-        request, digest, _ = known
-        if digest is None:
-            return Asked(run_id, request, None, None)
-        if self._pending is not None and run_id in self._pending.receipts:
-            return Asked(run_id, request, self._pending.receipts[run_id], digest)
+        if self._pending is not None and run_id in self._pending.answers:
+            return self._pending.answers[run_id]
         with of_ledger():
-            found = list(answers_of(self._db, [run_id]))
-        if len(found) != 1:
+            read = list(answers_of(self._db, [run_id]))
+        if len(read) != 1:
             raise damaged()
-        return rows.check_answer(found[0])
+        return rows.check_answer(read[0])
 
-    def ask(self, run_id: str, request: str) -> None:
+    def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:
         """See the contract."""
-        pending, rows = self._writing()
-        row = AnswerRow(run_id, self.data_set, request, None, None, rows.requests)
-        rows.put_answer(row)
-        pending.answers[run_id] = None
-        stored = (run_id, self.data_set, request, None, 0, row.number)
-        pending.changes.append(("insert", ANSWERS, stored))
+        _, rows = self._writing()
+        row = AnswerRow(run_id, request, grant, None, None, None, None, rows.requests)
+        self._put(row, GRANT, grant)
 
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
         """See the contract.
@@ -265,22 +245,38 @@ class SpannerLedger(Ledger):
         Raises:
             RunError: the receipt is more than a commit takes.
         """
+        _, rows = self._writing()
+        row = self._row(rows, run_id)
+        if row is None or row.receipt is not None:
+            raise InvariantError("a request without a receipt")
+        self._put(row._replace(receipt=receipt, digest=digest), RECEIPT, receipt)
+        self.append(Received(run_id, digest))
+
+    def put_view(self, run_id: str, view: bytes, digest: str) -> None:
+        """See the contract.
+
+        Raises:
+            RunError: the view is more than a commit takes.
+        """
+        _, rows = self._writing()
+        row = self._row(rows, run_id)
+        if row is None or row.receipt is None or row.view is not None:
+            raise InvariantError("an answered request without a view")
+        self._put(row._replace(view=view, view_digest=digest), VIEW, view)
+
+    def _put(self, row: AnswerRow, kind: str, blob: bytes) -> None:
+        """Write a request's row and its new blob."""
         pending, rows = self._writing()
-        if len(receipt) > COMMIT_BYTES:
+        if len(blob) > COMMIT_BYTES:
             raise RunError(
                 "ledger.path", f"takes receipts of up to {COMMIT_BYTES >> 20} MiB in a database",
                 "ask for fewer rows",
             )  # fmt: skip
-        known = rows.answer_row(run_id)
-        if known is None or known[1] is not None:
-            raise InvariantError("a request without a receipt")
-        request, _, number = known
-        rows.put_answer(AnswerRow(run_id, self.data_set, request, receipt, digest, number))
-        pending.answers[run_id], pending.receipts[run_id] = None, receipt
-        pieces = pieces_of(run_id, receipt)
-        stored = (run_id, self.data_set, request, digest, len(pieces), number)
-        pending.changes.append(("insert_or_update", ANSWERS, stored))
-        pending.changes += [("insert", RECEIPTS, piece) for piece in pieces]
+        rows.put_answer(row)
+        pending.answers[row.run_id] = row
+        stored = (row.run_id, row.request, row.digest, row.view_digest, row.number)
+        pending.changes.append(("insert_or_update", REQUESTS, stored))
+        pending.changes += [("insert", BLOBS, piece) for piece in pieces_of(row.run_id, kind, blob)]
 
     def _writing(self) -> tuple[_Pending, Replica]:
         if self._pending is None or self._rows is None:
@@ -288,37 +284,37 @@ class SpannerLedger(Ledger):
         return self._pending, self._rows
 
 
-def create_ledger(url: str) -> bool:
-    """Make database and tables of a ledger where they are missing; whether anything was.
+def create_account(url: str, created: Created) -> None:
+    """Make database and tables where they are missing, and an account in them.
 
     Raises:
-        UsageError: no such instance, or no right to create; RunError: unreachable.
-        PolicyError: the database is another one's.
+        UsageError: an account is there, no such instance, or no right to create.
+        PolicyError: the database is another one's; RunError: unreachable.
     """
     with of_ledger():
         database = connect(url)
-    return create(database, secrets.token_hex(16))
+    create(database, created, secrets.token_hex(16))
 
 
 def read_entries(url: str) -> list[Entry]:
-    """Every entry of a ledger in order, after a check of every row; writes nothing.
+    """Every entry of an account in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError: there is no ledger; PolicyError: it is a broken one; RunError: unreachable.
+        UsageError: there is no account; PolicyError: it is a broken one; RunError: unreachable.
     """
 
     def look() -> list[Entry]:
         with database.snapshot(multi_use=True) as snapshot:
-            return whole(database, "", snapshot)[2]
+            return whole(database, snapshot)[0].book.entries
 
     with of_ledger():
         database = connect(url)
-        found: list[Entry] = administered(look)
-        return found
+        entries: list[Entry] = administered(look)
+        return entries
 
 
 def is_there(url: str) -> bool:
-    """Whether a ledger was made there; raises as `read_entries` does when it cannot be reached."""
+    """Whether an account was made there; raises as `read_entries` does if it is unreachable."""
     try:
         with of_ledger():
             return any(read_rows(connect(url), COMMITS, ("Number",), [(0,)]))

@@ -1,4 +1,4 @@
-"""The ledger as a SQLite file that the jobs on a data set share.
+"""The account as a SQLite file that the jobs on a data set share.
 
 **What is checked, and when.**  Whoever opens the file checks all of it before the first use: every
 page, the chain of the entries, the seal of every row.  From then on this object remembers the
@@ -7,7 +7,7 @@ many there are.  What another process has written since is checked from the last
 new entries must continue the chain and add up to the seal; a table of tokens or answers whose sum
 moved is added up again.  A file that another process changed without moving the seal, as no
 program does, is checked as a whole, and refused.  Bits that the disk loses below an open ledger
-are noticed by whoever opens it next (`dpstream run`, `choose`, `ledger show`); they change no
+are noticed by whoever opens it next (`dpstream run`, `choose`, `account show`); they change no
 decision of whoever had read them before.
 """
 
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import InvariantError
-from dpstream.state.ledger.charges import Book, Charge, Head, chained
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Asked, Ledger
-from dpstream.state.ledger.file import START, Line, check_all, connect, failed, lines, looked_at
+from dpstream.state.ledger.events import Event, Received, chained, event_of, name_of, text_of
+from dpstream.state.ledger.file import Line, check_all, connect, failed, lines, looked_at
 from dpstream.state.ledger.seal import (
     COLUMNS,
     Sums,
@@ -38,30 +39,28 @@ class _Checked(NamedTuple):
 
     Attributes:
         change: SQLite's number of the last change that another connection made.
-        seq, digest: the last entry; sums: of every table.
+        sums: of every table.
     """
 
     change: int
-    seq: int
-    digest: str
     sums: Sums
 
 
 class SqliteLedger(Ledger):
-    """The ledger of one data set in a file; see the module.
+    """The account of one data set in a file; see the module.
 
     Args:
         path: the file, shared by all jobs on the data set.
-        data_set: name of the data set.
-        looking: plan only, on a copy in memory: no file is made or written, and no charge is taken.
+        looking: plan only, on a copy in memory: no file is written, and no charge is taken.
 
     Raises:
-        PolicyError: the file is damaged, another program's, or of a newer version.
+        UsageError: there is none.
+        PolicyError: the file is damaged, another program's, or of another version.
         RunError: it cannot be opened, or another process holds it for very long.
     """
 
-    def __init__(self, path: str | Path, data_set: str, looking: bool = False) -> None:
-        self.data_set, self._path = data_set, path
+    def __init__(self, path: str | Path, looking: bool = False) -> None:
+        self._path = path
         self._checked: _Checked | None = None
         self._book = Book()
         try:
@@ -77,7 +76,7 @@ class SqliteLedger(Ledger):
     def transaction(self) -> Iterator[None]:
         """See the contract."""
         with self._begun("BEGIN IMMEDIATE"):
-            before, charges = self._checked, len(self._book.charges)
+            before, entries = self._checked, len(self._book.digests)
             try:
                 yield
                 if self._checked is None or before is None:
@@ -88,7 +87,7 @@ class SqliteLedger(Ledger):
             except BaseException:
                 # Interrupted behind the commit, nobody knows what was written: all is read again.
                 self._checked = before if self._db.in_transaction else None
-                self._book.cut(charges)
+                self._book.cut(entries)
                 raise
 
     @contextlib.contextmanager
@@ -123,23 +122,26 @@ class SqliteLedger(Ledger):
             return
         self._checked = None  # until it is known again
         if known is None or (sums := read_seal(self._db)) == known.sums:
-            found, sums = check_all(self._db)
-            self._book, seq, digest = Book(), 0, ""
+            new, sums = check_all(self._db)
+            self._book = Book()
         else:
-            found, seq, digest = self._check_on(known, sums), known.seq, known.digest
-        for line in found:
-            if line.entry.data_set == self.data_set:
-                self._book.add(line.entry.charge)
-        if found:
-            seq, digest = found[-1].entry.seq, found[-1].digest
-        self._checked = _Checked(change, seq, digest, sums)
+            new = self._check_on(known, sums)
+        for line in new:
+            if line.entry.seq != len(self._book.digests) + 1:
+                raise damaged()
+            self._book.add(line.entry.event, line.entry.digest)
+        if not self._book.digests:
+            raise damaged()
+        self._checked = _Checked(change, sums)
 
     def _check_on(self, known: _Checked, sums: Sums) -> list[Line]:
         """Check the entries from the last checked one on, and the tables that changed."""
-        if known.seq and self._digest_at(known.seq) != known.digest:
+        last, digest = len(self._book.digests), self._book.digests[-1]
+        row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (last,)).fetchone()
+        if row != (digest,):
             raise damaged()
-        found = list(lines(self._db, known.seq or START, known.digest))
-        entries = sum_of("entries", (line.row for line in found), known.sums["entries"])
+        new = list(lines(self._db, last, digest))
+        entries = sum_of("entries", (line.row for line in new), known.sums["entries"])
         for table in COLUMNS:
             if table == "entries":
                 right = entries == sums[table]
@@ -148,7 +150,7 @@ class SqliteLedger(Ledger):
                 right = same or sums[table] == sum_of(table, rows_of(self._db, table))
             if not right:
                 raise damaged()
-        return found
+        return new
 
     # --- rows ------------------------------------------------------------------------------------
 
@@ -157,36 +159,14 @@ class SqliteLedger(Ledger):
         with self._looking():
             return self._book
 
-    def append(self, charge: Charge) -> None:
+    def append(self, event: Event) -> None:
         """See the contract."""
-        if self._checked is None:
+        if not self._db.in_transaction:
             raise InvariantError("only in a transaction")
-        seq, text = self._checked.seq + 1, charge.text
-        digest = chained(self._checked.digest, self.data_set, text)
-        self._insert("entries", (seq, self.data_set, charge.name, text, digest))
-        self._checked = self._checked._replace(seq=seq, digest=digest)
-        self._book.add(Charge.read(text))  # as it is written
-
-    def head(self) -> Head:
-        """See the contract."""
-        with self._looking():
-            if self._checked is None:
-                raise InvariantError("self._checked is not None")
-            return Head(self.data_set, self._checked.seq, self._checked.digest)
-
-    def digest_at(self, seq: int) -> str | None:
-        """See the contract."""
-        with self._looking():
-            return self._digest_at(seq)
-
-    def _digest_at(self, seq: int) -> str | None:
-        row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (seq,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def digest_of(self, name: str) -> str | None:
-        """See the contract."""
-        found = self._rows("entries", "data_set = ? AND run_id = ?", self.data_set, name)
-        return str(found[0][4]) if found else None
+        seq, text = len(self._book.digests) + 1, text_of(event)
+        digest = chained(self._book.digests[-1], text)
+        self._insert("entries", (seq, name_of(event), text, digest))
+        self._book.add(event_of(text), digest)  # as it is written
 
     def tokens(self, run_id: str) -> dict[str, str | None]:
         """See the contract."""
@@ -205,28 +185,36 @@ class SqliteLedger(Ledger):
 
     def asked(self, run_id: str) -> Asked | None:
         """See the contract."""
-        found = self._rows("choices", "data_set = ? AND run_id = ?", self.data_set, run_id)
-        return _asked(found[0]) if found else None
+        rows = self._rows("requests", "run_id = ?", run_id)
+        return Asked(*rows[0]) if rows else None
 
     def asked_alike(self, request: str) -> list[Asked]:
         """See the contract."""
-        alike = "data_set = ? AND request = ? ORDER BY rowid"
-        return [_asked(row) for row in self._rows("choices", alike, self.data_set, request)]
+        rows = self._rows("requests", "request = ? ORDER BY rowid", request)
+        return [Asked(*row) for row in rows]
 
-    def ask(self, run_id: str, request: str) -> None:
+    def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:
         """See the contract."""
-        self._insert("choices", (run_id, self.data_set, request, None, None))
+        self._insert("requests", (run_id, request, grant, None, None, None, None))
 
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
         """See the contract."""
-        mine = "data_set = ? AND run_id = ? AND receipt IS NULL"
-        (row,) = self._rows("choices", mine, self.data_set, run_id)
-        rest = without("choices", [row], self._sum("choices"))
-        self._db.execute(
-            f"UPDATE choices SET receipt = ?, digest = ? WHERE {mine}",
-            (receipt, digest, self.data_set, run_id),
-        )
-        self._moved("choices", sum_of("choices", [(*row[:3], receipt, digest)], rest))
+        self._update(run_id, "receipt IS NULL", receipt=receipt, digest=digest)
+        self.append(Received(run_id, digest))
+
+    def put_view(self, run_id: str, view: bytes, digest: str) -> None:
+        """See the contract."""
+        self._update(run_id, "view IS NULL AND receipt IS NOT NULL", view=view, view_digest=digest)
+
+    def _update(self, run_id: str, where: str, **values: object) -> None:
+        """Change the one request of a run that a condition holds for."""
+        mine = f"run_id = ? AND {where}"
+        (row,) = self._rows("requests", mine, run_id)
+        rest = without("requests", [row], self._sum("requests"))
+        columns = ", ".join(f"{name} = ?" for name in values)
+        self._db.execute(f"UPDATE requests SET {columns} WHERE {mine}", (*values.values(), run_id))
+        named = dict(zip(COLUMNS["requests"].split(", "), row, strict=True)) | values
+        self._moved("requests", sum_of("requests", [tuple(named.values())], rest))
 
     def _rows(self, table: str, where: str, *values: str) -> list[Any]:
         query = f"SELECT {COLUMNS[table]} FROM {table} WHERE {where}"
@@ -248,11 +236,3 @@ class SqliteLedger(Ledger):
         if self._checked is None:
             raise InvariantError("self._checked is not None")
         self._checked = self._checked._replace(sums={**self._checked.sums, table: total})
-
-
-def _asked(row: tuple[str, str, str, str | bytes | None, str | None]) -> Asked:
-    """A row of the answers; older programs wrote receipts as texts."""
-    run_id, _, request, receipt, digest = row
-    if isinstance(receipt, str):
-        receipt = receipt.encode(errors="surrogateescape")
-    return Asked(run_id, request, receipt, digest)

@@ -5,7 +5,7 @@ commits N has seen N - 1, so what was decided on N - 1 holds, and of two who dec
 told so.  Its text, which has a digest, names the end of the chain, the sums of all tables
 (`state.ledger.seal`), and the rows that changed, so that others read these alone.
 
-A receipt lies in pieces, since a cell takes 10 MiB.
+A receipt, a grant or a view lies in pieces, since a cell takes 10 MiB.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 from google.cloud.spanner_v1.database import Database
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import CELL_BYTES
-from dpstream.state.ledger.charges import Entry
+from dpstream.state.ledger.events import Created, chained, text_of
+from dpstream.state.ledger.file import absent, other_version, there_already
 from dpstream.state.ledger.replica import AnswerRow, Replica
 from dpstream.state.ledger.seal import COLUMNS, damaged
 from dpstream.state.seals import reading, sealed_text, unsealed_text
@@ -35,13 +36,12 @@ CREATE TABLE LedgerCommits (
 
 CREATE TABLE LedgerEntries (
   Seq INT64 NOT NULL,
-  DataSet STRING(1024) NOT NULL,
-  RunId STRING(1024) NOT NULL,
+  Name STRING(1024),
   Entry STRING(MAX) NOT NULL,
   Digest STRING(32) NOT NULL,
 ) PRIMARY KEY (Seq);
 
-CREATE UNIQUE INDEX LedgerEntriesByRun ON LedgerEntries (DataSet, RunId);
+CREATE UNIQUE NULL_FILTERED INDEX LedgerEntriesByName ON LedgerEntries (Name);
 
 CREATE TABLE LedgerTokens (
   RunId STRING(1024) NOT NULL,
@@ -49,30 +49,32 @@ CREATE TABLE LedgerTokens (
   Previous STRING(1024),
 ) PRIMARY KEY (RunId, Token);
 
-CREATE TABLE LedgerAnswers (
+CREATE TABLE LedgerRequests (
   RunId STRING(1024) NOT NULL,
-  DataSet STRING(1024) NOT NULL,
   Request STRING(1024) NOT NULL,
   Digest STRING(32),
-  Pieces INT64 NOT NULL,
+  ViewDigest STRING(32),
   Number INT64 NOT NULL,
 ) PRIMARY KEY (RunId);
 
-CREATE TABLE LedgerReceipts (
+CREATE TABLE LedgerBlobs (
   RunId STRING(1024) NOT NULL,
+  Kind STRING(16) NOT NULL,
   Piece INT64 NOT NULL,
   Bytes BYTES(MAX) NOT NULL,
-) PRIMARY KEY (RunId, Piece);
+) PRIMARY KEY (RunId, Kind, Piece);
 """
 COMMITS, ENTRIES, TOKENS = "LedgerCommits", "LedgerEntries", "LedgerTokens"
-ANSWERS, RECEIPTS = "LedgerAnswers", "LedgerReceipts"
+REQUESTS, BLOBS = "LedgerRequests", "LedgerBlobs"
 COLUMNS_OF = {
     COMMITS: ("Number", "Writer", "Sealed"),
-    ENTRIES: ("Seq", "DataSet", "RunId", "Entry", "Digest"),
+    ENTRIES: ("Seq", "Name", "Entry", "Digest"),
     TOKENS: ("RunId", "Token", "Previous"),
-    ANSWERS: ("RunId", "DataSet", "Request", "Digest", "Pieces", "Number"),
-    RECEIPTS: ("RunId", "Piece", "Bytes"),
+    REQUESTS: ("RunId", "Request", "Digest", "ViewDigest", "Number"),
+    BLOBS: ("RunId", "Kind", "Piece", "Bytes"),
 }
+#: Kinds of blobs of a request.
+GRANT, RECEIPT, VIEW = "grant", "receipt", "view"
 #: Version of the tables and of the seal; a program refuses what it does not know.
 SCHEMA_VERSION = 1
 
@@ -107,8 +109,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             PolicyError: the ledger is not what was written.
         """
-        end = rows.digests[-1] if rows.digests else ""
-        if (self.seq, self.digest, self.sums) != (len(rows.digests), end, sums_of(rows)):
+        if ((self.seq, self.digest), self.sums) != (rows.end, sums_of(rows)):
             raise damaged()
 
 
@@ -117,23 +118,34 @@ def sums_of(rows: Replica) -> tuple[str, ...]:
     return tuple(f"{rows.sums[table]:032x}" for table in COLUMNS)
 
 
-def create(database: Database, writer: str) -> bool:
-    """Make database, tables and the first commit where they are missing; whether anything was.
+def create(database: Database, created: Created, writer: str) -> None:
+    """Make database and tables where they are missing, and the account's first entry.
 
     Args:
         writer: a random mark of the caller.
 
     Raises:
-        UsageError: no such instance, or no right to create; RunError: unreachable.
-        PolicyError: the database is another one's.
+        UsageError: an account is there, no such instance, or no right to create.
+        PolicyError: the database is another one's; RunError: unreachable.
     """
     with of_ledger():
         statements = [s.strip() for s in DDL.split(";") if s.strip()]
-        fresh = make_tables(database, statements, "the ledger")
-        first = Commit(0, writer, 0, "", sums_of(Replica("")))
-        with contextlib.suppress(ExistsError):
-            commit(database, lambda batch: batch.insert(COMMITS, COLUMNS_OF[COMMITS], [first.row]))
-    return fresh
+        make_tables(database, statements, "the account")
+        rows, text = Replica(), text_of(created)
+        entry = (1, None, text, chained("", text))
+        rows.add_entry(*entry)
+        first = Commit(0, writer, *rows.end, sums_of(rows))
+
+        def fill(batch: Any) -> None:
+            batch.insert(COMMITS, COLUMNS_OF[COMMITS], [first.row])
+            batch.insert(ENTRIES, COLUMNS_OF[ENTRIES], [entry])
+
+        try:
+            commit(database, fill)
+        except ExistsError:
+            writers = [by for (by,) in read_rows(database, COMMITS, ("Writer",), [(0,)])]
+            if writers != [writer]:  # not this call's own, sent twice
+                raise there_already() from None
 
 
 def commits_from(database: Database, number: int, snapshot: Any = None) -> list[Commit]:
@@ -155,37 +167,34 @@ def _commit_of(number: int, writer: str, sealed: str) -> Commit:
         text = unsealed_text(f"ledger commit {number}", sealed)
     except PolicyError:
         raise damaged() from None
-    version = msgspec.json.decode(text, type=dict[str, Any]).get("version")
-    if version != SCHEMA_VERSION:
-        raise PolicyError(
-            "ledger.path",
-            f"its schema version is beyond {SCHEMA_VERSION}, the one of this program",
-            "use the newer program that wrote it",
-        )
+    if msgspec.json.decode(text, type=dict[str, Any]).get("version") != SCHEMA_VERSION:
+        raise other_version()
     found = msgspec.json.decode(text, type=Commit)
     if (found.number, found.writer) != (number, writer):
         raise damaged()
     return found
 
 
-def whole(database: Database, data_set: str, snapshot: Any) -> tuple[Replica, Commit, list[Entry]]:
-    """All rows of a ledger at one time, and its last commit, all checked.
+def whole(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
+    """All rows of an account at one time, and its last commit, all checked.
 
     Raises:
-        UsageError: it was not initialised; PolicyError: it is not what was written.
+        UsageError: it was not made; PolicyError: it is not what was written.
     """
-    rows = Replica(data_set)
+    rows = Replica()
     commits = commits_from(database, 0, snapshot)
-    entries = _add_entries(rows, database, snapshot)
+    _add_entries(rows, database, snapshot)
     _put_tokens(rows, database, None, snapshot)
     _put_answers(rows, database, None, snapshot)
     if not commits:
         if any(rows.sums.values()):
             raise damaged()
-        raise UsageError("ledger.path", "is no ledger yet", "run `dpstream ledger init`")
+        raise absent()
     commits[-1].seals(rows)
+    if not rows.book.digests:
+        raise damaged()
     rows.keep()
-    return rows, commits[-1], entries
+    return rows, commits[-1]
 
 
 def catch_up(rows: Replica, last: Commit, database: Database, snapshot: Any) -> Commit:
@@ -208,10 +217,12 @@ def catch_up(rows: Replica, last: Commit, database: Database, snapshot: Any) -> 
     return newest
 
 
-def _add_entries(rows: Replica, database: Database, snapshot: Any) -> list[Entry]:
-    where = [from_on(len(rows.digests) + 1)] if rows.digests else ()
-    found = read_rows(database, ENTRIES, COLUMNS_OF[ENTRIES], ranges=where, snapshot=snapshot)
-    return [rows.add_entry(*row) for row in found]
+def _add_entries(rows: Replica, database: Database, snapshot: Any) -> None:
+    last, _ = rows.end
+    where = [from_on(last + 1)] if last else ()
+    new = read_rows(database, ENTRIES, COLUMNS_OF[ENTRIES], ranges=where, snapshot=snapshot)
+    for row in new:
+        rows.add_entry(*row)
 
 
 def _some(database: Database, table: str, runs: Sequence[str] | None, snapshot: Any) -> Any:
@@ -242,33 +253,36 @@ def _put_answers(
 def answers_of(
     database: Database, runs: Sequence[str] | None, snapshot: Any = None
 ) -> Iterator[AnswerRow]:
-    """Requests of some runs, or all (``None``), with their receipts.
+    """Requests of some runs, or all (``None``), with their blobs.
 
     Raises:
-        PolicyError: pieces of a receipt are missing.
+        PolicyError: pieces of a blob are missing.
     """
-    pieces = dict[str, list[bytes]]()
-    for run_id, piece, data in _some(database, RECEIPTS, runs, snapshot):
-        mine = pieces.setdefault(run_id, [])
+    blobs = dict[str, dict[str, list[bytes]]]()
+    for run_id, kind, piece, data in _some(database, BLOBS, runs, snapshot):
+        mine = blobs.setdefault(run_id, {}).setdefault(kind, [])
         with _readable():
             mine.append(b64decode(data))
         if piece != len(mine) - 1:
             raise damaged()
-    for run_id, data_set, request, digest, many, number in _some(database, ANSWERS, runs, snapshot):
-        mine = pieces.pop(run_id, [])
-        if len(mine) != many or (digest is None) != (not mine):
+    rows = _some(database, REQUESTS, runs, snapshot)
+    for run_id, request, digest, view_digest, number in rows:
+        mine_all = {kind: b"".join(parts) for kind, parts in blobs.pop(run_id, {}).items()}
+        grant = mine_all.pop(GRANT, None)
+        receipt, view = mine_all.pop(RECEIPT, None), mine_all.pop(VIEW, None)
+        pairs = ((receipt, digest), (view, view_digest))
+        if grant is None or mine_all or any((a is None) != (b is None) for a, b in pairs):
             raise damaged()
-        receipt = b"".join(mine) if mine else None
-        yield AnswerRow(run_id, data_set, request, receipt, digest, number)
-    if pieces:
+        yield AnswerRow(run_id, request, grant, receipt, digest, view, view_digest, number)
+    if blobs:
         raise damaged()
 
 
-def pieces_of(run_id: str, receipt: bytes) -> list[tuple[str, int, str]]:
-    """Rows of a receipt: at least one."""
-    starts = range(0, max(len(receipt), 1), CELL_BYTES)
-    parts = [receipt[start : start + CELL_BYTES] for start in starts]
-    return [(run_id, piece, b64encode(part).decode()) for piece, part in enumerate(parts)]
+def pieces_of(run_id: str, kind: str, blob: bytes) -> list[tuple[str, str, int, str]]:
+    """Rows of a blob: at least one."""
+    starts = range(0, max(len(blob), 1), CELL_BYTES)
+    parts = [blob[start : start + CELL_BYTES] for start in starts]
+    return [(run_id, kind, piece, b64encode(part).decode()) for piece, part in enumerate(parts)]
 
 
 @contextlib.contextmanager
@@ -288,7 +302,7 @@ def of_ledger() -> Iterator[None]:
     except DpstreamError as error:
         if error.field != "state.store":
             raise
-        fix = error.fix.replace("state init", "ledger init")
+        fix = error.fix.replace("state init", "account create")
         raised = type(error)("ledger.path", error.rule, fix)
     else:
         return

@@ -43,13 +43,13 @@ path = "out"
 [ledger]
 path = "ledger.db"
 data_set = "d"
-limit = { epsilon = 8.0, delta = 1e-5 }
+id = "0acc0acc0acc0acc"
 """
 CATALOG = """
 [ledger]
 path = "ledger.db"
 data_set = "d"
-limit = { epsilon = 1.0, delta = 1e-6 }
+id = "0acc0acc0acc0acc"
 [unit]
 name = "user"
 type = "string"

@@ -19,6 +19,7 @@ from dpstream.dp_transforms.noise.prf import PURPOSES
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import private_log
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 
 UNIT, KEY, VALUE = "unit-QZJ7741", "key-XWV3306", "7310.5529"
 #: Also the value as Python, numpy and Arrow would write it.
@@ -87,7 +88,7 @@ def make_job(folder: Path, key: str = INSECURE) -> Job:
     rows += [f"{UNIT},{KEY},2024-01-01T13:00:00Z,{VALUE}{KEY}", f"{UNIT},{KEY},{KEY},1"]
     rows += [f",{KEY},2024-01-01T13:00:00Z,{VALUE}", f"{UNIT},{KEY},2031-01-01T00:00:00Z,1"]
     (folder / "in" / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    (folder / "job.toml").write_text(JOB.format(key=key), encoding="utf-8")
+    accounts.write(folder / "job.toml", JOB.format(key=key))
     return load_job(folder / "job.toml")
 
 

@@ -8,9 +8,9 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.seal import put_seal
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 
 JOB = """
 [source]
@@ -56,7 +56,7 @@ class Place(NamedTuple):
     def job(self, store: str = "state", sink: str = "out", ledger: bool = True) -> Job:
         text = JOB.replace("STORE", store).replace("SINK", sink) + LEDGER * ledger
         path = self.folder / "job.toml"
-        path.write_text(text)
+        accounts.write(path, text)
         return load_job(path)
 
     def run(self, store: str = "state", sink: str = "out", ledger: bool = True) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ class Place(NamedTuple):
         }
 
     def entries(self) -> list[Charge]:
-        ledger = open_ledger(self.folder / "book" / "ledger.db", "visits")
+        ledger = accounts.opened(self.folder / "book" / "ledger.db", "visits")
         try:
             return ledger.entries()
         finally:

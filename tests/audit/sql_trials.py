@@ -19,6 +19,7 @@ from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
+from tests import accounts
 from tests.fixed import fixed_run_ids
 from tests.pipelines.sql.asking import KEY
 
@@ -129,7 +130,7 @@ def write(folder: Path, trial: Trial, added: npt.NDArray[np.bool_]) -> None:
     trials = np.repeat(np.arange(size), trial.groups)
     listed = {"trial": trials, "g": np.tile(np.arange(trial.groups), size)}
     pq.write_table(pa.table(listed), folder / "listed.parquet")
-    (folder / "trials.toml").write_text(_CATALOG.replace("KEY", KEY))
+    accounts.write(folder / "trials.toml", _CATALOG.replace("KEY", KEY))
 
 
 def published(folder: Path, trial: Trial, added: npt.NDArray[np.bool_], run: int = 0) -> Published:

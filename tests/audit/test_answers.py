@@ -32,6 +32,7 @@ from dpstream.pipelines.workload import of_job, registered
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.lattice import lattice_of
 from dpstream.pipelines.workload.release import read_release
+from tests import accounts
 from tests.audit.test_mixed_cells import allowed, least, reused
 from tests.pipelines.cli.called import call
 
@@ -91,7 +92,7 @@ def write(folder: Path, cells: int, factor: Any) -> Float64:
     pq.write_table(pa.table(table), folder / "records.parquet")
     end = np.datetime64(START + hours * HOUR, "us").astype("datetime64[s]")
     text = JOB.replace("END", f"{end}Z").replace("KEY", "5e" * 32).replace("RUN", "a7" * 16)
-    (folder / "job.toml").write_text(text)
+    accounts.write(folder / "job.toml", text)
     domain = [{"name": "cell", "size": cells // sides}, {"name": "side", "size": sides}]
     asked = {"domain": domain, "queries": [{"factors": factor}]}
     (folder / "asked.json").write_text(json.dumps(asked))
@@ -209,7 +210,7 @@ def test_a_singular_mix_is_refused_before_a_charge(tmp_path: Path) -> None:
         done = call("answer", tmp_path / "asked.json", tmp_path / "job.toml", "--over-time",
                     "--out", tmp_path / "out", "--cache", tmp_path / "cache")  # fmt: skip
     assert done.exit_code == 3 and "invertible" in done.output
-    assert not (tmp_path / "ledger.db").exists() and not (tmp_path / "out").exists()
+    assert accounts.charges(tmp_path / "ledger.db") == [] and not (tmp_path / "out").exists()
 
 
 def test_a_singular_mix_would_show_exact_counts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dpstream.pipelines.audit import values as audit_values
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
 from dpstream.pipelines.jobs import noise_key
-from dpstream.pipelines.operate import doctor, ledger_view, state_view
+from dpstream.pipelines.operate import account_view, doctor, state_view
 from dpstream.pipelines.report import releases as report_releases
 from dpstream.pipelines.report import report
 from dpstream.pipelines.report import view as report_view
@@ -66,7 +66,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (("run", JOB), Ledger, "charge_within"),
     (("run", JOB), beginning, "check_sink"),
     (("run", JOB), beginning, "write_manifest"),
-    (("ledger", "show", JOB), ledger_view, "read_ledger"),
+    (("account", "show", JOB), account_view, "read_ledger"),
     (("key", "new", "{out}/noise.key"), noise_key, "new_key"),
     (("doctor",), doctor, "examine"),
 ]
@@ -93,7 +93,7 @@ def command(folder: Path, arguments: tuple[str, ...], *more: str) -> Any:
 def test_failed_commands_show_nothing(tmp_path: Path, number: int) -> None:
     arguments, owner, name = PLACES[number]
     job = make_job(tmp_path / "job")
-    if arguments[0] in ("report", "state", "ledger"):
+    if arguments[0] in ("report", "state", "account"):
         run_job(job)
     make: Callable[[], BaseException] = ERRORS[number % len(ERRORS)]
     forced = Forced(make)

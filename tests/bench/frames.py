@@ -28,6 +28,7 @@ import pyarrow as pa
 
 import dpstream
 from dpstream.pipelines.jobs.noise_key import new_key
+from tests import accounts
 from tests.bench.common import child_seconds, emit, machine
 
 IMPORT = """
@@ -102,7 +103,8 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             found[name][called] = statistics.median(runs)
         found[name]["times_exact"] = found[name]["histogram"] / baseline
     new_key(folder / "noise.key")
-    book = dpstream.LedgerAccount(folder / "ledger.db", "bench", epsilon=100, delta=1e-6)
+    place = accounts.create(folder / "ledger.db", "bench", (100.0, 1e-6))
+    book = dpstream.LedgerAccount(place.path, "bench", id=place.id)
     paid: dict[str, Any] = {**both, "account": book, "noise_key": f"file:{folder / 'noise.key'}"}
     found["charged_histogram"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
     found["asked_again"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]

@@ -1,10 +1,8 @@
-"""What one charge costs in a ledger of so many entries.
+"""What one charge costs in an account of so many entries.
 
     python -m tests.bench.ledger
 
-Baseline in the same run: the way of schema version 3, in which every charge read, checked and
-composed every entry, and sealed every row.  What the disk needs to make one small change durable
-is reported apart: both ways pay it.
+What the disk needs to make one small change durable is reported apart.
 """
 
 import argparse
@@ -15,18 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpstream.accounting.composition import within
-from dpstream.accounting.plan.unit import UnitIdentity, composed
-from dpstream.state.ledger.charges import Charge, chained
-from dpstream.state.ledger.file import lines
-from dpstream.state.ledger.open import open_ledger
-from dpstream.state.ledger.seal import check_old_seal, old_seal
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 from tests.bench.common import emit, machine
 
 LIMIT = (400.0, 1e-3)
-UNIT = UnitIdentity("user", "string")
-WORDS = "user over the whole stream"
 
 
 def charge(run: int, zcdp: bool = False) -> Charge:
@@ -37,29 +29,9 @@ def charge(run: int, zcdp: bool = False) -> Charge:
     if zcdp and run % 10 == 1:
         noise = {"mu": None, "rho": 1e-5}
     return Charge(
-        run_id=f"{run:032x}", plan_hash="5e" * 16, unit=WORDS, epsilon=0.01, delta=0.0,
-        threshold_delta=0.0, kind="session", identity=UNIT.text, **noise,
+        run_id=f"{run:032x}", plan_hash="5e" * 16, identity=accounts.USER, epsilon=0.01, delta=0.0,
+        threshold_delta=0.0, kind="sql", **noise,
     )  # fmt: skip
-
-
-def old_charge(db: sqlite3.Connection, new: Charge) -> None:
-    """The transaction of schema version 3."""
-    db.execute("BEGIN IMMEDIATE")
-    check_old_seal(db)
-    found = list(lines(db))
-    entries = [line.entry.charge for line in found]
-    assert all(entry.name != new.name for entry in entries)
-    assert within(composed([*entries, new]).spends, *LIMIT)
-    digest = chained(found[-1].digest, "rides", new.text)
-    row = ("rides", new.name, new.text, digest)
-    db.execute("INSERT INTO entries (data_set, run_id, entry, digest) VALUES (?, ?, ?, ?)", row)
-    put_old_seal(db)
-    db.execute("COMMIT")
-
-
-def put_old_seal(db: sqlite3.Connection) -> None:
-    """Seal every row."""
-    db.execute("INSERT OR REPLACE INTO ledger_meta VALUES ('seal', ?)", (old_seal(db),))
 
 
 def least(work: Callable[[], object], repeats: int) -> dict[str, float]:
@@ -76,25 +48,28 @@ def least(work: Callable[[], object], repeats: int) -> dict[str, float]:
 def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any]:
     """One size of a ledger."""
     path = folder / f"{entries}-{zcdp}.db"
-    with contextlib.closing(open_ledger(path, "rides")) as ledger, ledger.transaction():
+    with (
+        contextlib.closing(accounts.opened(path, "rides", limit=LIMIT)) as ledger,
+        ledger.transaction(),
+    ):
         for run in range(entries):
             ledger.append(charge(run, zcdp))
     names = iter(range(entries, entries + 10_000))
 
     def opened() -> None:
-        with contextlib.closing(open_ledger(path, "rides")) as other:
+        with contextlib.closing(accounts.opened(path, "rides")) as other:
             other.book()
 
     found: dict[str, Any] = {"entries": entries, "zcdp": zcdp, "open": least(opened, 3)}
-    with contextlib.closing(open_ledger(path, "rides")) as ledger:
-        ledger.charge(charge(next(names), zcdp), *LIMIT)  # composes what is there, once
-        found["charge"] = least(lambda: ledger.charge(charge(next(names), zcdp), *LIMIT), repeats)
-        with contextlib.closing(open_ledger(path, "rides")) as other:
-            other.charge(charge(next(names), zcdp), *LIMIT)
+    with contextlib.closing(accounts.opened(path, "rides")) as ledger:
+        ledger.charge(charge(next(names), zcdp))  # composes what is there, once
+        found["charge"] = least(lambda: ledger.charge(charge(next(names), zcdp)), repeats)
+        with contextlib.closing(accounts.opened(path, "rides")) as other:
+            other.charge(charge(next(names), zcdp))
 
             def in_turn() -> None:  # each finds an entry of the other's
-                other.charge(charge(next(names), zcdp), *LIMIT)
-                ledger.charge(charge(next(names), zcdp), *LIMIT)
+                other.charge(charge(next(names), zcdp))
+                ledger.charge(charge(next(names), zcdp))
 
             two = least(in_turn, repeats)
             found["charge_of_two_in_turn"] = {name: ms / 2 for name, ms in two.items()}
@@ -105,13 +80,10 @@ def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any
         def durable() -> None:
             db.execute("BEGIN IMMEDIATE")
             row = ("bench", str(next(number)))
-            db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", row)
+            db.execute("INSERT OR REPLACE INTO account_meta VALUES (?, ?)", row)
             db.execute("COMMIT")
 
         found["durable_row"] = least(durable, repeats)
-        put_old_seal(db)
-        found["baseline"] = least(lambda: old_charge(db, charge(next(names), zcdp)), 3)
-    found["ratio_cpu"] = round(found["baseline"]["cpu_ms"] / found["charge"]["cpu_ms"], 1)
     return found
 
 

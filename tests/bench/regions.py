@@ -36,8 +36,8 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
-from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.orders import Order
+from tests import accounts
 from tests.bench.common import emit, machine
 from tests.state.ledger.region_conformance import Payer
 
@@ -110,7 +110,7 @@ def whole(regions: int, repeats: int) -> dict[str, Any]:
     table = SessionTable(name="bench", dimensions=spent.space.dimensions)  # type: ignore[arg-type]
     cpu, clock, flushes = list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        ledger = open_ledger(Path(folder) / "ledger.db", "bench")
+        ledger = accounts.of_records(Path(folder) / "ledger.db", "bench")
         account = Payer(ledger, table)
         for number in range(repeats):
             account._state = replace(account._state, spent={"epsilon": spent})

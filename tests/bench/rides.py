@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests import accounts
+
 #: Values of each dimension, from 0.
 SIZES = {
     "x": 1024, "y": 1024, "hour": 744, "passengers": 7, "distance": 3_000, "fare": 10_000,
@@ -54,7 +56,9 @@ def write(folder: Path, rows: int, individual: bool) -> Path:
     text = _TABLE.replace("KEY", "5e" * 31 + "a1")
     text += "".join(_DIMENSION.format(name, size) for name, size in SIZES.items())
     path = folder / "TABLE.toml"
-    path.write_text(text + _BUDGET + ('column = "budget"\n' if individual else "value = 4.0\n"))
+    accounts.write(
+        path, text + _BUDGET + ('column = "budget"\n' if individual else "value = 4.0\n")
+    )
     return path
 
 

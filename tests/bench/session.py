@@ -45,9 +45,10 @@ from dpstream.pipelines.session.load import init
 from dpstream.pipelines.session.scan import Scan
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Book, Charge
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.orders import Order
+from tests import accounts
 from tests.bench import rides
 from tests.bench.common import emit, machine
 
@@ -149,7 +150,7 @@ class Ways:
         self._ring = self._stack.enter_context(config.key_source().ring())
         self._space = config.table.space
         self._places = {d.name: i for i, d in enumerate(self._space.dimensions)}
-        self._global = open_ledger(toml.parent / "global.db", "rides")
+        self._global = accounts.opened(toml.parent / "global.db", "rides")
         self._stack.callback(self._global.close)
         self._base = self.session.where(f"initial >= {NEEDED}")
 
@@ -252,7 +253,7 @@ def _charged(desk: Desk, order: Order) -> None:
     def decide(run_id: str, _: Book) -> Decision:
         return Decision(desk.account.decide(order, run_id))
 
-    desk.register.begin(secrets.token_hex(16), decide, None)
+    desk.register.begin(secrets.token_hex(16), decide)
     desk.account.refresh()
 
 

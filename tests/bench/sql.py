@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests import accounts
 from tests.bench.common import emit, machine
 
 CATALOG = """
@@ -76,7 +77,7 @@ def data(folder: Path, rows: int) -> Path:
     table = pa.table({"user": user, "key": key, "value": draw.random(rows)})
     pq.write_table(table, folder / "records.parquet")
     path = folder / "bench.toml"
-    path.write_text(CATALOG.replace("KEY", "5e" * 31 + "a1"))
+    accounts.write(path, CATALOG.replace("KEY", "5e" * 31 + "a1"))
     return path
 
 

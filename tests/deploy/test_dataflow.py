@@ -18,6 +18,7 @@ from dpstream.pipelines.operate import launch
 from dpstream.pipelines.operate.launch import check_remote, describe, fetch, flags, main, parser
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.state import open as stores
+from tests import accounts
 from tests.audit.leaks import make_job
 
 KNOWN = RUNNERS["DataflowRunner"].flags
@@ -69,7 +70,7 @@ def remote(folder: Path, *edits: tuple[str, str], more: str = "") -> Job:
         assert old in text
         text = text.replace(old, new, 1)
     path = folder / "job.toml"
-    path.write_text(text)
+    accounts.write(path, text)
     return load_job(path)
 
 
@@ -225,9 +226,9 @@ def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_job_file_from_any_file_system(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(REMOTE)
+    accounts.write(tmp_path / "a.toml", REMOTE)
     local = fetch(str(tmp_path / "a.toml"), tmp_path)
     assert local.read_text() == REMOTE
-    (tmp_path / "b.toml").write_text("#" * (2 << 20))
+    accounts.write(tmp_path / "b.toml", "#" * (2 << 20))
     with pytest.raises(UsageError, match="exceeds"):
         fetch(str(tmp_path / "b.toml"), tmp_path)

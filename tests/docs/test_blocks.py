@@ -29,8 +29,13 @@ WITH_RUNS = [p for p in PAGES if any(b.mark == "run" for b in blocks(p.read_text
 AFTER_README = [p for p in WITH_RUNS if p not in (README, FIRST_JOB)]
 
 
+#: Every account that a page makes has the id that the pages name.
+ACCOUNT = "7f3a0c5d9e1b2846"
+
+
 @pytest.fixture(autouse=True)
-def _closed() -> Any:
+def _closed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("dpstream.state.ledger.open.new_id", lambda: ACCOUNT)
     yield
     stores.close_all()
 

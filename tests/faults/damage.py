@@ -29,8 +29,9 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.open import open_ledger, read_ledger
+from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.store import SqliteStore
+from tests import accounts
 
 JOB = """
 [source]
@@ -81,7 +82,7 @@ def write_job(folder: Path, kind: str) -> None:
             page = f"p{user % 3}" if n % 2 else f"page {(user * 7 + hour) % 40:03d}"
             rows.append(f"{user},{page},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    (folder / "job.toml").write_text(JOB.replace("KIND", kind))
+    accounts.write(folder / "job.toml", JOB.replace("KIND", kind))
 
 
 def batches(job: Job) -> list[pa.RecordBatch]:
@@ -102,7 +103,7 @@ def go_on(folder: Path) -> None:
     with contextlib.closing(sink_of(job, run)) as sink:
         sink.write(run_in_memory(run, batches(job))[0])
     run.destroy_keys()
-    with contextlib.closing(open_ledger(folder / LEDGER, "d")) as ledger:
+    with contextlib.closing(accounts.opened(folder / LEDGER, "d")) as ledger:
         tokens.leave(ledger, run.open())
 
 

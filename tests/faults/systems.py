@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.noise_key import new_key
+from tests import accounts
 from tests.faults import damage
 from tests.pipelines.session.small import RECORDS, TABLE
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
@@ -53,7 +54,7 @@ def _survey(folder: Path) -> None:
 def _session(folder: Path) -> None:
     folder.mkdir()
     (folder / "small.csv").write_text(RECORDS)
-    (folder / "small.toml").write_text(TABLE.format(key="22" * 32, more=""))
+    accounts.write(folder / "small.toml", TABLE.format(key="22" * 32, more=""))
 
 
 def _sql(folder: Path) -> None:
@@ -65,20 +66,21 @@ def _census(folder: Path) -> None:
     folder.mkdir()
     new_key(folder / "noise.key")
     office(folder)
+    accounts.create(folder / "ledger.db", "persons", (30.0, 1e-9), "person")
     with open(folder / "data" / "person-records.txt", "a") as file:
         file.write("200|1|True|01|001|000100|1000" + "|01" * 10 + "\n")
 
 
 _ASK = ("session", "ask", "small.toml", "--where", "epsilon >= 1", "--epsilon", "0.5")
-_LIMIT = ("--data-set", "persons", "--limit-epsilon", "30", "--limit-delta", "1e-9")
+_ACCOUNT = ("--data-set", "persons", "--account-id", accounts.ID)
 SYSTEMS = {
     "stream": System(
         "book/ledger.db",
         _stream,
         ("run", "job.toml"),
         (
-            ("plan", "job.toml"), ("report", "job.toml"), ("ledger", "show", "book/ledger.db"),
-            ("ledger", "show", "job.toml"), ("state", "info", "job.toml"),
+            ("plan", "job.toml"), ("report", "job.toml"), ("account", "show", "book/ledger.db"),
+            ("account", "show", "job.toml"), ("state", "info", "job.toml"),
         ),
         out="out",
         letters="dead_letter/out",
@@ -87,7 +89,7 @@ SYSTEMS = {
         "ledger.db",
         _survey,
         ("answer", "asked.json", "job.toml", "--out", "out", "--cache", "cache"),
-        (("ledger", "show", "ledger.db"),),
+        (("account", "show", "ledger.db"),),
         out="out",
         letters="dead_letter/releases",
     ),
@@ -95,7 +97,7 @@ SYSTEMS = {
         "ledger.db",
         _survey,
         ("answer", "tables.json", "job.toml", "--tables", "--out", "out", "--cache", "cache"),
-        (("ledger", "show", "ledger.db"),),
+        (("account", "show", "ledger.db"),),
         out="out",
     ),
     "sql": System(
@@ -103,7 +105,7 @@ SYSTEMS = {
         _sql,
         ("sql", "shop.toml", dp(f"page, {COUNTED} AS n") + " ORDER BY page"),
         (
-            ("ledger", "show", "ledger.db"),
+            ("account", "show", "ledger.db"),
             ("sql", "shop.toml", dp(f"page, {COUNTED} AS n"), "--explain"),
         ),
     ),
@@ -113,7 +115,7 @@ SYSTEMS = {
         _ASK,
         (
             ("session", "plan", *_ASK[2:]), ("session", "budget", "small.toml"),
-            ("ledger", "show", "ledger.db"),
+            ("account", "show", "ledger.db"),
         ),
         before=(("session", "init", "small.toml"),),
     ),
@@ -122,9 +124,9 @@ SYSTEMS = {
         _census,
         (
             "tabulate", "execute", "parameters", "data", "out", "--key-file", "noise.key",
-            "--ledger", "ledger.db", *_LIMIT,
+            "--ledger", "ledger.db", *_ACCOUNT,
         ),
-        (("ledger", "show", "ledger.db"),),
+        (("account", "show", "ledger.db"),),
         out="out",
         letters="dead_letter/out",
     ),

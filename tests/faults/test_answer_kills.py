@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dpstream.pipelines.workload.release import read_release
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 from tests.faults.answering import CHARGED, DRAWN, NOTES, POINTS, answer, digest
 from tests.faults.processes import LONGEST, files
 from tests.pipelines.workload.survey import survey, write
@@ -38,7 +38,7 @@ def attempt(folder: Path, option: str, point: str | None) -> int:
 def charges(folder: Path) -> list[str]:
     if not (folder / "ledger.db").exists():
         return []
-    with contextlib.closing(open_ledger(folder / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
         return [charge.kind for charge in ledger.entries()]
 
 
@@ -88,7 +88,7 @@ def test_another_draw_would_be_seen(tmp_path: Path) -> None:
     survey(tmp_path, 300)
     write(tmp_path / "asked.json", QUERIES["--tables"])
     assert attempt(tmp_path, "--tables", "after draw") == -signal.SIGKILL
-    (tmp_path / "ledger.db").unlink()  # another run id: a program that forgot its charge
+    accounts.emptied(tmp_path / "ledger.db")  # another run id: a program that forgot its charge
     assert attempt(tmp_path, "--tables", None) == 0
     first, second = (tmp_path / NOTES).read_text().split()
     assert first != second

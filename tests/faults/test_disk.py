@@ -21,11 +21,11 @@ from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from dpstream.state import transfer
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.backup import check_file
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import redelivered
@@ -151,7 +151,7 @@ def test_ledger_and_sink_on_a_full_disk(disk: Path, tmp_path: Path) -> None:
     fill(disk, 0)
 
     def charge() -> None:
-        ledger = open_ledger(disk / "ledger.db", "d")
+        ledger = accounts.opened(disk / "ledger.db", "d")
         with contextlib.closing(ledger):
             ledger.charge(Charge("r", "p", "user", 1.0, 1e-6, 0.3, 0.0), 5.0, 1e-5)
 
@@ -210,7 +210,7 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path) -> None:
                 lambda: transfer.backup(run.store, run.plan, disk / "b"),
                 lambda: transfer.reshard(run.store, run.plan, 3),
                 lambda: transfer.restore(run.store, run.plan, tmp_path / "b", replace=True),
-                lambda: open_ledger(disk / "ledger.db", "d"),
+                lambda: accounts.opened(disk / "ledger.db", "d"),
             ):
                 assert refused(work)
     assert released(run, redelivered(run.plan, 3)) == expected

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 import dpstream
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.cli.main import cli
+from tests import accounts
 from tests.fixed import fixed_run_ids
 from tests.golden.pinned import digest, of_files, of_rows
 from tests.pipelines.frames import visits as frames
@@ -88,7 +89,8 @@ def _rows(case: str, *args: Any) -> str:
 
 def of_frames(folder: Path, _: Sequence[str]) -> Cases:
     """Functions on a table, charged in an account."""
-    account = dpstream.LedgerAccount(folder / "ledger.db", "visits", epsilon=100, delta=1e-5)
+    place = accounts.create(folder / "ledger.db", "visits", (100.0, 1e-5), type_="int")
+    account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
     of: dict[str, Any] = {
         "unit": "user", "epsilon": 4.0, "account": account, "noise_key": KeySource(None, KEY),
     }  # fmt: skip
@@ -188,7 +190,7 @@ def of_tuning(folder: Path, _: Sequence[str]) -> Cases:
     key.write_text(KEY)
     key.chmod(0o600)
     job = folder / "job.toml"
-    job.write_text(tuning.JOB.replace("epsilon = 3.0", "epsilon = 50.0"))
+    accounts.write(job, tuning.JOB.replace("epsilon = 3.0", "epsilon = 50.0"))
     asked = {
         "the noise of keys": ["--epsilon", "4"],
         "quantile": ["--epsilon", "4", "--quantile", "0.9"],
@@ -227,8 +229,9 @@ def _tabulated(folder: Path, program: str, shown: Sequence[str], runner: Sequenc
     if program == "h":
         persons = execute("persons for households", "p")
         shutil.copytree(persons / "t1", made.data / "pop-group-totals.txt")
-    account = ("--ledger", folder / "ledger.db", "--data-set", program, "--limit-epsilon", "200",
-               "--limit-delta", "1e-9")  # fmt: skip
+    unit = {"p": "person", "h": "household"}[program]
+    place = accounts.create(folder / "ledger.db", program, (200.0, 1e-9), unit)
+    account = ("--ledger", place.path, "--data-set", program, "--account-id", place.id)
     noises = {"census noise": [], "rounded noise": ["--noise", "rounded"]}
     return {
         case: of_files(execute(case, program, *account, *options, *runner), shown)

@@ -19,7 +19,7 @@ import msgspec
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.messages import SealMessage
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 from tests.golden.pinned import check
 from tests.streams import begin, make_plan
 from tests.test_structure import LAYERS, dotted, parsed, sources
@@ -133,7 +133,7 @@ def tables_of(path: Path) -> str:
 
 
 def test_stored_forms_are_as_recorded(tmp_path: Path) -> None:
-    open_ledger(str(tmp_path / "ledger.db"), "people").close()
+    accounts.create(tmp_path / "ledger.db", "people")
     begin(make_plan(), str(tmp_path / "store.db"))
     stores.close_all()
     parts = [described(name, of) for name, of in sorted(stored_types().items())]

@@ -15,6 +15,7 @@ from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
 from dpstream.state.retention_store import BEGIN, RESTORE
+from tests import accounts
 from tests.audit.replays import Place, new_place
 from tests.pipelines.test_begin import CutOff, cut_off
 
@@ -35,14 +36,19 @@ def place(tmp_path: Path) -> Place:
 
 def account(place: Place, epsilon: float = 30.0) -> LedgerAccount:
     path = place.folder / "book" / "ledger.db"
-    return dpstream.LedgerAccount(path, "visits", epsilon=epsilon, delta=0.01)
+    place = accounts.create(path, "visits", (epsilon, 0.01), type_="int")
+    return dpstream.LedgerAccount(path, "visits", id=place.id)
 
 
-def stream(place: Place, store: str = "own.db", **options: Any) -> dpstream.DPStream:
+def stream(
+    place: Place, store: str = "own.db", epsilon: float = 30.0, **options: Any
+) -> dpstream.DPStream:
     """As a program does it, each time in a process of its own."""
     try:
+        plan = place.job().plan
+        accounts.set_limit(place.folder / "book" / "ledger.db", (epsilon, 0.01))
         return dpstream.DPStream(
-            place.job().plan, key=f"file:{place.folder / 'noise.key'}", source="visits, version 1",
+            plan, key=f"file:{place.folder / 'noise.key'}", source="visits, version 1",
             store=f"sqlite:{place.folder / store}", **options,
         )  # fmt: skip
     finally:
@@ -69,7 +75,7 @@ def test_it_costs_what_the_jobs_run_costs(place: Place) -> None:
 
 def test_a_refused_charge_leaves_nothing(place: Place) -> None:
     with pytest.raises(PolicyError, match="limit"):
-        stream(place, account=account(place, epsilon=10.0))
+        stream(place, epsilon=10.0, account=account(place))
     assert not (place.folder / "own.db").exists() and place.entries() == []
 
 
@@ -111,7 +117,16 @@ def test_a_begun_run_is_charged_by_who_began_it(place: Place) -> None:
         dpstream.DPStream(run.plan, run, account=account(place))
 
 
-@pytest.mark.parametrize("limit", [(0.0, 0.1), (1.0, 0.0), (1.0, 1.0), ("1", 0.1)])
-def test_a_limit_is_one(limit: tuple[Any, float]) -> None:
-    with pytest.raises(UsageError, match="epsilon > 0"):
-        dpstream.LedgerAccount("l.db", "visits", epsilon=limit[0], delta=limit[1])
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"epsilon": 1.0, "delta": 1e-6}, "account"), ({}, "account"), ({"id": "7"}, "ledger.id"),
+        ({"id": accounts.ID, "delta": 1e-6}, "account"),
+    ],
+)  # fmt: skip
+def test_an_account_is_named_by_its_id_and_takes_no_limit(
+    given: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        dpstream.LedgerAccount("l.db", "visits", **given)
+    assert caught.value.field == field and "dpstream account" in caught.value.fix

@@ -21,7 +21,7 @@ from dpstream.pipelines.connectors.sink import RunManifest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Book
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.database import sqlite3

@@ -23,8 +23,8 @@ from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.state_view import store_run
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.file import peek_identity
+from tests import accounts
 from tests.pipelines.test_units import call, write
 
 #: Windows of 30 days that each meet 30 periods, with selected keys.
@@ -57,20 +57,20 @@ def test_a_run_from_before_goes_on_though_the_plan_is_refused_today(tmp_path: Pa
     assert resumed.exit_code == 0, resumed.stderr
     assert f"Run {begun.run_id} (resumed)" in resumed.stdout
     assert "one person can publish a key that nobody else has" in resumed.stderr
-    assert len(read_ledger(tmp_path / "ledger.db")) == 1
+    assert len(accounts.charges(tmp_path / "ledger.db")) == 1
 
 
 def test_a_run_from_before_is_charged_for_one_period_only(tmp_path: Path) -> None:
     days, months = write(tmp_path, "a", **DAYS), write(tmp_path, "b")
     with older_program():
         begin(load_job(days))
-    (entry,) = read_ledger(tmp_path / "ledger.db")
-    assert entry.charge.alone and entry.charge.periods == 90
+    (charge,) = accounts.charges(tmp_path / "ledger.db")
+    assert charge.alone and charge.periods == 90
     refused = call("run", months, "--quiet")
     assert refused.exit_code == 3 and "begun by an older program" in refused.stderr
     # The run itself goes on, and its ledger can be looked at.
     assert call("run", days, "--quiet").exit_code == 0
-    assert "per 1 day" in call("ledger", "show", days).stdout
+    assert "per 1 day" in call("account", "show", days).stdout
     # Today's thresholds allow for several periods.
     shared = {
         **DAYS,

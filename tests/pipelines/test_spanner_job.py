@@ -16,12 +16,11 @@ from dpstream.pipelines import stream
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import open_ledger
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.schema import create_tables
-from tests import emulator
+from tests import accounts, emulator
 from tests.faults.processes import files
 from tests.pipelines.operate.test_state_view import JOB
 from tests.refusing import CANARY, refusing
@@ -52,7 +51,7 @@ def write_job(folder: Path, store: str) -> Path:
             rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
     text = JOB.replace("[state]", RUN_ID).replace("sqlite:state/s.db", store)
-    (folder / "job.toml").write_text(text)
+    accounts.write(folder / "job.toml", text)
     return folder / "job.toml"
 
 
@@ -82,16 +81,16 @@ def test_a_job_runs_on_spanner_by_its_url(tmp_path: Path, url: str) -> None:
 def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
     """Token and ledger's end live in the database: charged once, an older one is refused."""
     there = write_job(tmp_path / "job", url)
-    there.write_text(
+    accounts.write(
+        there,
         there.read_text()
         + '[ledger]\npath = "book/ledger.db"\ndata_set = "visits"\n'
-        + "limit = { epsilon = 30.0, delta = 0.05, allow_large_delta = true }\n"
+        + "limit = { epsilon = 30.0, delta = 0.05 }\n",
     )
     create_tables(connect(url))
     for resumed in (False, True):
         assert call("run", there)["resumed"] is resumed
-        shown = call("ledger", "show", there)["data_sets"]
-        assert isinstance(shown, list) and len(shown[0]["entries"]) == 1
+        assert call("account", "show", there)["charges"] == 1
     name = named(0, "token")
     token = swap_metadata(connect(url), name, read_metadata(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
@@ -117,7 +116,7 @@ def test_a_database_that_refuses_costs_nothing(
 ) -> None:
     """No charge, no folder of releases; and the error shows nothing of the database's text."""
     there = write_job(tmp_path / "job", "spanner://p/i/d")
-    there.write_text(there.read_text().replace("[sink]", LEDGER))
+    accounts.write(there, there.read_text().replace("[sink]", LEDGER))
     for code, words in (
         (grpc.StatusCode.PERMISSION_DENIED, "may not use"),
         (grpc.StatusCode.UNAUTHENTICATED, "credentials"),
@@ -128,7 +127,7 @@ def test_a_database_that_refuses_costs_nothing(
         spanner_client._connect.cache_clear()
         assert words in str(error["rule"]) and CANARY not in json.dumps(error)
         assert not (tmp_path / "job" / "out").exists()
-        ledger = open_ledger(tmp_path / "job" / "ledger.db", "pages")
+        ledger = accounts.opened(tmp_path / "job" / "ledger.db", "pages")
         assert ledger.entries() == []
         ledger.close()
 
@@ -162,11 +161,11 @@ def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
     expected = files(out)
     call("state", "backup", job, "--out", tmp_path / "b")
     assert call("state", "reshard", job, "--shards", "5")["kept"] is None
-    job.write_text(job.read_text().replace("shards = 3", "shards = 5"))
+    accounts.write(job, job.read_text().replace("shards = 3", "shards = 5"))
     assert call("run", job)["resumed"] is True and files(out) == expected
     assert call("state", "restore", job, tmp_path / "b", code=2)["field"] == "state.store"
     call("state", "restore", job, tmp_path / "b", "--replace")
-    job.write_text(job.read_text().replace("shards = 5", "shards = 3"))
+    accounts.write(job, job.read_text().replace("shards = 5", "shards = 3"))
     assert call("run", job)["resumed"] is True and files(out) == expected
     call("state", "expire", job, "--releases-before", "2024-01-02T00:00:00Z")
     assert call("run", job)["resumed"] is True and files(out) == expected
@@ -182,7 +181,7 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
     """Shards change under it; the next run catches up with what it has published."""
     path = write_job(tmp_path / "job", url)
     text = path.read_text().replace("[sink]", LEDGER)
-    path.write_text(text)
+    accounts.write(path, text)
     call("state", "init", path)
     shards = load_job(path).state.shards
     real = stream.begin
@@ -201,7 +200,7 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
         stream.run_job(load_job(path))
     stores.close_all()
     published = files(tmp_path / "job" / "out")
-    path.write_text(text.replace(f"shards = {shards}", "shards = 5"))
+    accounts.write(path, text.replace(f"shards = {shards}", "shards = 5"))
     for _ in range(2):
         assert call("run", path)["resumed"] is True
     assert files(tmp_path / "job" / "out") == published

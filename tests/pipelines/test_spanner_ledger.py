@@ -11,7 +11,6 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.standing import close_before
@@ -21,12 +20,11 @@ from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import open as stores
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import create_ledger, read_ledger
-from tests import emulator
+from tests import accounts, emulator
 from tests.faults.processes import files
 from tests.pipelines.session import small
 from tests.pipelines.sql import test_registration
-from tests.pipelines.sql.asking import COUNTED, FRESH, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, FRESH, dp
 from tests.pipelines.tabulation.executing import content, executed
 from tests.pipelines.tabulation.office import office
 from tests.pipelines.test_spanner_job import call, write_job
@@ -44,20 +42,22 @@ def running() -> Iterator[None]:
 @pytest.fixture
 def url() -> Iterator[str]:
     made = emulator.fresh_url()
-    create_ledger(made)
     yield made
     stores.close_all()
     emulator.drop(made)
 
 
 def charges(url: str) -> list[Charge]:
-    return [entry.charge for entry in read_ledger(url)]
+    return accounts.charges(url)
 
 
-def charged_job(folder: Path, ledger: str) -> Path:
+def charged_job(folder: Path, ledger: str, made: bool = True) -> Path:
+    """A job, and its account unless it is not to be made."""
     job = write_job(folder, "sqlite:state/s.db")
-    book = f'[ledger]\npath = "{ledger}"\ndata_set = "visits"\n{LIMIT}'
-    job.write_text(job.read_text() + book)
+    line = LIMIT if made else f'id = "{accounts.ID}"\n'
+    accounts.write(
+        job, job.read_text() + f'[ledger]\npath = "{ledger}"\ndata_set = "visits"\n{line}'
+    )
     return job
 
 
@@ -73,55 +73,54 @@ def test_a_stream(tmp_path: Path, url: str) -> None:
     expected = files(tmp_path / "a" / "out")
     assert len(expected) >= 8 and files(tmp_path / "b" / "out") == expected
     assert "older or forked" in str(call("run", tmp_path / "copy" / "job.toml", code=3)["rule"])
-    for shown in (call("ledger", "show", there), call("ledger", "show", url)):
-        [found] = shown["data_sets"]  # type: ignore[misc]
-        assert found["data_set"] == "visits" and len(found["entries"]) == 1
+    for shown in (call("account", "show", there), call("account", "show", url)):
+        assert shown["data_set"] == "visits" and shown["charges"] == 1
     text = (tmp_path / "b" / "job.toml").read_text()
-    (tmp_path / "copy" / "job.toml").write_text(
-        text.replace("s.db", "new.db").replace("2222222222", "3333333333")
+    accounts.write(
+        tmp_path / "copy" / "job.toml",
+        text.replace("s.db", "new.db").replace("2222222222", "3333333333"),
     )
     shutil.rmtree(tmp_path / "copy" / "out", ignore_errors=True)
     error = call("run", tmp_path / "copy" / "job.toml", code=3)
     assert error["field"] == "ledger.limit" and len(charges(url)) == 1
 
 
-def test_a_ledger_that_is_not_made(tmp_path: Path) -> None:
-    """Nothing begins, and the error says what makes it: by a job, a catalog or its URL."""
-    made = emulator.fresh_url()
-    job = charged_job(tmp_path / "job", made)
+def test_an_account_that_is_not_made(tmp_path: Path) -> None:
+    """Nothing begins, and the error says what makes it."""
+    url = emulator.fresh_url()
+    job = charged_job(tmp_path / "job", url, made=False)
     error = call("run", job, code=2)
-    assert error["field"] == "ledger.path" and "dpstream ledger init" in str(error["fix"])
+    assert error["field"] == "ledger.path" and "dpstream account create" in str(error["fix"])
     assert not (tmp_path / "job" / "out").exists()
-    catalog = data_set(tmp_path)
-    catalog.write_text(catalog.read_text().replace("ledger.db", made))
-    assert budget(load_catalog(catalog))["charges"] == 0
-    assert call("ledger", "init", catalog) == {"new": True}
-    for named in (job, made):
-        assert call("ledger", "init", named) == {"new": False}
+    given = ("--data-set", "visits", "--unit", "user", "--type", "int")
+    made = call("account", "create", url, *given, "--epsilon", "30", "--delta", "1e-2")
+    assert call("run", job, code=3)["field"] == "ledger.id"
+    accounts.write(job, job.read_text().replace(accounts.ID, str(made["id"])))
     call("run", job)
-    assert len(charges(made)) == 1
-    emulator.drop(made)
-    assert call("ledger", "init", charged_job(tmp_path / "file", "ledger.db")) == {"new": True}
-    assert (tmp_path / "file" / "ledger.db").exists()
-    (tmp_path / "none.toml").write_text("[ledger]\n")
-    assert call("ledger", "init", tmp_path / "none.toml", code=2)["field"] == "ledger"
+    assert len(charges(url)) == 1
+    again = call("account", "create", url, *given, "--epsilon", "30", "--delta", "1e-2", code=2)
+    assert again["field"] == "ledger.path" and len(charges(url)) == 1
+    changed = call("account", "limit", job, "--epsilon", "40", "--delta", "1e-2")
+    assert changed["old"] == {"epsilon": 30.0, "delta": 1e-2}
+    assert call("account", "show", url)["limit"] == {"epsilon": 40.0, "delta": 1e-2}
+    emulator.drop(url)
 
 
 @pytest.mark.parametrize("path", ["spanner:p/i/d", "spanner://p/i", "postgres://p/i/d"])
 def test_urls_that_name_no_ledger(tmp_path: Path, path: str) -> None:
     for attempt in (
-        lambda: load_job(charged_job(tmp_path / "job", path)),
-        lambda: LedgerAccount(path, "visits", epsilon=1.0, delta=1e-9),
+        lambda: load_job(charged_job(tmp_path / "job", path, made=False)),
+        lambda: LedgerAccount(path, "visits", id=accounts.ID),
     ):
         with pytest.raises(UsageError, match=r"ledger\.path") as caught:
             attempt()
         assert path not in str(caught.value)
-    assert call("ledger", "show", path, code=2)["field"] == "ledger.path"
+    assert call("account", "show", path, code=2)["field"] == "ledger.path"
 
 
 def test_a_store_and_its_ledger_are_two_databases(tmp_path: Path) -> None:
-    job = charged_job(tmp_path / "job", "spanner://p/i/d")
-    job.write_text(job.read_text().replace("sqlite:state/s.db", "spanner://p/i/d"))
+    job = charged_job(tmp_path / "job", "spanner://p/i/d", made=False)
+    accounts.write(job, job.read_text().replace("sqlite:state/s.db", "spanner://p/i/d"))
     error = call("run", job, code=2)
     assert error["field"] == "ledger.path" and "of its own" in str(error["fix"])
 
@@ -129,8 +128,10 @@ def test_a_store_and_its_ledger_are_two_databases(tmp_path: Path) -> None:
 def test_a_question(tmp_path: Path, url: str) -> None:
     """Paid once; sums of workers are handed over beside the catalog, and notes lie there."""
     path = test_registration.shop(tmp_path)
-    path.write_text(path.read_text().replace("ledger.db", url))
+    accounts.write(path, path.read_text().replace("ledger.db", url))
     catalog = load_catalog(path)
+    unit = catalog.unit
+    accounts.create(url, catalog.ledger.data_set, (100.0, 1e-5), unit.name, unit.type)
     text = dp(f"page, {COUNTED} AS n")
     first = ask(catalog, text)
     assert first.charged and [c.kind for c in charges(url)] == ["sql"]
@@ -150,7 +151,7 @@ def test_a_question(tmp_path: Path, url: str) -> None:
 
 def test_a_table(tmp_path: Path, url: str) -> None:
     made = office(tmp_path / "office")
-    place = LedgerConfig(url, "people", Limit(1e3, 1e-9))
+    place = accounts.create(url, "people", (1e3, 1e-9), "person")
     first = executed(made, tmp_path / "out", ledger=place)
     assert first.charged and [c.kind for c in charges(url)] == ["table"]
     again = executed(made, tmp_path / "again", ledger=place)
@@ -165,13 +166,15 @@ def test_a_tuning(tmp_path: Path, url: str) -> None:
     tuning_key(tmp_path)
     (tmp_path / "in" / "a.csv").write_text(tuning.records(tuning.USERS))
     job = tmp_path / "job.toml"
-    job.write_text(tuning.JOB.replace("ledger.db", url))
+    accounts.write(job, tuning.JOB.replace("ledger.db", url))
     tuning.done(tuning.choose(job))
     assert [c.kind for c in charges(url)] == ["choice"]
     assert tuning.load(tmp_path / "new.toml") == ""
     edited = (tmp_path / "new.toml").read_text().replace(url, emulator.url("none-there"))
-    (tmp_path / "other.toml").write_text(edited)
-    assert tuning.load(tmp_path / "other.toml") == "choice.run_id"
+    accounts.write(tmp_path / "other.toml", edited)
+    with pytest.raises(UsageError) as refused:
+        load_job(tmp_path / "other.toml")
+    assert refused.value.field == "ledger.path"
 
 
 def tuning_key(folder: Path) -> None:
@@ -184,7 +187,8 @@ def test_a_session(tmp_path: Path, url: str) -> None:
     """Questions, allotments, re-asks and closed ranges, from two places at once."""
     config = small.config_at(tmp_path)
     text = (tmp_path / "TABLE.toml").read_text()
-    (tmp_path / "TABLE.toml").write_text(text.replace("ledger.db", url))
+    accounts.write(tmp_path / "TABLE.toml", text.replace("ledger.db", url))
+    accounts.of_records(url, config.account.data_set)
     with Session(tmp_path / "TABLE.toml", "alice") as mine, \
             Session(tmp_path / "TABLE.toml", "bob") as other:  # fmt: skip
         first = mine.where("epsilon >= 1").count(0.5)
@@ -197,4 +201,4 @@ def test_a_session(tmp_path: Path, url: str) -> None:
         with pytest.raises(PolicyError, match="too little left"):
             other.where("b < 5 AND epsilon = 2").count(0.1)
     assert [charge.kind for charge in charges(url)] == ["session"] * 4
-    assert not (config.base / "ledger.db").exists()
+    assert accounts.charges(config.base / "ledger.db") == []

@@ -12,10 +12,10 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.state import open as stores
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 
 Make = Callable[..., Job]
 ROWS = "user,key,time,value\n"
@@ -30,8 +30,8 @@ def job(make_job: Make, tmp_path: Path) -> Job:
 
 
 def with_limit(job: Job, tmp_path: Path, epsilon: float) -> Job:
-    limit = Limit(epsilon=epsilon, delta=job.plan.privacy.delta)
-    ledger = LedgerConfig(path=str(tmp_path / "ledger.db"), data_set="d", limit=limit)
+    limit, unit = (epsilon, job.plan.privacy.delta), job.plan.unit
+    ledger = accounts.create(tmp_path / "ledger.db", "d", limit, unit.column, unit.type)
     key = tmp_path / "noise.key"
     if not key.exists():
         new_key(key)

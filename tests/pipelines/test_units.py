@@ -16,6 +16,7 @@ from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state import open as stores
+from tests import accounts
 from tests.audit.replays import JOB
 
 LEDGER = """
@@ -48,7 +49,7 @@ def write(folder: Path, name: str, **changes: str) -> Path:
         text = text.replace(old, new)
     (folder / "in.csv").write_text(ROWS)
     path = folder / f"{name}.toml"
-    path.write_text(text)
+    accounts.write(path, text)
     return path
 
 
@@ -74,16 +75,16 @@ def test_half_a_month_apart_is_another_unit(tmp_path: Path) -> None:
     refused = call("run", moved, "--quiet")
     assert refused.exit_code == 3 and "ledger.limit: " in refused.stderr
     assert not (tmp_path / "out-b").exists() and not (tmp_path / "b").exists()
-    shown = json.loads(call("ledger", "show", moved, "--json").stdout)["data_sets"][0]
-    assert len(shown["entries"]) == 1 and shown["warnings"] == []
+    shown = json.loads(call("account", "show", moved, "--json").stdout)
+    assert shown["charges"] == 1 and all("limit" in text for text in shown["warnings"])
     # The same periods, whole ones later, are the same unit.
     later = write(tmp_path, "c", **{
         'start = "2024-01-01T00:00:00Z"': 'start = "2023-12-02T00:00:00Z"',
     })  # fmt: skip
     assert call("run", later, "--quiet").exit_code == 0
-    text = call("ledger", "show", later).stdout
+    text = call("account", "show", later).stdout
     assert "Unit      user (int), per 30 days of time, counted from " in text
-    assert "Warning" not in text and "counted" not in text.replace("counted from", "")
+    assert "different units" not in text and "counted" not in text.replace("counted from", "")
 
 
 def test_without_the_phase_the_limit_would_be_exceeded(tmp_path: Path) -> None:
@@ -101,14 +102,15 @@ def test_a_larger_limit_adds_up_what_the_units_have_in_common(tmp_path: Path) ->
     whole = write(tmp_path, "w", **wide, **{"epsilon = 20.0": "epsilon = 1.0"})
     for path in (first, second, whole):
         assert call("run", path, "--quiet").exit_code == 0
-    found = json.loads(call("ledger", "show", second, "--json").stdout)["data_sets"][0]
-    assert found["unit"] == "user (int), all records"
-    assert [e["counted_as"] for e in found["entries"]] == [3, 3, 1]
-    mu = sum(e["mu"] ** 2 * e["counted_as"] for e in found["entries"]) ** 0.5
-    thresholds = sum(e["threshold_delta"] * e["counted_as"] for e in found["entries"])
+    found = json.loads(call("account", "show", second, "--json").stdout)
+    assert found["common_unit"] == "user (int), all records"
+    charged = [entry for entry in found["entries"] if entry["event"] == "charge"]
+    assert [e["counted_as"] for e in charged] == [3, 3, 1]
+    mu = sum(e["mu"] ** 2 * e["counted_as"] for e in charged) ** 0.5
+    thresholds = sum(e["threshold_delta"] * e["counted_as"] for e in charged)
     spent = found["spent"]["epsilon"]
     assert delta_of(spent, mu) + thresholds <= 1e-5 < delta_of(spent * 0.999, mu) + thresholds
-    text = call("ledger", "show", second).stdout
+    text = call("account", "show", second).stdout
     assert len(re.findall(r", counted 3 times: user \(int\), per 30 days of time", text)) == 2
     assert "Warning   the runs protect different units" in text
 
@@ -117,9 +119,9 @@ def test_a_larger_limit_adds_up_what_the_units_have_in_common(tmp_path: Path) ->
     ("change", "words"),
     [
         ({'{ column = "time" }': '{ column = "arrival" }'}, "by the event time of its period"),
-        ({'column = "user", type = "int"': 'column = "user"'}, "by name or type"),
-        ({'column = "user", type = "int"': 'column = "page"'}, "by name or type"),
-        ({'data_set = "visits"': 'data_set = "visits"\nunit = "person"'}, "by name or type"),
+        ({'column = "user", type = "int"': 'column = "user"'}, "than the account"),
+        ({'column = "user", type = "int"': 'column = "page"'}, "than the account"),
+        ({'data_set = "visits"': 'data_set = "visits"\nunit = "person"'}, "than the account"),
     ],
 )
 def test_other_units_are_refused_before_there_is_a_store(
@@ -140,7 +142,7 @@ def test_a_ledger_may_name_the_unit(tmp_path: Path) -> None:
     assert call("run", first, "--quiet").exit_code == 0
     (tmp_path / "in.csv").write_text(ROWS.replace("user", "customer", 1))
     assert call("run", second, "--quiet").exit_code == 0
-    assert "Unit      person (int), per 30 days" in call("ledger", "show", second).stdout
+    assert "Unit      person (int), per 30 days" in call("account", "show", second).stdout
     empty = write(tmp_path, "c", **{'data_set = "visits"': 'data_set = "visits"\nunit = ""'})
     assert "ledger.unit" in call("plan", empty).stderr
 

@@ -8,7 +8,7 @@ import pytest
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.workload.execute import Order, execute
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 from tests.pipelines.workload.survey import JOB, survey, workload
 from tests.runners.engines import need_flink
 from tests.runners.flink import LOCAL
@@ -30,7 +30,7 @@ def answered(folder: Path, over_time: bool, runner: str, flags: list[str]) -> di
     job = load_job(folder / "job.toml")
     order = Order(ASKED, job, STRATEGY, folder / "out", over_time, runner=runner, beam_args=flags)
     execute(order)
-    with contextlib.closing(open_ledger(folder / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
         assert [charge.kind for charge in ledger.entries()] == ["workload"]
     files = [*(folder / "out").iterdir(), *(folder / "releases").rglob("*.parquet")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -13,6 +13,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.metrics import Ports, serving
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.pipelines.stream import run_job
+from tests import accounts
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write
 from tests.pipelines.conftest import TEMPLATE
@@ -73,7 +74,7 @@ def live_job(folder: Path, start: int, seconds: int) -> Job:
     ):
         assert old in text
         text = text.replace(old, new)
-    (folder / "job.toml").write_text(text)
+    accounts.write(folder / "job.toml", text)
     (folder / "in").mkdir()
     return load_job(folder / "job.toml")
 

@@ -29,9 +29,9 @@ def spanner_store(_: str) -> None:
 
 
 def spanner_ledger(_: str) -> None:
-    from dpstream.state.ledger.open import open_ledger
+    from dpstream.state.ledger.open import open_path
 
-    open_ledger("spanner://project/instance/nowhere-either", "data")
+    open_path("spanner://project/instance/nowhere-either")
 
 
 def subscription(_: str) -> None:

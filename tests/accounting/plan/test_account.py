@@ -29,15 +29,12 @@ def charge(figures: tuple[int, str, float]) -> Charge:
     noise: dict[str, Any] = {"mu": None}
     if kind != "plain":
         noise = {"mu": None, kind: size / 10}
-    old = unit >= len(UNITS)
-    return Charge(
-        "r", "p", "old words" if old else "words", size, 1e-9, threshold_delta=0.0,
-        identity="" if old else UNITS[unit].text, periods=4, **noise,
-    )  # fmt: skip
+    text = UNITS[unit].text
+    return Charge("r", "p", text, size, 1e-9, threshold_delta=0.0, periods=4, **noise)
 
 
 charges = st.tuples(
-    st.integers(0, len(UNITS)), st.sampled_from(["mu", "rho", "plain"]), st.floats(0.01, 1.0)
+    st.integers(0, len(UNITS) - 1), st.sampled_from(["mu", "rho", "plain"]), st.floats(0.01, 1.0)
 ).map(charge)
 
 

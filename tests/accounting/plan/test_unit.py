@@ -265,24 +265,6 @@ def test_a_plain_charge_of_very_many_units_promises_no_delta(epsilon: float, per
     assert of_all_records(msgspec.structs.replace(many, delta=0.01)).delta == 1.0
 
 
-def test_entries_of_an_older_program_are_compared_by_their_words() -> None:
-    new = Entry(identity=per(DAY).text, unit="user per period of 86400 s")
-    old = msgspec.structs.replace(new, identity="")
-    whole = composed([old, new, old])
-    assert whole.units == [1, 1, 1] and whole.words == per(DAY).words
-    assert whole.spends == [old, new, old]
-    assert "2 of the runs were charged by an older program" in whole.warnings[0]
-    assert composed([old]).words == "user per period of 86400 s"
-    for other in (Entry(), Entry(identity=ALL.text)):
-        with pytest.raises(PolicyError, match="another privacy unit or period"):
-            composed([old, other])
-    # Two units whose words are one: the old entry can be of one of them only.
-    moved = msgspec.structs.replace(new, identity=per(DAY, 1).text)
-    with pytest.raises(PolicyError, match="older program"):
-        composed([old, new, moved])
-    assert composed([new, moved]).units == [1, 1]  # each run has one period
-
-
 # --- several units of one person -----------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import accounts
 from tests.faults.filecalls.server import Ended, Server
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
@@ -106,17 +107,17 @@ def stream(folder: Path) -> None:
             day, clock = divmod(hour, 24)
             rows.append(f"{user},p{(user + n) % 4},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    (folder / "job.toml").write_text(STREAM)
+    accounts.write(folder / "job.toml", STREAM)
     (folder / "asked.json").write_text(json.dumps(WORKLOAD))
     (folder / "tables.json").write_text(json.dumps(WORKLOAD | {"queries": [{"ways": 1}]}))
-    for name in ("state", "account"):
-        (folder / name).mkdir()
+    (folder / "state").mkdir()
 
 
 def catalog(folder: Path) -> None:
     """The same records as a table of a catalog."""
     stream(folder)
-    (folder / "shop.toml").write_text(CATALOG)
+    (folder / "account" / "ledger.db").unlink()
+    accounts.write(folder / "shop.toml", CATALOG)
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
 
@@ -125,8 +126,7 @@ def session(folder: Path) -> None:
     """Thirty records with budgets of their own."""
     rows = [f"r{n},{n % 4},{2 if n % 3 else 1.5}" for n in range(30)]
     (folder / "small.csv").write_text("\n".join(["name,a,epsilon", *rows]) + "\n")
-    (folder / "small.toml").write_text(SESSION)
-    (folder / "account").mkdir()
+    accounts.write(folder / "small.toml", SESSION)
 
 
 def records(folder: Path) -> None:
@@ -154,10 +154,17 @@ def totals(folder: Path) -> None:
 
 
 def census(folder: Path) -> None:
-    """A key and a folder for the account; `tabulate generate` writes the rest."""
+    """A key and the account; `tabulate generate` writes the rest."""
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
-    (folder / "account").mkdir()
+    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "person")
+
+
+def homes(folder: Path) -> None:
+    """The same, of households."""
+    census(folder)
+    (folder / "account" / "ledger.db").unlink()
+    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "household")
 
 
 def released(*places: str) -> Callable[[Path, Ended], Any]:
@@ -267,27 +274,31 @@ class Command:
         if self.anew:
             assert charges(shown) > 1, "nothing was charged anew"
             return left, unanswered(folder / self.charged)
-        return left, (shown.code, re.sub(r'"at": [0-9]+', "", shown.stdout))  # when it was asked
+        return left, (
+            shown.code,
+            re.sub(r'"at": [0-9]+|"digest": "[0-9a-f]+"', "", shown.stdout),
+        )  # when it was asked
 
 
 def account(server: Server, folder: Path, path: str) -> Ended:
     """What an account says of its charges."""
-    return server.run(["ledger", "show", path, "--json"], folder)
+    return server.run(["account", "show", path, "--json"], folder)
 
 
 def charges(shown: Ended) -> int:
     """How many there are."""
-    return len(json.loads(shown.stdout)["data_sets"][0]["entries"]) if shown.stdout else 0
+    return int(json.loads(shown.stdout)["charges"]) if shown.stdout else 0
 
 
 def unanswered(path: Path) -> int:
     """How many charges of questions have no committed answer."""
     with contextlib.closing(sqlite3.connect(path)) as db:
-        return int(db.execute("SELECT COUNT(*) FROM choices WHERE receipt IS NULL").fetchone()[0])
+        return int(db.execute("SELECT COUNT(*) FROM requests WHERE receipt IS NULL").fetchone()[0])
 
 
-LIMIT = ("--limit-epsilon", "99", "--limit-delta", "1e-5")
-CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", *LIMIT)
+CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", "--account-id", accounts.ID)
+CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
+LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE = ("tabulate", "execute", "parameters", "data")
 RUN = ("run", "job.toml", "--quiet")
@@ -365,7 +376,7 @@ COMMANDS: Mapping[str, Command] = {
     "tabulate execute": Command(census, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key"),
                                 released("out"), (GENERATE,)),
     "tabulate execute, households": Command(
-        census, (*EXECUTE, "out", "--program", "h", *CHARGED, "--key-file", "noise.key"),
+        homes, (*EXECUTE, "out", "--program", "h", *CHARGED, "--key-file", "noise.key"),
         released("out"),
         (GENERATE, (*EXECUTE, "persons", "--key-file", "noise.key"), totals)),
     "tabulate report": Command(
@@ -385,7 +396,8 @@ COMMANDS: Mapping[str, Command] = {
                              done="is the store's number already", then=INFO),
     "state releases": Command(stream, ("state", "releases", "job.toml", "--out", "rel"),
                               released("rel"), (RUN,)),
-    "ledger init": Command(stream, ("ledger", "init", "job.toml"), nothing),
+    "account create": Command(empty, CREATE, nothing, charged=None, repeats=False, done="is there"),
+    "account limit": Command(stream, LIMIT, nothing),
     "report": Command(stream, ("report", "job.toml", "--out", "r.html"), nothing, (RUN,)),
     "replay": Command(stream, ("replay", "job.toml", "--to", "folder:grown", "--speed", "max"),
                       nothing, charged=None, repeats=False, done="exists|not empty"),
@@ -404,7 +416,7 @@ READ_ONLY: Mapping[str, Command] = {
     "plan": Command(stream, ("plan", "job.toml"), nothing),
     "plan, of an account": Command(stream, ("plan", "job.toml"), nothing, (RUN,)),
     "key check": Command(stream, ("key", "check", "job.toml"), nothing, (RUN,)),
-    "ledger show": Command(stream, ("ledger", "show", "account/ledger.db"), nothing, (RUN,)),
+    "account show": Command(stream, ("account", "show", "account/ledger.db"), nothing, (RUN,)),
     "state info": Command(stream, INFO, nothing, (RUN,)),
     "answer --dry-run": Command(stream, ("answer", "asked.json", "job.toml", "--strategy",
                                          "identity", "--dry-run"), nothing),

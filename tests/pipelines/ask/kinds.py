@@ -17,6 +17,7 @@ import pyarrow.csv
 
 import dpstream
 from dpstream.pipelines.cli.main import cli
+from tests import accounts
 from tests.faults.filecalls.commands import COMMANDS, Command
 
 #: What rows there are: those of the world, without one unit's, or none.
@@ -111,7 +112,7 @@ def _by_command(name: str, *more: str) -> Callable[..., Said]:
 
 def _frame(*options: str) -> Said:
     """A DataFrame function, with the options of the commands."""
-    account: Any = dpstream.LedgerAccount("account/ledger.db", "d", epsilon=40, delta=1e-5)
+    account: Any = dpstream.LedgerAccount("account/ledger.db", "d", id=accounts.ID)
     types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
     table = pa.csv.read_csv("in.csv", convert_options=pa.csv.ConvertOptions(column_types=types))
     how: dict[str, Any] = {"fresh": "--fresh" in options}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import accounts
 from tests.fixed import fixed_run_ids
 from tests.pipelines.ask.kinds import KINDS, ROWS, Kind, Said, account_of, left, typed, within
 
@@ -38,7 +39,7 @@ def emptied(kind: Kind) -> None:
 
 def entries() -> int:
     """How many charges the account has."""
-    return sum(line.startswith('INSERT INTO "entries"') for line in account_of(ACCOUNT))
+    return len(accounts.charges(ACCOUNT))
 
 
 def test_asking_again_tells_nothing_of_the_rows(kind: Kind, tmp_path: Path) -> None:

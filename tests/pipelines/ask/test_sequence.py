@@ -12,9 +12,11 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask, ask_uncharged, request_of
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.charges import Book, Charge, ChargeKind
-from dpstream.state.ledger.open import open_ledger
-from tests.state.ledger.conformance import LIMIT, Killed, charge
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.open import open_path
+from tests import accounts
+from tests.state.ledger.conformance import Killed, charge
 
 RING = KeyRing(bytes(range(32)))
 
@@ -51,7 +53,7 @@ class Counting:
         return ("stamp", self.moved)
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        with contextlib.closing(open_ledger(self.path, "d")) as other:
+        with contextlib.closing(open_path(self.path)) as other:
             assert other.book().find(charge.run_id) is not None, "drawn before it is charged"
         self._step("draw")
         if self.wait is not None:
@@ -61,16 +63,17 @@ class Counting:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    accounts.create(tmp_path / "ledger.db", "d")
     return tmp_path / "ledger.db"
 
 
 def asked(question: Counting, how: Asking | None = None) -> Answer:
-    with contextlib.closing(open_ledger(question.path, "d")) as ledger:
-        return ask(question, ledger, LIMIT, RING, how or Asking())
+    with contextlib.closing(open_path(question.path)) as ledger:
+        return ask(question, ledger, RING, how or Asking())
 
 
 def charges(path: Path) -> list[Charge]:
-    with contextlib.closing(open_ledger(path, "d")) as ledger:
+    with contextlib.closing(open_path(path)) as ledger:
         return ledger.entries()
 
 
@@ -136,7 +139,7 @@ def test_an_input_that_changes_while_it_is_read(path: Path) -> None:
 
 
 def test_beyond_the_limit_nothing_is_drawn(path: Path) -> None:
-    question = Counting(path, epsilon=LIMIT[0] + 1)
+    question = Counting(path, epsilon=accounts.LIMIT[0] + 1)
     with pytest.raises(PolicyError) as caught:
         asked(question)
     assert caught.value.field == "ledger.limit"

@@ -27,6 +27,7 @@ from dpstream.pipelines.audit.selection import crossing, first_tests, visible_mu
 from dpstream.pipelines.audit.values import read_trials
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
+from tests import accounts
 from tests.statistical.trials import smaller_noise
 
 MakeJob = Callable[..., Job]
@@ -48,7 +49,7 @@ def changed(job: Job, *edits: tuple[str, str]) -> Job:
     for old, new in edits:
         assert old in text
         text = text.replace(old, new, 1)
-    job.path.write_text(text)
+    accounts.write(job.path, text)
     return load_job(job.path)
 
 

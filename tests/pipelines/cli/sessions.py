@@ -7,13 +7,14 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
+from tests import accounts
 from tests.pipelines.session.small import RECORDS, TABLE
 
 
 def prepared(folder: Path, more: str = "") -> str:
     """Records and the table's file, not loaded yet; the file's path."""
     (folder / "small.csv").write_text(RECORDS)
-    (folder / "small.toml").write_text(TABLE.format(key="22" * 32, more=more))
+    accounts.write(folder / "small.toml", TABLE.format(key="22" * 32, more=more))
     return str(folder / "small.toml")
 
 

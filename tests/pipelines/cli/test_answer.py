@@ -27,7 +27,7 @@ def test_again_it_costs_nothing(made: Path) -> None:
     done = call("answer", made / "asked.json", made / "job.toml", "--out", made / "out",
                 "--cache", made / "cache")  # fmt: skip
     assert done.exit_code == 0 and "INSECURE" in done.stdout
-    shown = call("ledger", "show", made / "job.toml")
+    shown = call("account", "show", made / "job.toml")
     assert shown.stdout.count("workload") == 1
 
 

@@ -65,7 +65,7 @@ def test_for_machines_and_twice(data: Path) -> None:
     fix = json.loads(refused(*again, "--json", code=3))
     assert fix["field"] == "--out" and "--out job2.toml" in fix["fix"]
     assert Path("job.toml").read_bytes() == before
-    second = json.loads(call(*again, "--json", "--out", "job2.toml").stdout)
+    second = json.loads(call(*again, "--json", "--out", "job2.toml", "--new-account").stdout)
     assert second["next"] == "dpstream plan job2.toml" and not second["noise_key_made"]
     assert call(*again, "--replace").exit_code == 0
 

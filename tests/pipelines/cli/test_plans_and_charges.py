@@ -1,18 +1,20 @@
 """What plans say of the ledger is what the command that charges does, in every system: accepted,
 beyond the limit, answered before (free), a damaged ledger; and ``--fresh`` charges once more."""
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.state.ledger.open import open_ledger, read_ledger
+from dpstream.state.ledger.events import Created
+from dpstream.state.ledger.open import make
+from tests import accounts
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import JOB as STREAM
 from tests.pipelines.cli.mistakes import visits
@@ -22,7 +24,6 @@ from tests.pipelines.tabulation.office import office
 from tests.pipelines.tuning.asking import JOB as TUNED
 from tests.pipelines.tuning.asking import USERS, records
 from tests.pipelines.workload.survey import survey, write
-from tests.state.ledger.conformance import charge
 
 Words = Sequence[str | Path]
 
@@ -44,15 +45,14 @@ class System(NamedTuple):
     narrow: Callable[[], object]
 
 
-def narrowed(path: Path, old: str, new: str) -> Callable[[], object]:
-    assert old in path.read_text()
-    return lambda: path.write_text(path.read_text().replace(old, new))
+def narrowed(folder: Path, epsilon: float) -> Callable[[], object]:
+    return lambda: accounts.set_limit(folder / "ledger.db", (epsilon, 1e-6))
 
 
 def sql(folder: Path) -> System:
     path, text = data_set(folder), dp(f"page, {COUNTED} AS n")
     ask = ("sql", path, text)
-    return System((*ask, "--explain"), ask, ask, ask, narrowed(path, "100.0", "0.5"))
+    return System((*ask, "--explain"), ask, ask, ask, narrowed(folder, 0.5))
 
 
 def choose(folder: Path) -> System:
@@ -61,10 +61,10 @@ def choose(folder: Path) -> System:
     (folder / "keys").mkdir()
     new_key(folder / "keys" / "noise.key")
     path, limit = folder / "job.toml", "limit = { epsilon = 30.0"
-    path.write_text(TUNED.replace("limit = { epsilon = 3.0", limit))
+    accounts.write(path, TUNED.replace("limit = { epsilon = 3.0", limit))
     ask = ("choose", path, "--first", "12h", "--epsilon", "1")
     first, second, third = (("--out", folder / f"{name}.toml") for name in "abc")
-    narrow = narrowed(path, limit, "limit = { epsilon = 0.5")
+    narrow = narrowed(folder, 0.5)
     return System((*ask, "--dry-run"), (*ask, *first), (*ask, *second), (*ask, *third), narrow)
 
 
@@ -82,21 +82,17 @@ def session(folder: Path) -> System:
 def tabulate(folder: Path) -> System:
     made = office(folder)
     new_key(folder / "noise.key")
-    ledger = ("--ledger", folder / "ledger.db", "--data-set", "persons")
-    key = ("--key-file", folder / "noise.key", *ledger, "--limit-delta", "1e-9")
-    words = [*key, "--limit-epsilon", "60"]
+    place = accounts.create(folder / "ledger.db", "persons", (60.0, 1e-9), "person")
+    ledger = ("--ledger", place.path, "--data-set", "persons", "--account-id", place.id)
+    words = ("--key-file", folder / "noise.key", *ledger)
     lists = [["tabulate", "plan", *made, *words]]
     lists += [["tabulate", "execute", *made, folder / out, *words] for out in "aab"]
-
-    def narrow() -> None:
-        for one in lists:
-            one[-1] = "20"
-
-    return System(*lists, narrow)
+    return System(*lists, narrowed(folder, 20.0))
 
 
 def answer(folder: Path, *more: str) -> System:
-    narrow = narrowed(survey(folder, 300).path, "epsilon = 900.0", "epsilon = 2.0")
+    survey(folder, 300)
+    narrow = narrowed(folder, 2.0)
     words = ("answer", folder / "asked.json", folder / "job.toml", "--cache", folder / "c", *more)
     first, fresh = (*words, "--out", folder / "a"), (*words, "--out", folder / "b")
     return System((*words, "--dry-run"), first, first, fresh, narrow)
@@ -126,7 +122,7 @@ def acceptance(words: Words) -> tuple[int, dict[str, Any]]:
 
 def charges(folder: Path) -> int:
     path = folder / "ledger.db"
-    return len(read_ledger(path)) if path.exists() else 0
+    return len(accounts.charges(path))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -134,7 +130,7 @@ def test_a_plan_says_what_the_command_does(name: str, tmp_path: Path) -> None:
     of = SYSTEMS[name](tmp_path)
     code, told = acceptance(of.plan)
     assert (code, told["accepted"], told["run_id"]) == (0, True, None) and told["charged"]
-    assert not (tmp_path / "ledger.db").exists()
+    assert charges(tmp_path) == 0
     done = call(*of.ask)
     assert done.exit_code == 0, done.output
     assert charges(tmp_path) == 1
@@ -148,7 +144,7 @@ def test_a_plan_says_what_the_command_does(name: str, tmp_path: Path) -> None:
     assert code == 0 and told["charged"]
     done = call(*of.fresh, "--fresh")
     assert done.exit_code == 0 and charges(tmp_path) == 2, done.output
-    run_ids = {entry.charge.run_id for entry in read_ledger(tmp_path / "ledger.db")}
+    run_ids = {charge.run_id for charge in accounts.charges(tmp_path / "ledger.db")}
     assert len(run_ids) == 2
 
 
@@ -199,9 +195,9 @@ def stream(folder: Path) -> System:
     new_key(folder / "noise.key")
     path, limit = folder / "job.toml", "limit = { epsilon = 100.0"
     ledger = f'[ledger]\npath = "ledger.db"\ndata_set = "visits"\n{limit}, delta = 1e-4 }}\n'
-    path.write_text(STREAM + ledger)
+    accounts.write(path, STREAM + ledger)
     run = ("run", path, "--quiet")
-    return System(("plan", path), run, run, run, narrowed(path, limit, "limit = { epsilon = 0.5"))
+    return System(("plan", path), run, run, run, narrowed(folder, 0.5))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -249,10 +245,12 @@ def test_a_plan_writes_nothing(name: str, tmp_path: Path) -> None:
 def test_a_ledger_of_another_unit_refuses_both(name: str, tmp_path: Path) -> None:
     of = ALL[name](tmp_path)
     assert call(*of.ask).exit_code == 0
-    [entry] = read_ledger(tmp_path / "ledger.db")
+    created, *_ = accounts.events(tmp_path / "ledger.db")
     (tmp_path / "ledger.db").unlink()
-    with contextlib.closing(open_ledger(tmp_path / "ledger.db", entry.data_set)) as ledger:
-        ledger.charge(charge(1, unit="another"), 1000.0, 0.5)
+    assert isinstance(created, Created)
+    make(
+        tmp_path / "ledger.db", msgspec.structs.replace(created, unit="another", limit=(9.0, 1e-3))
+    )
     if name == "stream":
         for path in (*tmp_path.glob("*.db*"), tmp_path / "releases"):
             if path.name != "ledger.db":

@@ -24,6 +24,7 @@ import pytest
 
 import dpstream.pipelines.cli as commands
 from dpstream.state import open as stores
+from tests import accounts
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.sessions import prepared
@@ -118,9 +119,8 @@ def statement(folder: Path, more: bool) -> list[str | Path]:
 def tuning(folder: Path, more: bool) -> list[str | Path]:
     place(folder)
     text = (folder / "job.toml").read_text()
-    limit = "{ epsilon = 900.0, delta = 0.1, allow_large_delta = true }"
-    ledger = f'[ledger]\npath = "l.db"\ndata_set = "d"\nlimit = {limit}\n'
-    (folder / "job.toml").write_text(text.replace("[state]", ledger + "[state]"))
+    ledger = '[ledger]\npath = "l.db"\ndata_set = "d"\nlimit = { epsilon = 900.0, delta = 0.1 }\n'
+    accounts.write(folder / "job.toml", text.replace("[state]", ledger + "[state]"))
     arrive(folder, 2 if more else 1)
     return ["choose", folder / "job.toml", "--first", "1d", "--epsilon", "20", "--delta", "1e-3",
             "--quantile", "0.9", "--out", folder / "chosen.toml"]  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.jobs.noise_key import new_key
+from tests import accounts
 from tests.bench.common import child_seconds
 
 #: Beside the standard library and the project's own modules.
@@ -89,7 +90,7 @@ def test_help_loads_no_library_that_works_on_data(arguments: list[str]) -> None:
 @pytest.mark.parametrize("mode", ["sticky", "rounds"])
 def test_a_plan_loads_neither_runner_nor_compiler(mode: str, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
-    job.write_text(JOB.replace("[privacy]", f'[privacy]\nmode = "{mode}"'))
+    accounts.write(job, JOB.replace("[privacy]", f'[privacy]\nmode = "{mode}"'))
     new_key(tmp_path / "noise.key")
     slow = {*TOO_SLOW, *SCIPY} - ({"scipy.fft"} if mode == "rounds" else set())
     assert slow & (names := loaded(["plan", str(job)])) == set()

@@ -58,5 +58,5 @@ def test_standing_queries(tmp_path: Path) -> None:
 def test_the_ledger_says_that_entries_are_of_points(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     told("ask", table, "--where", "epsilon >= 1", "--epsilon", "0.5")
-    shown = CliRunner().invoke(cli, ["ledger", "show", str(tmp_path / "ledger.db")])
+    shown = CliRunner().invoke(cli, ["account", "show", str(tmp_path / "ledger.db")])
     assert "record of small" in shown.output and "paid by some points alone" in shown.output

@@ -9,9 +9,10 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.noise_key import new_key
+from tests import accounts
 from tests.pipelines.tabulation.office import SIZE, Office, office
 
-LEDGER = ("--data-set", "persons", "--limit-epsilon", 30, "--limit-delta", 1e-9)
+LEDGER = ("--data-set", "persons", "--account-id", accounts.ID)
 
 
 def _run(*words: object) -> Result:
@@ -81,6 +82,8 @@ def test_plan(made: Office) -> None:
 
 
 def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> None:
+    accounts.create(tmp_path / "ledger.db", "persons", (30.0, 1e-9), "person")
+    accounts.create(tmp_path / "homes.db", "households", (60.0, 1e-9), "household")
     ledger = ("--ledger", tmp_path / "ledger.db", *LEDGER)
     command = ("execute", *made, tmp_path / "out", *key_of(made), *ledger)
     done = _run(*command)
@@ -99,8 +102,8 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     assert _run("validate", made.parameters, data, "--program", "h").exit_code == 0
     homes = ("--program", "h", "--ledger", tmp_path / "ledger.db", *LEDGER)
     unlike = _run("execute", made.parameters, data, tmp_path / "h", *key_of(made), *homes)
-    assert unlike.exit_code == 3  # a household is no person: they have a data set of their own
-    swap = {"persons": "households", 30: 60}
+    assert unlike.exit_code == 3  # a household is no person: they have an account of their own
+    swap = {"persons": "households", tmp_path / "ledger.db": tmp_path / "homes.db"}
     own = [swap.get(word, word) for word in homes]
     done = _run("execute", made.parameters, data, tmp_path / "h", *key_of(made), *own, "--json")
     assert done.exit_code == 0, done.output
@@ -162,11 +165,14 @@ def test_without_a_ledger_and_with_bad_records(made: Office, tmp_path: Path) -> 
         (("--key-file", "a", "--key", "env:B"), "--key-file"),
         (("--key", "elsewhere:B"), "key"),
         (("--key", "env:B", "--ledger", "l.db"), "--data-set"),
-        (("--key", "env:B", "--limit-delta", "1e-9"), "--ledger"),
-        (("--key", "env:B", "--ledger", "l.db", "--data-set", "", "--limit-epsilon", "1",
-          "--limit-delta", "1e-9"), "--data-set"),
-        (("--key", "env:B", "--ledger", "l.db", "--data-set", "d", "--limit-epsilon", "nan",
-          "--limit-delta", "1e-9"), "--limit-epsilon"),
+        (("--key", "env:B", "--limit-delta", "1e-9"), "--limit-epsilon"),
+        (("--key", "env:B", "--ledger", "l.db", "--data-set", "d"), "--account-id"),
+        (("--key", "env:B", "--ledger", "l.db", "--data-set", "", "--account-id", accounts.ID),
+         "ledger.data_set"),
+        (("--key", "env:B", "--ledger", "l.db", "--data-set", "d", "--account-id", "7"),
+         "ledger.id"),
+        (("--key", "env:B", "--ledger", "l.db", "--data-set", "d", "--account-id", accounts.ID,
+          "--limit-epsilon", "1"), "--limit-epsilon"),
         (("--key", "env:B", "--parallelism", "4"), "--runner"),
         (("--key", "env:B", "--runner", "SparkRunner"), "--runner"),
         (("--key", "env:NO_SUCH_KEY"), "key"),

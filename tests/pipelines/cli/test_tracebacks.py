@@ -29,7 +29,7 @@ def job(folder: Path, more: bool) -> list[str | Path]:
 
 
 def ledger(folder: Path, more: bool) -> list[str | Path]:
-    return ["ledger", "show", commands.tuning(folder, more)[1]]
+    return ["account", "show", commands.tuning(folder, more)[1]]
 
 
 #: How a command is called, and what fails in it.
@@ -44,7 +44,7 @@ FAULTS: list[tuple[Prepared, str]] = [
     (commands.tables, "dpstream.pipelines.tabulation.execute.read"),
     (commands.workload_once, "dpstream.pipelines.workload.registered.answer_once"),
     (commands.tuning, "dpstream.pipelines.tuning.choose.choose"),
-    (ledger, "dpstream.pipelines.operate.ledger_view.view"),
+    (ledger, "dpstream.pipelines.operate.account_view.view"),
 ]
 
 

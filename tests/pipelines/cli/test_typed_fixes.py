@@ -59,6 +59,7 @@ def test_a_budget_that_covers_too_much(hour: Hour) -> None:
     more = ("plan", "year.toml", "--units", "1000", "--records", "3000")
     [words] = commands_of(call(*more).output)
     assert words == ["init", "--covers", "window"]
+    draft += ["--account", "ledger.db"]
     refused = call(*draft, *words[1:])
     ways = re.search(r"Fix: add (--out \S+), or (--replace)\.", refused.output)
     assert refused.exit_code == 3 and ways is not None

@@ -18,6 +18,7 @@ from dpstream.pipelines.connectors import restored
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state import open as stores
+from tests import accounts
 from tests.flowing import Flowing
 from tests.pipelines.cli.test_main import keep_logging
 from tests.streams import positioned
@@ -75,7 +76,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def job_file(folder: Path, kind: str = "folder", period: str = PERIOD, state: str = "") -> Path:
     (folder / "in").mkdir(exist_ok=True)
     path = folder / "job.toml"
-    path.write_text(JOB.format(source=SOURCES[kind], period=period, state=state))
+    accounts.write(path, JOB.format(source=SOURCES[kind], period=period, state=state))
     return path
 
 
@@ -170,10 +171,10 @@ def test_an_endless_stream_is_not_given_the_rule_of_one_trigger(tmp_path: Path) 
     """A window of one trigger: with an end and one window the sharper delta holds, else not."""
     path = job_file(tmp_path, period="")
     text = path.read_text().replace('trigger_every = "20m"', 'trigger_every = "1h"')
-    path.write_text(text)
+    accounts.write(path, text)
     forever = told("plan", path)
     end = 'end = "2024-01-01T01:00:00Z"\ntrigger_every'
-    path.write_text(text.replace("trigger_every", end, 1).replace("[privacy]", "[privacy]"))
+    accounts.write(path, text.replace("trigger_every", end, 1).replace("[privacy]", "[privacy]"))
     once = told("plan", path)
     assert forever["split"]["delta_thresholds"] < once["split"]["delta_thresholds"]
 
@@ -181,9 +182,9 @@ def test_an_endless_stream_is_not_given_the_rule_of_one_trigger(tmp_path: Path) 
 def test_triggers_must_last_for_a_year(tmp_path: Path) -> None:
     path = job_file(tmp_path)
     text = path.read_text().replace('"20m"', '"10ms"').replace('window = "1h"', 'window = "10s"')
-    path.write_text(text)
+    accounts.write(path, text)
     assert "within a year" in refused("time.trigger_every", 2, "plan", path)
-    path.write_text(text.replace('"10ms"', '"20ms"'))
+    accounts.write(path, text.replace('"10ms"', '"20ms"'))
     said("plan", path)
 
 
@@ -217,7 +218,7 @@ def test_choose(tmp_path: Path) -> None:
     path, out = job_file(tmp_path), tmp_path / "chosen.toml"
     text = path.read_text().replace("contributions = 3\n", "").replace("clamp = [0, 10]\n", "")
     text += "[choice]\nrange = { total = [0, 100] }\n"
-    path.write_text(text)
+    accounts.write(path, text)
     lines = [f"u{i % 50},p{i % 3},2024-01-01T{i % 24:02d}:00:00Z,{i % 7}" for i in range(2000)]
     proxy = tmp_path / "last-year.csv"
     proxy.write_text("\n".join(["user,page,time,value", *lines]) + "\n")
@@ -232,18 +233,18 @@ def test_choose(tmp_path: Path) -> None:
     refused("--proxy", 3, *ask, "--proxy", proxy)
     (tmp_path / "in" / "a.csv").write_text("user,page,time,value\n")
     # Without a period nothing says over what time C has to last.
-    path.write_text(text.replace(PERIOD, ""))
+    accounts.write(path, text.replace(PERIOD, ""))
     advice = refused("privacy.period", 2, *ask, "--proxy", proxy)
     assert "--scale" in advice and "set a period (recommended), or" in advice
     slid = text.replace(PERIOD, "").replace('window = "1h"', 'window = "2h"\nslide = "1h"')
-    path.write_text(slid)
+    accounts.write(path, slid)
     assert "periods_share_windows = true" in refused("privacy.period", 2, *ask, "--proxy", proxy)
-    path.write_text(text.replace(PERIOD, ""))
+    accounts.write(path, text.replace(PERIOD, ""))
     twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
     assert twice["contributions"] > 1.5 * found["contributions"]
     # Messages of a broker look like files of JSON lines; others must say what they are.
     out.unlink()
-    path.write_text(text.replace(SOURCES["folder"], SOURCES["kafka"]))
+    accounts.write(path, text.replace(SOURCES["folder"], SOURCES["kafka"]))
     other = tmp_path / "dump"
     other.write_bytes(proxy.read_bytes())
     refused("--proxy", 2, *ask, "--proxy", other)
@@ -292,7 +293,7 @@ def test_backup_restore_reshard_expire(job: Path, tmp_path: Path) -> None:
     lived(load_job(job), 20)  # from the beginning: compares up to trigger time 18
     assert not told("state", "info", job)["restoring"]
     assert told("state", "reshard", job, "--shards", "3")["shards"] == 3
-    job.write_text(job.read_text().replace("shards = 2", "shards = 3"))
+    accounts.write(job, job.read_text().replace("shards = 2", "shards = 3"))
     lived(load_job(job), 23, first=21)
     assert told("state", "info", job)["committed"]["7"] == 2
     done = told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z")
@@ -345,12 +346,14 @@ def test_keep_releases(tmp_path: Path) -> None:
     path = job_file(tmp_path, state='keep_releases = "3h"')
     assert load_job(path).state.keep_releases == "3h"
     for wrong in ('"3"', '"-1h"', "3"):
-        path.write_text(JOB.format(source=SOURCES["folder"], period="",
+        accounts.write(path, JOB.format(source=SOURCES["folder"], period="",
                                    state=f"keep_releases = {wrong}"))  # fmt: skip
         refused("state.keep_releases", 2, "plan", path)
     files = 'kind = "csv"\npath = "in/*.csv"'
     text = JOB.format(source=files, period="", state='keep_releases = "3h"')
-    path.write_text(text.replace("trigger_every", 'end = "2024-01-02T00:00:00Z"\ntrigger_every'))
+    accounts.write(
+        path, text.replace("trigger_every", 'end = "2024-01-02T00:00:00Z"\ntrigger_every')
+    )
     assert "--releases-before" in refused("state.keep_releases", 2, "plan", path)
 
 

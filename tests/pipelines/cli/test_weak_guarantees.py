@@ -15,6 +15,7 @@ from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
+from tests import accounts
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.cli.mistakes import JOB, visits
@@ -56,7 +57,7 @@ def place(tmp_path: Path) -> Callable[..., Path]:
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        (tmp_path / "job.toml").write_text(text)
+        accounts.write(tmp_path / "job.toml", text)
         return tmp_path / "job.toml"
 
     return write
@@ -65,10 +66,9 @@ def place(tmp_path: Path) -> Callable[..., Path]:
 EPSILON, DELTA = ("epsilon = 6.0", "epsilon = 12.0"), ("delta = 1e-6", "delta = 0.02")
 ALLOWED = ("delta = 1e-6", "delta = 0.02\nallow_large_delta = true")
 LIMIT = "limit = { epsilon = 10.0, delta = 1e-4 }"
-#: Limits that are warned of, refused, and refused unless they say that they are wanted.
+#: Limits that are warned of; `account create` and `account limit` refuse the second unasked.
 WIDE = (LIMIT, "limit = { epsilon = 100.0, delta = 1e-4 }")
-LARGE = (LIMIT, "limit = { epsilon = 100.0, delta = 0.5 }")
-WANTED = (LIMIT, "limit = { epsilon = 10.0, delta = 0.5, allow_large_delta = true }")
+WANTED = (LIMIT, "limit = { epsilon = 10.0, delta = 0.5 }")
 
 
 def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
@@ -86,32 +86,24 @@ def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> N
     for command in ("plan", "run", "choose"):
         more = ("--dry-run", "--first", "1d", "--epsilon", "1") if command == "choose" else ()
         assert "allow_large_delta" in refused(command, job, *more, code=3)
-    assert not (tmp_path / "ledger.db").exists()
+    assert accounts.charges(tmp_path / "ledger.db") == []
     job = place(ALLOWED, WANTED)
     assert sum(WEAK in w for w in of_json("plan", job)) == 2
     assert load_job(job).plan.hash != load_job(place()).plan.hash
     assert call("run", place(ALLOWED, WANTED), "--quiet").exit_code == 0
 
 
-def test_the_limit_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_limit_of_a_job(place: Callable[..., Path]) -> None:
     """The limit is the guarantee of all runs together: it is judged as that of one run is."""
-    choose = ("choose", "--dry-run", "--first", "1d", "--epsilon", "1")
-    for command, *more in (("plan",), ("run",), ("ledger", "show"), choose):
-        args = (command, *more[:1], place(LARGE)) if command == "ledger" else (
-            command, place(LARGE), *more
-        )  # fmt: skip
-        assert "ledger.limit.delta" in refused(*args, code=3)
-    assert not (tmp_path / "ledger.db").exists()
     for changed in (WIDE, WANTED):
         job = place(changed)
         assert sum(WEAK in w for w in of_json("plan", job)) == 1
         assert call("plan", job).stdout.count(WEAK) == 1
-        assert sum(WEAK in w for w in of_json("choose", job, *choose[1:])) == 1
-        with pytest.warns(WeakGuaranteeWarning, match="limit"):
-            dpstream.DPStream(load_job(job), source="one")
+        choose = ("choose", job, "--dry-run", "--first", "1d", "--epsilon", "1")
+        assert sum(WEAK in w for w in of_json(*choose)) == 1
     # The switch of a job is about its own runs alone.
-    own = ("delta = 1e-6", "delta = 1e-6\nallow_large_delta = true")
-    assert "ledger.limit.delta" in refused("plan", place(LARGE, own), code=3)
+    large = ("account", "limit", place(ALLOWED), "--epsilon", "9", "--delta", "0.5")
+    assert "--allow-large-delta" in refused(*large, code=3)
 
 
 def test_tuning(place: Callable[..., Path], tmp_path: Path) -> None:
@@ -155,30 +147,20 @@ def test_sql_answers(tmp_path: Path) -> None:
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 2, delta = 1e-3, "
         f"max_groups_contributed = 2) page, {COUNTED} AS n FROM visits GROUP BY page"
     )
-    catalog.write_text(catalog.read_text().replace("delta = 1e-5", "delta = 1e-2"))
+    accounts.set_limit(tmp_path / "ledger.db", (10.0, 1e-2))
     done = call("sql", catalog, text)
     assert done.exit_code == 0, done.output
-    assert done.stderr.count(WEAK) == len(of_json("sql", catalog, text)) == 2  # and the limit's
+    assert done.stderr.count(WEAK) == len(of_json("sql", catalog, text)) == 1
 
 
 def test_the_limit_of_a_catalog(tmp_path: Path) -> None:
     catalog = data_set(tmp_path, epsilon=10)
-    small = catalog.read_text()
     ask = (catalog, dp(f"page, {COUNTED} AS n"))
     assert of_json("sql", *ask, "--explain") == of_json("sql", "budget", catalog) == []
-    catalog.write_text(small.replace("delta = 1e-5", "delta = 0.5"))
-    for args in (ask, (*ask, "--explain"), ("budget", catalog)):
-        assert "ledger.limit.delta" in refused("sql", *args, code=3)
-    with pytest.raises(PolicyError, match=r"ledger\.limit\.delta"):
-        dpstream.connect(catalog)
-    assert charges(tmp_path) == []
-    wanted = "delta = 0.5, allow_large_delta = true"
-    catalog.write_text(small.replace("delta = 1e-5", wanted))
+    accounts.set_limit(tmp_path / "ledger.db", (10.0, 0.5))
     assert len(of_json("sql", *ask, "--explain")) == len(of_json("sql", "budget", catalog)) == 1
     for args in ((*ask, "--explain"), ("budget", catalog)):
         assert call("sql", *args).stdout.count(WEAK) == 1
-    with pytest.warns(WeakGuaranteeWarning, match="limit"):
-        dpstream.connect(catalog).close()
 
 
 @pytest.mark.parametrize("kind", ["histogram", "count"])
@@ -197,29 +179,15 @@ def test_frames(kind: str) -> None:
 
 
 def test_frames_are_refused_before_a_charge(tmp_path: Path) -> None:
-    account = dpstream.LedgerAccount(tmp_path / "l.db", "visits", epsilon=4, delta=1e-4)
+    place = accounts.create(tmp_path / "l.db", "visits", (4.0, 1e-4))
+    account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
     new_key(tmp_path / "noise.key")
     with pytest.raises(PolicyError, match="delta"):
         dpstream.histogram(
             visits(), unit="user", key="page", epsilon=1.0, delta=0.02, account=account,
             noise_key=f"file:{tmp_path / 'noise.key'}",
         )  # fmt: skip
-    assert not (tmp_path / "l.db").exists()
-
-
-def test_the_limit_of_an_account(tmp_path: Path) -> None:
-    def account(**limit: Any) -> dpstream.LedgerAccount:
-        return dpstream.LedgerAccount(tmp_path / "l.db", "visits", **limit)
-
-    account(epsilon=10, delta=1e-4)
-    with pytest.raises(PolicyError) as error:
-        account(epsilon=4, delta=0.5)
-    assert "allow_large_delta=True" in error.value.fix
-    with pytest.warns(WeakGuaranteeWarning, match="one unit in") as caught:
-        account(epsilon=4, delta=0.011, allow_large_delta=True)
-    assert [one.filename for one in caught] == [__file__]
-    with pytest.warns(WeakGuaranteeWarning, match="epsilon 100 of the ledger"):
-        account(epsilon=100, delta=1e-5)
+    assert accounts.charges(place.path) == []
 
 
 def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., Path]) -> None:
@@ -237,7 +205,7 @@ def test_sessions(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.mkdir()
     wide = Path(sessions.prepared(large))
-    wide.write_text(wide.read_text().replace("most = 2.0", "most = 12.0"))
+    accounts.write(wide, wide.read_text().replace("most = 2.0", "most = 12.0"))
     assert len(of_json("session", "init", wide)) == 1
     done = call("session", "ask", wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
     assert done.exit_code == 3 or len(json.loads(done.stdout)["warnings"]) == 1
@@ -257,13 +225,12 @@ def test_census_tables(tmp_path: Path) -> None:
     out = ("tabulate", "execute", *made, tmp_path / "out", "--key-file", tmp_path / "noise.key")
     assert WEAK in call(*out).stderr
     assert len(of_json(*out)) == 1
-    ledger = ("--ledger", tmp_path / "l.db", "--data-set", "persons", "--limit-epsilon", "30")
-    of_limit = (*ledger, "--limit-delta", "0.02")
-    new = (*out[:4], tmp_path / "new", *out[5:])
-    for command in (plan, new):
-        assert "--limit-delta" in refused(*command, *of_limit, code=3)
-        assert len(of_json(*command, *of_limit, "--allow-large-delta")) == 3
-    weak = call(*plan, *ledger, "--limit-delta", "1e-9", "--key-file", tmp_path / "noise.key")
+    place = accounts.create(tmp_path / "l.db", "persons", (30.0, 0.02), "person")
+    ledger = ("--ledger", place.path, "--data-set", "persons", "--account-id", place.id)
+    weak = call(*plan, *ledger, "--key-file", tmp_path / "noise.key")
+    assert weak.stdout.count(WEAK) == 3
+    accounts.set_limit(place.path, (30.0, 1e-9))
+    weak = call(*plan, *ledger, "--key-file", tmp_path / "noise.key")
     assert weak.stdout.count(WEAK) == 2
 
 
@@ -283,15 +250,10 @@ def test_workloads(tmp_path: Path) -> None:
     text = job.read_text()
     weak = text.replace("epsilon = 6.0", "epsilon = 12.0", 1)
     assert weak != text
-    job.write_text(weak)
-    answer = ("answer", asked, job, "--out", tmp_path / "out", *cache)
-    done = call(*answer)
+    accounts.write(job, weak)
+    answer = ("answer", asked, job, *cache, "--out")
+    done = call(*answer, tmp_path / "out")
     assert done.exit_code in (0, 3), done.output
     assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
     again = ("answer", asked, job, "--out", tmp_path / "again", *cache)
     assert len(of_json(*again, "--dry-run", "--fresh")) == 1
-    limit = "limit = { epsilon = 900.0, delta = 1e-6 }"
-    assert limit in weak
-    job.write_text(weak.replace(limit, limit.replace("1e-6", "0.5")))
-    for more in ((), ("--dry-run",)):
-        assert "ledger.limit.delta" in refused(*answer, *more, code=3)

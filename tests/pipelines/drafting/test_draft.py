@@ -34,7 +34,7 @@ def test_a_job_says_what_was_answered() -> None:
     assert plan.timeline.triggers == 1 and plan.timeline.windows == 5
     assert (plan.privacy.epsilon, plan.privacy.delta, plan.privacy.contributions) == (1, 1e-8, 10)
     assert job.privacy.key_file == "/jobs/noise.key" and job.source.kind == "csv"
-    assert job.ledger and job.ledger.limit.epsilon == 2
+    assert job.ledger is not None and job.ledger.path == "/jobs/ledger.db"
 
 
 def test_what_is_suggested_in_comments_works() -> None:

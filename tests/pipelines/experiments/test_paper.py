@@ -12,9 +12,10 @@ from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.experiments.paper import begin_as_published, published_budget
-from dpstream.pipelines.jobs.job import LedgerConfig, load_job
+from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.synth import Synth, generate
+from dpstream.state.ledger.open import AccountPlace
 from tests.oracle.simulation import table1_plan
 
 
@@ -48,7 +49,9 @@ def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
     generate(Synth(users=3_000, keys=300, seed=5), data)
     setting = Setting(parse_mode("paper"), 4, 8)
     job = load_job(write_job(Frame(data, "int", tmp_path / "runs", 6.0, 1e-5), setting))
-    charged = msgspec.structs.replace(job, ledger=LedgerConfig(str(tmp_path / "l.db"), "d", 9.0))
+    charged = msgspec.structs.replace(
+        job, ledger=AccountPlace(str(tmp_path / "l.db"), "d", "0" * 16)
+    )
     with pytest.raises(UsageError, match="ledger"):
         begin_as_published(charged)
     run = begin_as_published(job)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 import dpstream
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from tests import accounts
 
 JOB = """
 [source]
@@ -58,7 +59,7 @@ START = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 def a_job(folder: Path, record_id: bool = False, more: str = "") -> dpstream.Job:
     folder.mkdir(exist_ok=True)
     named = 'record_id = { column = "id", type = "int" }' if record_id else ""
-    (folder / "job.toml").write_text(JOB.replace("RECORD_ID", named) + more)
+    accounts.write(folder / "job.toml", JOB.replace("RECORD_ID", named) + more)
     return dpstream.load_job(folder / "job.toml")
 
 

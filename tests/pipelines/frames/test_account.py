@@ -10,11 +10,12 @@ from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.frames.account import account_of
+from tests import accounts
 from tests.pipelines.frames.visits import KEY
 
 
 def book(folder: Path) -> dpstream.LedgerAccount:
-    return dpstream.LedgerAccount(folder / "ledger.db", "visits", epsilon=4, delta=1e-6)
+    return dpstream.LedgerAccount(folder / "ledger.db", "visits", id=accounts.ID)
 
 
 def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_ledger
+from tests import accounts
 from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits
 from tests.pipelines.test_begin import CutOff, cut_off
 
@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
 
 
 def entries(folder: Path) -> list[Charge]:
-    return [entry.charge for entry in read_ledger(folder / "ledger.db")]
+    return accounts.charges(folder / "ledger.db")
 
 
 def test_the_same_question_is_paid_once_whatever_the_rows_are(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
     del paid["noise_key"]
     with pytest.raises(UsageError, match="dpstream key new") as error:
         dpstream.histogram(TABLE, **ASKED, **paid)
-    assert error.value.field == "noise_key" and not (tmp_path / "ledger.db").exists()
+    assert error.value.field == "noise_key" and entries(tmp_path) == []
 
 
 def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
@@ -142,7 +142,10 @@ def test_automatic_bounds_are_released_and_cost_nothing_more(tmp_path: Path) -> 
 
 def test_receipts_hold_no_row_and_metadata_say_what_holds(tmp_path: Path) -> None:
     data = pa.table({"user": ["alice"] * 3, "page": ["of-alice-alone"] * 3})
-    found = dpstream.histogram(data, **ASKED, **account(tmp_path))
+    paid = account(tmp_path)
+    (tmp_path / "ledger.db").unlink()
+    accounts.create(tmp_path / "ledger.db", "visits", (100.0, 1e-5))
+    found = dpstream.histogram(data, **ASKED, **paid)
     assert len(found) == 0 and b"alice" not in found.receipt
     said = found.table.schema.metadata
     assert said[b"dpstream.guarantee"].decode() == found.guarantee

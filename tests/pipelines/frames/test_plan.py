@@ -14,6 +14,7 @@ from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget, explain
+from tests import accounts
 from tests.pipelines.frames.visits import LIBRARIES, account, visits
 from tests.pipelines.sql import asking
 from tests.pipelines.test_begin import CutOff, cut_off
@@ -56,11 +57,12 @@ def test_a_stream_is_still_there_for_the_question() -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    book = dpstream.LedgerAccount(tmp_path / "new" / "l.db", "visits", epsilon=4, delta=1e-6)
+    book = dpstream.LedgerAccount(tmp_path / "new" / "l.db", "visits", id=accounts.ID)
     paid = account(tmp_path)
     before = files(tmp_path)
     assert dpstream.plan("count", TABLE, **ASKED, **paid).accepted
-    assert dpstream.plan("count", TABLE, **ASKED, **{**paid, "account": book}).accepted
+    absent = dpstream.plan("count", TABLE, **ASKED, **{**paid, "account": book})
+    assert not absent.accepted
     assert files(tmp_path) == before and not (tmp_path / "new").exists()
     dpstream.count(TABLE, **ASKED, **paid)
     before = files(tmp_path)
@@ -189,10 +191,7 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     found = explain(catalog, asking.dp(f"page, {item} AS f"))
     [statement] = found.statements
     figure, given = EQUIVALENT[item]
-    limit = catalog.ledger.limit
-    book = dpstream.LedgerAccount(
-        tmp_path / "ledger.db", "shop", epsilon=limit.epsilon, delta=limit.delta
-    )
+    book = dpstream.LedgerAccount(tmp_path / "ledger.db", "shop", id=accounts.ID)
     plan = dpstream.plan(
         figure, asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12, **given,  # type: ignore[arg-type]
         account=book, noise_key=f"file:{tmp_path / 'noise.key'}",

@@ -17,7 +17,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.begin import begin
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import read_ledger
+from tests import accounts
 from tests.pipelines.frames.rows import LEDGER, a_job, batches, dicts
 
 GOT: list[pa.RecordBatch] = []
@@ -109,9 +109,9 @@ def test_a_jobs_own_files_need_no_name(tmp_path: Path) -> None:
     job = a_job(tmp_path, more=LEDGER)
     pq.write_table(pa.Table.from_pylist(dicts()), tmp_path / "visits-1.parquet")
     found = released(job, lambda p: (p | dpstream.ReadFiles(job)).records)
-    assert found.num_rows > 4 and len(read_ledger(tmp_path / "book.db")) == 1
+    assert found.num_rows > 4 and len(accounts.charges(tmp_path / "book.db")) == 1
     assert released(job, lambda p: (p | dpstream.ReadFiles(job)).records).equals(found)
-    assert len(read_ledger(tmp_path / "book.db")) == 1
+    assert len(accounts.charges(tmp_path / "book.db")) == 1
 
 
 def test_the_files_of_another_job_are_not_the_jobs_own(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_is_refused_is_not_charged(
     with pytest.raises(DpstreamError) as error:
         released(job, read, **given)
     assert error.value.field == field
-    assert not (tmp_path / "book.db").exists() and not (tmp_path / "s.db").exists()
+    assert accounts.charges(tmp_path / "book.db") == [] and not (tmp_path / "s.db").exists()
 
 
 def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import dpstream
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.frames.question import Asked, Question, question_of
 from dpstream.pipelines.jobs.noise_key import new_key
+from tests import accounts
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 DEFAULTS: dict[str, Any] = {
@@ -56,5 +57,6 @@ def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:
     """Arguments of a question that is charged."""
     if not (folder / "noise.key").exists():
         new_key(folder / "noise.key")
-    book = dpstream.LedgerAccount(folder / "ledger.db", "visits", epsilon=epsilon, delta=1e-5)
+    place = accounts.create(folder / "ledger.db", "visits", (epsilon, 1e-5), type_="int")
+    book = dpstream.LedgerAccount(place.path, "visits", id=place.id)
     return {"account": book, "noise_key": f"file:{folder / 'noise.key'}"}

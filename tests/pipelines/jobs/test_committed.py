@@ -6,16 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.jobs.committed import (
     check_tuning,
     committed,
     tuned_of,
-    unit_in_words,
     unit_of,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit, TuningConfig
+from dpstream.pipelines.jobs.tables import TuningConfig
+from dpstream.state.ledger.open import AccountPlace
+from tests import accounts
 
 
 @pytest.fixture
@@ -27,12 +28,8 @@ def tuned(job: Job, **fields: object) -> Job:
     return msgspec.structs.replace(job, tuning=TuningConfig(**fields))
 
 
-def test_the_unit_in_words_and_by_name(job: Job) -> None:
-    line = msgspec.structs.replace(job.plan.timeline, period=86_400_000_000)
-    period = msgspec.structs.replace(job.plan, timeline=line)
-    assert unit_in_words(job.plan) == "user over the whole stream"
-    assert unit_in_words(period) == "user per period of 86400 s"
-    ledger = LedgerConfig("book.db", "data", Limit(1.0, 1e-9), unit="person")
+def test_the_unit_by_name(job: Job) -> None:
+    ledger = AccountPlace("book.db", "data", accounts.ID, unit="person")
     assert unit_of(job).name == "user"
     assert unit_of(msgspec.structs.replace(job, ledger=ledger)).name == "person"
 
@@ -64,11 +61,11 @@ def test_public_figures_need_no_charge(job: Job) -> None:
 
 def test_a_ledger_that_is_not_there_is_not_made(job: Job, tmp_path: Path) -> None:
     book = tmp_path / "book.db"
-    ledger = LedgerConfig(str(book), "data", Limit(1.0, 1e-9))
+    ledger = AccountPlace(str(book), "data", accounts.ID)
     private = msgspec.structs.replace(tuned(job, how="private", run_id="0" * 32), ledger=ledger)
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(UsageError) as error:
         check_tuning(private)
-    assert error.value.field == "choice.run_id" and not book.exists()
+    assert error.value.field == "ledger.path" and not book.exists()
 
 
 def test_without_a_store_nothing_is_committed(job: Job, tmp_path: Path) -> None:

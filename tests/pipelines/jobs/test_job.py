@@ -55,7 +55,7 @@ shards = 4
 [ledger]
 path = "ledger.db"
 data_set = "flights"
-limit = { epsilon = 6.0, delta = 1e-9 }
+id = "0acc0acc0acc0acc"
 [sink]
 kind = "parquet"
 path = "releases/"
@@ -129,7 +129,6 @@ SECTIONS = {
     "privacy": "[privacy]\n",
     "state": "[state]\n",
     "ledger": "[ledger]\n",
-    "ledger.limit": "limit = {",
     "sink": "[sink]\n",
     "performance": "[performance]\n",
 }
@@ -181,7 +180,13 @@ def test_unknown_keys_are_refused_at_every_level(tmp_path: Path, where: str) -> 
         ('path = "releases/"', 'path = ""', "sink.path", "empty"),
         ("[time]", "[time", "job file", "line 18"),
         ('column = "origin"', 'column = "flights"', "aggregate.name", "two columns"),
-        ("limit = { epsilon = 6.0", "limit = { epsilon = 0.0", "ledger.limit", "epsilon > 0"),
+        (
+            'id = "0acc',
+            'limit = { epsilon = 6.0, delta = 1e-9 }\nid = "0acc',
+            "ledger.limit",
+            "dpstream account limit",
+        ),
+        ('id = "0acc', 'id = "acc', "ledger.id", "16 hexadecimal"),
         ('key_file = "noise.key"', 'insecure_test_key = "ab"', "privacy.insecure_test_key", "64"),
     ],
 )

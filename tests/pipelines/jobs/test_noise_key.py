@@ -22,6 +22,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
+from tests import accounts
 from tests.audit.leaks import make_job
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
@@ -62,7 +63,7 @@ def job_in(folder: Path, line: str, key: str = KEY) -> Job:
     if (folder / "job.toml").exists():
         text = (folder / "job.toml").read_text().splitlines()
         kept = [line if x.startswith(("key_file =", 'key = "')) else x for x in text]
-        (folder / "job.toml").write_text("\n".join(kept))
+        accounts.write(folder / "job.toml", "\n".join(kept))
         return load_job(folder / "job.toml")
     return make_job(folder, line)
 
@@ -134,11 +135,11 @@ def test_rotation_is_a_new_run(tmp_path: Path) -> None:
     assert caught.value.field == "privacy.key" and "begin a new run" in caught.value.fix
     text = (tmp_path / "job.toml").read_text()
     new = text.replace("state/s.db", "state/new.db").replace('"releases"', '"new"')
-    (tmp_path / "job.toml").write_text(new)
+    accounts.write(tmp_path / "job.toml", new)
     rotated = load_job(tmp_path / "job.toml")
     assert run_job(rotated).run_id != first
     assert len(files(rotated)) == 4 and files(job) == before
-    (tmp_path / "job.toml").write_text(text)
+    accounts.write(tmp_path / "job.toml", text)
     assert run_job(job_in(tmp_path, LINES["file"], KEY)).run_id == first
 
 
@@ -239,7 +240,7 @@ def test_check_of_a_test_key(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     assert "INSECURE" in check(job).stdout
     text = job.path.read_text().replace(f'insecure_test_key = "{"11" * 32}"', "")
-    job.path.write_text(text)
+    accounts.write(job.path, text)
     result = check(job)
     assert result.exit_code == 2 and "is required to run" in result.stderr
 

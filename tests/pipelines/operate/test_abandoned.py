@@ -13,6 +13,7 @@ from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.skipping import exhausted
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
+from tests import accounts
 from tests.pipelines.operate.test_state_admin import (
     DAYS,
     TEXT,
@@ -38,7 +39,7 @@ def test_abandoned_units_are_exhausted(
         )
         stop_after(job, 1)
     done("backup", job, "--out", tmp_path / "b")
-    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
     done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
     for shard in (0, 1):
@@ -57,7 +58,9 @@ def test_what_skips_goes_on_when_a_window_is_given_up_in_its_midst(
 ) -> None:
     """At any test of a window: what is left has one value, and a restart repeats it."""
     skip = "[privacy]\nskip = true\ntests = [1, 3, 4]\nweights = { offset = 1, power = 2 }"
-    job.write_text(TEXT.replace("[privacy]", skip).replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(
+        job, TEXT.replace("[privacy]", skip).replace("epsilon = 22.0", "epsilon = 300.0")
+    )
     late = (f"{user},p{user % 3},2024-01-0{day}T05:00:00Z" for user in range(90, 160)
             for day in (3, 4))  # fmt: skip
     write_input(tmp_path, "\n".join(late) + "\n")

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.operate.acceptance import Request, of_job, of_requests
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.open import AccountPlace
+from tests import accounts
 from tests.pipelines.cli.called import call
 from tests.pipelines.jobs.test_charging import job, ran
-from tests.state.ledger.conformance import LIMIT, charge
+from tests.state.ledger.conformance import charge
 
 
 def test_an_account_in_figures(tmp_path: Path) -> None:
@@ -53,21 +54,25 @@ def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
 def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
     one = job(tmp_path)
     text = one.path.read_text()
-    one.path.write_text(text[: text.index("[ledger]")])
+    accounts.write(one.path, text[: text.index("[ledger]")])
     told = json.loads(call("plan", one.path, "--json").stdout)["acceptance"]
     assert told["accepted"] and told["account"] is None
 
 
 def test_several_charges_together(tmp_path: Path) -> None:
-    path = str(tmp_path / "ledger.db")
-    place = LedgerConfig(path, "flights", Limit(*LIMIT))
-    found = of_requests(place, [Request(charge(1))])
-    assert found.exit_code == 0 and not (tmp_path / "ledger.db").exists()
-    with contextlib.closing(open_ledger(path, "flights")) as ledger:
-        ledger.charge(charge(1), *LIMIT)
+    place = AccountPlace(str(tmp_path / "ledger.db"), "flights", accounts.ID)
+    absent = of_requests(place, [Request(charge(1))])
+    assert absent.exit_code == 2 and absent.refusal is not None and absent.account is None
+    assert absent.refusal.field == "ledger.path" and not (tmp_path / "ledger.db").exists()
+    accounts.create(place.path, "flights")
+    assert of_requests(place, [Request(charge(1))]).exit_code == 0
+    assert accounts.charges(place.path) == []
+    with contextlib.closing(accounts.opened(place.path)) as ledger:
+        ledger.charge(charge(1))
     assert of_requests(place, [Request(charge(2))]).exit_code == 0
     much = [Request(charge(number)) for number in range(2, 80)]
     assert of_requests(place, much, fresh=True).exit_code == 3
-    other = of_requests(place, [Request(charge(2, unit="other"))])
+    unit = UnitIdentity("other", "string").text
+    other = of_requests(place, [Request(charge(2, unit=unit))])
     assert other.exit_code == 3 and other.account is not None
     assert other.account["with_this"] is None  # their costs do not add up

@@ -9,8 +9,8 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.operate.fresh import set_aside
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.file import connect
+from tests import accounts
 from tests.pipelines.cli.called import call
 from tests.pipelines.jobs.test_charging import job, ran
 
@@ -31,11 +31,11 @@ def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     kept = tmp_path / f"releases-{first[:12]}"
     assert released(kept) == old and released(tmp_path / "releases").keys() == old.keys()
     assert kept.name in done.stderr
-    assert [e.charge.run_id for e in read_ledger(tmp_path / "ledger.db")] == [first, run_id]
+    assert [charge.run_id for charge in accounts.charges(tmp_path / "ledger.db")] == [first, run_id]
     # Without --fresh it goes on, at no charge; with it again it is a third run.
     assert ran(changed) == run_id
     assert call("run", changed.path, "--fresh", "--quiet").exit_code == 0
-    assert len(read_ledger(tmp_path / "ledger.db")) == 3
+    assert len(accounts.charges(tmp_path / "ledger.db")) == 3
 
 
 def test_the_old_run_goes_on_where_it_is(tmp_path: Path) -> None:
@@ -45,14 +45,15 @@ def test_the_old_run_goes_on_where_it_is(tmp_path: Path) -> None:
     stores.close_all()
     text = before.path.read_text()
     place = f'[state]\nstore = "sqlite:job.state-{first[:12]}.db"\n'
-    (tmp_path / "old.toml").write_text(
-        place + text.replace('path = "releases"', f'path = "releases-{first[:12]}"')
+    accounts.write(
+        tmp_path / "old.toml",
+        place + text.replace('path = "releases"', f'path = "releases-{first[:12]}"'),
     )
     done = call("run", tmp_path / "old.toml", "--quiet", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["run_id"] == first
     assert released(tmp_path / f"releases-{first[:12]}") == old
-    assert len(read_ledger(tmp_path / "ledger.db")) == 2
+    assert len(accounts.charges(tmp_path / "ledger.db")) == 2
 
 
 def test_refused_before_anything_moves(tmp_path: Path) -> None:

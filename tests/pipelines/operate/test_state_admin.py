@@ -18,11 +18,11 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
-from dpstream.state.ledger.open import open_ledger
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
+from tests import accounts
 from tests.pipelines.operate.test_state_view import JOB, files
 
 DAYS = 4
@@ -49,7 +49,7 @@ def job(tmp_path: Path) -> Path:
     """A job of four windows of four triggers that has not run."""
     write_input(tmp_path)
     path = tmp_path / "job.toml"
-    path.write_text(TEXT)
+    accounts.write(path, TEXT)
     return path
 
 
@@ -107,8 +107,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str,
         shutil.copy(job.parent / "in.csv", folder)
         text = TEXT.split("[ledger]")[0]
         key = "insecure_test_key"
-        (folder / "job.toml").write_text(
-            text.replace(key, f'insecure_test_run_id = "{run_id}"\n{key}')
+        accounts.write(
+            folder / "job.toml", text.replace(key, f'insecure_test_run_id = "{run_id}"\n{key}')
         )
         run(folder / "job.toml")
         stores.close_all()
@@ -120,7 +120,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str,
 def test_init_makes_a_run_that_is_charged_when_it_runs(job: Path, tmp_path: Path) -> None:
     made = done("init", job)
     assert made["new"] and not done("init", job)["new"]
-    ledger = open_ledger(tmp_path / "ledger.db", "d")
+    ledger = accounts.opened(tmp_path / "ledger.db", "d")
     assert ledger.entries() == []
     assert run(job).run_id == made["run_id"]
     assert [e.run_id for e in ledger.entries()] == [made["run_id"]]
@@ -194,7 +194,7 @@ def test_a_lost_store_is_restored_and_changes_nothing(
     result = run(job)
     assert result.run_id == run_id and files(tmp_path / "out") == before
     assert not done("info", job)["restoring"]
-    ledger = open_ledger(tmp_path / "ledger.db", "d")
+    ledger = accounts.opened(tmp_path / "ledger.db", "d")
     assert len(ledger.entries()) == 1
     ledger.close()
 
@@ -257,12 +257,12 @@ def test_a_backup_of_another_run_does_not_reach_the_sink(job: Path, tmp_path: Pa
     before, other = files(tmp_path / "out"), tmp_path / "other"
     other.mkdir()
     shutil.copy(tmp_path / "in.csv", other)
-    (other / "job.toml").write_text(TEXT)
+    accounts.write(other / "job.toml", TEXT)
     done("init", other / "job.toml")
     done("backup", other / "job.toml", "--out", other / "b")
     done("restore", job, other / "b", "--replace")
     raised = TEXT.replace("epsilon = 22.0", "epsilon = 300.0")
-    job.write_text(raised)
+    accounts.write(job, raised)
     from dpstream.accounting.errors import PolicyError
 
     with pytest.raises(PolicyError, match="another run"):
@@ -288,11 +288,11 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     # The second spend is beyond the limit: nothing is replaced, nothing charged.
     refused("ledger.limit", 3, *abandon, "--now", now)
     assert done("info", job)["epoch"] == 0
-    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
     found = done(*abandon, "--now", now)
     assert found["epoch"] == 1 and found["charged"] and found["epochs"] == 2
     assert 20 < found["epsilon"] < 40
-    ledger = open_ledger(tmp_path / "ledger.db", "d")
+    ledger = accounts.opened(tmp_path / "ledger.db", "d")
     charges = [e.name for e in ledger.entries()]
     assert charges == [found["run_id"], f"{found['run_id']}/1"]
     result = run(job)
@@ -313,7 +313,7 @@ def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:
     stores.close_all()
     before = files(tmp_path / "out")
     done("backup", job, "--out", tmp_path / "b")
-    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
     now = "2024-01-03T12:00:00Z"
     done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
     # What was released in the first epoch is what it was, also from the restored store.
@@ -325,10 +325,10 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
     """Units count from the backup on, so the epoch begun from it before is spent as well."""
     done("init", job)
     done("backup", job, "--out", tmp_path / "b")
-    job.write_text(TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
     run(job)
     stores.close_all()
-    ledger, out = open_ledger(tmp_path / "ledger.db", "d"), tmp_path / "out"
+    ledger, out = accounts.opened(tmp_path / "ledger.db", "d"), tmp_path / "out"
     abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon", "--now")
     for epoch, day in ((1, 1), (2, 2), (3, 3)):
         for window in range(day, DAYS):
@@ -347,7 +347,7 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
 
 
 def test_without_a_ledger_the_sink_or_the_store_knows_the_epoch(job: Path, tmp_path: Path) -> None:
-    job.write_text(TEXT.split("[ledger]")[0])
+    accounts.write(job, TEXT.split("[ledger]")[0])
     done("init", job)
     done("backup", job, "--out", tmp_path / "b")
     abandon = ("restore", job, tmp_path / "b", "--abandon", "--now", "2024-01-01T06:00:00Z")
@@ -367,12 +367,12 @@ def test_reshard_changes_no_release(job: Path, tmp_path: Path, calm: Any) -> Non
 
     with pytest.raises(PolicyError, match="number of shards"):
         run(job)
-    job.write_text(TEXT.replace("shards = 2", "shards = 5"))
+    accounts.write(job, TEXT.replace("shards = 2", "shards = 5"))
     stop_after(job, 4)
     refused("shards", 2, "reshard", job, "--shards", 5)
     refused("shards", 2, "reshard", job, "--shards", 0)
     done("reshard", job, "--shards", 1)
-    job.write_text(TEXT.replace("shards = 2", "shards = 1"))
+    accounts.write(job, TEXT.replace("shards = 2", "shards = 1"))
     run(job)
     stores.close_all()
     assert files(tmp_path / "out") == calm(job)
@@ -415,9 +415,9 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     (tmp_path / "holes").write_bytes(data)
     for name in ("short", "text", "holes"):
         refused("backup", 3, "restore", job, tmp_path / name, "--replace")
-    job.write_text(TEXT.replace("11111111", "22222222"))
+    accounts.write(job, TEXT.replace("11111111", "22222222"))
     refused("privacy.key", 3, "restore", job, tmp_path / "b", "--replace")
-    job.write_text(TEXT.replace("epsilon = 20.0", "epsilon = 21.0"))
+    accounts.write(job, TEXT.replace("epsilon = 20.0", "epsilon = 21.0"))
     refused("backup", 3, "restore", job, tmp_path / "b", "--replace")
     for args in (("expire", job), ("backup", job, "--out", tmp_path / "c"),
                  ("reshard", job, "--shards", 3)):  # fmt: skip

@@ -19,6 +19,7 @@ from dpstream.pipelines.report.text import (
     visible,
     window_name,
 )
+from tests import accounts
 from tests.pipelines.sql.visited import with_text
 
 
@@ -114,5 +115,5 @@ def test_titles(make_job: Callable[..., Job]) -> None:
         "[ledger]\npath = 'l.db'\ndata_set = 'visits'\nlimit = { epsilon = 9.0, delta = 1e-6 }\n"
     )
     job = make_job()
-    job.path.write_text(job.path.read_text() + ledger)
+    accounts.write(job.path, job.path.read_text() + ledger)
     assert title_of(load_job(job.path)) == "visits"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.load import init
+from tests import accounts
 
 TABLE = """
 [ledger]
@@ -62,7 +63,7 @@ def config_at(folder: Path, records: str = RECORDS, more: str = "") -> Config:
     """The file of a table, and the table with its records."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.csv").write_text(records)
-    (folder / "TABLE.toml").write_text(TABLE.format(key="22" * 32, more=more))
+    accounts.write(folder / "TABLE.toml", TABLE.format(key="22" * 32, more=more))
     config = load_config(folder / "TABLE.toml")
     init(config)
     return config

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.pipelines.session.config import Config, load_config
+from tests import accounts
 
 TABLE = """
 [ledger]
@@ -74,7 +75,7 @@ START = 1_704_067_200_000_000
 
 def config_at(folder: Path, records: str = "rides-*.parquet", more: str = "") -> Config:
     """The table's file in a folder, loaded."""
-    (folder / "TABLE.toml").write_text(TABLE.format(key="11" * 32, records=records, more=more))
+    accounts.write(folder / "TABLE.toml", TABLE.format(key="11" * 32, records=records, more=more))
     return load_config(folder / "TABLE.toml")
 
 

@@ -14,8 +14,8 @@ from dpstream.pipelines.session import batch as module
 from dpstream.pipelines.session.batch import check, here, shards_for, spread
 from dpstream.pipelines.session.parts import read_manifest
 from dpstream.pipelines.session.scan import Scan
-from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
+from tests import accounts
 from tests.pipelines.session.batching import CELLS, RUN, Made, key_file, made
 from tests.runners.engines import need_flink
 from tests.state.ledger.region_conformance import Payer
@@ -97,7 +97,7 @@ def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) ->
 def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path) -> None:
     """Cells are many, the amount is paid once; a cell that lacks budget refuses all of them."""
     space, whole = table.table.space, table.table.space.whole
-    account = Payer(open_ledger(str(tmp_path / "ledger.db"), "rides"), table.table)
+    account = Payer(accounts.of_records(tmp_path / "ledger.db", "rides"), table.table)
 
     def paid(name: str, cells: Cells, amount: int, boxes: Int64) -> Int64:
         def resolve(views: Views) -> Int64:

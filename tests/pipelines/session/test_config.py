@@ -35,7 +35,10 @@ def test_the_documented_file_is_one() -> None:
     assert found.columns == ("pickup", "longitude", "vendor", "budget")
     assert (found.id, found.id_type) == ("ride_id", "string")
     assert found.folder == Path("/somewhere/rides.table")
-    assert found.records == "/somewhere/rides-*.parquet" and found.ledger == "/somewhere/ledger.db"
+    assert (
+        found.records == "/somewhere/rides-*.parquet"
+        and found.account.path == "/somewhere/ledger.db"
+    )
     quotas = found.rules.quotas
     assert quotas.of("epsilon", "alice") == 3_000_000 and quotas.of("epsilon", "bob") == 2_000_000
     assert quotas.of("rho", "alice") is None
@@ -93,7 +96,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("table.id_type", "float", "table.id_type", "is not one of the choices"),
         ("table.cap", 0, "table.cap", "must be 1 to"),
         ("ledger.path", None, "ledger.path", "is required"),
-        ("ledger.path", "mysql://x", "ledger.path", "is not a known kind of ledger"),
+        ("ledger.path", "mysql://x", "ledger.path", "is not a known kind of account"),
         ("privacy.key", "env:KEY", "privacy.key", "is given twice"),
         ("dimension.0.low", None, "dimension[0].low", "is required for type timestamp"),
         ("dimension.0.low", 7, "dimension[0].low", "must be a text"),

@@ -9,6 +9,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.load import add, init
+from tests import accounts
 from tests.pipelines.session.small import RECORDS, TABLE, config_at
 
 
@@ -67,6 +68,6 @@ def test_another_table_in_the_ledger_is_refused(tmp_path: Path) -> None:
     with Session(config_at(tmp_path)) as session:
         session.where("epsilon >= 1").count(1)
     text = TABLE.format(key="22" * 32, more="").replace("high = 4", "high = 5")
-    (tmp_path / "OTHER.toml").write_text(text)
+    accounts.write(tmp_path / "OTHER.toml", text)
     with pytest.raises(PolicyError, match="another table"):
         Desk(load_config(tmp_path / "OTHER.toml"), "alice")

@@ -23,6 +23,7 @@ from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.load import Loaded, add, delete, init, replace, tidied
 from dpstream.pipelines.session.parts import read_manifest, reading
 from dpstream.pipelines.session.scan import Scan
+from tests import accounts
 from tests.pipelines.session.tables import at_of, config_at, rides, write
 
 
@@ -245,7 +246,7 @@ def test_a_table_without_ids_only_grows(tmp_path: Path) -> None:
     write(tmp_path / "rides-1.parquet", found | {"ride": ["a"] * 4})
     text = config_at(tmp_path)
     file = tmp_path / "TABLE.toml"
-    file.write_text(file.read_text().replace('id = "ride"\n', ""))
+    accounts.write(file, file.read_text().replace('id = "ride"\n', ""))
     config = load.Config(**{**text.__dict__, "id": None})
     init(config)
     assert add(config, [tmp_path / "rides-1.parquet"]).records == 8

@@ -25,6 +25,7 @@ from dpstream.pipelines.session import scan_sql
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.load import add, delete, init, tidied
 from dpstream.pipelines.session.scan import Scan
+from tests import accounts
 from tests.pipelines.session.tables import at_of, config_at, rides, write
 
 
@@ -263,7 +264,7 @@ def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
     write(tmp_path / "rides-1.parquet", rides(5))
     file = tmp_path / "TABLE.toml"
     config_at(tmp_path)
-    file.write_text(file.read_text().replace('id = "ride"\n', ""))
+    accounts.write(file, file.read_text().replace('id = "ride"\n', ""))
     config = load_config(file)
     init(config)
     add(config, [tmp_path / "rides-1.parquet"])

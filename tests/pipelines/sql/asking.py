@@ -15,7 +15,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_ledger
+from tests import accounts
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 CATALOG = """
@@ -95,13 +95,13 @@ def data_set(
         (folder / "noise.key").chmod(0o600)
     columns = "" if kind == "parquet" else _DECLARED
     path = folder / "shop.toml"
-    path.write_text(CATALOG.format(kind=kind, columns=columns, epsilon=epsilon))
+    accounts.write(path, CATALOG.format(kind=kind, columns=columns, epsilon=epsilon))
     return path
 
 
 def charges(folder: Path) -> list[Charge]:
     path = folder / "ledger.db"
-    return [entry.charge for entry in read_ledger(path)] if path.exists() else []
+    return accounts.charges(path)
 
 
 def without_noise(monkeypatch: Any) -> None:

@@ -24,7 +24,7 @@ _COLUMNS = {"user": "STRING", "page": "STRING"}
 
 
 def catalog(folder: Path, path: str, columns: dict[str, str] | None = None) -> Catalog:
-    ledger = {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}}
+    ledger = {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"}
     table = {"name": "t", "path": path, "unit_column": "user", "columns": columns or _COLUMNS}
     key = {"insecure_test_key": "00" * 32}
     unit = {"name": "user", "type": "string"}

@@ -8,7 +8,7 @@ from dpstream.pipelines.sql.catalog_file import catalog_of
 _KEYED = {"order_id": "INT64", "customer_id": "INT64", "day": "DATE", "price": "FLOAT64"}
 #: The file, as tables.
 SHOP = {
-    "ledger": {"path": "ledger.db", "data_set": "shop", "limit": {"epsilon": 8.0, "delta": 1e-6}},
+    "ledger": {"path": "ledger.db", "data_set": "shop", "id": "0acc0acc0acc0acc"},
     "unit": {"name": "uid", "type": "int"},
     "table": [
         {"name": "users", "path": "users.csv", "unit_column": "uid",

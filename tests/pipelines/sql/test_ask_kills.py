@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog_file import load_catalog
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 from tests.pipelines.sql.asking import COUNTED, FRESH, charges, data_set, dp
 
 _TEXT = dp(f"page, {COUNTED} AS n")
@@ -86,6 +86,6 @@ def test_clients_at_once_never_overspend(clients: int, limit: float, tmp_path: P
     assert with_answer == {charge.run_id for charge in charges(tmp_path)}
     assert 1 <= len(with_answer) < min(6, clients) and refused
     assert all("PolicyError: ledger.limit" in err for err in refused)
-    ledger = open_ledger(tmp_path / "ledger.db", "shop")
+    ledger = accounts.opened(tmp_path / "ledger.db", "shop")
     assert ledger.spent(1e-5) <= limit
     ledger.close()

@@ -14,13 +14,14 @@ from dpstream.pipelines.sql.catalog import Via
 from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.columns import sql_type
 from dpstream.pipelines.sql.keys import check_keys
+from tests import accounts
 from tests.pipelines.sql.shop import SHOP, shop
 
 _TEXT = """
 [ledger]
 path = "ledger.db"
 data_set = "shop"
-limit = { epsilon = 8.0, delta = 1e-6 }
+id = "0acc0acc0acc0acc"
 [unit]
 name = "Customer"
 type = "int"
@@ -46,7 +47,7 @@ def test_a_file(tmp_path: Path) -> None:
     (tmp_path / "customers").mkdir()
     table = pa.table({"ID": pa.array([1], pa.int32()), "Name": ["x"], "tags": [["a"]]})
     pq.write_table(table, tmp_path / "customers" / "1.parquet")
-    (tmp_path / "catalog.toml").write_text(_TEXT)
+    accounts.write(tmp_path / "catalog.toml", _TEXT)
     found = load_catalog(tmp_path / "catalog.toml")
     assert found.unit == UnitIdentity("Customer", "int") and found.unit.period is None
     assert found.ledger.path == str(tmp_path / "ledger.db") and found.ledger.unit == "Customer"
@@ -113,7 +114,7 @@ def _changed(**changes: Any) -> dict[str, Any]:
     ({"unit__period": "1d"}, "unit.period", UsageError),
     ({"unit__name": ""}, "unit.name", UsageError),
     ({"ledger__unit": "person"}, "ledger.unit", UsageError),
-    ({"ledger__limit__delta": 1.0}, "ledger.limit", UsageError),
+    ({"ledger__limit": {"epsilon": 1.0, "delta": 1e-9}}, "ledger.limit", UsageError),
     ({"ledger": None}, "ledger", UsageError),
     ({"table": []}, "table", UsageError),
 ])  # fmt: skip

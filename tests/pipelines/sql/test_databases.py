@@ -19,8 +19,8 @@ from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.sql.registration import register
 from dpstream.state.ledger.answers import Register
-from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 from tests.faults.journals import leave_journal
 from tests.kafka_broker import missing
 from tests.pipelines.sql.asking import COUNTED, FRESH, KEY, OPTIONS, dp
@@ -34,16 +34,16 @@ _POSTGRES = Path("/usr/lib/postgresql/15/bin")
 def _catalog(folder: Path, uri: str, remote: str = "Visits") -> Catalog:
     table = {"name": "visits", "uri": uri, "remote": remote, "unit_column": "uid",
              "columns": _COLUMNS}  # fmt: skip
-    return catalog_of(
+    return accounts.of_catalog(catalog_of(
         {
             "ledger": {"path": "ledger.db", "data_set": "d",
-                       "limit": {"epsilon": 500.0, "delta": 1e-5}},
+                       "id": "0acc0acc0acc0acc"},
             "unit": {"name": "uid", "type": "int"},
             "privacy": {"insecure_test_key": KEY},
             "table": [table],
         },
         folder,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def exact_rows(catalog: Catalog) -> int:
@@ -256,7 +256,7 @@ def test_rows_of_a_server_that_change_get_other_noise(
         (tmp_path / "ledger.db").write_bytes(account)
         run(change)
         answer = ask(catalog, text)
-        assert not answer.charged and len(read_ledger(tmp_path / "ledger.db")) == 1
+        assert not answer.charged and len(accounts.charges(tmp_path / "ledger.db")) == 1
         noise.append(answer.table["n"][0].as_py() - exact_rows(catalog))
     assert noise[0] == noise[1]
     assert noise[2] not in (noise[0], noise[0] + 1)
@@ -276,10 +276,10 @@ def test_postgresql_keeps_a_declared_key_unique(server: str, tmp_path: Path) -> 
         "CREATE TABLE orders (person bigint, item text)",
         'INSERT INTO "People" SELECT i, i + 1 FROM generate_series(1, 300) i',
         "INSERT INTO orders SELECT 1 + i % 299, 'a' FROM generate_series(1, 900) i")  # fmt: skip
-    catalog = catalog_of(
+    catalog = accounts.of_catalog(catalog_of(
         {
             "ledger": {"path": "ledger.db", "data_set": "d",
-                       "limit": {"epsilon": 500.0, "delta": 1e-5}},
+                       "id": "0acc0acc0acc0acc"},
             "unit": {"name": "uid", "type": "int"},
             "privacy": {"insecure_test_key": KEY},
             "table": [
@@ -291,7 +291,7 @@ def test_postgresql_keeps_a_declared_key_unique(server: str, tmp_path: Path) -> 
             ],
         },
         tmp_path,
-    )  # fmt: skip
+    ))  # fmt: skip
     asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item", _WIDE)
     for text in ("SELECT 1", 'CREATE UNIQUE INDEX ON "People" (code) WHERE uid > 3',
                  'CREATE UNIQUE INDEX ON "People" (code, uid)'):  # fmt: skip

@@ -80,7 +80,7 @@ def test_empty_tables_have_the_types_of_the_full_ones(catalog: Catalog) -> None:
 
 
 def _types(folder: Path, file: str, columns: dict[str, str]) -> Catalog:
-    ledger = {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}}
+    ledger = {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"}
     table = {"name": "t", "path": file, "unit_column": "u", "columns": columns}
     tables = {"ledger": ledger, "unit": {"name": "u", "type": "string"}, "table": [table]}
     return catalog_of(tables, folder)
@@ -132,7 +132,7 @@ def test_a_value_of_another_type_is_null_and_its_row_stays(kind: str, tmp_path: 
     (tmp_path / "t.csv").write_text("page,v\na,zz\nb,2024-02-31\nc,\n")
     table = {"name": "t", "path": "t.csv", "public": True, "columns": {"page": "STRING", "v": kind}}
     text = {
-        "ledger": {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}},
+        "ledger": {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"},
         "unit": {"name": "uid", "type": "int"},
         "table": [table, {**table, "name": "s", "columns": {"page": "STRING", "v": "STRING"}}],
     }

@@ -14,6 +14,7 @@ from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.registration import register
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
 from tests.pipelines.sql.test_databases import server  # noqa: F401
 
@@ -24,7 +25,7 @@ def declared(folder: Path, columns: str) -> Catalog:
     """The data set with columns that its catalog declares."""
     path = data_set(folder)
     text = path.read_text().replace('unit_column = "uid"\n', f'unit_column = "uid"\n{columns}\n', 1)
-    path.write_text(text)
+    accounts.write(path, text)
     return load_catalog(path)
 
 
@@ -58,7 +59,7 @@ def database(folder: Path, uri: str, key: str = "INT64", **columns: str) -> Cata
     return catalog_of(
         {
             "ledger": {"path": "ledger.db", "data_set": "d",
-                       "limit": {"epsilon": 500.0, "delta": 1e-5}},
+                       "id": "0acc0acc0acc0acc"},
             "unit": {"name": "uid", "type": "int"},
             "privacy": {"insecure_test_key": KEY},
             "table": [

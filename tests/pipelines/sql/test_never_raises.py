@@ -28,10 +28,9 @@ _TO = "contribution_bounds_per_group => (0, 5)"
 
 def _catalog(folder: Path, seed: int) -> Catalog:
     pq.write_table(nasty(seed), folder / "v.parquet")
-    limit = {"epsilon": 10.0, "delta": 1e-3}
     return catalog_of(
         {
-            "ledger": {"path": str(folder / "ledger.db"), "data_set": "d", "limit": limit},
+            "ledger": {"path": str(folder / "ledger.db"), "data_set": "d", "id": "0" * 16},
             "unit": {"name": "uid", "type": "string"},
             "privacy": {"insecure_test_key": KEY},
             "table": [{"name": "v", "path": "v.parquet", "unit_column": "uid"}],

@@ -14,6 +14,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.registration import Registered, register
+from tests import accounts
 from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
 
 _ORDERS = """
@@ -34,7 +35,7 @@ _TEXT = dp("item, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n",
 
 def shop(folder: Path) -> Path:
     path = data_set(folder, visits(200))
-    path.write_text(path.read_text() + _ORDERS)
+    accounts.write(path, path.read_text() + _ORDERS)
     people(folder)
     lines = "".join(f"c{i % 300},{'ab'[i % 2]}\n" for i in range(900))
     (folder / "orders.csv").write_text("person,item\n" + lines)
@@ -93,7 +94,7 @@ def test_the_values_that_statements_see_are_checked(tmp_path: Path) -> None:
     """Two spellings that the catalog's type makes one number are one key."""
     path = shop(tmp_path)
     text = path.read_text().replace('code = "STRING"', 'code = "INT64"')
-    path.write_text(text.replace('person = "STRING"', 'person = "INT64"'))
+    accounts.write(path, text.replace('person = "STRING"', 'person = "INT64"'))
     (tmp_path / "people.csv").write_text("uid,code\n1,7\n2,07\n3,x\n4,y\n")
     with pytest.raises(PolicyError, match="share a key"):
         register(catalog(tmp_path))
@@ -110,11 +111,11 @@ def test_a_note_is_of_these_keys_only_and_cannot_be_made_up(tmp_path: Path) -> N
     register(catalog(tmp_path))
     assert json.loads(notes.read_text()) == [note]
     before = path.read_text()
-    path.write_text(before.replace('[["person", "code"]]', '[["person", "code"], ["item", "kind"]]')
-                    .replace('code = "STRING"', 'code = "STRING", kind = "STRING"'))  # fmt: skip
+    wider = before.replace('[["person", "code"]]', '[["person", "code"], ["item", "kind"]]')
+    accounts.write(path, wider.replace('code = "STRING"', 'code = "STRING", kind = "STRING"'))
     with pytest.raises(PolicyError, match="was not checked"):
         ask(catalog(tmp_path), _TEXT)  # another key of the same file
-    path.write_text(before)
+    accounts.write(path, before)
     (tmp_path / "noise.key").write_text(KEY[::-1])
     with pytest.raises(PolicyError, match="was not checked"):
         ask(catalog(tmp_path), _TEXT)  # another noise key

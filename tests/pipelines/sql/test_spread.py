@@ -19,6 +19,7 @@ from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import run_ids
+from tests import accounts
 from tests.pipelines.sql.asking import ALL, charges, data_set, dp, visits
 from tests.runners.engines import need_flink
 
@@ -71,7 +72,7 @@ def shop(folder: Path, epsilon: float = 1e6) -> Path:
     (folder / "visits.parquet").unlink()
     pq.write_table(table.slice(0, 2_500), folder / "visits-a.parquet", row_group_size=300)
     pq.write_table(table.slice(2_500), folder / "visits-b.parquet")
-    path.write_text(path.read_text().replace("visits.parquet", "visits-*.parquet") + _CHAIN)
+    accounts.write(path, path.read_text().replace("visits.parquet", "visits-*.parquet") + _CHAIN)
     people = "".join(f"{i if i % 9 else ''},c{i}\n" for i in range(300))
     orders = "".join(f"{i},c{i * 7 % 310},2024-01-0{1 + i % 4}\n" for i in range(900))
     items = "".join(f"{i * 5 % 950},p{i % 9},{i % 50}.25,{i % 4}\n" for i in range(3_000))
@@ -99,7 +100,7 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answered(path: Path, text: str, **more: Any) -> SqlAnswer:
     """Asked as if nobody had asked before."""
-    (path.parent / "ledger.db").unlink(missing_ok=True)
+    accounts.emptied(path.parent / "ledger.db")
     found = ask(load_catalog(path), text, **more)
     assert found.charged and len(charges(path.parent)) == 1
     return found
@@ -235,7 +236,7 @@ def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="different columns"):
         ask(load_catalog(path), TOTAL, runner=DIRECT)
     text = path.read_text().replace('path = "people.csv"', 'uri = "sqlite:///people.db"')
-    path.write_text(text)
+    accounts.write(path, text)
     with pytest.raises(UsageError, match="database"):
         asking.Spread(DIRECT, asking.question_of(JOINED, load_catalog(path)), load_catalog(path))
     assert charges(tmp_path) == []

@@ -127,7 +127,7 @@ def test_the_unit_after_a_full_join() -> None:
 
 
 _KEYED = {
-    "ledger": {"path": "l.db", "data_set": "d", "limit": {"epsilon": 1.0, "delta": 1e-6}},
+    "ledger": {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"},
     "unit": {"name": "uid", "type": "int"},
     "table": [
         {"name": "parents", "path": "p.csv", "unit_column": "uid",

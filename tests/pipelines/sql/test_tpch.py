@@ -17,6 +17,7 @@ from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.rewrite import columns, stage_one
 from dpstream.pipelines.sql.statement import Statement, statement_of
+from tests import accounts
 from tests.pipelines.sql.asking import KEY, without_noise
 
 #: Name, who owns the rows, columns by type.
@@ -51,7 +52,7 @@ def _table(name: str, owner: dict[str, Any], columns_of: str) -> dict[str, Any]:
 def _catalog(folder: Path) -> Catalog:
     return catalog_of(
         {
-            "ledger": {"path": "l.db", "data_set": "t", "limit": {"epsilon": 1e6, "delta": 1e-3}},
+            "ledger": {"path": "l.db", "data_set": "t", "id": "0acc0acc0acc0acc"},
             "unit": {"name": "c_unit", "type": "int"},
             "privacy": {"insecure_test_key": KEY},
             "table": [_table(*table) for table in _TABLES],
@@ -212,7 +213,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Catalog, Any]:
         owned = f"SELECT {name}_.*, c_custkey AS c_unit FROM {owner.get(name)}"
         text = owned if name in owner else f"SELECT * FROM {name}_"
         plain.execute(f"CREATE VIEW {name} AS {text}")
-    catalog = _catalog(folder)
+    catalog = accounts.of_catalog(_catalog(folder))
     register(catalog)
     return catalog, plain
 

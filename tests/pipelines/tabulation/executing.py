@@ -5,19 +5,19 @@ from typing import Any
 
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.ask.question import Asking
-from dpstream.pipelines.jobs.tables import LedgerConfig, Limit
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Executed, Order, execute
 from dpstream.pipelines.tabulation.inputs import inputs_of
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_ledger
+from dpstream.state.ledger.open import AccountPlace
+from tests import accounts
 from tests.pipelines.tabulation.office import Office
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 
 
-def ledger_of(folder: Path, epsilon: float = 1e3) -> LedgerConfig:
-    return LedgerConfig(str(folder / "ledger.db"), "people", Limit(epsilon, 1e-9))
+def ledger_of(folder: Path, epsilon: float = 1e3, unit: str = "person") -> AccountPlace:
+    return accounts.create(folder / "ledger.db", "people", (epsilon, 1e-9), unit)
 
 
 def order(made: Office, out: Path, choice: Choice | None = None, **more: Any) -> Order:
@@ -35,7 +35,7 @@ def executed(
 
 def charges(folder: Path) -> list[Charge]:
     path = folder / "ledger.db"
-    return [entry.charge for entry in read_ledger(path)] if path.exists() else []
+    return accounts.charges(path)
 
 
 def content(out: Path) -> dict[str, bytes]:

@@ -162,7 +162,7 @@ def test_faults_of_files_are_refused_before_the_charge(spoilt: Office, tmp_path:
     spoilt.configure(max_race_codes=9)
     with pytest.raises(UsageError, match="max_race_codes"):
         executed(spoilt, tmp_path / "out", ledger=ledger_of(tmp_path))
-    assert not (tmp_path / "ledger.db").exists() and left_over(tmp_path) == []
+    assert charges(tmp_path) == [] and left_over(tmp_path) == []
 
 
 def test_records_with_a_fault_are_set_aside_or_refuse_the_file(
@@ -189,13 +189,15 @@ def test_households_take_the_published_totals_of_persons(made: Office, tmp_path:
     shutil.copytree(made.data, own.data)
     executed(made, tmp_path / "persons")
     shutil.copytree(tmp_path / "persons" / "t1", own.data / "pop-group-totals.txt")
-    found = executed(own, tmp_path / "homes", Choice("h"), ledger=ledger_of(tmp_path))
+    found = executed(
+        own, tmp_path / "homes", Choice("h"), ledger=ledger_of(tmp_path, unit="household")
+    )
     [charge] = charges(tmp_path)
     assert "household" in charge.identity and charge.run_id == found.manifest.run_id
     folders = {name.rpartition("/")[0] for name in found.manifest.files}
     tables = {*(f"t3/T0300{d}" for d in (1, 2, 3, 4)), "t4/T04001", "t4/T04002"}
     assert folders == tables | {f"margins/{table}" for table in tables}
-    with pytest.raises(PolicyError):  # a unit of another kind: another data set
+    with pytest.raises(PolicyError):  # a unit of another kind: another account
         executed(made, tmp_path / "more", ledger=ledger_of(tmp_path))
 
 

@@ -86,4 +86,4 @@ def test_runners_whose_workers_share_no_folder_are_refused_before_the_charge(
             check(Runner(name))
         with pytest.raises(UsageError, match="--runner"):
             executed(made, tmp_path / "out", ledger=ledger_of(tmp_path), runner=Runner(name))
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["ledger.db"] and charges(tmp_path) == []

@@ -12,7 +12,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 
 JOB = """\
 # Deliveries, hourly.  KEEP THIS COMMENT.
@@ -89,7 +89,7 @@ def job_file(tmp_path: Path) -> Path:
     (tmp_path / "keys").mkdir()
     (tmp_path / "in" / "a.csv").write_text(records(USERS))
     new_key(tmp_path / "keys" / "noise.key")
-    (tmp_path / "job.toml").write_text(JOB)
+    accounts.write(tmp_path / "job.toml", JOB)
     return tmp_path / "job.toml"
 
 
@@ -111,7 +111,7 @@ def done(result: Result) -> Result:
 def entries(job: Path) -> int:
     if not job.with_name("ledger.db").exists():
         return 0
-    ledger = open_ledger(job.with_name("ledger.db"), "deliveries")
+    ledger = accounts.opened(job.with_name("ledger.db"), "deliveries")
     try:
         return len(ledger.entries())
     finally:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.workloads.parse import from_dict
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.job import Job, load_job
+from tests import accounts
 
 DOMAIN = [
     {"name": "age", "edges": [0, 10, 20, 40, 65.5, 80]},
@@ -73,7 +74,7 @@ def survey(folder: Path, rows: int = 2000, epsilon: float = 6.0, text: str = JOB
         "amount": rng.integers(0, 9, rows),
     }
     pq.write_table(pa.table(table), folder / "records.parquet")
-    (folder / "job.toml").write_text(text.format(epsilon=epsilon, key=KEY))
+    accounts.write(folder / "job.toml", text.format(epsilon=epsilon, key=KEY))
     write(folder / "asked.json")
     return load_job(folder / "job.toml")
 

@@ -21,7 +21,7 @@ from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.execute import Done, Order, execute
 from dpstream.pipelines.workload.release import read_release
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 from tests.pipelines.workload.survey import JOB, exact, survey, workload
 
 STRATEGY = auto(workload()).strategy
@@ -38,7 +38,7 @@ def rows(folder: Path, out: str = "out") -> list[dict[str, Any]]:
 
 
 def charges(folder: Path) -> list[str]:
-    with contextlib.closing(open_ledger(folder / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
         return [charge.kind for charge in ledger.entries()]
 
 

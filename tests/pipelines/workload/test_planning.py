@@ -40,7 +40,7 @@ def test_the_comparison_is_kept(tmp_path: Path) -> None:
     again = planned(workload(), tmp_path)
     assert again.cached and not first.cached and again.compared == first.compared
     assert {"gaussian", "identity", "haar", "eigen"} <= set(first.compared.errors)
-    first.place.with_suffix(".json").write_text("[")
+    (first.place.with_suffix(".json")).write_text("[")
     assert planned(workload(), tmp_path).compared == first.compared
     json.loads(first.place.with_suffix(".json").read_text())
 

@@ -28,7 +28,7 @@ from dpstream.pipelines.workload.registered import (
 )
 from dpstream.pipelines.workload.release import read_release
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import open_ledger
+from tests import accounts
 from tests.pipelines.workload.survey import DOMAIN, JOB, exact, survey, workload
 
 RANGES = workload([{"factors": {"age": "range", "sex": "identity"}}])
@@ -54,7 +54,7 @@ def answered(folder: Path, kind: str, out: str = "out", **options: Any) -> Answe
 
 
 def charges(folder: Path) -> list[Charge]:
-    with contextlib.closing(open_ledger(folder / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
         return ledger.entries()
 
 

@@ -14,13 +14,15 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.state.ledger.answers import Answer, Begun, Decision, Register
 from dpstream.state.ledger.charges import Charge, ChargeKind
-from dpstream.state.ledger.contract import Ledger, Limit
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Closed, LimitChanged, TableNamed
+from tests import accounts
 
 Open = Callable[[], Ledger]
-LIMIT = (4.0, 1e-6)
-UNIT = "user over the whole stream"
+UNIT = accounts.USER
 
 
 def charge(run: int, epsilon: float = 1.0, unit: str = UNIT, kind: ChargeKind = "sql") -> Charge:
@@ -34,14 +36,12 @@ Draw = Callable[[str], bytes]
 class Asker(Register):
     """A register with all steps of an answer, which `pipelines.ask.sequence` makes one by one."""
 
-    def answered(
-        self, charge: Charge, request: str, limit: Limit, draw: Draw, fresh: bool = False
-    ) -> Answer:
-        begun = self.charged(charge, request, limit, fresh)
+    def answered(self, charge: Charge, request: str, draw: Draw, fresh: bool = False) -> Answer:
+        begun = self.charged(charge, request, fresh)
         return self.finish(begun.run_id, draw)._replace(charged=begun.charged)
 
-    def charged(self, charge: Charge, request: str, limit: Limit, fresh: bool = False) -> Begun:
-        return self.begin(request, lambda _, __: Decision(charge), limit, fresh)
+    def charged(self, charge: Charge, request: str, fresh: bool = False) -> Begun:
+        return self.begin(request, lambda _, __: Decision(charge), fresh)
 
     def finish(self, run_id: str, draw: Draw) -> Answer:
         if self.read(run_id) is None:
@@ -78,7 +78,12 @@ def register(open_again: Open, make: type[Asker]) -> Iterator[Asker]:
 def ask(open_again: Open, make: type[Asker], run: int, request: str, draw: Draws) -> Answer:
     """One process asks."""
     with register(open_again, make) as answers:
-        return answers.answered(charge(run), request, LIMIT, draw)
+        return answers.answered(charge(run), request, draw)
+
+
+def limited(open_again: Open, limit: tuple[float, float]) -> None:
+    with contextlib.closing(open_again()) as ledger:
+        ledger.set_limit(limit)
 
 
 def charged(open_again: Open) -> list[str]:
@@ -131,7 +136,7 @@ def killed(
     dies: Callable[[Callable[[], object]], None] = in_process,
 ) -> None:
     """Killed at any point: what was charged is charged once, and goes on under its run id."""
-    limit = (99.0, 1e-3)
+    limited(open_again, (99.0, 1e-3))
     for number, point in enumerate(POINTS):
         request, run = f"asked {point}", 2 * number + 1
         before, draw = charged(open_again), Draws(open_again, "second")
@@ -139,14 +144,14 @@ def killed(
         def first(point: str = point, request: str = request, run: int = run) -> None:
             with register(open_again, make) as answers, dying(answers, point):
                 drawn = dying_draw(Draws(open_again), point)
-                answers.answered(charge(run), request, limit, drawn)
+                answers.answered(charge(run), request, drawn)
 
         dies(first)
         paid = charged(open_again)[len(before) :]
         lost = point in ("append", "ask")
         assert paid == ([] if lost else [charge(run).run_id]), point
         with register(open_again, make) as answers:
-            answer = answers.answered(charge(run + 1), request, limit, draw)
+            answer = answers.answered(charge(run + 1), request, draw)
         assert answer.charged is lost, point
         assert charged(open_again)[len(before) :] == [answer.run_id], point
         assert answer.run_id == charge(run + lost).run_id, point
@@ -205,7 +210,7 @@ def two_at_once(open_again: Open, make: type[Asker]) -> None:
 
     def asker(run: int) -> None:
         with register(open_again, make) as answers:
-            seen.append(answers.answered(charge(run), "asked", LIMIT, both))
+            seen.append(answers.answered(charge(run), "asked", both))
 
     threads = [threading.Thread(target=asker, args=(run,)) for run in (1, 2)]
     for thread in threads:
@@ -224,52 +229,83 @@ def refused(open_again: Open, make: type[Asker]) -> None:
     with register(open_again, make) as answers:
         for bad in (charge(1, 4.5), charge(1, 9.0)):
             with pytest.raises(PolicyError, match="spend more"):
-                answers.answered(bad, "asked", LIMIT, draw)
-        answers.answered(charge(2), "asked", LIMIT, draw)
+                answers.answered(bad, "asked", draw)
+        answers.answered(charge(2), "asked", draw)
+        other = UnitIdentity("other", "string").text
         with pytest.raises(PolicyError, match="another privacy unit"):
-            answers.answered(charge(3, unit="other"), "else", LIMIT, draw)
+            answers.answered(charge(3, unit=other), "else", draw)
         # What was refused left no row behind.
-        assert answers.answered(charge(4), "else", LIMIT, draw).charged
+        assert answers.answered(charge(4), "else", draw).charged
         # What was answered is read again whatever the limit has become.
-        again = answers.answered(charge(5), "asked", (0.1, 1e-9), draw)
+        limited(open_again, (0.1, 1e-9))
+        again = answers.answered(charge(5), "asked", draw)
         assert not again.charged and again.run_id == charge(2).run_id
     assert charged(open_again) == draw.runs == [charge(2).run_id, charge(4).run_id]
 
 
-SCENARIOS = (asked_again, killed, two_at_once, refused)
+def closed(open_again: Open, make: type[Asker]) -> None:
+    """What a recovery closed is never answered: who asks again is charged again."""
+    draw, run_id = Draws(open_again), charge(1).run_id
+    with register(open_again, make) as answers:
+        assert answers.charged(charge(1), "asked").charged
+        with contextlib.closing(open_again()) as ledger, ledger.transaction():
+            ledger.append(Closed((run_id,)))
+        with pytest.raises(PolicyError, match="closed by a recovery"):
+            answers.commit(run_id, b"late")
+        assert answers.read(run_id) is None
+    again = ask(open_again, make, 2, "asked", draw)
+    assert again.charged and again.run_id == charge(2).run_id
+    assert charged(open_again) == [run_id, again.run_id]
+
+
+SCENARIOS = (asked_again, killed, two_at_once, refused, closed)
 
 
 def rows(open_again: Open) -> None:
     """The contract's rows: what a transaction changed is there for others, or nothing of it."""
     one, two = open_again(), open_again()
     start = one.head()
-    assert (start.seq, start.digest, one.digest_at(1), one.entries()) == (0, "", None, [])
+    assert (start.seq, start.id, one.id, one.data_set) == (1, accounts.ID, accounts.ID, "flights")
+    assert (one.digest_at(1), one.digest_at(2), one.entries()) == (start.digest, None, [])
     with one.transaction():
         one.append(charge(1))
         one.add_token("run", "a", None)
         one.add_token("run", "b", "a")
-        one.ask(charge(1).run_id, "asked")
+        one.ask(charge(1).run_id, "asked", b"\0grant")
     assert two.head() == one.head() and two.entries() == one.entries() == [charge(1)]
-    assert two.digest_at(1) == two.digest_of(charge(1).name) == two.head().digest
+    assert two.digest_at(2) == two.digest_of(charge(1).name) == two.head().digest
     assert two.tokens("run") == {"a": None, "b": "a"} and two.tokens("other") == {}
     with pytest.raises(ZeroDivisionError), two.transaction():
         two.append(charge(2))
         two.drop_token("run", "a")
         two.answer(charge(1).run_id, b"\xff", "digest")
+        two.append(LimitChanged((9.0, 1e-3)))
+        two.append(TableNamed("table"))
+        two.append(Closed(("run",)))
         assert two.entries() == [charge(1), charge(2)] and two.tokens("run") == {"b": "a"}
+        assert two.book().limit == (9.0, 1e-3) and two.book().tables == {"table"}
         1 / 0  # noqa: B018
     for ledger in (one, two):
-        assert ledger.entries() == [charge(1)] and ledger.head().seq == 1
+        assert ledger.entries() == [charge(1)] and ledger.head().seq == 2
         assert ledger.tokens("run") == {"a": None, "b": "a"}
-        assert ledger.asked(charge(1).run_id) == (charge(1).run_id, "asked", None, None)
+        assert ledger.book().limit == accounts.LIMIT
+        assert not ledger.book().tables and not ledger.book().closed
+        asked = (charge(1).run_id, "asked", b"\0grant", None, None, None, None)
+        assert ledger.asked(charge(1).run_id) == asked
     with two.transaction():
         two.answer(charge(1).run_id, b"\xff", "digest")
         two.drop_token("run", "a")
         two.append(charge(2))
         two.ask(charge(2).run_id, "asked")
+        two.append(TableNamed("table"))
+    with one.transaction():
+        one.put_view(charge(1).run_id, b"", "of the view")
     assert [asked.receipt for asked in one.asked_alike("asked")] == [b"\xff", None]
+    first = two.asked(charge(1).run_id)
+    assert first is not None and first[2:] == (b"\0grant", b"\xff", "digest", b"", "of the view")
     assert one.asked("none") is None and one.asked_alike("none") == []
     assert one.tokens("run") == {"b": "a"} and one.entries() == [charge(1), charge(2)]
+    assert one.head() == two.head() and one.head().seq == 5 and one.book().tables == {"table"}
     for write in (
         lambda: one.append(charge(3)),
         lambda: one.add_token("run", "c", None),
@@ -278,5 +314,21 @@ def rows(open_again: Open) -> None:
         with pytest.raises(AssertionError, match="transaction"):
             write()
     assert two.entries() == [charge(1), charge(2)]
+    one.close()
+    two.close()
+
+
+def limits(open_again: Open) -> None:
+    """The limit is the account's: changed by an entry, read in the transaction that charges."""
+    one, two = open_again(), open_again()
+    assert one.book().limit == two.book().limit == accounts.LIMIT
+    with pytest.raises(PolicyError, match="spend more than epsilon 4"):
+        one.charge(charge(1, 4.5))
+    assert two.set_limit((9.0, 1e-3)) == accounts.LIMIT
+    assert one.charge(charge(1, 4.5))  # opened before the limit was raised
+    assert two.set_limit((0.5, 1e-6)) == (9.0, 1e-3)
+    with pytest.raises(PolicyError, match=r"spend more than epsilon 0\.5"):
+        one.charge(charge(2, 0.1))
+    assert two.set_limit((0.5, 1e-6)) == (0.5, 1e-6) and one.head().seq == 4
     one.close()
     two.close()

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import create_ledger, open_ledger
-from tests import emulator
+from tests import accounts, emulator
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """An empty ledger in a folder that is not there yet."""
-    made = open_ledger(tmp_path / "data" / "ledger.db", "flights")
+    """An account without a charge in a folder that is not there yet."""
+    made = accounts.opened(tmp_path / "data" / "ledger.db", limit=(3.0, 1e-6))
     yield made
     made.close()
 
@@ -27,8 +26,8 @@ def running() -> Iterator[None]:
 
 @pytest.fixture
 def url(running: None) -> Iterator[str]:
-    """An empty ledger in a database of its own."""
+    """An account without a charge in a database of its own."""
     made = emulator.fresh_url()
-    create_ledger(made)
+    accounts.create(made, "flights")
     yield made
     emulator.drop(made)

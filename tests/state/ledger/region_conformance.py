@@ -26,6 +26,7 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.orders import Kind, Order, SessionRefusedError, Views
 from dpstream.state.ledger.region_charge import RegionCharge
 from dpstream.state.ledger.regions import RegionAccount
+from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
 from tests.state.ledger.conformance import Killed, dying, in_process
 
@@ -56,7 +57,7 @@ class Payer(RegionAccount):
 
     def _begun(self, request: str, decide: Callable[[str], Charge], fresh: bool) -> Paid:
         register = Register(self._ledger, "session")
-        begun = register.begin(request, lambda run, _: Decision(decide(run)), None, fresh)
+        begun = register.begin(request, lambda run, _: Decision(decide(run)), fresh)
         self.refresh()
         return Paid(begun.run_id, begun.charged, region_of(begun.charge, self.table))
 
@@ -378,16 +379,14 @@ def covers(open_again: Open, make: Make) -> None:
 def others(open_again: Open, make: Make) -> None:
     """A data set holds one table of record budgets and nothing else, whoever comes second."""
     mu = mu_of(1.0, 1e-7)
-    run = Charge("1" * 32, "plan", "user", 1.0, 1e-7, mu, 0.0, "sql")
-    alike = Charge(
-        "2" * 32, "plan", "", 1.0, 1e-7, mu, 0.0, "stream", identity=table().identity.text
-    )
+    run = Charge("1" * 32, "plan", accounts.USER, 1.0, 1e-7, mu, 0.0, "sql")
+    alike = Charge("2" * 32, "plan", table().identity.text, 1.0, 1e-7, mu, 0.0, "stream")
     box = table().space.box(initial=("0.000008", None))
     with account(open_again, make) as one:
         one.pay("1", order(box))
         for charge in (run, alike):  # even of a unit that is called the same
             with pytest.raises(PolicyError, match="privacy unit"):
-                one._ledger.charge(charge, 99.0, 1e-3)
+                one._ledger.charge(charge)
         with pytest.raises(PolicyError, match="another table"):
             make(one._ledger, table(grid=2))
         one._ledger.transact(lambda: one._ledger.append(run))  # as no program does

@@ -16,15 +16,16 @@ from typing import NamedTuple
 from dpstream.accounting.errors import DpstreamError
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.open import open_path
 from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
+from tests import accounts
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
 
 LIMIT = (2.0, 1e-6)
-CHARGE = Charge(IDENTITY.run_id, IDENTITY.plan_hash, "user", 1.0, 1e-7, None, 0.0, "stream")
+CHARGE = Charge(IDENTITY.run_id, IDENTITY.plan_hash, accounts.USER, 1.0, 1e-7, None, 0.0, "stream")
 GATES = ("txn", "read", "swap", "txn", "read")
 
 
@@ -102,13 +103,13 @@ def enter(
             at("swap", False)
             return super().renew_token(old, new)
 
-    ledger = GatedLedger(ledger_path, "flights")
+    ledger = GatedLedger(ledger_path)
     store: Store = GatedStore(store_path, KEY_SCHEMA, STREAMS)
     # The order of writes is tested here, not the disk.
     for db in (ledger._db, store._db):  # type: ignore[attr-defined]
         db.execute("PRAGMA synchronous = OFF")
     try:
-        tokens.enter(ledger, store, CHARGE, *LIMIT)
+        tokens.enter(ledger, store, CHARGE)
         return "settled"
     except DpstreamError as error:
         assert "older or forked" in error.rule, error
@@ -125,7 +126,7 @@ class World(NamedTuple):
     stores: tuple[Path, ...]
 
     def entries(self) -> int:
-        ledger = open_ledger(self.ledger, "flights")
+        ledger = open_path(self.ledger)
         try:
             return len(ledger.entries())
         finally:
@@ -135,7 +136,7 @@ class World(NamedTuple):
 def new_world(folder: Path) -> World:
     """An empty ledger and the store of a run that has not begun."""
     folder.mkdir()
-    open_ledger(folder / "ledger.db", "flights").close()
+    accounts.create(folder / "ledger.db", "flights", LIMIT)
     create_store(folder / "store.db", IDENTITY)
     return World(folder / "ledger.db", (folder / "store.db",))
 

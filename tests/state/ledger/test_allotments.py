@@ -11,7 +11,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.state.ledger.allotments import allotted
 from dpstream.state.ledger.orders import Order
-from dpstream.state.ledger.sqlite import SqliteLedger
+from tests import accounts
 from tests.pipelines.session.people import PEOPLE, box
 from tests.state.ledger.region_conformance import Payer
 
@@ -20,7 +20,7 @@ YOUNG = box(age=(0, 50), epsilon=(1.0, None))
 
 @pytest.fixture
 def account(tmp_path: Path) -> Iterator[Payer]:
-    with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.of_records(tmp_path / "ledger.db")) as ledger:
         yield Payer(ledger, PEOPLE)
 
 
@@ -89,7 +89,7 @@ def test_a_closed_range_is_closed_to_draws(account: Payer) -> None:
 def _drawing(folder: Path, run_id: str, number: int) -> int:
     """How many of 12 draws of 50,000 one process gets."""
     got = 0
-    with contextlib.closing(SqliteLedger(folder / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.of_records(folder / "ledger.db")) as ledger:
         account = Payer(ledger, PEOPLE)
         for turn in range(12):
             with contextlib.suppress(PolicyError):
@@ -101,10 +101,10 @@ def _drawing(folder: Path, run_id: str, number: int) -> int:
 
 @pytest.mark.slow
 def test_processes_never_draw_more_than_was_paid(tmp_path: Path) -> None:
-    with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.of_records(tmp_path / "ledger.db")) as ledger:
         run_id = allot(Payer(ledger, PEOPLE))
     with multiprocessing.get_context("spawn").Pool(8) as pool:
         got = pool.starmap(_drawing, [(tmp_path, run_id, n) for n in range(8)])
     assert sum(got) == 10
-    with contextlib.closing(SqliteLedger(tmp_path / "ledger.db", "people")) as ledger:
+    with contextlib.closing(accounts.of_records(tmp_path / "ledger.db")) as ledger:
         assert allotted(ledger.book().charges, PEOPLE, run_id)[1] == 500_000

@@ -8,13 +8,13 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.ledger.answers import Answer, Begun, Decision, Register
-from dpstream.state.ledger.charges import Book, Charge
-from dpstream.state.ledger.contract import Ledger, Limit
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.seal import put_seal
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
 from tests.state.ledger.conformance import (
-    LIMIT,
     SCENARIOS,
     Asker,
     Draw,
@@ -29,7 +29,8 @@ from tests.state.ledger.conformance import (
 
 @pytest.fixture
 def again(tmp_path: Path) -> Open:
-    return lambda: open_ledger(tmp_path / "ledger.db", "flights")
+    accounts.create(tmp_path / "ledger.db", "flights")
+    return lambda: accounts.opened(tmp_path / "ledger.db")
 
 
 @pytest.fixture
@@ -50,11 +51,9 @@ def test_a_process_that_is_gone_at_any_point(again: Open) -> None:
 class ReadsFirst(Asker):
     """Charges when the answer is known."""
 
-    def answered(
-        self, charge: Charge, request: str, limit: Limit, draw: Draw, fresh: bool = False
-    ) -> Answer:
+    def answered(self, charge: Charge, request: str, draw: Draw, fresh: bool = False) -> Answer:
         receipt = draw(charge.run_id)
-        return super().answered(charge, request, limit, lambda _: receipt)
+        return super().answered(charge, request, lambda _: receipt)
 
 
 class ShowsFirst(Asker):
@@ -106,14 +105,12 @@ class TwoTransactions(Asker):
         self,
         request: str,
         decide: Callable[[str, Book], Decision],
-        limit: Limit | None,
         fresh: bool = False,
     ) -> Begun:
         if self.find(request) is not None:
-            return super().begin(request, decide, limit, fresh)
+            return super().begin(request, decide, fresh)
         charge = decide("", Book()).charge
-        assert limit is not None
-        self._ledger.charge(charge, *limit)
+        self._ledger.charge(charge)
         with self._ledger.transaction():
             self._ledger.ask(charge.run_id, request)
         return Begun(charge.run_id, charge, True, None)
@@ -148,24 +145,24 @@ def test_a_sabotaged_register_is_caught(
 
 def test_kinds_are_apart(ledger: Ledger) -> None:
     sql, table = Asker(ledger, "sql"), Asker(ledger, "table")
-    first = sql.answered(charge(1), "asked", LIMIT, lambda _: b"rows")
+    first = sql.answered(charge(1), "asked", lambda _: b"rows")
     assert table.find("asked") is None and table.read(first.run_id) is None
-    second = table.answered(charge(2, kind="table"), "asked", LIMIT, lambda _: b"cells")
+    second = table.answered(charge(2, kind="table"), "asked", lambda _: b"cells")
     assert (second.charged, second.receipt) == (True, b"cells")
     assert sql.find("asked") == first.run_id and table.find("asked") == second.run_id
     with pytest.raises(AssertionError, match="question's kind"):
-        sql.begin("other", lambda _, __: Decision(charge(3, kind="table")), LIMIT)
+        sql.begin("other", lambda _, __: Decision(charge(3, kind="table")))
 
 
 def test_the_first_receipt_stays(ledger: Ledger) -> None:
     register = Register(ledger, "sql")
-    begun = register.begin("asked", lambda _, __: Decision(charge(1)), LIMIT)
+    begun = register.begin("asked", lambda _, __: Decision(charge(1)))
     assert begun.charged and register.read(begun.run_id) is None
     register.commit(begun.run_id, b"8")
     register.commit(begun.run_id, b"9")
     answer = register.read(begun.run_id)
     assert answer is not None and answer.receipt == b"8"
-    again = register.begin("asked", lambda _, __: Decision(charge(2)), LIMIT)
+    again = register.begin("asked", lambda _, __: Decision(charge(2)))
     assert again == begun._replace(charged=False, receipt=b"8")
     with pytest.raises(PolicyError, match="no charge"):
         register.commit(charge(7).run_id, b"8")
@@ -174,24 +171,16 @@ def test_the_first_receipt_stays(ledger: Ledger) -> None:
 
 def test_a_receipt_without_a_draw_is_committed_with_its_charge(ledger: Ledger) -> None:
     register = Register(ledger, "sql")
-    begun = register.begin("asked", lambda _, __: Decision(charge(1), b""), LIMIT)
+    begun = register.begin("asked", lambda _, __: Decision(charge(1), b""))
     assert begun.receipt == b"" and register.read(begun.run_id) is not None
-    assert register.begin("asked", lambda _, __: Decision(charge(2), b""), LIMIT, True).charged
-
-
-def test_data_sets_are_apart(again: Open, tmp_path: Path) -> None:
-    with contextlib.closing(again()) as ledger:
-        Asker(ledger, "sql").answered(charge(1), "asked", LIMIT, lambda _: b"8")
-    with contextlib.closing(open_ledger(tmp_path / "ledger.db", "weather")) as other:
-        register = Asker(other, "sql")
-        assert register.read(charge(1).run_id) is None and register.find("asked") is None
+    assert register.begin("asked", lambda _, __: Decision(charge(2), b""), True).charged
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        "UPDATE choices SET receipt = 'C = 80'",
-        "UPDATE choices SET digest = 'x'",
+        "UPDATE requests SET receipt = 'C = 80'",
+        "UPDATE requests SET digest = 'x'",
         "DELETE FROM entries",
         "UPDATE entries SET digest = 'x'",
     ],
@@ -201,7 +190,7 @@ def test_an_edited_receipt_is_noticed(again: Open, tmp_path: Path, edit: str, se
     """By the seal, and where somebody has sealed the ledger again, by its own digest."""
     with contextlib.closing(again()) as ledger:
         register = Asker(ledger, "sql")
-        register.answered(charge(1), "asked", LIMIT, lambda _: b"C = 8")
+        register.answered(charge(1), "asked", lambda _: b"C = 8")
         with sqlite3.connect(tmp_path / "ledger.db") as db:
             db.execute(edit)
             if sealed:
@@ -218,5 +207,5 @@ def test_only_bytes_that_stand_in_the_ledger_are_large(ledger: Ledger) -> None:
     """A megabyte of rows is an answer like any other, byte for byte."""
     rows = bytes(range(256)) * 4096
     register = Asker(ledger, "sql")
-    assert register.answered(charge(1), "asked", LIMIT, lambda _: rows).receipt == rows
-    assert register.answered(charge(2), "asked", LIMIT, lambda _: b"").receipt == rows
+    assert register.answered(charge(1), "asked", lambda _: rows).receipt == rows
+    assert register.answered(charge(2), "asked", lambda _: b"").receipt == rows

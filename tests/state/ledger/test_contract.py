@@ -8,25 +8,31 @@ import pytest
 
 from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import open_ledger
-from tests.state.ledger.conformance import LIMIT, charge, rows
+from tests import accounts
+from tests.state.ledger.conformance import charge, limits, rows
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
-    rows(lambda: open_ledger(tmp_path / "ledger.db", "flights"))
+    rows(lambda: accounts.opened(tmp_path / "ledger.db"))
+
+
+def test_limits_of_a_file(tmp_path: Path) -> None:
+    limits(lambda: accounts.opened(tmp_path / "ledger.db"))
 
 
 def test_spent_fits_and_check(ledger: Ledger) -> None:
+    ledger.set_limit(accounts.LIMIT)
     assert ledger.spent(1e-6) == 0.0
     for run in (1, 2):
-        ledger.charge(charge(run), *LIMIT)
+        ledger.charge(charge(run))
     assert ledger.spent(1e-6) == epsilon_spent([charge(1), charge(2)], 1e-6)
-    ledger.book().check([charge(3)], *LIMIT)
+    ledger.book().check([charge(3)])
     with pytest.raises(PolicyError, match="2 runs are charged already"):
-        ledger.book().check([charge(3, 4.4)], *LIMIT)
+        ledger.book().check([charge(3, 4.4)])
     with pytest.raises(PolicyError, match="another privacy unit"):
-        ledger.book().check([charge(3, unit="other")], *LIMIT)
+        ledger.book().check([charge(3, unit=UnitIdentity("other", "string").text)])
     assert len(ledger.entries()) == 2
 
 

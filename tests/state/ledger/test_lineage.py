@@ -12,9 +12,10 @@ import pytest
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.open import open_path
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
+from tests import accounts
 from tests.state.conformance import KEY_SCHEMA, STREAMS
 from tests.state.ledger.starters import (
     CHARGE,
@@ -181,7 +182,7 @@ def opened(path: Path) -> Store:
 
 def test_a_copy_of_a_run_that_has_ended_is_refused(folders: Iterator[Path]) -> None:
     world = copied(begun(folders), next(folders), 2)  # a copy while it runs
-    ledger, store = open_ledger(world.ledger, "flights"), opened(world.stores[0])
+    ledger, store = open_path(world.ledger), opened(world.stores[0])
     tokens.leave(ledger, store)
     store.close()
     assert enter(world.ledger, world.stores[1]) == "refused"
@@ -220,14 +221,17 @@ def test_a_restored_store_takes_over(folders: Iterator[Path]) -> None:
 
 def test_a_refused_charge_changes_no_token(folders: Iterator[Path]) -> None:
     world = new_world(next(folders))
-    ledger, store = open_ledger(world.ledger, "flights"), opened(world.stores[0])
+    ledger, store = open_path(world.ledger), opened(world.stores[0])
+    ledger.set_limit((0.5, 1e-9))
     with pytest.raises(PolicyError, match="spend more"):
-        tokens.enter(ledger, store, CHARGE, 0.5, 1e-9)
+        tokens.enter(ledger, store, CHARGE)
+    ledger.set_limit(LIMIT)
     assert store.token() == "" and tokens.remembered(store) is None
-    assert tokens.enter(ledger, store, CHARGE, *LIMIT) is True
-    assert tokens.enter(ledger, store, CHARGE, 0.5, 1e-9) is False  # charged before
+    assert tokens.enter(ledger, store, CHARGE) is True
+    ledger.set_limit((0.5, 1e-9))
+    assert tokens.enter(ledger, store, CHARGE) is False  # charged before
     seen = tokens.remembered(store)
-    assert seen is not None and (seen.seq, seen.data_set) == (1, "flights")
+    assert seen is not None and (seen.seq, seen.id) == (5, accounts.ID)
     store.close()
     ledger.close()
 
@@ -251,12 +255,12 @@ def test_a_swap_whose_answer_is_lost(folders: Iterator[Path]) -> None:
 
 def test_starters_that_never_end_give_up(folders: Iterator[Path]) -> None:
     world = new_world(next(folders))
-    ledger, store = open_ledger(world.ledger, "flights"), opened(world.stores[0])
+    ledger, store = open_path(world.ledger), opened(world.stores[0])
     with (
         mock.patch.object(SqliteStore, "renew_token", lambda *_: False),
         pytest.raises(RunError, match="at once"),
     ):
-        tokens.enter(ledger, store, CHARGE, *LIMIT)
-    assert tokens.enter(ledger, store, CHARGE, *LIMIT) is False
+        tokens.enter(ledger, store, CHARGE)
+    assert tokens.enter(ledger, store, CHARGE) is False
     store.close()
     ledger.close()

@@ -1,32 +1,75 @@
-"""A job's ledger is opened, or made where none is."""
+"""An account is made by one function, and opened by the name that a file has for it."""
 
 from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Head, is_id
 from dpstream.state.ledger.open import (
-    create_ledger,
+    AccountPlace,
+    check_names,
+    create_account,
     file_of,
     ledger_exists,
+    limit_of,
     open_ledger,
     place_below,
+    read_book,
     read_ledger,
 )
-from tests.state.ledger.conformance import LIMIT, charge
+from tests import accounts
+from tests.state.ledger.conformance import charge
 
 
 def test_made_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "ledger.db"
-    ledger = open_ledger(path, "flights")
-    assert isinstance(ledger, Ledger) and ledger.data_set == "flights"
-    assert read_ledger(path) == []
-    ledger.charge(charge(1), *LIMIT)
+    assert not ledger_exists(path)
+    made = create_account(path, "flights", "user", "string", accounts.LIMIT)
+    assert ledger_exists(path) and is_id(made.id)
+    place = AccountPlace(str(path), "flights", made.id)
+    ledger = open_ledger(place)
+    assert isinstance(ledger, Ledger) and (ledger.id, ledger.data_set) == (made.id, "flights")
+    ledger.charge(charge(1))
     ledger.close()
-    again = open_ledger(str(path), "flights")
-    assert again.entries() == [charge(1)] == [entry.charge for entry in read_ledger(path)]
+    again = open_ledger(place)
+    assert again.entries() == [charge(1)] == accounts.charges(path) == read_book(place).charges
     again.close()
+
+
+def test_ids_are_drawn(tmp_path: Path) -> None:
+    made = [create_account(tmp_path / f"{n}.db", "d", "u", "int", None) for n in range(3)]
+    assert len({each.id for each in made}) == 3
+
+
+def test_only_the_named_account_is_opened(tmp_path: Path) -> None:
+    """Absent, of another id, of another data set: refused by who charges and by who plans."""
+    path = str(tmp_path / "ledger.db")
+    accounts.create(path, "flights")
+    for place, field in (
+        (AccountPlace(path, "flights", "f" * 16), "ledger.id"),
+        (AccountPlace(path, "weather", accounts.ID), "ledger.data_set"),
+        (AccountPlace(str(tmp_path / "none.db"), "flights", accounts.ID), "ledger.path"),
+    ):
+        for attempt in (open_ledger, read_book):
+            with pytest.raises((PolicyError, UsageError)) as caught:
+                attempt(place)
+            assert caught.value.field == field
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.db"]
+    assert len(read_ledger(path)) == 1
+
+
+def test_an_account_without_an_entry_that_was_seen_is_refused(tmp_path: Path) -> None:
+    place = accounts.create(tmp_path / "ledger.db", "flights")
+    with_one = accounts.opened(place.path)
+    with_one.charge(charge(1))
+    head = with_one.head()
+    with_one.close()
+    read_book(place, head)
+    for seen in (Head(head.id, 3, head.digest), Head(head.id, 1, head.digest)):
+        with pytest.raises(PolicyError, match="older or replaced"):
+            read_book(place, seen)
 
 
 def test_files_and_urls(tmp_path: Path) -> None:
@@ -41,8 +84,16 @@ def test_files_and_urls(tmp_path: Path) -> None:
         assert caught.value.field == "ledger.path" and url not in str(caught.value)
 
 
-def test_a_file_is_made_once(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    assert not ledger_exists(path)
-    assert create_ledger(path) and not create_ledger(path)
-    assert ledger_exists(path) and read_ledger(path) == []
+def test_names_and_limits() -> None:
+    check_names("flights", None)
+    for data_set, id_, field in (
+        ("", None, "ledger.data_set"), ("a\nb", None, "ledger.data_set"),
+        ("x" * 1001, None, "ledger.data_set"), ("flights", "7", "ledger.id"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            check_names(data_set, id_)
+        assert caught.value.field == field
+    assert limit_of(1, 1e-6) == (1.0, 1e-6)
+    for pair in ((0, 1e-6), (-1, 1e-6), (1, 0), (1, 1), (float("inf"), 0.1), (float("nan"), 0.1)):
+        with pytest.raises(UsageError):
+            limit_of(*pair)

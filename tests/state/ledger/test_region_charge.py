@@ -8,6 +8,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import event_of, text_of
 from dpstream.state.ledger.region_charge import RegionCharge, packed, unpacked
 
 RUN = Charge("run", "plan", "unit", 1.0, 0.0, None, 0.0, "session")
@@ -26,16 +27,17 @@ def test_a_grid_of_thousands_is_short() -> None:
     assert len(packed(np.stack([grid, grid + 1], axis=2))) < 4_000
 
 
-def test_an_entry_without_regions_has_its_old_text() -> None:
-    assert "regions" not in RUN.text and RUN.text == Charge.read(RUN.text).text
+def test_an_entry_without_regions_names_none() -> None:
+    assert "regions" not in text_of(RUN) and event_of(text_of(RUN)) == RUN
 
 
 def test_an_entry_with_regions_is_read_again() -> None:
     boxes = np.array([[[0, 5], [2, 3]]])
     region = RegionCharge.of("rho", 7, boxes, boxes[:0], "ann", 42)
     charge = Charge("run", "plan", "unit", 1.0, 0.0, None, 0.0, "session", rho=7e-6, regions=region)
-    again = Charge.read(charge.text)
-    assert again == charge and isinstance(again.regions, RegionCharge)
+    again = event_of(text_of(charge))
+    assert again == charge and isinstance(again, Charge)
+    assert isinstance(again.regions, RegionCharge)
     assert again.regions.boxes.tolist() == boxes.tolist() and not len(again.regions.read)
 
 
@@ -58,7 +60,7 @@ def test_what_is_none(text: str) -> None:
 
 
 def test_a_program_that_knows_less_refuses_the_entry() -> None:
-    text = Charge("r", "p", "u", 1.0, 0.0, None, 0.0, "session").text
+    text = text_of(Charge("r", "p", "u", 1.0, 0.0, None, 0.0, "session"))
     region = '{"amount":1,"analyst":"a","at":0,"budget":"epsilon","charged":"","reads":"","new":1}'
     with pytest.raises(PolicyError, match="another form"):
-        Charge.read(text[:-1] + f',"regions":{region}}}')
+        event_of(text[:-1] + f',"regions":{region}}}')

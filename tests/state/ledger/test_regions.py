@@ -2,7 +2,7 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.regions import coarsening, dimensions, snapping
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.balances import Balances
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_path
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
-from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.database import sqlite3
+from tests import accounts, emulator
 from tests.accounting.regions.spaces import amounts_of, members, some_boxes
 from tests.accounting.regions.test_snapping import inward
 from tests.state.ledger import region_conformance as suite
@@ -36,9 +37,18 @@ Scenario = Callable[[Open, Any], None]
 
 
 @pytest.fixture
+def url(running: None) -> Iterator[str]:
+    """An account of records in a database of its own."""
+    made = emulator.fresh_url()
+    accounts.of_records(made).close()
+    yield made
+    emulator.drop(made)
+
+
+@pytest.fixture
 def again(tmp_path: Path) -> Open:
-    def opened() -> SqliteLedger:
-        ledger = SqliteLedger(tmp_path / "ledger.db", "people")
+    def opened() -> Ledger:
+        ledger = accounts.of_records(tmp_path / "ledger.db")
         # The order of writes is tested here, not the disk.
         ledger._db.execute("PRAGMA synchronous = OFF")
         return ledger
@@ -53,7 +63,7 @@ def test_on_sqlite(again: Open, scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_on_spanner(url: str, scenario: Scenario) -> None:
-    scenario(lambda: open_ledger(url, "people"), Payer)
+    scenario(lambda: open_path(url), Payer)
 
 
 @pytest.mark.slow
@@ -62,8 +72,8 @@ def test_ten_thousand_random_queries(tmp_path: Path, scenario: Any) -> None:
     for number in range(100):  # budgets of a table are soon gone
         path = tmp_path / f"{number}.db"
 
-        def opened(path: Path = path) -> SqliteLedger:
-            ledger = SqliteLedger(path, "people")
+        def opened(path: Path = path) -> Ledger:
+            ledger = accounts.of_records(path)
             ledger._db.execute("PRAGMA synchronous = OFF")
             return ledger
 
@@ -78,12 +88,12 @@ def test_decided_again_when_overtaken(url: str) -> None:
     """On Spanner nobody is kept out: what is no longer true is resolved and decided again."""
     model, seen = table(), list[int]()
     box = model.space.box(initial=("0.000008", None))
-    with account(lambda: open_ledger(url, "people")) as one:
+    with account(lambda: open_path(url)) as one:
 
         def resolve(views: Views) -> Any:
             seen.append(int(views.spent("epsilon").amounts.max()))
             if len(seen) == 1:
-                with account(lambda: open_ledger(url, "people")) as two:
+                with account(lambda: open_path(url)) as two:
                     two.pay("between", order(box, 6))
             return box
 
@@ -98,7 +108,7 @@ def test_decided_again_when_overtaken(url: str) -> None:
 
 def worker(path: str, number: int, queries: int) -> int:
     rng, model, done = np.random.default_rng(number), table(), 0
-    with account(lambda: open_ledger(path, "people"), model=model) as mine:
+    with account(lambda: accounts.of_records(path), model=model) as mine:
         for query in range(queries):
             boxes = some_boxes(rng, model.space.sizes)
             asked = order(boxes, int(rng.integers(2, 6)), f"{number}", drop=bool(rng.integers(2)))
@@ -113,7 +123,7 @@ def at_once(path: str, processes: int, queries: int, method: str = "forkserver")
     with context.Pool(processes) as pool:
         jobs = [(path, number, queries) for number in range(processes)]
         done = pool.starmap(worker, jobs, chunksize=1)
-    with account(lambda: open_ledger(path, "people")) as found:
+    with account(lambda: accounts.of_records(path)) as found:
         model, history = table(), found.history()
         paid = np.zeros(model.space.sizes, np.int64)
         for _, region in history:
@@ -127,6 +137,7 @@ def at_once(path: str, processes: int, queries: int, method: str = "forkserver")
     ("processes", "queries"), [(3, 12), pytest.param(8, 60, marks=pytest.mark.slow)]
 )
 def test_processes_never_overspend_a_point(tmp_path: Path, processes: int, queries: int) -> None:
+    accounts.of_records(tmp_path / "ledger.db").close()
     at_once(str(tmp_path / "ledger.db"), processes, queries)
 
 
@@ -142,7 +153,7 @@ def test_processes_never_overspend_a_point_on_spanner(url: str) -> None:
     "damage",
     [
         """UPDATE entries SET entry = replace(entry, '"amount":2', '"amount":1') WHERE seq = 2""",
-        "UPDATE entries SET entry = replace(entry, '1x4 ', '1x4 A') WHERE seq = 1",
+        "UPDATE entries SET entry = replace(entry, '1x4 ', '1x4 A') WHERE seq = 2",
         "DELETE FROM entries WHERE seq = 2",
         "DELETE FROM entries WHERE seq = 3",
         "UPDATE entries SET seq = -seq",
@@ -205,7 +216,7 @@ class TwoTransactions(Payer):
 
     def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
         noted = list[str]()
-        real, self._ledger.ask = self._ledger.ask, lambda run, _: noted.append(run)  # type: ignore
+        real, self._ledger.ask = self._ledger.ask, lambda run, *_: noted.append(run)  # type: ignore
         try:
             paid = super().pay(request, order, fresh)
         finally:
@@ -288,7 +299,7 @@ def test_the_same_answers_are_the_same_transcript(tmp_path: Path) -> None:
     answers = np.random.default_rng(6).uniform(0, 8, 40).tolist()
 
     def opened(name: str) -> Open:
-        return lambda: open_ledger(tmp_path / f"{name}.db", "people")
+        return lambda: accounts.of_records(tmp_path / f"{name}.db")
 
     kept = [transcript(opened(name), answers) for name in ("one", "two")]
     assert kept[0] == kept[1] and any(isinstance(line, tuple) for line in kept[0])

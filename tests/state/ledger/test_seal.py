@@ -18,9 +18,12 @@ from dpstream.state.ledger.seal import (
 from dpstream.state.sqlite.database import sqlite3
 
 ROWS = {
-    "entries": [(1, "flights", "a", "{}", "00"), (2, "flights", "b", "{}", "11")],
+    "entries": [(1, None, "{}", "00"), (2, "b", "{}", "11")],
     "tokens": [("a", "t", None), ("b", "t", "s")],
-    "choices": [("a", "flights", "q", None, None), ("b", "flights", "q", b"\xff", "22")],
+    "requests": [
+        ("a", "q", b"", None, None, None, None),
+        ("b", "q", b"g", b"\xff", "22", b"v", "33"),
+    ],
 }
 
 
@@ -72,14 +75,14 @@ def test_a_seal_is_read_as_it_was_put(db: sqlite3.Connection) -> None:
 @pytest.mark.parametrize("seal", ["", "x", "0" * 32, None, "DIGIT", "SWAPPED"])
 def test_another_seal_is_damage(db: sqlite3.Connection, seal: str | None) -> None:
     put_seal(db)
-    ((text,),) = db.execute("SELECT value FROM ledger_meta")
+    ((text,),) = db.execute("SELECT value FROM account_meta")
     one, two, *rest = text.split(" ")
     changed = {"DIGIT": f"{'1' if text[0] == '0' else '0'}{text[1:]}",
                "SWAPPED": " ".join([two, one, *rest])}  # fmt: skip
     if seal is None:
-        db.execute("DELETE FROM ledger_meta")
+        db.execute("DELETE FROM account_meta")
     else:
-        db.execute("UPDATE ledger_meta SET value = ?", (changed.get(seal, seal),))
+        db.execute("UPDATE account_meta SET value = ?", (changed.get(seal, seal),))
     with pytest.raises(PolicyError, match="is damaged"):
         read_seal(db)
 

@@ -17,8 +17,8 @@ from dpstream.accounting.sessions.rules import Quotas, Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances, regions, snapshots
 from dpstream.state.ledger.regions import RegionAccount
-from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.seals import sealed_text
+from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, some_boxes
 from tests.state.ledger.region_conformance import account, order, table
 
@@ -33,7 +33,7 @@ class Place:
         self.ledger, self.file, self.data_set = folder / "l.db", folder / "account.npz", data_set
 
     def open(self) -> Any:
-        found = SqliteLedger(self.ledger, self.data_set)
+        found = accounts.of_records(self.ledger, self.data_set)
         found._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
         return found
 

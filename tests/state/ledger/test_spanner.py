@@ -12,30 +12,28 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.composition import within
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.state.ledger import contract
 from dpstream.state.ledger.contract import LedgerMovedError
 from dpstream.state.ledger.lineage import begun_epoch, enter, promise
-from dpstream.state.ledger.open import open_ledger, read_ledger
+from dpstream.state.ledger.open import open_path
 from dpstream.state.ledger.replica import Replica
 from dpstream.state.spanner import client
 from dpstream.state.spanner.client import commit, connect
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
-from tests import emulator
+from tests import accounts, emulator
 from tests.faults.unsure import Network
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
-from tests.state.ledger.conformance import LIMIT, SCENARIOS, Asker, Open, charge, rows
+from tests.state.ledger.conformance import SCENARIOS, Asker, Open, charge, limits, rows
 from tests.state.ledger.starters import CHARGE
 from tests.state.ledger.test_sqlite import DELTA, EPSILON, most
 from tests.state.ledger.test_sqlite import charge as gaussian
 
-WIDE = (99.0, 1e-3)
-
 
 @pytest.fixture
 def again(url: str) -> Open:
-    return lambda: open_ledger(url, "flights")
+    return lambda: open_path(url)
 
 
 # --- what every ledger must pass -----------------------------------------------------------------
@@ -50,23 +48,27 @@ def test_rows(again: Open) -> None:
     rows(again)
 
 
+def test_limits(again: Open) -> None:
+    limits(again)
+
+
 def test_two_that_decide_at_once(again: Open) -> None:
     """The second is told, writes nothing, and decides again on what the first has left."""
     one, two = again(), again()
     with pytest.raises(LedgerMovedError), one.transaction():
-        assert one.charge_within(charge(1, 3.5), *LIMIT)
-        assert two.charge(charge(2, 3.5), *LIMIT)
+        assert one.charge_within(charge(1, 3.5))
+        assert two.charge(charge(2, 3.5))
     assert one.entries() == two.entries() == [charge(2, 3.5)]
     with pytest.raises(LedgerMovedError), one.transaction():
         one.tokens("run")  # it changes nothing, and was decided on what is no more
-        two.charge(charge(3, 0.1), *LIMIT)
+        two.charge(charge(3, 0.1))
     tried = list[int]()
 
     def overtaken() -> bool:
         tried.append(len(one.book().charges))
         if len(tried) == 1:
-            two.charge(charge(4, 0.1), *LIMIT)
-        return one.charge_within(charge(4, 0.1), *LIMIT)
+            two.charge(charge(4, 0.1))
+        return one.charge_within(charge(4, 0.1))
 
     assert one.transact(overtaken) is False and tried == [2, 3]
 
@@ -90,11 +92,11 @@ def test_without_the_fence_they_overspend(again: Open, monkeypatch: pytest.Monke
         lambda database, fill: real(database, lambda batch: fill(Unfenced(batch))),
     )
     with one.transaction():
-        assert one.charge_within(charge(1, 3.5), *LIMIT)
-        assert two.charge(charge(2, 3.5), *LIMIT)
+        assert one.charge_within(charge(1, 3.5))
+        assert two.charge(charge(2, 3.5))
     with connect(emulator.url(one._db.database_id)).snapshot() as look:  # type: ignore[attr-defined]
-        [[charges]] = look.execute_sql("SELECT COUNT(*) FROM LedgerEntries")
-    assert charges == 2 and not within([charge(1, 3.5), charge(2, 3.5)], *LIMIT)
+        [[charges]] = look.execute_sql("SELECT COUNT(Name) FROM LedgerEntries")
+    assert charges == 2 and not within([charge(1, 3.5), charge(2, 3.5)], *accounts.LIMIT)
 
 
 def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +104,7 @@ def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.M
     one, two = again(), again()
 
     def overtaken() -> None:
-        two.charge(charge(1 + len(two.entries()), 0.01), *WIDE)
+        two.charge(charge(1 + len(two.entries()), 0.01))
 
     with pytest.raises(RunError, match="busy: other processes were faster"):
         one.transact(overtaken)
@@ -111,7 +113,7 @@ def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.M
 def test_only_what_is_new_is_read(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = again(), again()
     for run in range(5):
-        one.charge(charge(run, 0.1), *WIDE)
+        one.charge(charge(run, 0.1))
     two.entries()
     seen = list[int]()
     real = Replica.add_entry
@@ -121,39 +123,26 @@ def test_only_what_is_new_is_read(again: Open, monkeypatch: pytest.MonkeyPatch) 
         return real(self, *row)
 
     monkeypatch.setattr(Replica, "add_entry", noted)
-    promise(one, charge(7, 0.1), *WIDE)
-    Asker(one, "sql").answered(charge(8, 0.1), "asked", WIDE, lambda _: b"rows")
-    assert seen == [6, 7]
-    assert begun_epoch(two, charge(7).run_id) == -1 and seen == [6, 7, 6, 7]
+    promise(one, charge(7, 0.1))
+    Asker(one, "sql").answered(charge(8, 0.1), "asked", lambda _: b"rows")
+    assert seen == [7, 8, 9]
+    assert begun_epoch(two, charge(7).run_id) == -1 and seen == [7, 8, 9, 7, 8, 9]
     answer = Asker(two, "sql").read(charge(8).run_id)
-    assert answer is not None and answer.receipt == b"rows" and len(seen) == 4
-
-
-def test_data_sets_are_apart(again: Open, url: str) -> None:
-    first, other = again(), open_ledger(url, "weather")
-    assert first.charge(charge(1, 3.5), *LIMIT) and other.charge(charge(2, 3.5), *LIMIT)
-    assert other.charge(charge(1, 0.1), *LIMIT)  # the same run on other data
-    Asker(first, "sql").answered(charge(4, 0.01), "asked", LIMIT, lambda _: b"1")
-    assert Asker(other, "sql").find("asked") is None
-    assert [entry.data_set for entry in read_ledger(url)] == [
-        "flights", "weather", "weather", "flights",
-    ]  # fmt: skip
-    with pytest.raises(UsageError, match="printable"):
-        open_ledger(url, "a\nb")
+    assert answer is not None and answer.receipt == b"rows" and len(seen) == 6
 
 
 def test_large_receipts_lie_in_pieces(again: Open, url: str) -> None:
     large = bytes(range(256)) * (9 << 12)  # more than two cells
     for run, receipt in ((1, large), (2, b"")):
         register = Asker(again(), "sql")
-        begun = register.charged(charge(run), str(run), WIDE)
+        begun = register.charged(charge(run), str(run))
         run_id, charged = begun.run_id, begun.charged
         register.commit(run_id, receipt)
         done = register.read(run_id)
         assert charged and done is not None and done.receipt == receipt
         assert Asker(again(), "sql").read(run_id) == done
     with connect(url).snapshot() as look:
-        [[pieces]] = look.execute_sql("SELECT COUNT(*) FROM LedgerReceipts")
+        [[pieces]] = look.execute_sql("SELECT COUNT(*) FROM LedgerBlobs WHERE Kind = 'receipt'")
     assert pieces == 3 + 1
 
 
@@ -173,10 +162,10 @@ def test_charges_whose_outcome_is_unknown(
     quick(monkeypatch)
     one, two, network = again(), again(), Network(seed, aborted=0.2, unknown=0.5)
     with network.between(connect(url)):
-        told = [book.charge(gaussian(run), EPSILON, 1.0) for run in range(6) for book in (one, two)]
+        told = [book.charge(gaussian(run)) for run in range(6) for book in (one, two)]
         answers = [
             Asker(book, "sql").answered(
-                charge(50 + n, 0.1), "asked", (99.0, 1.0), lambda run_id: run_id.encode()
+                charge(50 + n, 0.1), "asked", lambda run_id: run_id.encode()
             )
             for n, book in enumerate((one, two))
         ]
@@ -185,7 +174,7 @@ def test_charges_whose_outcome_is_unknown(
     assert [a.charged for a in answers] == [True, False]
     assert answers[0].receipt == answers[1].receipt
     expected = [*(gaussian(run) for run in range(6)), charge(50, 0.1)]
-    assert [e.charge for e in read_ledger(url)] == expected == one.entries()
+    assert accounts.charges(url) == expected == one.entries()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -199,13 +188,13 @@ def test_lineage_when_answers_are_lost(
     with network.between(connect(url)):
         for begin in range(4):
             store = SqliteStore(tmp_path / "store.db", KEY_SCHEMA, STREAMS)
-            paid.append(enter(again(), store, CHARGE, 2.0, 1e-6))
+            paid.append(enter(again(), store, CHARGE))
             store.close()
             if begin == 1:
                 shutil.copyfile(tmp_path / "store.db", tmp_path / "copy.db")
         copy = SqliteStore(tmp_path / "copy.db", KEY_SCHEMA, STREAMS)
         with pytest.raises(PolicyError, match="older or forked"):
-            enter(again(), copy, CHARGE, 2.0, 1e-6)
+            enter(again(), copy, CHARGE)
         copy.close()
     assert paid == [True, False, False, False] and again().entries() == [CHARGE]
     assert network.faults["answer lost"] and network.faults["delayed"]
@@ -223,9 +212,9 @@ def test_an_attempt_that_lands_when_nobody_waits(
 
     monkeypatch.setattr("dpstream.state.ledger.spanner.commit", lost)
     with pytest.raises(RunError, match=r"ledger\.path: the database does not answer"):
-        one.charge(charge(1), *LIMIT)
+        one.charge(charge(1))
     monkeypatch.undo()
-    assert one.charge(charge(1), *LIMIT) is False and again().entries() == [charge(1)]
+    assert one.charge(charge(1)) is False and again().entries() == [charge(1)]
 
 
 # --- many processes, and killed ones -------------------------------------------------------------
@@ -233,13 +222,13 @@ def test_an_attempt_that_lands_when_nobody_waits(
 SCRIPT = """
 import sys
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger.open import open_path
 from tests.state.ledger.test_sqlite import DELTA, EPSILON, charge
 
-ledger, done, first, many = open_ledger(sys.argv[1], "flights"), 0, *map(int, sys.argv[2:])
+ledger, done, first, many = open_path(sys.argv[1]), 0, *map(int, sys.argv[2:])
 for run in range(first, first + many):
     try:
-        done += ledger.charge(charge(run // 2), EPSILON, DELTA)
+        done += ledger.charge(charge(run // 2))
     except PolicyError:
         pass
 print(done)
@@ -259,21 +248,22 @@ def started(script: str, *args: object) -> subprocess.Popen[str]:
 )
 def test_processes_never_overspend(url: str, processes: int, many: int) -> None:
     """Several at once want more than there is, some runs asked for by two of them."""
+    accounts.set_limit(url, (EPSILON, DELTA))
     step = many - 1
     running = [started(SCRIPT, url, step * n, many) for n in range(processes)]
     done = [process.communicate(timeout=300) for process in running]
     assert [process.returncode for process in running] == [0] * processes, done
-    entries = [entry.charge for entry in read_ledger(url)]
+    entries = accounts.charges(url)
     assert len(entries) == most() == sum(int(out) for out, _ in done)
-    assert step * processes // 2 > most() and within(entries, EPSILON, DELTA)
+    assert step * processes // 2 > most() and within(entries)
     assert len({e.run_id for e in entries}) == len(entries)
 
 
 KILLED = """
 import os, signal, sys
-from dpstream.state.ledger import spanner
 from tests.state.ledger.conformance import Asker
-from dpstream.state.ledger.open import open_ledger
+from dpstream.state.ledger import spanner
+from dpstream.state.ledger.open import open_path
 from tests.state.ledger.conformance import charge
 
 url, request, run, point = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -298,8 +288,8 @@ def draw(run_id):
     return ("first " + run_id).encode()
 
 spanner.commit = commit
-ledger = open_ledger(url, "flights")
-print(Asker(ledger, "sql").answered(charge(run), request, (99.0, 1e-3), draw).receipt)
+ledger = open_path(url)
+print(Asker(ledger, "sql").answered(charge(run), request, draw).receipt)
 """
 KILLS = ("charge before", "charge behind", "draw", "receipt before", "receipt behind")
 
@@ -313,12 +303,12 @@ def test_kill_minus_nine(again: Open, url: str, point: str) -> None:
     process = started(KILLED, url, "asked", 1, point)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, errors
-    paid = [entry.charge for entry in read_ledger(url)]
+    paid = accounts.charges(url)
     assert paid == ([] if point == "charge before" else [charge(1)])
-    done = Asker(again(), "sql").answered(charge(2), "asked", WIDE, lambda r: b"second")
+    done = Asker(again(), "sql").answered(charge(2), "asked", lambda r: b"second")
     assert done.charged is (point == "charge before")
     assert done.run_id == charge(2 if done.charged else 1).run_id
     assert done.receipt == (
         f"first {done.run_id}".encode() if point == "receipt behind" else b"second"
     )
-    assert len(read_ledger(url)) == 1
+    assert len(accounts.charges(url)) == 1

@@ -10,14 +10,12 @@ from google.cloud import spanner
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.state.ledger.lineage import promise
-from dpstream.state.ledger.open import create_ledger, ledger_exists, open_ledger, read_ledger
+from dpstream.state.ledger.open import create_account, ledger_exists, open_path, read_ledger
 from dpstream.state.ledger.tables import COLUMNS_OF, DDL, answers_of, pieces_of
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables
-from tests import emulator
-from tests.state.ledger.conformance import LIMIT, Asker, charge
-
-WIDE = (99.0, 1e-3)
+from tests import accounts, emulator
+from tests.state.ledger.conformance import Asker, charge
 
 
 def test_the_schema_file_is_the_schema() -> None:
@@ -29,19 +27,22 @@ def test_the_schema_file_is_the_schema() -> None:
 def test_a_ledger_is_made_once_and_alone(running: None) -> None:
     made = emulator.fresh_url()
     assert not ledger_exists(made)
-    with pytest.raises(UsageError, match=r"ledger\.path: no such .*dpstream ledger init"):
-        open_ledger(made, "flights")
-    assert create_ledger(made) and ledger_exists(made) and read_ledger(made) == []
-    open_ledger(made, "flights").charge(charge(1), *LIMIT)
-    assert not create_ledger(made) and len(read_ledger(made)) == 1
+    with pytest.raises(UsageError, match=r"ledger\.path: no such .*dpstream account create"):
+        open_path(made)
+    accounts.create(made, "flights")
+    assert ledger_exists(made) and len(read_ledger(made)) == 1
+    open_path(made).charge(charge(1))
+    with pytest.raises(UsageError, match="is there already"):
+        create_account(made, "flights", "user", "string", accounts.LIMIT)
+    assert accounts.charges(made) == [charge(1)]
     with pytest.raises(PolicyError, match="give the store a database of its own"):
         create_tables(connect(made))
     emulator.drop(made)
     create_tables(connect(made))
-    with pytest.raises(PolicyError, match=r"ledger\.path.*give the ledger a database of its own"):
-        create_ledger(made)
+    with pytest.raises(PolicyError, match=r"ledger\.path.*give the account a database of its own"):
+        create_account(made, "flights", "user", "string", accounts.LIMIT)
     with pytest.raises(UsageError, match="no such"):
-        open_ledger(made, "flights")
+        open_path(made)
     emulator.drop(made)
 
 
@@ -49,25 +50,27 @@ def test_a_ledger_is_made_once_and_alone(running: None) -> None:
 
 
 def filled(url: str) -> None:
-    with contextlib.closing(open_ledger(url, "flights")) as ledger:
+    with contextlib.closing(open_path(url)) as ledger:
         for run in range(3):
-            ledger.charge(charge(run, 0.1), *WIDE)
-        promise(ledger, charge(7, 0.1), *WIDE)
+            ledger.charge(charge(run, 0.1))
+        promise(ledger, charge(7, 0.1))
         register = Asker(ledger, "sql")
-        register.answered(charge(8, 0.1), "asked", WIDE, lambda _: b"rows")
-        register.charged(charge(9, 0.1), "cut off", WIDE)
+        register.answered(charge(8, 0.1), "asked", lambda _: b"rows")
+        register.charged(charge(9, 0.1), "cut off")
+        with ledger.transaction():
+            ledger.put_view(charge(8).run_id, b"view", "of the view")
 
 
 DAMAGE = {
     "an edited entry": "UPDATE LedgerEntries SET Entry = REPLACE(Entry, '0.1', '0.0') "
     "WHERE Seq = 2",
-    "another data set": "UPDATE LedgerEntries SET DataSet = 'weather' WHERE Seq = 2",
-    "another name": "UPDATE LedgerEntries SET RunId = 'x' WHERE Seq = 2",
-    "another digest": "UPDATE LedgerEntries SET Digest = 'x' WHERE Seq = 6",
+    "another name": "UPDATE LedgerEntries SET Name = 'x' WHERE Seq = 2",
+    "no name": "UPDATE LedgerEntries SET Name = NULL WHERE Seq = 2",
+    "another digest": "UPDATE LedgerEntries SET Digest = 'x' WHERE Seq = 8",
     "a removed entry": "DELETE FROM LedgerEntries WHERE Seq = 2",
-    "a removed last entry": "DELETE FROM LedgerEntries WHERE Seq = 6",
+    "a removed last entry": "DELETE FROM LedgerEntries WHERE Seq = 8",
     "a removed commit": "DELETE FROM LedgerCommits WHERE Number = 2",
-    "a removed last commit": "DELETE FROM LedgerCommits WHERE Number = 7",
+    "a removed last commit": "DELETE FROM LedgerCommits WHERE Number = 8",
     "no commits": "DELETE FROM LedgerCommits WHERE Number >= 0",
     "an edited commit": "UPDATE LedgerCommits SET Sealed = REPLACE(Sealed, 'digest', 'digits') "
     "WHERE Number = 4",
@@ -75,12 +78,16 @@ DAMAGE = {
     "a removed token": "DELETE FROM LedgerTokens WHERE Token = '0'",
     "an edited token": "UPDATE LedgerTokens SET Previous = 'x' WHERE Token = '0'",
     "a token more": "INSERT INTO LedgerTokens (RunId, Token) VALUES ('x', 'y')",
-    "an edited receipt": "UPDATE LedgerReceipts SET Bytes = b'raws' WHERE Piece = 0",
-    "a removed receipt": "DELETE FROM LedgerReceipts WHERE Piece = 0",
-    "a receipt of nobody": "INSERT INTO LedgerReceipts (RunId, Piece, Bytes) "
-    "VALUES ('x', 0, b'rows')",
-    "another question": "UPDATE LedgerAnswers SET Request = 'x' WHERE Digest IS NULL",
-    "a removed question": "DELETE FROM LedgerAnswers WHERE Digest IS NULL",
+    "an edited receipt": "UPDATE LedgerBlobs SET Bytes = b'raws' WHERE Kind = 'receipt'",
+    "a removed receipt": "DELETE FROM LedgerBlobs WHERE Kind = 'receipt'",
+    "an edited grant": "UPDATE LedgerBlobs SET Bytes = b'more' WHERE Kind = 'grant'",
+    "a removed grant": "DELETE FROM LedgerBlobs WHERE Kind = 'grant'",
+    "an edited view": "UPDATE LedgerBlobs SET Bytes = b'news' WHERE Kind = 'view'",
+    "a removed view": "DELETE FROM LedgerBlobs WHERE Kind = 'view'",
+    "a receipt of nobody": "INSERT INTO LedgerBlobs (RunId, Kind, Piece, Bytes) "
+    "VALUES ('x', 'receipt', 0, b'rows')",
+    "another question": "UPDATE LedgerRequests SET Request = 'x' WHERE Digest IS NULL",
+    "a removed question": "DELETE FROM LedgerRequests WHERE Digest IS NULL",
 }
 
 
@@ -95,13 +102,13 @@ def test_damage_is_refused(url: str) -> None:
     for name, statement in DAMAGE.items():
         edit(url, statement)
         assert contents(url) != good, name
-        for attempt in (lambda: open_ledger(url, "flights"), lambda: read_ledger(url)):
+        for attempt in (lambda: open_path(url), lambda: read_ledger(url)):
             with pytest.raises(PolicyError) as caught:
                 attempt()
             assert caught.value.field == "ledger.path", name
             assert caught.value.rule in ("is damaged", "its hash chain is broken"), name
         restore(url, good)
-    assert len(read_ledger(url)) == 6
+    assert len(read_ledger(url)) == 8
 
 
 Contents = dict[str, tuple[list[str], list[Any]]]
@@ -128,31 +135,31 @@ def restore(url: str, good: Contents) -> None:
 def test_damage_below_an_open_ledger(url: str) -> None:
     """It decides by what it has checked; what it reads anew is checked."""
     filled(url)
-    ledger = open_ledger(url, "flights")
+    ledger = open_path(url)
     edit(url, DAMAGE["an edited receipt"])
     with pytest.raises(PolicyError, match="is damaged"):
         Asker(ledger, "sql").read(charge(8).run_id)
     edit(url, DAMAGE["a removed last commit"])
     with pytest.raises(PolicyError, match="is damaged"):
-        ledger.charge(charge(20, 0.1), *WIDE)
+        ledger.charge(charge(20, 0.1))
 
 
 def test_a_ledger_of_a_newer_program_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpstream.state.ledger.tables.SCHEMA_VERSION", 2)
-    with pytest.raises(PolicyError, match="schema version is beyond 2"):
-        open_ledger(url, "flights")
+    with pytest.raises(PolicyError, match="version is not 1"):
+        open_path(url)
 
 
 def test_an_older_copy_is_noticed_by_who_saw_the_end(url: str) -> None:
-    ledger = open_ledger(url, "flights")
-    ledger.charge(charge(1), *LIMIT)
+    ledger = open_path(url)
+    ledger.charge(charge(1))
     before = contents(url)
-    ledger.charge(charge(2), *LIMIT)
+    ledger.charge(charge(2))
     seen = ledger.head()
     restore(url, before)
-    older = open_ledger(url, "flights")
+    older = open_path(url)
     assert len(older.entries()) == 1
-    with pytest.raises(PolicyError, match="older or replaced ledger"):
+    with pytest.raises(PolicyError, match="older or replaced account"):
         older.refuse_older(seen)
     with pytest.raises(PolicyError, match="is damaged"):
         ledger.entries()  # it remembers the end itself
@@ -162,7 +169,7 @@ WITHOUT: dict[str, tuple[str, Callable[..., Any]]] = {
     "sums": ("dpstream.state.ledger.tables.Commit.seals", lambda *_: None),
     "chain": (
         "dpstream.state.ledger.replica.chained",
-        lambda previous, data_set, text: Anything(),
+        lambda previous, text: Anything(),
     ),
 }
 
@@ -185,18 +192,18 @@ def test_without_the_checks_nobody_notices(url: str, monkeypatch: pytest.MonkeyP
     edit(url, DAMAGE["an edited entry"])
     for place, instead in WITHOUT.values():
         monkeypatch.setattr(place, instead)
-    assert open_ledger(url, "flights").entries()[1].epsilon == 0.0
+    assert open_path(url).entries()[0].epsilon == 0.0
 
 
 def test_pieces_of_a_receipt(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, whole, and at least one: no receipt is not an empty one."""
     monkeypatch.setattr("dpstream.state.ledger.tables.CELL_BYTES", 3)
-    assert pieces_of("r", b"") == [("r", 0, "")]
-    assert [row[:2] for row in pieces_of("r", b"12345678")] == [("r", 0), ("r", 1), ("r", 2)]
-    ledger = open_ledger(url, "flights")
-    Asker(ledger, "sql").answered(charge(1, 0.1), "asked", WIDE, lambda _: b"12345678")
+    assert pieces_of("r", "view", b"") == [("r", "view", 0, "")]
+    assert [row[2] for row in pieces_of("r", "view", b"12345678")] == [0, 1, 2]
+    ledger = open_path(url)
+    Asker(ledger, "sql").answered(charge(1, 0.1), "asked", lambda _: b"12345678")
     [row] = answers_of(connect(url), None)
     assert row.receipt == b"12345678"
-    edit(url, "DELETE FROM LedgerReceipts WHERE Piece = 1")
+    edit(url, "DELETE FROM LedgerBlobs WHERE Piece = 1")
     with pytest.raises(PolicyError, match="is damaged"):
         list(answers_of(connect(url), [row.run_id]))

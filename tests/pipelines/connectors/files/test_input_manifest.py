@@ -136,7 +136,8 @@ def test_nothing_is_charged(tmp_path: Path) -> None:
     (place.folder / "in.csv").symlink_to("nowhere.csv")
     with pytest.raises(UsageError, match="a link that leads to no file"):
         run_job(place.job())
-    assert not any((place.folder / name).exists() for name in ("book", "state", "out"))
+    assert not any((place.folder / name).exists() for name in ("state", "out"))
+    assert place.entries() == []
 
 
 def test_a_pipe_is_no_key_list(tmp_path: Path) -> None:

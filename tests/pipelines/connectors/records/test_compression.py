@@ -27,6 +27,7 @@ from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream import run_job
 from dpstream.pipelines.tuning.read import refuse_own_data
 from dpstream.state import open as stores
+from tests import accounts
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of
 from tests.folders import START, MakeFolderJob, Whole, data, line, make_folder_job, mark
@@ -160,7 +161,8 @@ def test_nothing_is_charged(tmp_path: Path) -> None:
     source.write_bytes(gzip.compress(text)[:-4])
     with pytest.raises(UsageError, match="no whole gzip file"):
         run_job(place.job())
-    assert not any((place.folder / name).exists() for name in ("book", "state", "out"))
+    assert not any((place.folder / name).exists() for name in ("state", "out"))
+    assert place.entries() == []
     source.write_bytes(text)
     run_job(place.job())
     stores.close_all()
@@ -311,7 +313,7 @@ def test_public_key_lists(tmp_path: Path, make_job: MakeJob) -> None:
         TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9, key="0f" * 32)
         + '[keys]\npublic = "keys.csv"\n'
     )
-    (tmp_path / "job.toml").write_text(job_text)
+    accounts.write(tmp_path / "job.toml", job_text)
     jobs = []
     for codec in ("", *NAMES):
         (tmp_path / "keys.csv").write_bytes(halves(codec, text) if codec else text)

@@ -1,0 +1,146 @@
+"""``dpstream account``: what the runs and questions on a data set have spent, and their limit."""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpstream.pipelines.cli.parts import (
+    ALLOW_LARGE_DELTA,
+    AS_JSON,
+    examples,
+    print_json,
+    print_warnings,
+)
+from dpstream.state.private_log import keep_beside
+
+if TYPE_CHECKING:
+    from dpstream.accounting.plan.fields import FieldType
+
+#: `accounting.plan.fields.FieldType`, which help must not load.
+TYPES = ("string", "int", "bool", "bytes")
+_NAMED = click.argument("named", metavar="FILE_OR_PATH")
+
+
+@click.group()
+def account() -> None:
+    """Make a data set's account, look into it, and change its limit; all of it is public.
+
+    FILE_OR_PATH is a file that names an account (a job, a catalog, a session table), or the
+    account's own file or URL.
+    """
+
+
+@account.command(
+    epilog=examples(
+        "dpstream account create shop.account.db --unit customer --type int --epsilon 8"
+        " --delta 1e-6",
+        "dpstream account create spanner://my-project/my-instance/my-account --data-set shop",
+        "    --unit customer --type int --epsilon 8 --delta 1e-6",
+    )
+)
+@click.argument("path")
+@click.option("--unit", required=True, help="Name of the privacy unit: the column of its ids.")
+@click.option(
+    "--type", "type_", type=click.Choice(TYPES), default="string",
+    show_default=True, help="Of the ids.",
+)  # fmt: skip
+@click.option("--epsilon", type=float, required=True, help="The most that all may spend per unit.")
+@click.option("--delta", type=float, required=True, help="The limit's delta.")
+@click.option("--data-set", help="Name of the data set (default: the file's).")
+@ALLOW_LARGE_DELTA
+@AS_JSON
+def create(
+    path: str, unit: str, type_: "FieldType", epsilon: float, delta: float, data_set: str | None,
+    allow_large_delta: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Make the account of a data set; nothing is charged.
+
+    Prints its id, and the lines that name it in a job file or a catalog.  A table whose records
+    have budgets of their own gets its account from `dpstream session init`.
+    """
+    from dpstream.accounting.strength import check_delta, limit_weaknesses
+    from dpstream.state.ledger.open import create_account, file_of, limit_of, place_below
+
+    check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
+    limit = limit_of(epsilon, delta)
+    file = file_of(path)
+    if data_set is None:
+        data_set = path.rpartition("/")[2] if file is None else file.name.partition(".")[0]
+    print_warnings(limit_weaknesses(limit))
+    made = create_account(place_below(Path(), path), data_set, unit, type_, limit)
+    keep_beside(path)
+    if as_json:
+        print_json({"id": made.id, "path": path, "data_set": data_set, "unit": unit, "type": type_,
+                    "limit": {"epsilon": limit[0], "delta": limit[1]}})  # fmt: skip
+        return
+    click.echo(f"Account {made.id} is made. Name it in a job file or a catalog:\n")
+    click.echo(lines(path, data_set, made.id))
+
+
+def lines(path: str, data_set: str, id_: str) -> str:
+    """``[ledger]`` of a file that names an account."""
+    import json
+
+    pairs = {"path": path, "data_set": data_set, "id": id_}
+    table = [f"{name} = {json.dumps(text, ensure_ascii=False)}" for name, text in pairs.items()]
+    return "\n".join(["[ledger]", *table])
+
+
+@account.command(
+    epilog=examples(
+        "dpstream account show job.toml",
+        "dpstream account show ledger.db",
+        "dpstream account show spanner://my-project/my-instance/my-account",
+    )
+)
+@_NAMED
+@AS_JSON
+def show(named: str, as_json: bool) -> None:
+    """List the entries of an account, what they spend together and what is left of the limit."""
+    from dpstream.pipelines.operate import account_view
+
+    place = account_view.named_by(named)
+    keep_beside(account_view.path_of(place))
+    shown = account_view.view(place)
+    if as_json:
+        print_json(shown)
+    else:
+        click.echo(account_view.text(shown), nl=False)
+
+
+@account.command(
+    epilog=examples(
+        "dpstream account limit job.toml --epsilon 8 --delta 1e-6",
+        "dpstream account limit ledger.db --epsilon 8 --delta 1e-6",
+    )
+)
+@_NAMED
+@click.option("--epsilon", type=float, required=True, help="The most that all may spend per unit.")
+@click.option("--delta", type=float, required=True, help="The limit's delta.")
+@ALLOW_LARGE_DELTA
+@AS_JSON
+def limit(named: str, epsilon: float, delta: float, allow_large_delta: bool, as_json: bool) -> None:
+    """Change the limit of an account, by an entry of its own; the data steward's decision.
+
+    What was charged stays charged: a limit below what is spent only refuses further charges.
+    """
+    from dpstream.accounting.figures import exact
+    from dpstream.accounting.strength import check_delta, limit_weaknesses
+    from dpstream.pipelines.operate import account_view
+    from dpstream.state.ledger.open import limit_of
+
+    check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
+    new = limit_of(epsilon, delta)
+    print_warnings(limit_weaknesses(new))
+    place = account_view.named_by(named)
+    keep_beside(account_view.path_of(place))
+    with contextlib.closing(account_view.opened(place)) as opened:
+        old = opened.set_limit(new)
+    if as_json:
+        pairs = {"old": old, "new": new}
+        print_json({name: {"epsilon": e, "delta": d} for name, (e, d) in pairs.items()})
+        return
+    for name, (e, d) in (("Old limit", old), ("New limit", new)):
+        click.echo(f"{name}  epsilon {exact(e)} at delta {exact(d)}")

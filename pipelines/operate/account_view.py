@@ -1,0 +1,228 @@
+"""What an account holds, for people: events, what the charges spend together, what is left.
+
+All of it is public: an account holds run ids, hashes of plans and figures of guarantees.
+"""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpstream.accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left, rho_left
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.figures import down, exact, up
+from dpstream.accounting.plan.unit import UnitIdentity, composed
+from dpstream.accounting.strength import limit_weaknesses
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Event, Limit
+from dpstream.state.ledger.open import (
+    AccountPlace,
+    book_of,
+    check_names,
+    check_place,
+    file_of,
+    open_ledger,
+    open_path,
+    place_below,
+    read_book,
+    read_ledger,
+)
+
+#: Of sessions, whose entries are paid by the points that they name.
+_POINTS = (
+    "each entry is paid by some points alone, so the sum is too high: a record pays at most its "
+    "initial budget (`dpstream session budget`)"
+)
+
+
+def named_by(given: str) -> AccountPlace | str:
+    """The account that a file names, or the account's own path or URL.
+
+    Args:
+        given: a job file, a catalog, a session table, an account's file or its URL; a file need
+            not be complete otherwise.
+
+    Raises:
+        UsageError: it cannot be read, or names no account.
+    """
+    if file_of(given) is None:
+        return place_below(Path(), given)
+    file = Path(given)
+    try:
+        data = file.read_bytes()
+    except OSError:
+        raise UsageError(
+            "FILE", "cannot be read", "name a job file, a catalog, a session table or an account"
+        ) from None
+    if data.startswith(b"SQLite format 3\0"):
+        return given
+    try:
+        table = tomllib.loads(data.decode()).get("ledger", {})
+        path, data_set, id_ = (table.get(name) for name in ("path", "data_set", "id"))
+    except (ValueError, AttributeError):
+        raise UsageError(
+            "FILE", "is neither TOML nor an account", "name a job file, a catalog or an account"
+        ) from None
+    if not all(isinstance(text, str) and text for text in (path, data_set, id_)):
+        raise UsageError(
+            "FILE", "names no account", "add [ledger] with path, data_set and id, or name the path"
+        )
+    check_names(data_set, id_)
+    return AccountPlace(place_below(file.absolute().parent, path), data_set, id_)
+
+
+def path_of(named: AccountPlace | str) -> str:
+    """The path or URL of an account that was named."""
+    return named if isinstance(named, str) else named.path
+
+
+def opened(named: AccountPlace | str) -> Ledger:
+    """The account that was named; raises as `open_ledger` does."""
+    return open_path(named) if isinstance(named, str) else open_ledger(named)
+
+
+def view(named: AccountPlace | str) -> dict[str, Any]:
+    """Events and sums of an account.
+
+    Raises:
+        UsageError: there is none; PolicyError: it is damaged, or another one than was named.
+    """
+    book = book_of(read_ledger(path_of(named)))
+    if isinstance(named, AccountPlace):
+        check_place(named, book.created)
+    return _of_book(book)
+
+
+def _of_book(book: Book) -> dict[str, Any]:
+    own, charges = book.created, book.charges
+    unit = composed(charges)
+    counted = dict(zip((charge.name for charge in charges), unit.units, strict=True))
+    # Without a limit: at the delta that basic composition would give.
+    delta = book.limit[1] if book.limit else math.fsum(s.delta for s in unit.spends)
+    spent = epsilon_spent(unit.spends, delta) if charges else 0.0
+    events = [
+        {"seq": e.seq, **msgspec.to_builtins(e.event), **_counted_as(e.event, counted)}
+        for e in book.entries
+    ]
+    return {
+        "id": own.id,
+        "data_set": own.data_set,
+        "unit": {"name": own.unit, "type": own.type},
+        "common_unit": unit.words,
+        "head": {"seq": len(book.digests), "digest": book.digests[-1]},
+        "entries": events,
+        "charges": len(charges),
+        "spent": {"epsilon": _finite(spent), "delta": delta},
+        "limit": None if book.limit is None else _pair(book.limit),
+        "left": None if book.limit is None else _left(unit.spends, book.limit),
+        "warnings": [
+            *([] if book.limit is None else limit_weaknesses(book.limit)),
+            *unit.warnings,
+            *([_POINTS] if any(map(_of_points, charges)) else []),
+        ],
+    }
+
+
+def _counted_as(event: Event, counted: dict[str, int]) -> dict[str, int]:
+    return {"counted_as": counted[event.name]} if isinstance(event, Charge) else {}
+
+
+def _of_points(charge: Charge) -> bool:
+    return charge.kind == "session"
+
+
+def _pair(limit: Limit) -> dict[str, float]:
+    return {"epsilon": limit[0], "delta": limit[1]}
+
+
+def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
+    """What one more run may cost: a plain epsilon without delta, the mu of Gaussian noise, or the
+    rho of zCDP."""
+    return {
+        "epsilon": epsilon_left(spends, *limit),
+        "mu": mu_left(spends, *limit),
+        "rho": rho_left(spends, *limit),
+    }
+
+
+def account_warnings(job: Job) -> list[str]:
+    """What whoever runs the job should know about the data set's account, if it names one.
+
+    An account that cannot be read is refused by the charge, and has no warning here.
+    """
+    if job.ledger is None:
+        return []
+    try:
+        book = read_book(job.ledger)
+    except DpstreamError:
+        return []
+    weak = [] if book.limit is None else limit_weaknesses(book.limit)
+    return [*weak, *composed(book.charges).warnings]
+
+
+def _finite(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None
+
+
+def text(shown: dict[str, Any]) -> str:
+    """The view as text."""
+    unit = f"{shown['unit']['name']} ({shown['unit']['type']})"
+    lines = [f"Account   {shown['id']}", f"Data set  {shown['data_set']}"]
+    lines.append(f"Unit      {shown['common_unit'] or unit}")
+    lines += [f"{entry['seq']:>7}   {_line(entry)}" for entry in shown["entries"]]
+    spent = shown["spent"]["epsilon"]
+    figure = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
+    lines.append(
+        f"Spent     {figure} at delta {up(shown['spent']['delta'])} per unit, all together"
+    )
+    limit, left = shown["limit"], shown["left"]
+    if limit is None:
+        lines.append("Limit     none: each record has a budget of its own")
+    else:
+        lines += [
+            f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}",
+            f"Left      epsilon {down(left['epsilon'])} for a run without delta, Gaussian "
+            f"noise of mu {down(left['mu'], 4)}, or zCDP of rho {down(left['rho'], 4)}",
+        ]
+    lines += [f"Warning   {warning}" for warning in shown["warnings"]]
+    return "\n".join(lines) + "\n"
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """One event."""
+    match entry["event"]:
+        case "charge":
+            epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
+            noise = "".join(
+                f", {name} {up(entry[name], 4)}"
+                for name in ("mu", "rho")
+                if entry[name] is not None
+            )
+            return (
+                f"{entry['kind']:<8} {entry['run_id']}{epoch}  "
+                f"({up(entry['epsilon'])}, {up(entry['delta'])}){noise}{_counted(entry)}"
+            )
+        case "receipt":
+            return f"answered {entry['run_id']}"
+        case "created" | "limit":
+            what = "created " if entry["event"] == "created" else "limit   "
+            limit = entry["limit"]
+            if limit is None:
+                return what.rstrip()
+            return f"{what} limit epsilon {exact(limit[0])}, delta {exact(limit[1])}"
+        case "closed":
+            return f"closed   {', '.join(entry['run_ids'])}"
+        case _:
+            return f"table    {entry['id']}"
+
+
+def _counted(entry: dict[str, Any]) -> str:
+    """As how many units of its own an entry is counted, where that is not one."""
+    if entry["counted_as"] == 1:
+        return ""
+    return f", counted {entry['counted_as']:,} times: {UnitIdentity.read(entry['identity']).words}"

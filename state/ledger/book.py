@@ -1,0 +1,202 @@
+"""An account in memory: its events in order, and what follows from them.
+
+The limit is a part of the account.  Who charges names none: `Book.check` reads the limit that the
+last entry about it left, in the transaction that charges.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import exact
+from dpstream.accounting.plan.account import Account
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import (
+    RECORD,
+    Closed,
+    Created,
+    Entry,
+    Event,
+    Limit,
+    LimitChanged,
+    TableNamed,
+)
+from dpstream.state.ledger.seal import damaged
+
+
+class _Charged(NamedTuple):
+    charge: Charge
+    digest: str
+
+
+class Book:
+    """The events of one account; see the module.
+
+    Attributes:
+        charges: in order; account: what they cost together.
+        tables: ids of the tables of the account; closed: run ids that are never answered.
+        receipts: digest of the receipt of each answered run.
+        digests: of all entries, in order.
+    """
+
+    def __init__(self) -> None:
+        self.charges = list[Charge]()
+        self.account = Account()
+        self.tables, self.closed, self.digests = set[str](), set[str](), list[str]()
+        self.receipts = dict[str, str]()
+        self._events = list[Event]()
+        self._limits = list[Limit | None]()
+        self._names = dict[str, _Charged]()
+
+    # --- what it is of ---------------------------------------------------------------------------
+
+    @property
+    def created(self) -> Created:
+        """The first event.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        if not self._events or not isinstance(self._events[0], Created):
+            raise damaged()
+        return self._events[0]
+
+    @property
+    def limit(self) -> Limit | None:
+        """The limit now; ``None``: each record has a budget of its own."""
+        return self._limits[-1] if self._limits else None
+
+    def persons_limit(self) -> Limit:
+        """The limit of an account whose unit has one.
+
+        Raises:
+            PolicyError: each record has a budget of its own.
+        """
+        if self.limit is None:
+            raise PolicyError(
+                "ledger.limit",
+                "is none in the account of a table whose records have budgets of their own",
+                "set the records' budgets, or a quota, in the table file",
+            )
+        return self.limit
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries."""
+        pairs = enumerate(zip(self._events, self.digests, strict=True), 1)
+        return [Entry(seq, event, digest) for seq, (event, digest) in pairs]
+
+    def find(self, name: str) -> Charge | None:
+        """The charge of a name, ``None`` if there is none."""
+        charged = self._names.get(name)
+        return None if charged is None else charged.charge
+
+    def digest_of(self, name: str) -> str | None:
+        """Digest of the entry of a charge's name."""
+        charged = self._names.get(name)
+        return None if charged is None else charged.digest
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def add(self, event: Event, digest: str) -> None:
+        """Add the next event.
+
+        Raises:
+            PolicyError: it cannot come here.
+        """
+        if isinstance(event, Created) != (not self._events):
+            raise damaged()
+        if isinstance(event, Created | LimitChanged):
+            self._limits.append(event.limit)
+        elif isinstance(event, Charge):
+            self.charges.append(event)
+            self.account.add(event)
+            self._names[event.name] = _Charged(event, digest)
+        elif isinstance(event, Closed):
+            self.closed.update(event.run_ids)
+        elif isinstance(event, TableNamed):
+            self.tables.add(event.id)
+        else:
+            self.receipts[event.run_id] = event.digest
+        self._events.append(event)
+        self.digests.append(digest)
+
+    def cut(self, entries: int) -> None:
+        """Take back all events but the first so many."""
+        for event in reversed(self._events[entries:]):
+            if isinstance(event, Created | LimitChanged):
+                self._limits.pop()
+            elif isinstance(event, Charge):
+                self.charges.pop()
+                del self._names[event.name]
+            elif isinstance(event, Closed):
+                self.closed.difference_update(event.run_ids)
+            elif isinstance(event, TableNamed):
+                self.tables.discard(event.id)
+            else:
+                del self.receipts[event.run_id]
+        del self._events[entries:], self.digests[entries:]
+        self.account.cut(len(self.charges))
+
+    # --- what may be charged ---------------------------------------------------------------------
+
+    def check(self, more: Sequence[Charge]) -> None:
+        """Refuse charges that the account does not allow, whoever asks: a run, or a plan.
+
+        Raises:
+            PolicyError: they would be beyond the limit, or protect another unit.
+        """
+        for charge in more:
+            self.check_unit(charge)
+        if self.limit is not None and not self.within(more):
+            raise PolicyError(
+                "ledger.limit",
+                "the runs on this data set would together spend more than epsilon "
+                f"{exact(self.limit[0])} at delta {exact(self.limit[1])} per unit "
+                f"({len(self.charges)} runs are charged already)",
+                "spend less, continue a run on its own store, or ask the data steward for a larger "
+                "limit (`dpstream account limit`)",
+            )
+
+    def within(self, more: Sequence[Charge]) -> bool:
+        """Whether all charges and some more together are within the limit.
+
+        Raises:
+            PolicyError: their costs do not add up.
+        """
+        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
+        return self.limit is None or self.account.within(more, *self.limit)
+
+    def check_unit(self, charge: Charge) -> None:
+        """Refuse a charge for another unit than the account's.
+
+        Raises:
+            PolicyError: it protects another one.
+        """
+        own = self.created
+        if own.unit == RECORD and own.limit is None:
+            if charge.kind != "session":
+                raise PolicyError(
+                    "ledger.data_set",
+                    "is the account of a table whose records have budgets of their own: they are "
+                    "another privacy unit",
+                    "give the persons' data an account of its own: `dpstream account create`",
+                )
+            return
+        if charge.kind == "session":
+            raise PolicyError(
+                "ledger.data_set",
+                f"is an account of the privacy unit {own.unit}, and the records of a session table "
+                "have budgets of their own",
+                "give the table an account of its own: `dpstream session init`",
+            )
+        unit = UnitIdentity.read(charge.identity)
+        if (unit.name, unit.type) != (own.unit, own.type):
+            raise PolicyError(
+                "ledger.unit",
+                f"protects another privacy unit than the account, whose unit is {own.unit} "
+                f"({own.type})",
+                "name that unit's column; where it has another name here, declare the account's "
+                "name for it (ledger.unit)",
+            )

@@ -1,0 +1,150 @@
+"""The events of an account, and the hash chain that they form.
+
+An account is one append-only chain.  Its first entry says what the account is of (`Created`); every
+later entry is a new limit, a charge, the digest of a receipt, the id of a table, or what a recovery
+closed.  An entry's digest covers the digest before it, so that an edited entry, or one removed from
+the middle, is noticed, and the number and digest of the last entry (`Head`) stand for everything
+that was charged and answered.
+
+A program that does not know a field or a kind of an entry refuses the whole account
+(``forbid_unknown_fields``): an entry that is skipped would be budget given back.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.state.ledger.charges import Charge
+
+#: The limit of an account per unit: (epsilon, delta).
+Limit = tuple[float, float]
+#: The unit of a table whose records have budgets of their own.
+RECORD = "record"
+#: Characters of an id.
+_ID = 16
+
+
+class _Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event"):
+    """One of the events below."""
+
+
+class Created(_Event, frozen=True, tag="created"):
+    """The first entry.
+
+    Attributes:
+        id: random name of the account, 16 hexadecimal characters.
+        data_set: whose records these are.
+        unit: name of the privacy unit; type: of its ids.
+        limit: (epsilon, delta) per unit; ``None``: each record has a budget of its own.
+    """
+
+    id: str
+    data_set: str
+    unit: str
+    type: FieldType
+    limit: Limit | None
+
+
+class LimitChanged(_Event, frozen=True, tag="limit"):
+    """From here on the limit is another one."""
+
+    limit: Limit
+
+
+class Received(_Event, frozen=True, tag="receipt"):
+    """A charged request was answered; ``digest`` is of the receipt's bytes and its charge."""
+
+    run_id: str
+    digest: str
+
+
+class Closed(_Event, frozen=True, tag="closed"):
+    """Charges without a receipt that are never answered: who asks again is charged again."""
+
+    run_ids: tuple[str, ...]
+
+
+class TableNamed(_Event, frozen=True, tag="table"):
+    """A table that the program writes belongs to the account."""
+
+    id: str
+
+
+Event = Created | LimitChanged | Charge | Received | Closed | TableNamed
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of an account's chain as somebody saw it: number and digest of the last entry."""
+
+    id: str
+    seq: int
+    digest: str
+
+    def check(self, id_: str, digest: str | None) -> None:
+        """Refuse an account that is not this one, as old or newer.
+
+        Args:
+            id_: of the account that is to be charged; digest: of the entry of this number there.
+
+        Raises:
+            PolicyError: it lacks that entry, or another account was charged.
+        """
+        if self.id != id_:
+            raise PolicyError(
+                "ledger.id",
+                "this run was charged in another account",
+                "name that account again; other data needs a run of its own",
+            )
+        if digest != self.digest:
+            raise PolicyError(
+                "ledger.path",
+                "is an older or replaced account: entries that this run's store has seen are gone",
+                "bring back the newest account of the data set",
+            )
+
+
+class Entry(NamedTuple):
+    """One entry of the chain; ``digest`` covers all entries up to it."""
+
+    seq: int
+    event: Event
+    digest: str
+
+
+def is_id(text: str) -> bool:
+    """Whether a text can be an id."""
+    return len(text) == _ID and all(c in "0123456789abcdef" for c in text)
+
+
+def name_of(event: Event) -> str | None:
+    """What can be charged once only: the name of a charge; other events have none."""
+    return event.name if isinstance(event, Charge) else None
+
+
+def text_of(event: Event) -> str:
+    """What the account stores of an event."""
+    return msgspec.json.encode(event, order="sorted").decode()
+
+
+def event_of(text: str) -> Event:
+    """The event of an entry's text.
+
+    Raises:
+        PolicyError: this program does not know its form.
+    """
+    try:
+        event: Event = msgspec.json.decode(text, type=Event)
+    except (msgspec.MsgspecError, UnicodeError):
+        raise PolicyError(
+            "ledger.path", "holds an entry of another form", "use the program that wrote it"
+        ) from None
+    return event
+
+
+def chained(previous: str, text: str) -> str:
+    """Digest of an entry, which covers that of the entry before it."""
+    joined = "\0".join((previous, text)).encode(errors="surrogateescape")
+    return hashlib.blake2b(joined, digest_size=16, person=b"dpstream-account").hexdigest()

@@ -1,0 +1,123 @@
+"""Accounts of tests: made with a fixed id, so that no byte of a test is drawn.
+
+``write`` takes a file as a person writes it, with the limit that its account is to have: it makes
+the account, and writes the file with the account's id in the limit's place.
+"""
+
+import contextlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import RECORD, Created, Event, Limit
+from dpstream.state.ledger.open import (
+    AccountPlace,
+    ledger_exists,
+    make,
+    open_path,
+    place_below,
+    read_ledger,
+)
+
+ID = "0acc0acc0acc0acc"
+LIMIT = (4.0, 1e-6)
+#: The unit of charges that tests make up.
+USER = UnitIdentity("user", "string").text
+_LIMIT = re.compile(r"(?m)^limit = \{[^}\n]*\}$")
+
+
+def create(
+    path: str | Path, data_set: str, limit: Limit | None = LIMIT, unit: str = "user",
+    type_: str = "string", id_: str = ID,
+) -> AccountPlace:  # fmt: skip
+    """An account, made unless one is there; one that is there gets this limit."""
+    assert type_ in get_args(FieldType)
+    if not ledger_exists(path):
+        make(path, Created(id_, data_set, unit, type_, limit))  # type: ignore[arg-type]
+    elif limit is not None:
+        set_limit(path, limit)
+    return AccountPlace(str(path), data_set, id_)
+
+
+def set_limit(path: str | Path, limit: Limit) -> None:
+    with contextlib.closing(open_path(path)) as ledger:
+        ledger.set_limit(limit)
+
+
+def opened(path: str | Path, data_set: str = "flights", **given: Any) -> Ledger:
+    """An account that is made if none is there."""
+    if not ledger_exists(path):
+        create(path, data_set, **given)
+    return open_path(path)
+
+
+def events(path: str | Path) -> list[Event]:
+    return [entry.event for entry in read_ledger(path)] if ledger_exists(path) else []
+
+
+def charges(path: str | Path) -> list[Charge]:
+    """Charges of an account; none where there is no account."""
+    return [event for event in events(path) if isinstance(event, Charge)]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a job file, a catalog or a session table; see the module."""
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        tables = tomllib.loads(text)
+        ledger = tables.get("ledger")
+        if isinstance(ledger, dict) and "id" not in ledger and "path" in ledger:
+            text = _with_account(path.absolute().parent, tables, text)
+    path.write_text(text, encoding="utf-8")
+
+
+def _with_account(folder: Path, tables: dict[str, Any], text: str) -> str:
+    ledger, limit = tables["ledger"], tables["ledger"].get("limit")
+    line = f'id = "{ID}"'
+    unit, type_ = _unit(tables)
+    if limit is not None:
+        text, pair = _LIMIT.sub(line, text), (limit["epsilon"], limit["delta"])
+    elif unit == RECORD:
+        text, pair = re.sub(r"(?m)^(data_set = .*)$", rf"\1\n{line}", text, count=1), None
+    else:
+        return text
+    create(place_below(folder, ledger["path"]), ledger["data_set"], pair, unit, type_)
+    return text
+
+
+def _unit(tables: dict[str, Any]) -> tuple[str, str]:
+    """Name and type of the privacy unit of a file."""
+    if "dimension" in tables:
+        return RECORD, "string"
+    if "unit" in tables:  # a catalog
+        return tables["unit"]["name"], tables["unit"]["type"]
+    unit = tables["schema"]["unit"]
+    column = unit if isinstance(unit, str) else unit["column"]
+    type_ = "string" if isinstance(unit, str) else unit.get("type", "string")
+    return tables["ledger"].get("unit", column), type_
+
+
+def of_records(path: str | Path, data_set: str = "people") -> Ledger:
+    """The account of a table whose records have budgets of their own."""
+    return opened(path, data_set, limit=None, unit=RECORD)
+
+
+def emptied(path: Path) -> None:
+    """The account as it was made, with its limit of now and without a charge."""
+    first, limit = events(path)[0], opened(path).book().limit
+    assert isinstance(first, Created)
+    path.unlink()
+    make(path, msgspec.structs.replace(first, limit=limit))
+
+
+def of_catalog(catalog: Any, limit: Limit = (1e4, 1e-2)) -> Any:
+    """A catalog whose account is made."""
+    place, unit = catalog.ledger, catalog.unit
+    create(place.path, place.data_set, limit, unit.name, unit.type)
+    return catalog

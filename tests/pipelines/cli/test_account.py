@@ -1,0 +1,90 @@
+"""``dpstream account``: made by a command, looked into, and its limit changed."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dpstream.state.ledger.open import read_book
+from tests import accounts
+from tests.pipelines.cli.called import call, examples_of, refused
+from tests.pipelines.operate.test_acceptance import job
+
+CREATE = ("--unit", "customer", "--type", "int", "--epsilon", "8", "--delta", "1e-6")
+
+
+def test_examples() -> None:
+    assert len(examples_of("account", "show")) == 3
+    assert len(examples_of("account", "create")) == 2
+    assert len(examples_of("account", "limit")) == 2
+
+
+def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
+    """What it prints is what a file needs; a second account takes no other's place."""
+    path = tmp_path / "data" / "shop.account.db"
+    done = call("account", "create", path, *CREATE)
+    assert done.exit_code == 0, done.output
+    table = tomllib.loads(done.output[done.output.index("[ledger]") :])["ledger"]
+    assert table["path"] == str(path) and table["data_set"] == "shop"
+    shown = json.loads(call("account", "show", path, "--json").stdout)
+    assert shown["id"] == table["id"] and shown["limit"] == {"epsilon": 8.0, "delta": 1e-6}
+    assert shown["unit"] == {"name": "customer", "type": "int"} and shown["charges"] == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    assert "ledger.path" in refused("account", "create", path, *CREATE)
+    assert path.read_bytes() == before
+    other = json.loads(call("account", "create", tmp_path / "o.db", *CREATE, "--json").stdout)
+    assert other["id"] != table["id"] and other["data_set"] == "o"
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [("0", "1e-9"), ("1", "1"), ("-1", "1e-9"), ("1", "0"), ("inf", "1e-9"), ("nan", "1e-9")],
+)
+def test_what_is_no_limit(limit: tuple[str, str], tmp_path: Path) -> None:
+    pair = ("--epsilon", limit[0], "--delta", limit[1])
+    refused("account", "create", tmp_path / "a.db", "--unit", "user", *pair)
+    assert not (tmp_path / "a.db").exists()
+    accounts.create(tmp_path / "b.db", "b")
+    refused("account", "limit", tmp_path / "b.db", *pair)
+    assert len(accounts.events(tmp_path / "b.db")) == 1
+
+
+def test_a_large_delta_is_asked_for(tmp_path: Path) -> None:
+    """A limit is judged as the guarantee of a run is, where it is set."""
+    large = ("--epsilon", "50", "--delta", "0.02")
+    path = tmp_path / "a.db"
+    assert "--delta" in refused("account", "create", path, "--unit", "u", *large, code=3)
+    done = call("account", "create", path, "--unit", "u", *large, "--allow-large-delta")
+    assert done.exit_code == 0 and done.stderr.count("promises little") == 2
+    assert len(json.loads(call("account", "show", path, "--json").stdout)["warnings"]) == 2
+    assert "--delta" in refused("account", "limit", path, *large, code=3)
+
+
+def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
+    """A job that would pass a higher limit runs once the command has set it, and not before."""
+    one = job(tmp_path, 1.0)
+    assert "ledger.limit" in refused("run", one.path, "--quiet", code=3)
+    assert call("plan", one.path).exit_code == 3
+    text = one.path.read_text()
+    one.path.write_text(
+        text.replace("[ledger]", "[ledger]\nlimit = { epsilon = 99, delta = 1e-5 }")
+    )
+    for command in ("plan", "run"):
+        message = refused(command, one.path)
+        assert "ledger.limit" in message and "dpstream account limit" in message
+    one.path.write_text(text)
+    done = call("account", "limit", one.path, "--epsilon", "40", "--delta", "1e-5", "--json")
+    assert json.loads(done.stdout) == {
+        "old": {"epsilon": 1.0, "delta": 1e-5}, "new": {"epsilon": 40.0, "delta": 1e-5},
+    }  # fmt: skip
+    assert call("plan", one.path).exit_code == 0
+    assert call("run", one.path, "--quiet").exit_code == 0
+    assert read_book(one.ledger).limit == (40.0, 1e-5)
+
+
+def test_the_limit_of_records_stands_in_their_budgets(tmp_path: Path) -> None:
+    accounts.of_records(tmp_path / "r.db", "rides").close()
+    pair = ("--epsilon", "1", "--delta", "1e-9")
+    assert "ledger.limit" in refused("account", "limit", tmp_path / "r.db", *pair, code=3)

@@ -1,0 +1,127 @@
+"""``dpstream account show``: entries, what they spend together, what is left."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dpstream.accounting.composition import within
+from dpstream.accounting.figures import down
+from dpstream.accounting.gaussian import epsilon_of, mu_of
+from dpstream.pipelines.cli.main import cli
+from dpstream.state.ledger.charges import Charge
+from tests import accounts
+from tests.audit.replays import JOB, LEDGER
+
+MU = mu_of(1.0, 0.6e-3)
+
+
+def stream(run: int, epoch: int = 0) -> Charge:
+    return Charge(f"{run:032x}", "plan", accounts.USER, 1.0, 1e-3, MU, 0.4e-3, "stream", epoch)
+
+
+TABLE = Charge("5e" * 16, "q", accounts.USER, 0.5, 0.0, None, 0.0, "table")
+CHARGES = (stream(1), stream(1, 1), TABLE)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An account of three charges."""
+    place = tmp_path / "book" / "ledger.db"
+    ledger = accounts.opened(place, "visits", limit=(4.0, 0.004))
+    for charge in CHARGES:
+        ledger.charge(charge)
+    ledger.close()
+    return place
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["account", "show", *(str(a) for a in args)])
+
+
+def shown(*args: object) -> dict[str, object]:
+    result = call(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_what_an_account_holds(path: Path) -> None:
+    account = shown(path)
+    assert (account["id"], account["data_set"]) == (accounts.ID, "visits")
+    assert account["unit"] == {"name": "user", "type": "string"}
+    assert account["head"]["seq"] == 4 and account["charges"] == 3
+    first, *rest = account["entries"]
+    assert first["event"] == "created" and first["limit"] == [4.0, 0.004]
+    assert [(e["event"], e["kind"], e["epoch"], e["mu"]) for e in rest] == [
+        ("charge", "stream", 0, MU), ("charge", "stream", 1, MU), ("charge", "table", 0, None),
+    ]  # fmt: skip
+    # The plain epsilon comes on top of the Gaussians'.
+    together = 0.5 + epsilon_of(math.sqrt(2) * MU, 4e-3 - 0.8e-3)
+    assert account["spent"] == {"epsilon": pytest.approx(together), "delta": 4e-3}
+
+
+def test_what_is_left_fits_and_no_more(path: Path) -> None:
+    account = shown(path)
+    spent, left = account["spent"]["epsilon"], account["left"]
+    assert left["epsilon"] == pytest.approx(4 - spent)
+    for part, more in (("epsilon", 1e-6), ("mu", 1e-4)):
+        for factor, fits in ((1 - more, True), (1 + more, False)):
+            figures = (left["epsilon"] * factor, 0.0, None) if part == "epsilon" else (
+                99.0, 0.5, left["mu"] * factor,
+            )  # fmt: skip
+            one = Charge("aa" * 16, "p", accounts.USER, *figures, 0.0)
+            assert within([*CHARGES, one], 4.0, 0.004) is fits
+    text = call(path).stdout
+    assert f"Left      epsilon {down(left['epsilon'])}" in text and "Limit     epsilon 4" in text
+    assert "epoch 1" in text and accounts.ID in text
+    accounts.set_limit(path, (1.0, 0.0005))
+    used_up = call(path).stdout
+    assert "more than any epsilon" in used_up and "Left      epsilon 0" in used_up
+    assert shown(path)["entries"][-1]["event"] == "limit"
+
+
+def test_zcdp_is_shown_and_never_rounded_down(tmp_path: Path) -> None:
+    place = tmp_path / "ledger.db"
+    ledger = accounts.opened(place, "cells", limit=(9.0, 1e-6))
+    rho = 0.123456789
+    ledger.charge(Charge("7a" * 16, "t", accounts.USER, 9.0, 1e-9, None, 0.0, "table", rho=rho))
+    ledger.charge(TABLE)
+    ledger.close()
+    account = shown(place)
+    entry, left = account["entries"][1], account["left"]["rho"]
+    assert entry["kind"] == "table" and entry["rho"] == rho and entry["mu"] is None
+    have = [Charge("7a" * 16, "t", accounts.USER, 9.0, 1e-9, None, 0.0, rho=r) for r in (rho, left)]
+    assert within([*have, TABLE], 9.0, 1e-6)
+    text = call(place).stdout
+    (figure,) = re.findall(r"rho (\S+)\n.*table", text)
+    assert float(figure) >= rho and float(figure) == pytest.approx(rho, rel=1e-3)
+    (figure,) = re.findall(r"zCDP of rho (\S+)\n", text)
+    assert 0 < float(figure) <= left
+
+
+def test_the_account_that_a_job_names(path: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    accounts.write(job, JOB + LEDGER)
+    account = shown(job)
+    assert account["data_set"] == "visits" and account["limit"] == {"epsilon": 30.0, "delta": 0.05}
+    assert account["charges"] == 3 and account["left"]["epsilon"] > 20
+    text, before = job.read_text(), path.read_bytes()
+    for old, new, field in (
+        (accounts.ID, "f" * 16, "ledger.id"), ('"visits"', '"clicks"', "ledger.data_set"),
+        ("book/", "none/", "ledger.path"), ("id = ", "di = ", "FILE"),
+    ):  # fmt: skip
+        accounts.write(job, text.replace(old, new))
+        result = call(job)
+        assert result.exit_code in (2, 3) and f": {field}: " in result.stderr, result.output
+    assert path.read_bytes() == before and not (tmp_path / "none").exists()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    accounts.write(tmp_path / "job.toml", JOB)
+    (tmp_path / "other.toml").write_text("ledger = 3\n")
+    for given in (tmp_path / "job.toml", tmp_path / "other.toml", tmp_path / "missing.db"):
+        result = call(given)
+        assert result.exit_code == 2 and ": FILE: " in result.stderr, result.output
