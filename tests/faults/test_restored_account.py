@@ -20,6 +20,7 @@ import pytest
 
 import dpstream
 from dpstream.pipelines.tuning import choose
+from tests import accounts
 from tests.faults.systems import SYSTEMS, done
 from tests.fixed import fixed_run_ids, held_noise
 from tests.pipelines.frames.visits import KEY, account, visits
@@ -89,7 +90,7 @@ def _tuning(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     (folder / "in" / "a.csv").write_text(records(USERS))
     _key(folder / "keys")
-    (folder / "job.toml").write_text(JOB)
+    accounts.write(folder / "job.toml", JOB)
 
 
 def _tuning_added() -> None:
