@@ -26,6 +26,7 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances, orders
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from dpstream.state.ledger.sqlite import SqliteLedger
+from tests import accounts
 from tests.state.ledger.region_conformance import Payer
 
 STEP = 500_000
@@ -101,7 +102,8 @@ def paths(folder: Path, many: int, grid: int = 1, cap: int = 1_000, steps: int =
     for number in range(many):
         rng, model = np.random.default_rng(number), table(grid, cap)
         records, answers, loss = Records(rng, model, steps), list[int](), 0.0
-        ledger = SqliteLedger(folder / f"{grid} {cap} {number}.db", "tiny")
+        ledger = accounts.of_records(folder / f"{grid} {cap} {number}.db", "tiny")
+        assert isinstance(ledger, SqliteLedger)
         ledger._db.execute("PRAGMA synchronous = OFF")
         account, lean = Payer(ledger, model, RULES), int(rng.choice(3, p=[0.4, 0.4, 0.2]))
         for step in range(steps):

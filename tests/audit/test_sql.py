@@ -170,8 +170,8 @@ def _covered(folder: Path, options: str, groups: int, run: int) -> dict[str, flo
     of = f"WITH REPORT, {PER_GROUP}"
     items = f"COUNT(* {of}(0, 4)) AS n, SUM(r.x {of}(0, 100)) AS s, AVG(r.x {of}(0, 100)) AS a"
     trial = Trial(items, rows[0], rows[1:], options=options)
-    write(folder, trial, np.ones(groups, bool))
     (folder / "ledger.db").unlink(missing_ok=True)
+    write(folder, trial, np.ones(groups, bool))
     with fixed_run_ids(lambda: f"{run + 1:02x}" * 16):
         table = asking.ask(load_catalog(folder / "trials.toml"), trial.text).table
     values = [row[0][1] for row in rows]

@@ -150,7 +150,9 @@ class Ways:
         self._ring = self._stack.enter_context(config.key_source().ring())
         self._space = config.table.space
         self._places = {d.name: i for i, d in enumerate(self._space.dimensions)}
-        self._global = accounts.opened(toml.parent / "global.db", "rides")
+        self._global = accounts.opened(
+            toml.parent / "global.db", "rides", limit=(1e6, 1e-9), unit="record"
+        )
         self._stack.callback(self._global.close)
         self._base = self.session.where(f"initial >= {NEEDED}")
 
@@ -183,10 +185,9 @@ class Ways:
         run = secrets.token_hex(16)
         self._global.charge(
             Charge(
-                run_id=run, plan_hash="5e" * 16, unit="record", epsilon=BUDGET, delta=0.0, mu=None,
+                run_id=run, plan_hash="5e" * 16, epsilon=BUDGET, delta=0.0, mu=None,
                 threshold_delta=0.0, kind="sql", identity=UnitIdentity("record", "string").text,
-            ),
-            1e6, 1e-9,
+            )
         )  # fmt: skip
         box = self._space.box(**query.ranges)
         question = Question(
@@ -280,8 +281,8 @@ def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:
 
 def _forget(toml: Path) -> None:
     for name in ("ledger.db", "global.db"):
-        for path in toml.parent.glob(f"{name}*"):
-            path.unlink()
+        if (toml.parent / name).exists():
+            accounts.emptied(toml.parent / name)
     load_config(toml).snapshot.unlink(missing_ok=True)
 
 

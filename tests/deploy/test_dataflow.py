@@ -160,8 +160,16 @@ def test_what_the_launchers_disk_would_lose(
     assert error.value.field == field
 
 
+NAMED = """
+[ledger]
+path = "spanner://p/i/ledger"
+data_set = "visits"
+id = "0acc0acc0acc0acc"
+"""
+
+
 def test_a_ledger_that_outlives_the_launcher(tmp_path: Path) -> None:
-    job = remote(tmp_path, more=LEDGER.replace("ledger.db", "spanner://p/i/ledger"))
+    job = remote(tmp_path, more=NAMED)
     check_remote(job)
     assert job.ledger is not None and job.ledger.path == "spanner://p/i/ledger"
 

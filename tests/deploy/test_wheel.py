@@ -159,8 +159,8 @@ NEEDS = (
     ("dpstream run in-spanner.toml", "spanner"),
     ("dpstream state info in-spanner.toml", "spanner"),
     ("dpstream run charged-in-spanner.toml", "spanner"),
-    (f"dpstream ledger show {SPANNER}", "spanner"),
-    (f"dpstream ledger init {SPANNER}", "spanner"),
+    (f"dpstream account show {SPANNER}", "spanner"),
+    (f"dpstream account create {SPANNER} --unit u --epsilon 1 --delta 1e-6", "spanner"),
     ("dpstream key check with-gcp.toml", "gcp-secrets"),
     ("dpstream run with-gcp.toml", "gcp-secrets"),
     ("dpstream run job.toml --runner=DataflowRunner --project=p --region=r "
@@ -270,8 +270,15 @@ def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
     (plain.folder / "job.toml").write_text(job)
     (plain.folder / "answer.py").write_text(ANSWER)
     assert plain.run("dpstream", "key", "new", "noise.key").returncode == 0
+    own = next(  # the id that README's init has drawn
+        tomllib.loads(path.read_text())["ledger"]["id"]
+        for path in sorted(plain.folder.glob("*.toml"))
+        if path.name != "job.toml" and "[ledger]" in path.read_text()
+    )
     for name, tables in JOBS.items():
         changed = {**tomllib.loads(job), **tables}
+        if "ledger" not in tables:
+            changed["ledger"]["id"] = own
         if name.startswith("from-k") or name.startswith("from-p"):
             changed["time"]["max_skew"] = "1s"
         (plain.folder / f"{name}.toml").write_text(tomlkit.dumps(changed))

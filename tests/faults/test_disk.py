@@ -148,12 +148,13 @@ def test_a_change_of_a_store_on_a_full_disk(disk: Path, tmp_path: Path, command:
 def test_ledger_and_sink_on_a_full_disk(disk: Path, tmp_path: Path) -> None:
     batches = run_in_memory(job("sticky", tmp_path / "s.db"), batches_of(plan_of("sticky")))[0]
     stores.close_all()
+    accounts.create(disk / "ledger.db", "d", (5.0, 1e-5))
     fill(disk, 0)
 
     def charge() -> None:
         ledger = accounts.opened(disk / "ledger.db", "d")
         with contextlib.closing(ledger):
-            ledger.charge(Charge("r", "p", "user", 1.0, 1e-6, 0.3, 0.0), 5.0, 1e-5)
+            ledger.charge(Charge("r", "p", accounts.USER, 1.0, 1e-6, 0.3, 0.0))
 
     assert refused(charge)
     for left in (0, 8192):
