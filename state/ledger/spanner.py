@@ -227,8 +227,16 @@ class SpannerLedger(Ledger):
             return None
         if self._pending is not None and run_id in self._pending.answers:
             return self._pending.answers[run_id]
-        with of_ledger():
-            read = list(answers_of(self._db, [run_id]))
+        last = self._last
+        if last is None:
+            raise InvariantError("rows are those of a commit")
+        with of_ledger(), self._db.snapshot(multi_use=True) as snapshot:
+            moved = commits_from(self._db, last.number, snapshot) != [last]
+            read = [] if moved else list(answers_of(self._db, [run_id], snapshot))
+        if moved:  # by another process: begun again, or looked at again
+            if self._pending is not None:
+                raise LedgerMovedError
+            return self._row(self._refreshed(), run_id)
         if len(read) != 1:
             raise damaged()
         return rows.check_answer(read[0])
