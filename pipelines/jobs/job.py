@@ -40,7 +40,6 @@ from dpstream.pipelines.jobs.tables import (
     SourceConfig,
     StateConfig,
     TuningConfig,
-    refuse_limit,
 )
 from dpstream.pipelines.jobs.text import (
     duration_micros,
@@ -51,7 +50,7 @@ from dpstream.pipelines.jobs.text import (
 )
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import unreadable
-from dpstream.state.ledger.open import AccountPlace
+from dpstream.state.ledger.open import AccountPlace, refuse_limit
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ them.  ``[performance]`` is apart from everything that enters the plan.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -247,23 +247,6 @@ class LedgerConfig(_Table, frozen=True):
                 raise UsageError(f"ledger.{field}", "must not be empty", "write a name")
         check_names(self.data_set, self.id)
         return AccountPlace(place_below(folder, self.path), self.data_set, self.id, self.unit)
-
-
-def refuse_limit(tables: dict[str, Any]) -> None:
-    """Refuse a file whose ``[ledger]`` has a limit, which is a part of the account.
-
-    Raises:
-        UsageError: it has one.
-    """
-    ledger = tables.get("ledger")
-    if isinstance(ledger, dict) and "limit" in ledger:
-        raise UsageError(
-            "ledger.limit",
-            "is not a setting of this file: the account has the limit, so that nobody who asks can "
-            "raise it",
-            "remove the line; `dpstream account create` makes the account with its limit, and "
-            "`dpstream account limit FILE --epsilon E --delta D` changes it",
-        )
 
 
 class SinkConfig(_Table, frozen=True):

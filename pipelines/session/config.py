@@ -74,7 +74,6 @@ from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.connectors.records.packed_names import unpacked_name
-from dpstream.pipelines.jobs.tables import refuse_limit
 from dpstream.pipelines.jobs.text import (
     duration_micros,
     instant_micros,
@@ -82,7 +81,7 @@ from dpstream.pipelines.jobs.text import (
     raise_decode_error,
 )
 from dpstream.state.disk_errors import unreadable
-from dpstream.state.ledger.open import AccountPlace, check_names, place_below
+from dpstream.state.ledger.open import AccountPlace, check_names, place_below, refuse_limit
 from dpstream.state.private_log import keep_beside
 
 MAX_BYTES = 1 << 20

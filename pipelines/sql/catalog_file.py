@@ -43,7 +43,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.places import below
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.jobs.tables import LedgerConfig, refuse_limit
+from dpstream.pipelines.jobs.tables import LedgerConfig
 from dpstream.pipelines.jobs.text import closest, parse_toml, raise_decode_error
 from dpstream.pipelines.sql.catalog import (
     RELEASED,
@@ -56,6 +56,7 @@ from dpstream.pipelines.sql.catalog import (
 )
 from dpstream.pipelines.sql.columns import file_columns, kind_of
 from dpstream.state.disk_errors import unreadable
+from dpstream.state.ledger.open import refuse_limit
 from dpstream.state.private_log import keep_beside
 
 MAX_BYTES, MAX_TABLES = 1 << 20, 256

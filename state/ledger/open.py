@@ -9,6 +9,7 @@ another id or data set than the file that names it.
 """
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,6 +38,23 @@ class AccountPlace(msgspec.Struct, frozen=True):
     data_set: str
     id: str
     unit: str | None = None
+
+
+def refuse_limit(tables: dict[str, Any]) -> None:
+    """Refuse a file whose ``[ledger]`` has a limit, which is a part of the account.
+
+    Raises:
+        UsageError: it has one.
+    """
+    ledger = tables.get("ledger")
+    if isinstance(ledger, dict) and "limit" in ledger:
+        raise UsageError(
+            "ledger.limit",
+            "is not a setting of this file: the account has the limit, so that nobody who asks can "
+            "raise it",
+            "remove the line; `dpstream account create` makes the account with its limit, and "
+            "`dpstream account limit FILE --epsilon E --delta D` changes it",
+        )
 
 
 def check_names(data_set: str, id_: str | None) -> None:
