@@ -30,6 +30,7 @@ from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
 from dpstream.pipelines.experiments.modes import Mode, parse_mode
 from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.experiments.truth import Truth, errors, load
+from tests import accounts
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
 
@@ -120,7 +121,9 @@ def parts(say: Say) -> Figures:
 def commands(folder: Path, say: Say) -> Figures:
     """What a command costs before it does anything, beside the import of what it stands on."""
     say("imports and commands")
-    job = Path(synth.__file__).with_name("examples") / "flights.toml"
+    example, job = Path(synth.__file__).with_name("examples") / "flights.toml", folder / "job.toml"
+    job.write_text(example.read_text())
+    accounts.create(folder / "ledger.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
     asked = {
