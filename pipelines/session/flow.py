@@ -31,6 +31,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.session import (
@@ -203,23 +204,15 @@ class Gather(beam.DoFn):
         yield met[0], merged(met[1], *self._task.cells_of(met[0]), self._task.needs)
 
 
-class Digest(beam.DoFn):
+class Digest(Keyed):
     """Digest of a shard's totals, for the name of the noise of every shard.
 
-    Not a side input: Flink's batch runner fails on one before a shuffle.
+    Handed over by the shuffle: as a side input it failed on Flink (ClassCastException).
     """
 
     def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
         self._task = task
-
-    @guarded("release")
-    def setup(self) -> None:
-        """Read the key."""
-        self._ring = self._task.keys.ring()
-
-    def teardown(self) -> None:
-        """Let go of the key."""
-        self.__dict__.pop("_ring", None)
 
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[Routed]:
@@ -230,20 +223,12 @@ class Digest(beam.DoFn):
             yield shard, pa.RecordBatch.from_arrays([column], schema=_DIGEST)
 
 
-class Measure(beam.DoFn):
+class Measure(Keyed):
     """The noise of a shard of cells."""
 
     def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
         self._task = task
-
-    @guarded("release")
-    def setup(self) -> None:
-        """Read the key."""
-        self._ring = self._task.keys.ring()
-
-    def teardown(self) -> None:
-        """Let go of the key."""
-        self.__dict__.pop("_ring", None)
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[tuple[int, Routed]]:

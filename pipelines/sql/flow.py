@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
+from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed
@@ -125,20 +126,12 @@ def unit_of(table: Table) -> str | None:
     return next((column for column in table.units if column in table.columns), None)
 
 
-class _Keyed(beam.DoFn):
-    """A stage that needs the key, and finds it on its worker."""
+class _Keyed(Keyed):
+    """A stage of a statement that needs the key."""
 
     def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
         self._task = task
-
-    @guarded("query")
-    def setup(self) -> None:
-        """Read the key."""
-        self._ring = self._task.keys.ring()
-
-    def teardown(self) -> None:
-        """Let go of the key."""
-        self.__dict__.pop("_ring", None)
 
 
 class Begin(beam.DoFn):

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import numbers
+from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
@@ -155,20 +156,12 @@ class Sum(beam.DoFn):
         yield met[0], _batch(summed([_pairs(batch) for batch in met[1]]))
 
 
-class Digest(beam.DoFn):
+class Digest(Keyed):
     """Digest of a part's counts, for the name of the noise."""
 
     def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
         self._task = task
-
-    @guarded("release")
-    def setup(self) -> None:
-        """Read the key."""
-        self._ring = self._task.keys.ring()
-
-    def teardown(self) -> None:
-        """Let go of the key."""
-        self.__dict__.pop("_ring", None)
 
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
@@ -178,20 +171,12 @@ class Digest(beam.DoFn):
         yield 0, counts_digest(found, part, _pairs(routed[1]), self._ring)
 
 
-class Publish(beam.DoFn):
+class Publish(Keyed):
     """Measures a part and writes its files."""
 
     def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
         self._task = task
-
-    @guarded("release")
-    def setup(self) -> None:
-        """Read the key."""
-        self._ring = self._task.keys.ring()
-
-    def teardown(self) -> None:
-        """Let go of the key."""
-        self.__dict__.pop("_ring", None)
 
     @guarded("release")
     def process(self, routed: Routed, inputs: bytes) -> Iterator[str]:

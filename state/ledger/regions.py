@@ -125,14 +125,6 @@ class RegionAccount:
 
     # --- what is charged -------------------------------------------------------------------------
 
-    def prepare(self, order: Order) -> None:
-        """Replay what others wrote, before they are kept waiting.
-
-        Raises:
-            UsageError: the order is none.
-        """
-        self._prepared(order)
-
     def refresh(self) -> None:
         """Take in what was committed; a snapshot is written now and then."""
         self._refreshed()

@@ -45,7 +45,7 @@ class Payer(RegionAccount):
     """An account with all steps of a charge, as `pipelines.session.ask` makes them."""
 
     def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
-        self.prepare(order)
+        self.refresh()
         return self._begun(request, lambda run_id: self.decide(order, run_id), fresh)
 
     def draw(
