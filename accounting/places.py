@@ -1,9 +1,15 @@
-"""Paths in job files, catalogs and tables: they start from a folder, and none may be a URL."""
+"""Paths in job files, catalogs and tables: they start from a folder, none is a URL, and none is
+private and public at once."""
 
+import contextlib
+import glob
+import os
 import re
+import stat
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 
 #: One slash: a URL that was normalised as a path has lost the other.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -35,3 +41,44 @@ def refuse_url(path: str, field: str) -> None:
             f"is a URL ({scheme[1]}://...), and only paths of this machine are supported here",
             "copy the files to this machine or mount them, and name their path",
         )
+
+
+def files_at(pattern: str) -> set[tuple[int, int]]:
+    """Device and inode of every file of a path, of a glob, or below a folder: what two names of
+    one file (links, hard links, a folder and a file in it) have in common."""
+    files = set[tuple[int, int]]()
+    for path in glob.iglob(pattern, recursive=True):
+        for folder, _, names in os.walk(path):
+            files |= _identities(os.path.join(folder, name) for name in names)
+        files |= _identities([path])
+    return files
+
+
+def _identities(paths: Iterable[str]) -> set[tuple[int, int]]:
+    statuses = set[tuple[int, int]]()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if not stat.S_ISDIR(status.st_mode):
+                statuses.add((status.st_dev, status.st_ino))
+    return statuses
+
+
+def refuse_both(private: Mapping[str, Set[object]], public: Mapping[str, Set[object]]) -> None:
+    """Refuse what is private under one name and public under another: rows of a public table are
+    shown as they are.
+
+    Args:
+        private, public: what each field of the file reads, such as ``files_at``.
+
+    Raises:
+        PolicyError: a public one reads what a private one does.
+    """
+    for name, files in public.items():
+        for owner, owned in private.items():
+            if not files.isdisjoint(owned):
+                raise PolicyError(
+                    name,
+                    f"is public, and reads what {owner} reads, which is private",
+                    "name a public file, or make both private",
+                )

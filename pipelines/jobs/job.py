@@ -16,7 +16,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.extras import require
-from dpstream.accounting.places import below
+from dpstream.accounting.places import below, files_at, refuse_both
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -185,11 +185,12 @@ def job_of(file: JobFile, path: Path) -> Job:
         record_id=_record_id(file),
         remember=_remember(keys.remember),
     ).check()
-    if keys.public is not None:
-        digest = public_key_digest(Path(keys.public), plan.key)
-        plan = msgspec.structs.replace(plan, public_keys=digest).check()
     replace = msgspec.structs.replace
     source = replace(file.source, path=source_path(folder, file.source))
+    _refuse_both(source, keys.public, folder)
+    if keys.public is not None:
+        digest = public_key_digest(Path(keys.public), plan.key)
+        plan = replace(plan, public_keys=digest).check()
     if source.query is not None:
         source, digest = _with_query(source, source.query, plan, folder)
         plan = replace(plan, query=digest).check()
@@ -223,6 +224,18 @@ def _with_query(
     columns = {own: found.types[name] for name, own in found.reads.items()}
     replace = msgspec.structs.replace
     return replace(source, query=replace(query, columns=columns)), found.digest
+
+
+def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
+    """Refuse public keys, or a public table of the query, that the source reads as private."""
+    query = source.query
+    public = {} if keys is None else {"keys.public": glob.escape(keys)}
+    for number, table in enumerate(() if query is None else query.look_up):
+        public[f"source.query.look_up[{number}].path"] = str(folder / table.path)
+    if public and source.path and "://" not in source.path:
+        path = glob.escape(source.path) if source.kind == "folder" else source.path
+        files = {field: files_at(pattern) for field, pattern in public.items()}
+        refuse_both({"source.path": files_at(path)}, files)
 
 
 def source_path(folder: Path, source: SourceConfig) -> str:

@@ -40,7 +40,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.places import below
+from dpstream.accounting.places import below, refuse_both
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.jobs.tables import LedgerConfig
@@ -55,6 +55,7 @@ from dpstream.pipelines.sql.catalog import (
     Via,
 )
 from dpstream.pipelines.sql.columns import file_columns, kind_of
+from dpstream.pipelines.sql.inputs import identities
 from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import refuse_limit
 from dpstream.state.private_log import keep_beside
@@ -141,10 +142,26 @@ def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
         found[table.name] = table
     for number, table in enumerate(found.values()):
         _check_path(f"table[{number}]", table, found, file.unit)
+    _refuse_both(found)
     found = {name: _with_units(table, found) for name, table in found.items()}
     ledger = msgspec.structs.replace(file.ledger.place(folder), unit=file.unit.name)
     unit = UnitIdentity(file.unit.name, file.unit.type)
     return Catalog(unit, found, ledger, _key(file.privacy, folder), folder)
+
+
+def _refuse_both(tables: dict[str, Table]) -> None:
+    """Refuse what is private under one name and public under another.
+
+    Raises:
+        PolicyError: see above.
+    """
+    private = {f"table {table.name}": table for table in tables.values() if table.unit is not None}
+    public = {f"table {table.name}": table for table in tables.values() if table.unit is None}
+    if private and public:
+        refuse_both(
+            {name: identities(table) for name, table in private.items()},
+            {name: identities(table) for name, table in public.items()},
+        )
 
 
 def _key(key: KeyConfig, folder: Path) -> KeyConfig:

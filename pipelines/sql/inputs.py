@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.places import files_at
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.columns import sqlite_file
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
@@ -113,6 +114,26 @@ def place_of(table: Table, folder: Path) -> bytes:
     else:
         place = os.path.relpath(sqlite_file(table.place), folder)
     return f"{table.name}\0{table.kind}\0{place}".encode()
+
+
+def identities(table: Table) -> set[object]:
+    """What a table reads, however it is named: files, or the table of a database.
+
+    Names of a server's host and of views, and copies of files, are not seen through.
+    """
+    remote = table.remote or table.name
+    if table.kind == "postgresql":
+        address = urlsplit(table.place)
+        more = dict(parse_qsl(address.query))
+        hosts = address.netloc.rpartition("@")[2] or more.get("host", "")
+        port = "" if ":" in hosts else f":{more.get('port', 5432)}"
+        database = more.get("dbname", address.path.strip("/"))
+        name = remote if "." in remote else f"public.{remote}"
+        return {(hosts.lower() + port, database, name)}
+    if table.kind != "sqlite":
+        return set(files_at(table.place))
+    name = remote.rpartition(".")[2].lower()
+    return {(*file, name) for file in files_at(glob.escape(sqlite_file(table.place)))}
 
 
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:

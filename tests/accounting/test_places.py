@@ -1,10 +1,15 @@
-"""A URL is no path, wherever a job file, a catalog or a table wants one."""
+"""A URL is no path, wherever a job file, a catalog or a table wants one; and what is private under
+one name is not public under another, in any of them."""
 
+import itertools
+import os
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.places import below
 from dpstream.pipelines.jobs.job import decode_job, job_of
 from dpstream.pipelines.session.config import load_config
@@ -130,3 +135,137 @@ def test_a_url_that_became_a_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         read_workload(Path("s3://b/w.json"))
     assert below(tmp_path, "a:b/c", "x") == tmp_path / "a:b/c"
+
+
+def linked(private: Path) -> str:
+    private.with_name("other.csv").symlink_to(private.name)
+    return "other.csv"
+
+
+def hard_linked(private: Path) -> str:
+    os.link(private, private.with_name("other.csv"))
+    return "other.csv"
+
+
+def under_a_linked_folder(private: Path) -> str:
+    private.with_name("folder").symlink_to(private.parent)
+    return f"folder/{private.name}"
+
+
+def roundabout(private: Path) -> str:
+    return f"../{private.parent.name}/./{private.name}"
+
+
+def by_a_pattern(_: Path) -> str:
+    return "**/*.csv"
+
+
+NAMES = (linked, hard_linked, under_a_linked_folder, roundabout, by_a_pattern)
+LOOK_UP = """
+[[source.query.look_up]]
+name = "pages"
+path = "PUBLIC"
+key = ["page"]
+columns = { page = "STRING" }
+[source.query]
+text = "SELECT page FROM records JOIN pages USING (page)"
+columns = { page = "STRING" }
+"""
+
+
+def csv_job(source: str = 'path = "private.csv"', **parts: str) -> str:
+    text = JOB.replace('path = "in.parquet"', source).replace('"parquet"', '"csv"', 1)
+    return text.replace("keys.csv", parts["public"])
+
+
+def job_of_a_folder(public: str) -> str:
+    """The whole folder is private."""
+    source = 'path = "."\nformat = "csv"'
+    return csv_job(source, public=public).replace('kind = "csv"', 'kind = "folder"', 1)
+
+
+def job_of_a_pattern(public: str) -> str:
+    return csv_job('path = "priv*.csv"', public=public)
+
+
+def job_that_looks_up(public: str) -> str:
+    text = csv_job(public="keys.csv").replace('[keys]\npublic = "keys.csv"\n', "")
+    return text.replace("[schema]", LOOK_UP.replace("PUBLIC", public) + "[schema]", 1)
+
+
+def catalog(public: str) -> str:
+    private = CATALOG.replace("t.parquet", "private.csv")
+    table = f'[[table]]\nname = "p"\npath = "{public}"\npublic = true\n'
+    return private + table + 'columns = { user = "STRING" }\n'
+
+
+READERS: dict[str, tuple[Callable[[Path], object], Callable[[str], str], str]] = {
+    "keys of a folder": (load, job_of_a_folder, "keys.public"),
+    "keys of a pattern": (load, job_of_a_pattern, "keys.public"),
+    "look-up": (load, job_that_looks_up, "source.query.look_up[0].path"),
+    "catalog": (load_catalog, catalog, "table p"),
+}
+
+
+@pytest.mark.parametrize(
+    ("reader", "name"),
+    [  # public keys are one file
+        pair
+        for pair in itertools.product(READERS, NAMES)
+        if not (pair[0].startswith("keys") and pair[1] is by_a_pattern)
+    ],
+)
+def test_one_file_is_not_private_and_public(
+    tmp_path: Path, reader: str, name: Callable[[Path], str]
+) -> None:
+    read, text, field = READERS[reader]
+    private = tmp_path / "private.csv"
+    private.write_text("user,page,time\nSECRET,b,2024-01-01T00:00:00Z\n")
+    (tmp_path / "x.toml").write_text(text(name(private)))
+    with pytest.raises(PolicyError) as error:
+        read(tmp_path / "x.toml")
+    assert error.value.field == field and "SECRET" not in str(error.value)
+
+
+@pytest.mark.parametrize("reader", ["keys of a pattern", "look-up", "catalog"])
+def test_a_public_file_with_the_same_rows_is_another_file(tmp_path: Path, reader: str) -> None:
+    """A copy is not seen through, which limits.md says; and the fix of a refusal is this one."""
+    read, text, _ = READERS[reader]
+    for name in ("private.csv", "public.csv"):
+        (tmp_path / name).write_text("user,page,time\n" if reader == "catalog" else "page\na\n")
+    (tmp_path / "x.toml").write_text(text("public.csv"))
+    assert read(tmp_path / "x.toml")
+
+
+def database(uri: str, remote: str, public_uri: str, public_remote: str) -> str:
+    columns = 'columns = { user = "STRING" }\n'
+    private = CATALOG.replace('path = "t.parquet"', f'uri = "{uri}"\nremote = "{remote}"')
+    public = f'[[table]]\nname = "p"\nuri = "{public_uri}"\nremote = "{public_remote}"\n'
+    return private + public + columns + "public = true\n"
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "refused"),
+    [
+        (("sqlite:///a.db", "visits"), ("sqlite:///a.db", "Main.VISITS"), True),
+        (("sqlite:///a.db", "visits"), ("sqlite:///link.db", "visits"), True),
+        (("sqlite:///a.db", "visits"), ("sqlite:///a.db", "pages"), False),
+        (("postgresql://a:x@h/d", "visits"), ("postgresql://b@H:5432/d", "public.visits"), True),
+        (("postgresql://h/d", "visits"), ("postgresql:///d?host=h", "visits"), True),
+        (("postgresql://h/d", "visits"), ("postgresql://h/d", "pages"), False),
+        (("postgresql://h/d", "visits"), ("postgresql://h/e", "visits"), False),
+    ],
+)
+def test_a_table_of_a_database_is_not_private_and_public(
+    tmp_path: Path, private: tuple[str, str], public: tuple[str, str], refused: bool
+) -> None:
+    sqlite3.connect(tmp_path / "a.db").close()
+    (tmp_path / "link.db").symlink_to("a.db")
+    (tmp_path / "x.toml").write_text(database(*private, *public))
+    error: DpstreamError | None = None
+    try:
+        load_catalog(tmp_path / "x.toml")
+    except DpstreamError as refusal:
+        error = refusal
+    assert (error is not None and error.field == "table p") == refused
+    assert refused or error is None
