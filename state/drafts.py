@@ -66,16 +66,10 @@ def _made(out: Path, mode: int) -> tuple[int, Path]:
     raise FileNotFoundError
 
 
-def sweep(folder: Path, older: tuple[str, ...] = ()) -> None:
-    """Remove the drafts of a folder that are nobody's; what cannot be removed stays.
-
-    Args:
-        older: patterns of drafts that earlier versions made without a lock: removed after a day.
-    """
-    found = {draft: _nobodys for draft in folder.glob(f".*{_SUFFIX}*")}
-    found |= {draft: _old for pattern in older for draft in folder.glob(pattern)}
-    for draft, unused in found.items():
-        with contextlib.suppress(OSError), unused(draft) as nobodys:
+def sweep(folder: Path) -> None:
+    """Remove the drafts of a folder that are nobody's; what cannot be removed stays."""
+    for draft in list(folder.glob(f".*{_SUFFIX}*")):
+        with contextlib.suppress(OSError), _nobodys(draft) as nobodys:
             if nobodys:
                 draft.unlink(missing_ok=True)
 
@@ -107,11 +101,6 @@ def _locked(descriptor: int, owner: Path) -> bool:
     except OSError:
         return _is_old(owner)
     return True
-
-
-@contextlib.contextmanager
-def _old(draft: Path) -> Iterator[bool]:
-    yield _is_old(draft)
 
 
 def _is_old(draft: Path) -> bool:

@@ -95,8 +95,7 @@ class SqliteBackend(Backend):
 
     @override
     def sweep(self) -> None:
-        name = Path(self.path).name
-        drafts.sweep(Path(self.path).parent, (f".{name}.draft*", f".{name}.backup.draft*"))
+        drafts.sweep(Path(self.path).parent)
 
     @override
     def prepare(self) -> None:

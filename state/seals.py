@@ -97,3 +97,12 @@ def damaged() -> PolicyError:
         "is damaged",
         "restore it from a backup: `dpstream state restore JOB BACKUP --replace`",
     )
+
+
+def other_format(format: str) -> PolicyError:
+    """The store was written by a program that has another format."""
+    return PolicyError(
+        "state.store",
+        f"its format is not {format}, the one of this program",
+        "use the program that wrote it, or name a new store: a new run, charged again",
+    )

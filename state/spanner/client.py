@@ -31,7 +31,7 @@ from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
 from dpstream.state.connecting import reach
 from dpstream.state.google_errors import may_pass
-from dpstream.state.spanner.seals import Sealing, format_of, opened, with_keys
+from dpstream.state.spanner.seals import Sealing, opened, with_keys
 
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
 _EMULATOR = "SPANNER_EMULATOR_HOST"
@@ -184,7 +184,7 @@ def _read(
     else:
         with database.snapshot() as latest:
             rows = list(latest.read(table, every, keyset, **once))
-    return opened(format_of(database), table, every, len(columns), rows)
+    return opened(table, every, len(columns), rows)
 
 
 def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
@@ -252,7 +252,7 @@ def commit(database: Database, fill: Callable[[Any], None], requires: bool = Fal
 
 def _commit(database: Database, fill: Callable[[Any], None]) -> None:
     with database.batch(timeout_secs=_OWN_RETRY_SECONDS) as batch:
-        fill(Sealing(batch, format_of(database)))
+        fill(Sealing(batch))
 
 
 def transact(database: Database, work: Callable[[Any], Any]) -> Any:
@@ -261,9 +261,8 @@ def transact(database: Database, work: Callable[[Any], Any]) -> Any:
     It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
     see by itself what an earlier attempt has written.
     """
-    known = format_of(database)
     try:
-        return _RETRY(database.run_in_transaction)(lambda real: work(Sealing(real, known)))
+        return _RETRY(database.run_in_transaction)(lambda real: work(Sealing(real)))
     except (exceptions.GoogleAPIError, GoogleAuthError) as error:
         raise refused(error) from None
 

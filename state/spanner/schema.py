@@ -28,7 +28,7 @@ from google.cloud.spanner_v1.database import Database
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import CELL_CHARACTERS
-from dpstream.state.seals import reading
+from dpstream.state.seals import other_format, reading
 from dpstream.state.spanner.client import (
     ExistsError,
     NothingThereError,
@@ -39,12 +39,10 @@ from dpstream.state.spanner.client import (
     transact,
 )
 from dpstream.state.spanner.metadata import read_metadata, swap_metadata
-from dpstream.state.spanner.seals import GENERATION, Format, format_of, sealed_rows
+from dpstream.state.spanner.seals import GENERATION
 from dpstream.state.store import Calibrate, RunIdentity
 
-_PLAIN = "1"
-#: Version 2: cells have digests (`state.spanner.seals`); the tables are those of version 1.
-SCHEMA_VERSION = 2
+FORMAT = "1"
 #: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
 #: forgotten; of the trigger time that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
@@ -166,7 +164,7 @@ def create_identity(
         if has_identity(database):
             return read_identity(database)[0]
         identity = msgspec.structs.replace(identity, calibration=calibrate())
-    rows = [("schema_version", str(SCHEMA_VERSION)), ("generation", "0"), *_pieces(identity)]
+    rows = [("format", FORMAT), ("generation", "0"), *_pieces(identity)]
     # A row that is there may be an earlier attempt's, or another process's: the same run.
     with contextlib.suppress(ExistsError):
         commit(database, lambda batch: batch.insert("Meta", ("Name", "Value"), rows))
@@ -203,11 +201,9 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
     Raises:
         RunError: another generation is, or one was claimed since.
     """
-    pieces, known = _pieces(identity), format_of(database)
+    pieces = _pieces(identity)
 
     def work(transaction: Any) -> bool:
-        version = spanner.KeySet(keys=[["schema_version"]])
-        known.plain_meta = transaction.read("Meta", ("Value",), version) == [[_PLAIN]]
         keys = [["generation"], [_CLAIMED], *([name] for name, _ in pieces)]
         found = dict(transaction.read("Meta", ("Name", "Value"), spanner.KeySet(keys=keys)))
         claimed = found.pop(_CLAIMED, None)
@@ -216,17 +212,12 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
         before = None if old is None else str(old)
         if (found.get("generation"), claimed) != (before, str(new)):
             return False
-        rows = [("generation", str(new)), ("schema_version", str(SCHEMA_VERSION)), *pieces]
-        if known.plain_meta:  # from now on all rows have digests
-            everything = spanner.KeySet(all_=True)
-            every = dict(transaction.read("Meta", ("Name", "Value"), everything)) | dict(rows)
-            rows = list(sealed_rows(Format(), "Meta", ("Name", "Value"), list(every.items())))
+        rows = [("generation", str(new)), ("format", FORMAT), *pieces]
         transaction.insert_or_update("Meta", ("Name", "Value"), rows)
         return True
 
     if not transact(database, work):
         raise RunError("state.store", "was changed by another command", "run this one again")
-    known.plain_meta = False
 
 
 def clear(database: Database, generation: int) -> None:
@@ -241,20 +232,14 @@ def clear(database: Database, generation: int) -> None:
 
 
 def read_identity(database: Database) -> tuple[RunIdentity, int]:
-    """(identity, generation), after a check of the schema version.
+    """(identity, generation).
 
     Raises:
-        UsageError: no tables; PolicyError: another schema version.
+        UsageError: no tables; PolicyError: another format, or damaged.
     """
     meta = _meta(database)
     if "identity" not in meta:
         raise UsageError("state.store", "holds no run yet", "run `dpstream state init`")
-    if meta.get("schema_version") not in (_PLAIN, str(SCHEMA_VERSION)):
-        raise PolicyError(
-            "state.store",
-            f"its schema version is not one of 1 to {SCHEMA_VERSION}, those of this program",
-            "use the program version that wrote it",
-        )
     with reading():
         return _whole(meta), int(meta["generation"])
 
@@ -275,11 +260,15 @@ def _whole(meta: dict[str, str]) -> RunIdentity:
 
 
 def _meta(database: Database) -> dict[str, str]:
-    """All rows; what version 1 wrote is read without digests from now on."""
-    version = [("schema_version",)]
-    found = next(read_rows(database, "Meta", ("Value",), version), [None])[0]
-    format_of(database).plain_meta = found == _PLAIN
+    """All rows, none where no run was begun.
+
+    Raises:
+        PolicyError: they are of another format, or damaged.
+    """
+    names = {name for (name,) in read_rows(database, "Meta", ("Name",))}
+    if "schema_version" in names:  # of programs before format 1, some without digests
+        raise other_format(FORMAT)
     meta = dict(read_rows(database, "Meta", ("Name", "Value")))
-    if found == _PLAIN and meta.get("generation", "").isdecimal():
-        format_of(database).plain.add(int(meta["generation"]))
+    if "identity" in meta and meta.get("format") != FORMAT:
+        raise other_format(FORMAT)
     return meta

@@ -9,9 +9,6 @@ transaction and read through here, so the rest of the store knows nothing about 
   nothing is encoded anew.
 * A number of ``Progress`` has 31 bits of its digest above its own 32.
 * A text of ``Meta`` has its digest in front.
-
-What schema version 1 wrote has none; it is read as it is, and written so, until a restore or a
-reshard makes a new generation of the rows (``Format``).
 """
 
 from base64 import b64encode
@@ -48,28 +45,6 @@ CELL_SEAL = 18
 _LOW = (1 << 32) - 1
 
 
-class Format:
-    """Which rows of a database have no digests: all of ``Meta``, and of some generations."""
-
-    def __init__(self) -> None:
-        self.plain_meta = False
-        self.plain: set[int] = set()
-
-    def bare(self, table: str, first: Any) -> bool:
-        """Whether the row whose key begins so has none."""
-        if table == "Meta":
-            return self.plain_meta or bool(first == "schema_version")
-        return bool(self.plain) and first // GENERATION in self.plain
-
-
-_FORMATS: dict[str, Format] = {}
-
-
-def format_of(database: Any) -> Format:
-    """What is known of a database in this process."""
-    return _FORMATS.setdefault(database.name, Format())
-
-
 def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
     """The columns that must be read so that some can be checked."""
     if not any(column in columns for column in _SEALED.get(table, ())):
@@ -77,9 +52,7 @@ def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
     return (*columns, *(key for key in _KEYS[table] if key not in columns))
 
 
-def opened(
-    known: Format, table: str, columns: Sequence[str], wanted: int, rows: list[Any]
-) -> list[list[Any]]:
+def opened(table: str, columns: Sequence[str], wanted: int, rows: list[Any]) -> list[list[Any]]:
     """Rows checked and without their digests; their first ``wanted`` columns.
 
     Raises:
@@ -89,26 +62,16 @@ def opened(
     if not at:
         return rows
     opener: Any = {"Meta": _open_text, "Progress": _open_number}.get(table, _open_cell)
-    return [
-        row[:wanted]
-        if known.bare(table, row[keys[0]])
-        else _changed(table, row, at, keys, opener)[:wanted]
-        for row in rows
-    ]
+    return [_changed(table, row, at, keys, opener)[:wanted] for row in rows]
 
 
-def sealed_rows(
-    known: Format, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> Sequence[Any]:
+def sealed_rows(table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
     """Rows with their digests."""
     at, keys = _places(table, columns)
     if not at:
         return rows
     sealer: Any = {"Meta": _seal_text, "Progress": _seal_number}.get(table, _seal_cell)
-    return [
-        row if known.bare(table, row[keys[0]]) else _changed(table, row, at, keys, sealer)
-        for row in rows
-    ]
+    return [_changed(table, row, at, keys, sealer) for row in rows]
 
 
 def _places(table: str, columns: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -180,20 +143,20 @@ def _text(value: bytes | str) -> str:
 class Sealing:
     """A batch or a transaction of the client whose rows get and lose their digests on the way."""
 
-    def __init__(self, real: Any, known: Format) -> None:
-        self._real, self._known = real, known
+    def __init__(self, real: Any) -> None:
+        self._real = real
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         """Rows that must not be there."""
-        self._real.insert(table, columns, sealed_rows(self._known, table, columns, rows))
+        self._real.insert(table, columns, sealed_rows(table, columns, rows))
 
     def insert_or_update(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         """Rows whether they are there or not."""
-        self._real.insert_or_update(table, columns, sealed_rows(self._known, table, columns, rows))
+        self._real.insert_or_update(table, columns, sealed_rows(table, columns, rows))
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
         """Rows that must be there."""
-        self._real.update(table, columns, sealed_rows(self._known, table, columns, rows))
+        self._real.update(table, columns, sealed_rows(table, columns, rows))
 
     def delete(self, table: str, keyset: Any) -> None:
         """Rows that go."""
@@ -205,4 +168,4 @@ class Sealing:
         """Rows as of the transaction."""
         every = with_keys(table, columns)
         rows = list(self._real.read(table, every, keyset, **options))
-        return opened(self._known, table, every, len(columns), rows)
+        return opened(table, every, len(columns), rows)

@@ -20,7 +20,7 @@ from dpstream.state.drafts import SIDES
 from dpstream.state.durable import PRIVATE, make_folder, sync
 from dpstream.state.seals import damaged
 from dpstream.state.sqlite.database import open_file, sqlite3
-from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
+from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity
 from dpstream.state.sqlite.rows import check_all
 from dpstream.state.store import RunIdentity
 
@@ -41,7 +41,6 @@ def backup_file(
         RunError: it cannot be written, or the copy is damaged; ``out`` is not there then.
     """
     refuse_existing(out)
-    upgrade_file(path)
     with drafted(out) as draft:
         source = connect(path)
         try:
@@ -78,19 +77,17 @@ def seal_backup(draft: Path) -> None:
 
 
 def copy_backup(file: Path, copy: Path) -> None:
-    """Copy a backup; one that an earlier version wrote has no digest.
+    """Copy a backup without its digest.
 
     Raises:
-        PolicyError: its digest does not fit.
+        PolicyError: it has none, or one that does not fit.
     """
     shutil.copyfile(file, copy)
     with open(copy, "r+b") as whole:
         size = whole.seek(0, os.SEEK_END) - len(_MARK) - _DIGEST().digest_size
         whole.seek(max(0, size))
         seal = whole.read()
-        if not seal.startswith(_MARK):
-            return
-        whole.truncate(size)
+        whole.truncate(max(0, size))
         whole.seek(0)
         if _MARK + hashlib.file_digest(whole, _DIGEST).digest() != seal:
             raise damaged()
@@ -127,7 +124,6 @@ def check_file(path: Path) -> RunIdentity:
     Raises:
         PolicyError: damaged, or no store of this program.
     """
-    upgrade_file(path)
     db = connect(path)
     try:
         identity = read_identity(db)

@@ -7,7 +7,6 @@ store is opened (half a second for a GB that is in memory).
 
 import contextlib
 import functools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,17 +17,22 @@ from dpstream.state.durable import PRIVATE, make_folder
 from dpstream.state.seals import damaged, reading
 from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
 from dpstream.state.sqlite.rows import check_small
-from dpstream.state.sqlite.selections import SELECTIONS
-from dpstream.state.sqlite.tables import NOTE, SCHEMA_VERSION, TABLES, put_meta, read_meta
-from dpstream.state.sqlite.upgrade import upgrade, version_of
+from dpstream.state.sqlite.tables import (
+    FORMAT,
+    NOTE,
+    TABLES,
+    check_format,
+    put_meta,
+    read_meta,
+)
 from dpstream.state.store import Calibrate, RunIdentity
 
 #: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
 _CHECKPOINT_PAGES = 8192
 #: Rows hold blobs of many kB: larger pages are shorter chains.
 _PAGE_BYTES = 8192
-#: Seconds to wait for a commit that is under way, and of one attempt.
-_PATIENCE, _ATTEMPT = 5.0, 0.25
+#: Seconds to wait for a commit that is under way.
+_PATIENCE = 5.0
 
 
 def create_store(
@@ -43,7 +47,6 @@ def create_store(
     if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
         whole = _calibrated(identity, calibrate)
     make_folder(Path(path).parent, PRIVATE)
-    upgrade_file(path)
     db = connect(path)
     try:
         with db:
@@ -51,7 +54,7 @@ def create_store(
             if not _own_tables(db):
                 for statement in TABLES.split(";"):
                     db.execute(statement)
-                put_meta(db, "schema_version", str(SCHEMA_VERSION))
+                put_meta(db, "format", FORMAT)
                 whole = whole or _calibrated(identity, calibrate)
                 put_meta(db, "identity", msgspec.json.encode(whole).decode())
         return read_identity(db)
@@ -96,22 +99,18 @@ def store_exists(path: str | Path) -> bool:
 
 
 def peek_identity(path: str | Path) -> RunIdentity | None:
-    """The identity of a store of this version or an earlier one, which is left as it is; ``None``
-    where no run was begun.
+    """The identity of a store, which is left as it is; ``None`` where no run was begun.
 
     Raises:
-        PolicyError: damaged, no store, or of a newer version; RunError: it cannot be read.
+        PolicyError: damaged, no store, or of another format; RunError: it cannot be read.
     """
     if not store_exists(path):
         return None
     try:
         with _looked_at(path, _PATIENCE) as db:
             _own_tables(db)
-            if version_of(db) >= SCHEMA_VERSION:
-                text = read_meta(db, "identity")
-            else:
-                row = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-                text = row and row[0]
+            check_format(db)
+            text = read_meta(db, "identity")
     except (sqlite3.Error, OSError, UnicodeError) as error:
         raise failed(error, path) from None
     with reading():
@@ -119,17 +118,17 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
 
 
 def peek_note(path: str | Path, name: str) -> str | None:
-    """A note of a store of this version (`metadata`), which is left as it is; ``None`` where no run
-    was begun.
+    """A note of a store (`metadata`), which is left as it is; ``None`` where no run was begun.
 
     Raises:
-        PolicyError: damaged; RunError: it cannot be read.
+        PolicyError: damaged, or of another format; RunError: it cannot be read.
     """
     if not store_exists(path):
         return None
     try:
         with _looked_at(path, _PATIENCE) as db:
-            return read_meta(db, NOTE + name) if version_of(db) >= SCHEMA_VERSION else None
+            check_format(db)
+            return read_meta(db, NOTE + name)
     except (sqlite3.Error, OSError, UnicodeError) as error:
         raise failed(error, path) from None
 
@@ -141,49 +140,12 @@ def _looked_at(path: str | Path, patience: float = 0) -> Iterator[sqlite3.Connec
         yield db
 
 
-def upgrade_file(path: str | Path) -> None:
-    """Bring a store of an earlier version to this program's, before it is opened.
-
-    Nobody else may have it open: an older program checks the version when it opens a store, and
-    would go on writing rows without digests, which is damage.  Every connection of a run holds a
-    lock of its own from its first look at the file until it is closed.
-
-    Raises:
-        InUseError: another process has it open; PolicyError: it is damaged.
-        RunError: it cannot be written; it is then as it was.
-    """
-    end = time.monotonic() + _PATIENCE
-    while _outdated(path):
-        try:
-            with alone(path, patience=min(_ATTEMPT, _PATIENCE)) as db:
-                upgrade(db)
-            return
-        except InUseError:
-            if time.monotonic() >= end:
-                raise
-        except (sqlite3.Error, UnicodeError) as error:
-            raise failed(error, path) from None
-
-
-def _outdated(path: str | Path) -> bool:
-    """Whether it is a store of an earlier version, as far as can be seen now."""
-    try:
-        if Path(path).exists():
-            with _looked_at(path) as db:
-                return version_of(db) < SCHEMA_VERSION
-    except (sqlite3.Error, OSError, UnicodeError, PolicyError):
-        pass  # whoever opens it says what is wrong
-    return False
-
-
 def read_identity(db: sqlite3.Connection) -> RunIdentity:
-    """The identity row of a store of this version; one of an earlier version that is held
-    ``alone`` is upgraded.
+    """The identity row of a store.
 
     Raises:
-        PolicyError: damaged, not a store, or one of a newer version of the program.
-        InUseError: of an earlier version, and not held.
-        RunError: it cannot be read or upgraded; it is then as it was.
+        PolicyError: damaged, not a store, or one of another format.
+        RunError: it cannot be read.
     """
     try:
         known = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -191,9 +153,7 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
             raise PolicyError(
                 "state.store", "the file is not a dpstream store", "choose another path"
             )
-        if version_of(db) < SCHEMA_VERSION and not _held(db):
-            raise in_use()
-        upgrade(db)
+        check_format(db)
         text = read_meta(db, "identity")
     except (sqlite3.Error, UnicodeError) as error:
         raise failed(error) from None
@@ -211,10 +171,7 @@ def check_structure(db: sqlite3.Connection) -> None:
         (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         # Others may be there: an operator's ANALYZE makes tables of its own.
         found = dict(db.execute(_SCHEMA))
-        if answer != "ok" or not _schema(TABLES).items() <= found.items():
-            raise damaged()
-        later = _schema(SELECTIONS)
-        if found.keys() & later.keys() and not later.items() <= found.items():
+        if answer != "ok" or not _schema().items() <= found.items():
             raise damaged()
         check_small(db)
     except (sqlite3.Error, UnicodeError) as error:
@@ -225,10 +182,10 @@ _SCHEMA = "SELECT name, sql FROM sqlite_master"
 
 
 @functools.cache
-def _schema(tables: str) -> dict[str, str | None]:
+def _schema() -> dict[str, str | None]:
     """Name and text of every table and index as a new store has them."""
     with contextlib.closing(memory()) as db:
-        db.executescript(tables)
+        db.executescript(TABLES)
         return dict(db.execute(_SCHEMA))
 
 
@@ -277,11 +234,6 @@ def alone(
         yield db
     finally:
         db.close()
-
-
-def _held(db: sqlite3.Connection) -> bool:
-    (mode,) = db.execute("PRAGMA main.locking_mode").fetchone()
-    return bool(mode == "exclusive")
 
 
 class InUseError(RunError):

@@ -29,7 +29,7 @@ from dpstream.state.retention_store import (
 )
 from dpstream.state.sqlite import selections
 from dpstream.state.sqlite.database import sqlite3, unjournaled
-from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity, upgrade_file
+from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity
 from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
@@ -70,8 +70,6 @@ class SqliteRetention(RetentionStore):
     ) -> None:
         self._schema, self._streams = key_schema, streams
         self._lock = threading.RLock()
-        if db is None:
-            upgrade_file(path)
         self._db = connect(path) if db is None else db
         try:
             self.identity = read_identity(self._db)
@@ -227,12 +225,11 @@ class SqliteRetention(RetentionStore):
             " GROUP BY window"
             " UNION ALL SELECT 'units', NULL, count(*), sum(length(units)) FROM admissions"
             " UNION ALL SELECT 'positions', NULL, count(*), sum(length(records)) FROM admissions"
+            " UNION ALL SELECT 'selections', NULL, count(*), sum(length(keys)) FROM selections"
+            " GROUP BY 1, 2 HAVING count(*)"
         )
         sizes: dict[tuple[str, int | None], tuple[int, int]] = {}
         with self._lock:
-            if selections.there(self._db):
-                windows += " UNION ALL SELECT 'selections', NULL, count(*), sum(length(keys))"
-                windows += " FROM selections"
             for name, window, rows, size in self._read(windows):
                 before = sizes.get((name, window), (0, 0))
                 sizes[name, window] = (before[0] + rows, before[1] + (size or 0))

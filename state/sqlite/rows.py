@@ -176,7 +176,5 @@ def check_all(db: Any) -> None:
     for (shard,) in list(db.execute("SELECT DISTINCT shard FROM admissions")):
         rows = "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid"
         admissions_of(shard, db.execute(rows, (shard,)))
-    made = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'selections'"
-    if db.execute(made).fetchone() is not None:
-        for row in db.execute("SELECT shard, trigger_time, window, keys FROM selections"):
-            selection_of(*row)
+    for row in db.execute("SELECT shard, trigger_time, window, keys FROM selections"):
+        selection_of(*row)

@@ -1,15 +1,11 @@
-"""The embedded store's tables, their version, and the rows of ``meta``.
+"""The embedded store's tables, the number of their format, and the rows of ``meta``."""
 
-Version 2 adds tables to version 1, version 3 the digests (`state.seals`); a file of an earlier
-version is upgraded in one transaction when it is opened (`state.sqlite.upgrade`).
-"""
-
-from dpstream.state.seals import sealed_text, unsealed_text
+from dpstream.state.seals import damaged, other_format, sealed_text, unsealed_text
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.rows import meta_name
 
-SCHEMA_VERSION = 3
-_VERSION_1 = """
+FORMAT = "1"
+TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps (
   window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
@@ -18,8 +14,6 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS admissions (
   shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
-"""
-VERSION_2 = """
 CREATE TABLE IF NOT EXISTS snapshots (
   window INTEGER NOT NULL, shard INTEGER NOT NULL,
   keys BLOB NOT NULL, states BLOB NOT NULL, pairs BLOB NOT NULL);
@@ -27,13 +21,29 @@ CREATE INDEX IF NOT EXISTS snapshots_by_shard ON snapshots (window, shard);
 CREATE TABLE IF NOT EXISTS carried (
   window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
   releases BLOB NOT NULL, PRIMARY KEY (window, shard, trigger));
-"""
-VERSION_3 = """
 CREATE TABLE IF NOT EXISTS unit_shards (shard INTEGER PRIMARY KEY, progress BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS selections (
+  shard INTEGER NOT NULL, trigger_time INTEGER NOT NULL, window INTEGER NOT NULL,
+  keys BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS selections_by_shard ON selections (shard, trigger_time);
 """
-TABLES = _VERSION_1 + VERSION_2 + VERSION_3
 #: What the names of notes (`metadata`) begin with.
 NOTE = "note."
+#: Row of ``meta`` of programs before format 1.
+_BEFORE = "schema_version"
+
+
+def check_format(db: sqlite3.Connection) -> None:
+    """Refuse a store that this program does not read.
+
+    Raises:
+        PolicyError: of another program version, or damaged.
+    """
+    found = read_meta(db, "format")
+    if found == FORMAT:
+        return
+    before = db.execute("SELECT 1 FROM meta WHERE name = ?", (_BEFORE,)).fetchone()
+    raise damaged() if found is None and before is None else other_format(FORMAT)
 
 
 def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:

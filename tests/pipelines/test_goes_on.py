@@ -2,7 +2,6 @@
 come to, or refuse."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,6 @@ from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.state_view import store_run
 from dpstream.state import open as stores
-from dpstream.state.sqlite.file import peek_identity
 from tests import accounts
 from tests.pipelines.test_units import call, write
 
@@ -150,10 +148,3 @@ def test_a_run_from_before_is_shown_by_the_rules_of_its_time(tmp_path: Path) -> 
         assert figures["split"]["mu"] == old.mu and figures["plan_hash"] == plan.hash
         assert "one person can publish a key" in figures["warnings"][0]
     assert "one person can publish a key" in call("plan", job).stdout
-    # A store of an earlier version is looked at, and left as it is.
-    path = tmp_path / "a" / "s.db"
-    shutil.copy(Path(__file__).parents[1] / "state" / "sqlite" / "version2.store", path)
-    before = path.read_bytes()
-    found = peek_identity(path)
-    assert found is not None and not found.calibration
-    assert path.read_bytes() == before

@@ -10,11 +10,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
-import pytest
-
 from dpstream.state import drafts
 from dpstream.state.drafts import drafted, sweep
-from dpstream.state.open import SqliteBackend
 
 
 def child(folder: Path, code: str) -> subprocess.Popen[str]:
@@ -179,17 +176,3 @@ def test_other_files_stay(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     sweep(tmp_path)
     assert set(names(tmp_path)) >= set(kept) - {".dpstream-draft"}
-
-
-@pytest.mark.parametrize("side", ["", "-wal", "-shm", "-journal"])
-def test_what_earlier_versions_left_beside_a_store_goes_after_a_day(
-    tmp_path: Path, side: str
-) -> None:
-    for name in (".s.db.draft", ".s.db.backup.draft"):
-        for folder in (tmp_path, tmp_path / "young"):
-            folder.mkdir(exist_ok=True)
-            (folder / f"{name}{side}").touch()
-        os.utime(tmp_path / f"{name}{side}", (0, 0))
-    for folder in (tmp_path, tmp_path / "young"):
-        SqliteBackend(f"sqlite:{folder / 's.db'}").sweep()
-    assert names(tmp_path) == ["young"] and len(names(tmp_path / "young")) == 2

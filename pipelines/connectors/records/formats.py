@@ -69,7 +69,7 @@ def encode_all(batches: Sequence[pa.RecordBatch], kind: str, guard: bool = True)
 def remove_drafts(folder: Path) -> None:
     """Remove what writers that died have left below a sink's folder."""
     for inside in [folder, *folder.glob("window-*")]:
-        sweep(inside, (".trigger-*.tmp", ".run*.json.*.tmp"))
+        sweep(inside)
 
 
 def read_releases(

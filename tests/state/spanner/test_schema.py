@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.spanner.client import connect
+from dpstream.state.spanner.client import commit, connect
 from dpstream.state.spanner.schema import DDL, create_identity, create_tables
 from tests import emulator
 from tests.state.conformance import IDENTITY
@@ -33,11 +33,20 @@ def test_tables_of_others_are_left_alone(running: None) -> None:
     emulator.drop(url)
 
 
-def test_a_schema_of_another_version_is_refused(bench: SpannerBench) -> None:
-    with connect(bench.url).batch() as batch:
-        batch.update("Meta", ("Name", "Value"), [("schema_version", "99")])
-    with pytest.raises(PolicyError, match="schema version"):
-        bench.open()
+@pytest.mark.parametrize(("name", "digests"), [("schema_version", False), ("format", True)])
+def test_another_format_is_refused(bench: SpannerBench, name: str, digests: bool) -> None:
+    """Programs before format 1 had a row of another name, and some wrote no digests."""
+    database = connect(bench.url)
+    if digests:
+        commit(database, lambda batch: batch.update("Meta", ("Name", "Value"), [(name, "2")]))
+    else:
+        with database.batch() as batch:
+            batch.insert("Meta", ("Name", "Value"), [(name, "1")])
+            batch.update("Meta", ("Name", "Value"), [("identity", "{}")])
+    for attempt in (bench.open, lambda: create_identity(database, IDENTITY)):
+        with pytest.raises(PolicyError) as caught:
+            attempt()
+        assert "the program that wrote it" in caught.value.fix
 
 
 def test_the_numbers_of_a_run_are_asked_for_once(running: None) -> None:

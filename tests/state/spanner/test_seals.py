@@ -1,7 +1,7 @@
-"""Digests of the Spanner store: every cell that a hand changes is noticed; old stores are read."""
+"""Digests of the Spanner store: every cell that a hand changes is noticed."""
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -14,10 +14,9 @@ from dpstream.state.spanner import schema as spanner_schema
 from dpstream.state.spanner import seals as spanner_seals
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import claim, switch
-from dpstream.state.spanner.seals import format_of
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
-from tests.state.life_conformance import LINE, OLD, decide_units, fill_step, sample, whole
+from tests.state.life_conformance import LINE, OLD, sample, whole
 from tests.state.spanner.bench import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
@@ -81,8 +80,6 @@ def test_a_flipped_bit_of_any_cell_is_noticed(
         rows = [row for row in rows if row[1] >= 0]
     assert rows
     for number, row in enumerate(rows[:6]):
-        if row[0] == "schema_version":  # written bare: it says what the others are
-            continue
         put(bench, table, column, [*row[:-1], flipped(row[-1], 37 * number + 5)])
         with pytest.raises(PolicyError) as caught:
             everything(bench.open())
@@ -107,49 +104,6 @@ def test_without_the_check_nobody_notices(bench: SpannerRetentionBench) -> None:
         assert everything(bench.open()) != expected
 
 
-def plain_store() -> SpannerRetentionBench:
-    """A store of schema version 1, as the program wrote it before there were digests."""
-
-    def bare(known: Any, table: str, columns: Any, rows: Any) -> Any:
-        return rows
-
-    with (
-        mock.patch.object(spanner_seals, "sealed_rows", bare),
-        mock.patch.object(spanner_seals, "opened", lambda k, t, c, wanted, rows: list(rows)),
-        mock.patch(
-            "dpstream.state.spanner.client.opened", lambda k, t, c, w, rows: [r[:w] for r in rows]
-        ),
-        mock.patch.object(spanner_schema, "SCHEMA_VERSION", 1),
-    ):
-        made = SpannerRetentionBench(OLD)
-        sample(made.open())
-        made.open().set_metadata("x", "a")
-    spanner_seals._FORMATS.clear()
-    return made
-
-
-@pytest.fixture
-def old(running: None) -> Iterator[SpannerRetentionBench]:
-    made = plain_store()
-    yield made
-    made.close()
-
-
-def test_a_store_without_digests_goes_on_as_it_is(
-    old: SpannerRetentionBench, bench: SpannerRetentionBench
-) -> None:
-    expected = filled(bench)
-    assert everything(old.open()) == expected
-    assert format_of(connect(old.url)).plain_meta
-    for store in (old.open(), bench.open()):
-        fill_step(store, 1, 0, 2, [2])
-        decide_units(store, 0, 5, [0])
-        store.set_metadata("more", "b")
-    assert everything(old.open()) == everything(bench.open())
-    lengths = {len(b64decode(row[-1])) for row in raw(old, "Keys", "State")}
-    assert lengths == {len(b64decode(r[-1])) - 18 for r in raw(bench, "Keys", "State")}
-
-
 def moved(bench: SpannerRetentionBench) -> Callable[[], Store]:
     """What a restore or a reshard does: a generation of its own, then the switch."""
     database, source = connect(bench.url), bench.open()
@@ -161,33 +115,16 @@ def moved(bench: SpannerRetentionBench) -> Callable[[], Store]:
     return bench.open
 
 
-def test_a_new_generation_of_an_old_store_has_them(old: SpannerRetentionBench) -> None:
-    expected = everything(old.open())
-    reopened = moved(old)
-    assert everything(reopened()) == expected
-    assert not format_of(connect(old.url)).plain_meta
-    assert ["schema_version", "2"] in raw(old, "Meta", "Value")
-    spanner_seals._FORMATS.clear()  # another process
-    assert everything(reopened()) == expected
-    for table, column in (("Units", "Records"), ("Meta", "Value"), ("Progress", "Reached")):
-        rows = raw(old, table, column)
-        row = next(r for r in rows if r[0] == "identity" or (table != "Meta" and r[0] >= 1 << 15))
-        put(old, table, column, [*row[:-1], flipped(row[-1], 77)])
-        with pytest.raises(PolicyError, match="is damaged"):
-            everything(reopened())
-        put(old, table, column, row)
-    assert everything(reopened()) == expected
-
-
-def test_an_answer_of_the_switch_that_was_lost(old: SpannerRetentionBench) -> None:
-    """It is tried again, and finds what it has written with digests."""
+def test_an_answer_of_the_switch_that_was_lost(bench: SpannerRetentionBench) -> None:
+    """It is tried again, and finds what it has written."""
+    filled(bench)
     real, lost = spanner_schema.transact, []
 
     def twice(database: Any, work: Any) -> Any:
-        if not lost and database.name == connect(old.url).name and work.__name__ == "work":
+        if not lost and database.name == connect(bench.url).name and work.__name__ == "work":
             lost.append(real(database, work))
         return real(database, work)
 
     with mock.patch.object(spanner_schema, "transact", twice):
-        reopened = moved(old)
+        reopened = moved(bench)
     assert lost == [True] and everything(reopened())

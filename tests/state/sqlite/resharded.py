@@ -17,8 +17,8 @@ def opened(path: Path) -> SqliteStore:
     return SqliteStore(path, KEY_SCHEMA, STREAMS)
 
 
-def resharded_today(folder: Path) -> SqliteStore:
-    """What was done to make ``version2.store``."""
+def resharded(folder: Path) -> SqliteStore:
+    """A store after a reshard, a note and an expiry."""
     old, new = folder / "old.db", folder / "new.db"
     create_store(old, OLD_IDENTITY)
     source = opened(old)

@@ -62,11 +62,13 @@ def test_any_other_byte_is_noticed(tmp_path: Path, at: int) -> None:
         copy_backup(file, copy)
 
 
-def test_a_backup_from_before_the_digests_is_copied(tmp_path: Path) -> None:
-    for content in (b"", b"short", b"x" * 100):
-        (tmp_path / "old").write_bytes(content)
-        copy_backup(tmp_path / "old", tmp_path / "copy")
-        assert (tmp_path / "copy").read_bytes() == content
+def test_a_file_without_a_digest_is_no_backup(bench: SqliteBench, tmp_path: Path) -> None:
+    bench.open().close()
+    bench.close()
+    for content in (b"", b"short", b"x" * 100, Path(bench.path).read_bytes()):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(PolicyError, match="is damaged"):
+            copy_backup(tmp_path / "file", tmp_path / "copy")
 
 
 def test_a_store_that_is_replaced_is_kept_under_a_free_name(tmp_path: Path) -> None:

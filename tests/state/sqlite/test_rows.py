@@ -25,13 +25,13 @@ from dpstream.state.sqlite.rows import (
 )
 from dpstream.state.sqlite.store import SqliteStore
 from tests.state.conformance import KEY_SCHEMA, STREAMS
-from tests.state.sqlite.resharded import resharded_today
+from tests.state.sqlite.resharded import resharded
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
     """A store with rows in every table."""
-    store = resharded_today(tmp_path)
+    store = resharded(tmp_path)
     store.close()
     yield tmp_path / "new.db"
 

@@ -1,4 +1,4 @@
-"""The embedded store's log of selections: made when it is needed, sealed, checked."""
+"""The embedded store's log of selections: sealed, checked."""
 
 from pathlib import Path
 
@@ -11,18 +11,12 @@ from tests.state.conformance import IDENTITY, log_of, named, take_step
 from tests.state.sqlite.bench import SqliteBench
 
 
-def tables(bench: SqliteBench) -> set[object]:
-    return {name for (name,) in bench.rows("SELECT name FROM sqlite_master")}
-
-
-def test_a_store_that_notes_nothing_is_as_it_was(bench: SqliteBench) -> None:
+def test_only_what_was_selected_is_noted(bench: SqliteBench) -> None:
     store = bench.open()
     take_step(store, 1, [1, 2], 1)
     take_step(store, 2, [1, 2], 2, selected=[])
-    assert "selections" not in tables(bench) and log_of(store) == []
-    # One that another program opened, or this one long ago, goes on with a log.
+    assert log_of(store) == []
     take_step(bench.open(), 3, [1, 2], 3, selected=[1])
-    assert {"selections", "selections_by_shard"} <= tables(bench)
     assert log_of(bench.open()) == log_of(store) == [(30, 0, named(1))]
 
 
