@@ -9,6 +9,12 @@ The order is the guarantee, and this module is its only place:
 3. *commit*: the receipt, which is the public answer, is committed; the first one stays.
 4. *show*: what anybody sees is what is read back.
 
+Where the receipt and public inputs are still to be put together (the outer query of a SQL
+statement), what that gives is the *view*.  It is committed with the receipt and kept: a repeated
+question is answered with it, whatever those inputs are by then.  A view that cannot be made
+(memory, a table that is gone) does not undo the draw: the receipt is committed without one, and
+whoever asks again has it made of that receipt, at no charge.
+
 **Killed at any moment.**  Before the end of 1 nothing was charged and nothing was read.  Between 1
 and 3 nothing was shown: the same question continues under its run id, on whatever rows there are
 then, at no charge.  It is never refused because rows changed: its noise on other rows is
@@ -26,9 +32,9 @@ the data; asking again continues that charge.
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
@@ -42,12 +48,23 @@ from dpstream.state.run_ids import new_run_id
 _LABEL = 400
 
 
-def ask(question: Question, ledger: Ledger, keys: KeyRing, how: Asking = ONCE) -> Answer:
+#: What is made of a receipt and of public inputs.
+MakeView = Callable[[bytes], bytes]
+
+
+def ask(
+    question: Question,
+    ledger: Ledger,
+    keys: KeyRing,
+    how: Asking = ONCE,
+    make_view: MakeView | None = None,
+) -> Answer:
     """The answer of a question; see the module.
 
     Args:
         ledger: the account of the data set, whose limit holds.
         keys: of the data set's secret.
+        make_view: makes the view of a receipt; ``None``: the receipt is all there is.
 
     Raises:
         DpstreamError: the question is refused, or failed; the module says what was charged.
@@ -55,17 +72,28 @@ def ask(question: Question, ledger: Ledger, keys: KeyRing, how: Asking = ONCE) -
     register = Register(ledger, question.kind)
     request = request_of(question.kind, question.identity, keys, how.as_of)
     run_id = None if how.fresh else register.find(request)
-    answer = None if run_id is None else register.read(run_id)
-    if answer is not None:
-        return answer
-    question.check(keys)
-    begun = register.begin(request, question.decide, how.fresh)
-    if begun.receipt is None:
-        register.commit(begun.run_id, drawn(question, begun.charge, keys))
-    answer = register.read(begun.run_id)
+    answer, charged = None if run_id is None else register.read(run_id), False
+    if answer is None:
+        question.check(keys)
+        begun = register.begin(request, question.decide, how.fresh)
+        if begun.receipt is None:
+            receipt, view = drawn(question, begun.charge, keys), None
+            if make_view is not None:
+                with contextlib.suppress(DpstreamError):
+                    view = make_view(receipt)
+            register.commit(begun.run_id, receipt, view)
+        answer, charged = _read(register, begun.run_id), begun.charged
+    if make_view is not None and answer.view is None:
+        register.keep_view(answer.run_id, make_view(answer.receipt))
+        answer = _read(register, answer.run_id)
+    return answer._replace(charged=charged)
+
+
+def _read(register: Register, run_id: str) -> Answer:
+    answer = register.read(run_id)
     if answer is None:
         raise InvariantError("a committed answer is read back")
-    return answer._replace(charged=begun.charged)
+    return answer
 
 
 def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:

@@ -8,7 +8,6 @@ again spends epsilon again.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -21,13 +20,14 @@ from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.ask.receipt import answered_now, encoded
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.frames.account import account_of
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
-from dpstream.pipelines.sql.receipt import Header, decoded, encoded, estimated
-from dpstream.state.ledger.answers import Decision
+from dpstream.pipelines.sql.receipt import Header, decoded, estimated
+from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
@@ -95,7 +95,7 @@ def ask(
     place = account_of(account, noise_key, how)
     if place is None:
         receipt = ask_uncharged(TableQuestion(question, columns))
-        return private_table(question, decoded(receipt, "", False, False), None)
+        return private_table(question, decoded(Answer("", receipt, "", False), False), None)
     ledger, source = place
     asked = TableQuestion(question, columns, ledger.unit)
     with (
@@ -104,8 +104,7 @@ def ask(
     ):
         answer = sequence.ask(asked, opened, ring, how)
     insecure = source.insecure_test_key is not None
-    table = decoded(answer.receipt, answer.digest, answer.charged, insecure)
-    return private_table(question, table, ledger.data_set)
+    return private_table(question, decoded(answer, insecure), ledger.data_set)
 
 
 def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> bytes:
@@ -159,9 +158,7 @@ def _header(question: Question, charge: Charge, settled: Settled) -> Header:
     [column] = settled.plan.columns
     chosen = question.column.automatic and not settled.nulls
     return Header(
-        run_id=charge.run_id,
-        question=question.digest,
-        answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **answered_now(charge),
         epsilon=charge.epsilon,
         delta=charge.delta,
         mu=charge.mu,

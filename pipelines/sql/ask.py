@@ -4,29 +4,36 @@ The statement is parsed, validated and planned from public parts, and its rewrit
 tables without rows before it is charged.  HAVING, ORDER BY, LIMIT, arithmetic and public tables
 come after the noise.
 
-An outer query that fails (memory, or a public table that went away or changed meanwhile) does not
-undo the draw: what it was asked about, the released rows, is committed as the receipt, and whoever
-asks again asks the outer query alone.
+The outer query's rows are the view of the receipt (`pipelines.ask.sequence`), which is kept: a
+repeated statement is answered with it, also where a public table has changed since.  An outer query
+that fails (memory, or a public table that went away or changed meanwhile) does not undo the draw:
+whoever asks again asks it alone, of the committed released rows and the tables as they are then.
+
+**What a statement is known by.**  The statement, the catalog, where its private tables lie, and
+the content of public tables that are read before the noise (public groups, and look-ups in the
+private relation): of a changed public table it is another question.  Public tables of the outer
+query alone are no part of it.
 """
 
 import contextlib
+import functools
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.receipt import answered_now, encoded, table_bytes, table_of
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.engine import Engine, contents_of
 from dpstream.pipelines.sql.fitting import require_fitting
-from dpstream.pipelines.sql.inputs import place_of, stamps, table_parts
+from dpstream.pipelines.sql.inputs import FILES, place_of, stamps, table_parts
 from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, encoded
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded
 from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released
 from dpstream.pipelines.sql.rewrite import stage_one
@@ -63,11 +70,13 @@ class StatementQuestion:
         self._shards, self._runner = shards, runner
         self._tables = inputs_of(question, catalog)
         self._declared = sorted({name for name, _ in catalog.declared_keys} & self._tables)
+        self._public = _public_before_noise(question, catalog)
         self._checked: object = None
 
-    @property
+    @functools.cached_property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says: the statement, the catalog, and where its tables lie."""
+        """As `ask.question.Question` says; ``draw`` refuses public tables that changed since."""
+        self._digested = self._public_state()
         return identity_of(self._question, self._catalog)
 
     def check(self, keys: KeyRing) -> None:
@@ -88,11 +97,19 @@ class StatementQuestion:
 
     def stamp(self) -> object:
         """As `ask.question.Question` says: of tables that are read before the noise."""
-        return stamps(self._catalog, _before_noise(self._question, self._catalog))
+        names = _before_noise(self._question, self._catalog)
+        return stamps(self._catalog, names), self._public_state()
+
+    def _public_state(self) -> object:
+        """What differs when a public table that is read before the noise has changed."""
+        tables = [self._catalog.tables[name] for name in self._public]
+        databases = [contents_of(self._catalog, t.name) for t in tables if t.kind not in FILES]
+        return stamps(self._catalog, self._public), databases
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        if stamps(self._catalog, self._declared) != self._checked:
+        now = stamps(self._catalog, self._declared), self._public_state()
+        if now != (self._checked, self._digested):
             raise sequence.changed()
         spread = self._workers()  # lists the pieces of files, behind the first stamp
         place = None if spread is None else spread.place(self._source, keys, charge.run_id)
@@ -129,21 +146,40 @@ def ask(
         source.ring() as keys,
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        answer = sequence.ask(asked, opened, keys, how)
-    insecure = source.insecure_test_key is not None
-    return decoded(
-        answer.receipt,
-        answer.digest,
-        answer.charged,
-        insecure,
-        lambda rows: outer(question, catalog, rows),
-    )
+        answer = sequence.ask(asked, opened, keys, how, lambda of: _view(question, catalog, of))
+    return decoded(answer, source.insecure_test_key is not None)
 
 
 def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
-    """The statement, the catalog, and where the tables lie that it reads: nothing of their rows."""
-    tables = [catalog.tables[name] for name in sorted(inputs_of(question, catalog))]
-    return [question.digest.encode(), *(place_of(table, catalog.folder) for table in tables)]
+    """What a statement is known by; see the module.
+
+    Raises:
+        DpstreamError: a public table that is read before the noise cannot be read.
+    """
+    public = _public_before_noise(question, catalog)
+    private = [
+        n for n in sorted(inputs_of(question, catalog)) if catalog.tables[n].unit is not None
+    ]
+    places = (place_of(catalog.tables[name], catalog.folder) for name in private)
+    contents = (part for name in public for part in contents_of(catalog, name))
+    return [question.digest.encode(), *places, *contents]
+
+
+def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
+    """The rows of the outer query, of a receipt's released rows.
+
+    Raises:
+        DpstreamError: it cannot be run, or a public table changed meanwhile.
+    """
+    public = named_tables([question.statement.outer], catalog)
+    before = stamps(catalog, public)
+    rows = outer(question, catalog, table_of(receipt))
+    if stamps(catalog, public) != before:
+        raise PolicyError(
+            "input", "changed while the outer query read it; its rows were not kept",
+            "ask again when it is at rest: nothing more is charged, and no private row is read",
+        )  # fmt: skip
+    return table_bytes(rows)
 
 
 def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
@@ -192,14 +228,7 @@ def drawn(
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
         found = Stage(question, catalog, place, ring, charge.run_id).run()
-    header = _header(question, charge, found)
-    rows, public = released(question, found), named_tables([question.statement.outer], catalog)
-    with contextlib.suppress(DpstreamError):
-        before = stamps(catalog, public)
-        answer = outer(question, catalog, rows)
-        if stamps(catalog, public) == before:
-            return encoded(header, answer)
-    return encoded(header, rows, outer=False)
+    return encoded(_header(question, charge, found), released(question, found))
 
 
 def _before_noise(question: Question, catalog: Catalog) -> set[str]:
@@ -207,14 +236,17 @@ def _before_noise(question: Question, catalog: Catalog) -> set[str]:
     return named_tables([question.statement.source, question.statement.public], catalog)
 
 
+def _public_before_noise(question: Question, catalog: Catalog) -> list[str]:
+    names = _before_noise(question, catalog)
+    return sorted(name for name in names if catalog.tables[name].unit is None)
+
+
 def _header(question: Question, charge: Charge, found: Found) -> Header:
     nulls = found.nulls
     chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in found.plan.columns}
     automatic = [c.name for c in question.plan.columns if c.automatic]
     return Header(
-        run_id=charge.run_id,
-        question=question.digest,
-        answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **answered_now(charge),
         epsilon=charge.epsilon,
         delta=charge.delta,
         mu=charge.mu,

@@ -22,7 +22,7 @@ from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.databases import SENTINEL, readers
 from dpstream.pipelines.sql.decoded import Decoded, as_bytes
 from dpstream.pipelines.sql.files import Piece, rows_of, view
-from dpstream.pipelines.sql.inputs import FILES, files_of
+from dpstream.pipelines.sql.inputs import FILES, files_of, table_parts
 
 MEMORY = "2GB"
 _UNSAFE = (
@@ -195,6 +195,23 @@ class Engine:
                     f"FROM {quoted('remote rows')}{own}"
                 )
                 self._db.unregister("remote rows")
+
+
+def contents_of(catalog: Tables, name: str) -> list[bytes]:
+    """What tells the content of a public table from another, wherever it lies: of files their
+    bytes, of a database the rows in no order.
+
+    Raises:
+        DpstreamError: it cannot be read.
+    """
+    table = catalog.tables[name]
+    if table.kind in FILES:
+        return table_parts(table)
+    cells = (f"COALESCE(SHA256(CAST({quoted(c)} AS VARCHAR)), '')" for c in table.columns)
+    rows = f"SELECT SHA256(CONCAT_WS(',', {', '.join(cells)})) AS row FROM {quoted(name)}"
+    with Engine(catalog, [name]) as engine:
+        digest = engine.run(f"SELECT SHA256(STRING_AGG(row, '' ORDER BY row)) AS d FROM ({rows})")
+    return [f"{name}\0{list(table.columns)}\0{digest['d'][0].as_py()}".encode()]
 
 
 class MemoryLimitError(RunError):

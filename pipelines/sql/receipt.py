@@ -1,7 +1,5 @@
-"""The committed bytes of an answer: a small public header (JSON), then the rows as Arrow IPC."""
+"""The answer of a statement, or of a DataFrame function: header and rows of a receipt."""
 
-import io
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.query.cuts import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
+from dpstream.pipelines.ask import receipt
+from dpstream.state.ledger.answers import Answer
 from dpstream.state.numbers import numbers
 
 #: Parts of a column's interval, what stands between its name and theirs, and how they are called
@@ -19,16 +18,11 @@ from dpstream.state.numbers import numbers
 PARTS, MARK = ("sd", "low", "high"), "\x1f"
 LABELS = {"sd": "sd", "low": "noise_low", "high": "noise_high"}
 
-#: Of the rows that the statement asks for, and of released rows that its outer query is still to
-#: be asked about.
-_MAGIC, _RELEASED = b"dpsql\x01", b"dpsql\x02"
 
-
-class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Header(receipt.Header, frozen=True, kw_only=True):
     """What an answer says of itself.
 
     Attributes:
-        run_id, question: of its charge; answered: when it was drawn (UTC, to the second).
         epsilon, delta, mu, threshold_delta: what it cost.
         reports: columns whose interval was asked for (WITH REPORT).
         bounds: that the query chose, by function; nulls: functions without, which are NULL.
@@ -36,17 +30,14 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rows, or groups; not_estimated: bounds that were given, whose cut nothing tells.
     """
 
-    run_id: str
-    question: str
-    answered: str
     epsilon: float
     delta: float
     mu: float | None
     threshold_delta: float
     reports: tuple[str, ...] = ()
-    bounds: dict[str, tuple[float, float]] = {}
+    bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
     nulls: tuple[str, ...] = ()
-    cuts: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = msgspec.field(default_factory=dict)
     not_estimated: tuple[str, ...] = ()
 
     @property
@@ -116,49 +107,15 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
         return list(column.cast(width).to_pylist())
 
 
-def encoded(header: Header, rows: pa.Table, outer: bool = True) -> bytes:
-    """The bytes of an answer.
-
-    Args:
-        outer: rows are what the outer query gave; else what it is to be asked about when they are
-            read.
-    """
-    out = io.BytesIO()
-    with pa.ipc.new_stream(out, rows.schema) as stream:
-        stream.write_table(rows.combine_chunks())
-    head = msgspec.json.encode(header, order="sorted")
-    magic = _MAGIC if outer else _RELEASED
-    return magic + len(head).to_bytes(4, "little") + head + out.getvalue()
-
-
-def decoded(
-    receipt: bytes,
-    digest: str,
-    charged: bool,
-    insecure: bool,
-    outer: Callable[[pa.Table], pa.Table] = lambda rows: rows,
-) -> SqlAnswer:
-    """The answer of committed bytes.
-
-    Args:
-        outer: the statement's outer query, for rows that were committed before it.
+def decoded(answer: Answer, insecure: bool) -> SqlAnswer:
+    """The answer of committed bytes: the rows of its view, or the released rows without one.
 
     Raises:
-        PolicyError: they are of another form; what ``outer`` raises.
+        PolicyError: they are of another form.
     """
-    size, magic = len(_MAGIC), receipt[: len(_MAGIC)]
-    end = size + 4 + int.from_bytes(receipt[size : size + 4], "little")
-    try:
-        if magic not in (_MAGIC, _RELEASED):
-            raise ValueError
-        header = msgspec.json.decode(receipt[size + 4 : end], type=Header)
-        rows = pa.ipc.open_stream(pa.py_buffer(receipt)[end:]).read_all()
-    except (ValueError, OSError, msgspec.MsgspecError, pa.ArrowException):
-        raise PolicyError(
-            "ledger.path", "holds an answer of another form", "use the program that wrote it"
-        ) from None
-    if magic == _RELEASED:
-        rows = outer(rows)
+    header = receipt.header_of(answer.receipt, Header)
+    view = answer.view
+    rows = receipt.table_of(answer.receipt) if view is None else receipt.read_table(view)
     columns: dict[str, pa.ChunkedArray] = {}
     intervals: dict[str, pa.Table] = {}
     for name in rows.column_names:
@@ -171,4 +128,6 @@ def decoded(
             if name in header.reports:
                 columns |= {f"{name}_{LABELS[part]}": values for part, values in parts.items()}
     table = pa.table(columns).replace_schema_metadata(header.metadata)
-    return SqlAnswer(table, intervals, header, receipt, digest, charged, insecure)
+    return SqlAnswer(
+        table, intervals, header, answer.receipt, answer.digest, answer.charged, insecure
+    )

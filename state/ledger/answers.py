@@ -6,8 +6,12 @@ which is the answer's bytes.  `pipelines.ask.sequence` has the order in which th
 what follows from it; here each step is one transaction:
 
 * *begin*: run id, charge and request;
-* *commit*: the receipt, bound to its charge; the first one stays;
+* *commit*: the receipt, bound to its charge, and its view, if it has one; the first one stays;
+* *keep_view*: the view of a receipt that was committed without one; the first one stays;
 * *read*: what stands.
+
+A view is what was made of the receipt and of public inputs for whoever asked first (the rows of a
+SQL statement's outer query).  It costs nothing, and it is kept because these inputs may change.
 """
 
 import hashlib
@@ -20,6 +24,9 @@ from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Asked, Ledger
 from dpstream.state.run_ids import new_run_id
 
+#: What digests are of.
+_RECEIPT, _VIEW = b"dpstream-choice", b"dpstream-view"
+
 
 class Answer(NamedTuple):
     """A committed answer.
@@ -28,12 +35,14 @@ class Answer(NamedTuple):
         run_id: of its charge.
         receipt: its bytes; digest: binds them to the charge.
         charged: the charge was made by this very call.
+        view: what was made of the receipt; ``None``: nothing was, or it is not made yet.
     """
 
     run_id: str
     receipt: bytes
     digest: str
     charged: bool
+    view: bytes | None = None
 
 
 class Decision(NamedTuple):
@@ -155,8 +164,11 @@ class Register:
                 "ask exactly what was asked then, or omit it: another question is a new charge",
             )
 
-    def commit(self, run_id: str, receipt: bytes) -> None:
+    def commit(self, run_id: str, receipt: bytes, view: bytes | None = None) -> None:
         """Commit what a charged request is answered, unless another receipt stands already.
+
+        Args:
+            view: of this receipt; ``None``: none, or it is kept later.
 
         Raises:
             PolicyError: nobody was charged for it.
@@ -173,6 +185,24 @@ class Register:
                         "ask again, at a new charge",
                     )
                 self._ledger.answer(run_id, receipt, self._digest(run_id, receipt))
+                if view is not None:
+                    self._ledger.put_view(run_id, view, self._digest(run_id, view, _VIEW))
+
+        self._ledger.transact(put)
+
+    def keep_view(self, run_id: str, view: bytes) -> None:
+        """Keep the view of a committed receipt, unless another view is kept already.
+
+        Raises:
+            PolicyError: there is no receipt.
+        """
+
+        def put() -> None:
+            answer = self.read(run_id)
+            if answer is None:
+                raise _uncharged()
+            if answer.view is None:
+                self._ledger.put_view(run_id, view, self._digest(run_id, view, _VIEW))
 
         self._ledger.transact(put)
 
@@ -191,10 +221,11 @@ class Register:
             return None
         intact = isinstance(receipt, bytes) and asked.digest == digest
         if not intact or receipt is None or digest != self._digest(run_id, receipt):
-            raise PolicyError(
-                "ledger.path", "a receipt was changed", "restore the account from a backup"
-            )
-        return Answer(run_id, receipt, digest, False)
+            raise _changed("receipt")
+        view = asked.view
+        if view is not None and asked.view_digest != self._digest(run_id, view, _VIEW):
+            raise _changed("view of a receipt")
+        return Answer(run_id, receipt, digest, False, view)
 
     def _mine(self, asked: Asked) -> bool:
         """Whether a request is of this kind."""
@@ -203,13 +234,17 @@ class Register:
             raise _uncharged()
         return charge.kind == self._kind
 
-    def _digest(self, run_id: str, receipt: bytes) -> str:
-        """Binds the receipt to its entry, and through it to the ledger's chain."""
+    def _digest(self, run_id: str, content: bytes, what: bytes = _RECEIPT) -> str:
+        """Binds a receipt, or its view, to its entry, and through it to the ledger's chain."""
         entry = self._ledger.digest_of(run_id)
         if entry is None:
             raise _uncharged()
-        bound = b"\0".join((entry.encode(), run_id.encode(), receipt))
-        return hashlib.blake2b(bound, digest_size=16, person=b"dpstream-choice").hexdigest()
+        bound = b"\0".join((entry.encode(), run_id.encode(), content))
+        return hashlib.blake2b(bound, digest_size=16, person=what).hexdigest()
+
+
+def _changed(what: str) -> PolicyError:
+    return PolicyError("ledger.path", f"a {what} was changed", "restore the account from a backup")
 
 
 def _uncharged() -> PolicyError:

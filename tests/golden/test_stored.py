@@ -33,7 +33,8 @@ WRITTEN = (Plan, SealMessage)
 
 
 def decoded(source: str) -> Iterator[tuple[str | None, str]]:
-    """(class around it, expression) of the type of every ``msgspec.json.decode(.., type=..)``."""
+    """(class around it, expression) of the type of every ``msgspec.json.decode(.., type=..)``, and
+    of the header of every receipt (``header_of(.., type)``)."""
     classes = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)]
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.decode":
@@ -41,6 +42,10 @@ def decoded(source: str) -> Iterator[tuple[str | None, str]]:
             for keyword in node.keywords:
                 if keyword.arg == "type":
                     yield (inside or [None])[-1], ast.unparse(keyword.value)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("header_of"):
+            yield from ((None, ast.unparse(kind)) for kind in node.args[1:2])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.Decoder":
+            yield from ((None, ast.unparse(kind)) for kind in node.args[:1])
 
 
 def stored_types() -> dict[str, Any]:

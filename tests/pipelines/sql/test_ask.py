@@ -1,7 +1,9 @@
 """A statement from the text to the committed answer, on real files."""
 
+import contextlib
 import math
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +168,7 @@ def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
     charged, answers = list[str](), list[tuple[str, float]]()
     commit = Register.commit
 
-    def lost(register: Register, run_id: str, receipt: bytes) -> None:
+    def lost(register: Register, run_id: str, receipt: bytes, view: bytes | None) -> None:
         charged.append(run_id)
         raise KeyboardInterrupt
 
@@ -278,34 +280,113 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
     assert asked(tmp_path, text).receipt == first.receipt
 
 
+INNER = dp(f"page, {COUNTED} AS n")
+JOINED = f"SELECT p.title, v.n FROM ({INNER}) AS v JOIN pages AS p ON v.page = p.page"
+
+
+@pytest.mark.parametrize("change", ["gone", "empty"])
+def test_a_repeat_gives_the_rows_that_the_outer_query_gave_first(
+    tmp_path: Path, change: str
+) -> None:
+    """Whatever became of the public table that it read."""
+    data_set(tmp_path)
+    pages, first = tmp_path / "pages.csv", asked(tmp_path, JOINED)
+    assert first.table.num_rows >= 8
+    pages.unlink() if change == "gone" else pages.write_text("page,title\n")
+    again = asked(tmp_path, JOINED)
+    assert again == first._replace(charged=False) and len(charges(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("change", ["gone", "replaced"])
-def test_a_public_table_that_changes_behind_the_draw_does_not_undo_it(
+def test_an_outer_query_whose_table_changes_is_asked_again_of_the_released_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """The outer query is answered from the released rows, without a look at private ones."""
+    """Without a look at private rows, and at no charge; what it gives then is kept."""
     path, pages = data_set(tmp_path, kind="csv"), tmp_path / "pages.csv"
-    inner = dp(f"page, {COUNTED} AS n")
-    text = f"SELECT p.title, v.n FROM ({inner}) AS v JOIN pages AS p ON v.page = p.page"
-    step = "released" if change == "gone" else "outer"
+    step = "drawn" if change == "gone" else "outer"
     real, before = getattr(asking, step), pages.read_text()
 
     def late(*of: Any, **more: Any) -> Any:
         out = real(*of, **more)
         if not more:
-            pages.unlink() if change == "gone" else pages.write_text("page,title\n")
+            pages.unlink() if change == "gone" else pages.write_text(before + "p0,another\n")
         return out
 
     monkeypatch.setattr(asking, step, late)
-    if change == "gone":
-        with pytest.raises((RunError, UsageError)):
-            asked(tmp_path, text)
-    else:
-        assert asked(tmp_path, text).table.num_rows == 0  # the new table's answer
+    with pytest.raises((PolicyError, RunError, UsageError)) as caught:
+        asked(tmp_path, JOINED)
+    assert caught.value.field == ("table pages" if change == "gone" else "input")
     monkeypatch.setattr(asking, step, real)
     (tmp_path / "visits.csv").unlink()
+    pages.write_text(before.replace("Title", "New"))
+    answer = ask(load_catalog(path), JOINED)
+    titles = answer.table["title"].to_pylist()
+    assert len(titles) >= 8 and all(title.startswith("New") for title in titles)
     pages.write_text(before)
-    found = ask(load_catalog(path), text)
-    assert not found.charged and found.table.num_rows >= 8 and len(charges(tmp_path)) == 1
+    assert ask(load_catalog(path), JOINED) == answer
+    assert not answer.charged and len(charges(tmp_path)) == 1
+
+
+#: Public tables that are read before the noise: as groups, and joined with private rows.
+BEFORE_NOISE = {
+    "groups": dp(
+        f"p.page, {COUNTED} AS n", f"{_PUBLIC} GROUP BY p.page",
+        "epsilon = 2, delta = 1e-9, max_groups_contributed = 12, "
+        "group_selection_strategy = PUBLIC_GROUPS",
+    ),
+    "joined": dp(
+        f"p.title, {COUNTED} AS n",
+        "FROM visits AS v JOIN pages AS p ON v.page = p.page GROUP BY p.title",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["csv", "sqlite"])
+@pytest.mark.parametrize("text", BEFORE_NOISE.values(), ids=list(BEFORE_NOISE))
+def test_a_public_table_that_is_read_before_the_noise_is_part_of_the_question(
+    tmp_path: Path, kind: str, text: str
+) -> None:
+    """By its content: wherever it lies, and whatever its file looks like."""
+    path, place = data_set(tmp_path), tmp_path / "pages.csv"
+    config, rows = path.read_text(), place.read_text()
+    at = 'path = "pages.csv"'
+    assert at in config
+
+    def put(content: str, name: str) -> None:
+        name = f"{name}.{kind}"
+        (tmp_path / name).unlink(missing_ok=True)
+        if kind == "csv":
+            path.write_text(config.replace(at, f'path = "{name}"'))
+            (tmp_path / name).write_text(content)
+            return
+        path.write_text(config.replace(at, f'uri = "sqlite:///{tmp_path / name}"\nremote = "p"'))
+        lines = [line.split(",") for line in content.splitlines()[1:]]
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as database:
+            database.execute("CREATE TABLE p (page TEXT, title TEXT)")
+            database.executemany("INSERT INTO p VALUES (?, ?)", lines)
+            database.commit()
+
+    seen = []
+    for content, name in ((rows, "a"), (rows + "p99,Title 1\n", "a"), (rows, "b")):
+        put(content, name)
+        seen.append(asked(tmp_path, text))
+    assert [one.charged for one in seen] == [True, True, False]
+    assert seen[2].receipt == seen[0].receipt and len(charges(tmp_path)) == 2
+    put(rows.replace("p0", "p00"), "b")
+    monkey = pytest.MonkeyPatch()
+    begin = Register.begin
+
+    def late(*of: Any) -> Any:  # the table changes between its digest and its scan
+        put(rows.replace("p1", "p11"), "b")
+        return begin(*of)
+
+    monkey.setattr(Register, "begin", late)
+    with monkey.context(), pytest.raises(PolicyError) as caught:
+        asked(tmp_path, text)
+    monkey.undo()
+    assert caught.value.field == "input" and len(charges(tmp_path)) == 3
+    put(rows.replace("p0", "p00"), "b")
+    assert not asked(tmp_path, text).charged
 
 
 def test_a_run_without_a_runner_removes_what_a_killed_one_left(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ _CHILD = """
 import os, signal, sys
 from dpstream.pipelines.sql import ask as asking, receipt
 from dpstream.pipelines.sql.catalog_file import load_catalog
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import Answer, Register
 catalog, text, fault = sys.argv[1:]
 
 def after(home, name):
@@ -24,7 +24,7 @@ def after(home, name):
     def call(*args, **more):
         out = real(*args, **more)
         if name == "drawn":
-            print(receipt.decoded(out, "", True, False).table.to_pylist(), flush=True)
+            print(receipt.decoded(Answer("", out, "", True), False).table.to_pylist(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     setattr(home, name, call)
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.query.cuts import Cut
+from dpstream.pipelines.ask.receipt import header_of
 from dpstream.pipelines.sql.cut_text import lines_of
-from dpstream.pipelines.sql.receipt import decoded
+from dpstream.pipelines.sql.receipt import Header
 from tests.pipelines.cli.called import call
 from tests.pipelines.sql.asking import FRESH, asked, data_set, dp, without_noise
 
@@ -79,7 +80,7 @@ def test_receipt_table_json_and_text_have_them(tmp_path: Path) -> None:
     log_normal(tmp_path)
     text = dp("AVG(seconds WITH REPORT) AS a", "FROM visits", OPTIONS)
     found = asked(tmp_path, text)
-    assert decoded(found.receipt, found.digest, False, False).header.cuts == found.header.cuts
+    assert header_of(found.receipt, Header).cuts == found.header.cuts
     metadata = found.table.schema.metadata
     cuts = msgspec.json.decode(metadata[b"dpstream.cuts"], type=dict[str, Cut])
     assert cuts == found.header.cuts and b"noise" in metadata[b"dpstream.intervals"]

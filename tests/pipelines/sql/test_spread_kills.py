@@ -15,6 +15,7 @@ from dpstream.pipelines.sql.ask import ask, drawn
 from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import decoded
+from dpstream.state.ledger.answers import Answer
 from dpstream.state.ledger.charges import Charge
 from tests.pipelines.sql.asking import KEY, charges
 from tests.pipelines.sql.test_spread import DIRECT, EVERY, shop
@@ -26,7 +27,7 @@ import os, signal, sys
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking, flow, receipt, spread
 from dpstream.pipelines.sql.catalog_file import load_catalog
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import Answer, Register
 catalog, text, runner, fault = sys.argv[1:]
 
 def after(home, name, times=1):
@@ -36,7 +37,8 @@ def after(home, name, times=1):
         left[0] -= 1
         if not left[0]:
             if name == "drawn":
-                print(receipt.decoded(out, "", True, False).table.to_pylist(), flush=True)
+                answer = receipt.decoded(Answer("", out, "", True), False)
+                print(answer.table.to_pylist(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return out
     setattr(home, name, call)
@@ -115,4 +117,4 @@ def _undisturbed(path: Path, charge: Charge) -> str:
     catalog = load_catalog(path)
     with KeyRing(bytearray.fromhex(KEY)) as ring:
         receipt = drawn(question_of(EVERY, catalog), catalog, ring, charge)
-    return str(decoded(receipt, "", True, False).table.to_pylist())
+    return str(decoded(Answer("", receipt, "", True), False).table.to_pylist())

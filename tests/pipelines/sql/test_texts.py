@@ -2,14 +2,22 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.sql.receipt import MARK, Header, decoded, encoded
+from dpstream.pipelines.ask.receipt import encoded
+from dpstream.pipelines.sql.receipt import MARK, Header, decoded
 from dpstream.pipelines.sql.texts import explained, records, shown, split
+from dpstream.state.ledger.answers import Answer
 from tests.pipelines.sql.asking import asked, data_set, dp
+
+HEAD: dict[str, Any] = {
+    "run_id": "ab", "plan_hash": "cd", "answered": "2024-01-01T00:00:00Z", "epsilon": 1.0,
+    "delta": 1e-9, "mu": 0.2, "threshold_delta": 0.0,
+}  # fmt: skip
 
 
 def test_statements_end_at_semicolons_that_are_no_text() -> None:
@@ -32,8 +40,8 @@ def test_tables_are_aligned_and_control_characters_are_not_printed() -> None:
         "page": ["a\x1b[2J", None], "n": [1_234.0, 5.5],
         f"n{MARK}sd": [1.0, 1.0], f"n{MARK}low": [1_200.0, 4.5], f"n{MARK}high": [1_268.0, 6.5],
     }  # fmt: skip
-    header = Header("ab", "cd", "2024-01-01T00:00:00Z", 1.0, 1e-9, 0.2, 0.0, reports=("n",))
-    answer = decoded(encoded(header, pa.table(columns)), "d", True, False)
+    header = Header(**HEAD, reports=("n",))
+    answer = decoded(Answer("ab", encoded(header, pa.table(columns)), "d", True), False)
     assert answer.header == header and answer.table.column_names[-1] == "n_noise_high"
     assert shown(answer) == (
         "page           n\n-----  ---------\na\ufffd[2J  1,234 ±34\nNULL      5.5 ±1\n"
@@ -47,8 +55,8 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     """EXP of a released count, say."""
     inf, nan = float("inf"), float("nan")
     rows = pa.table({"n": [inf, -inf, nan, 1.5], "q": [[inf, 1.0], [nan], [None], []]})
-    header = Header("ab", "cd", "2024-01-01T00:00:00Z", 1.0, 1e-9, 0.2, 0.0)
-    answer = decoded(encoded(header, rows), "d", True, False)
+    header = Header(**HEAD)
+    answer = decoded(Answer("ab", encoded(header, rows), "d", True), False)
     assert [line.split()[0] for line in shown(answer).splitlines()[2:]] == [
         "Infinity", "-Infinity", "NaN", "1.5",
     ]  # fmt: skip
@@ -65,4 +73,4 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
 def test_bytes_of_another_form_are_refused() -> None:
     for bad in (b"", b"{}", b"dpsql\x01\x05\x00\x00\x00{}"):
         with pytest.raises(DpstreamError):
-            decoded(bad, "d", True, False)
+            decoded(Answer("ab", bad, "d", True), False)
