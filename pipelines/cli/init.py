@@ -2,13 +2,20 @@
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, COUNT, examples, options, print_json
+from dpstream.pipelines.cli.parts import (
+    ACCOUNT,
+    AS_JSON,
+    COUNT,
+    examples,
+    options,
+    person_of,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
@@ -67,8 +74,7 @@ _BUDGET = options(
 @_AXIS
 @_BUDGET
 @click.option("--out", type=_PATH, default="job.toml", show_default=True, help="The job file.")
-@click.option("--account", help="The account to charge, of those that are there: its path or URL.")
-@click.option("--new-account", is_flag=True, help="Make an account: the data are of other people.")
+@ACCOUNT
 @click.option("--key-file", type=_PATH, help="The noise key.  [default: noise.key beside the job]")
 @click.option("--replace", is_flag=True, help="Write over an existing job file.")
 @click.option("--public-sample", is_flag=True, help="The values of FILE are public: read times and"
@@ -87,8 +93,8 @@ def init(
     The job is charged in an account.  Where accounts are there, in the job's folder or in its
     parents up to the repository's root, one of them is chosen, or a new one is made.
     """
-    from dpstream.pipelines.drafting.account import account_of, chosen_account
-    from dpstream.pipelines.drafting.ask import Given, Person, answers
+    from dpstream.pipelines.drafting.account import account_of, chosen_account, named_by
+    from dpstream.pipelines.drafting.ask import Given, answers
     from dpstream.pipelines.drafting.columns import is_file
     from dpstream.pipelines.drafting.covering import LIFETIME, Population
     from dpstream.pipelines.drafting.draft import checked, data_set_of, job_text, limit_of
@@ -97,7 +103,7 @@ def init(
     out = out.absolute()
     key_file = out.with_name("noise.key") if key_file is None else key_file.absolute()
     check_place(out, key_file, replace)
-    person = Person(None if as_json or not on_terminal() else _ask, _tell)
+    person = person_of(as_json)
     said = answers(Given(public_sample=public_sample, **given), person, out, key_file)
     people, notes = Population(units, records, keys), list[str]()
     rows = list[str]()
@@ -107,7 +113,7 @@ def init(
     checked(job_text(said, out), out)
     limit, unit = limit_of(said.epsilon, said.delta), said.unit
     wanted = (data_set, unit.column, unit.type, limit)
-    chosen = chosen_account(out, person, account, new_account, wanted)
+    chosen = chosen_account(out.parent, person, account, new_account, wanted, named_by(out))
     place, what = account_of(chosen, out.parent, unit, data_set, limit)
     made = write(job_text(said, out, place), out, key_file, replace)
     job, key = (os.path.relpath(path) for path in (out, key_file))
@@ -179,16 +185,3 @@ def _covered(
     if chosen not in asked:
         rows = [*table(said, out, [*asked, chosen], people), rows[-1]]
     return with_covers(said, chosen), rows if person.ask is None else [], notes
-
-
-def on_terminal() -> bool:
-    """Whether somebody can be asked."""
-    return sys.stdin.isatty()
-
-
-def _ask(question: str, proposal: str | None) -> str:
-    return str(click.prompt(question, default=proposal, type=str, err=True)).strip()
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)

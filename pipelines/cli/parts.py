@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing_extensions import override
 from dpstream.accounting.extras import require
 
 if TYPE_CHECKING:
+    from dpstream.pipelines.drafting.ask import Person
     from dpstream.pipelines.jobs.job import Job
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -41,6 +43,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def examples(*lines: str) -> str:
     """Help text at the end of a command: examples, not re-wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def person_of(as_json: bool) -> "Person":
+    """Who answers a command's questions: whoever is at the terminal, or nobody."""
+    from dpstream.pipelines.drafting.ask import Person
+
+    return Person(None if as_json or not on_terminal() else _ask, _tell)
+
+
+def on_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _ask(question: str, proposal: str | None) -> str:
+    return str(click.prompt(question, default=proposal, type=str, err=True)).strip()
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def load_job(path: Path) -> "Job":
@@ -74,6 +96,15 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
         return function
 
     return apply
+
+
+#: Of the commands that make an account where none is chosen.
+ACCOUNT = options(
+    click.option("--account", metavar="PATH",
+                 help="The account to charge, of those that are there: its path or URL."),
+    click.option("--new-account", is_flag=True,
+                 help="Make an account: the data are other people's, or other records."),
+)  # fmt: skip
 
 
 class ExtraGroup(click.Group):

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.pipelines.cli.parts import (
+    ACCOUNT,
     AS_JSON,
     ExtraGroup,
     examples,
+    person_of,
     print_json,
     print_warnings,
 )
@@ -45,21 +47,29 @@ def session() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-@session.command(epilog=examples("dpstream session init rides.toml"))
+@session.command(
+    epilog=examples(
+        "dpstream session init rides.toml",
+        "dpstream session init rides.toml --account shop/rides-ledger.db",
+    )
+)
 @TABLE
+@ACCOUNT
 @OPERATOR
 @AS_JSON
-def init(table: Path, as_json: bool) -> None:
-    """Make the table of the records that TABLE names, and its account.
+def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> None:
+    """Make the table of the records that TABLE names, in an account.
 
-    The account's id is written into TABLE, which names the account from then on.
+    Where accounts are there, in TABLE's folder or in its parents up to the repository's root, one
+    of them is chosen, or a new one is made at TABLE's ledger.path.  The account's id is written
+    into TABLE, which names the account from then on.
     """
     from dpstream.pipelines.session import load
     from dpstream.pipelines.session.account import with_account
 
-    config, new = with_account(table)
+    config, new = with_account(table, person_of(as_json), account, new_account)
     if new and not as_json:
-        click.echo(f"Account {config.account.id} is made, and {table.name} names it.", err=True)
+        click.echo(f"{table.name} names the account {config.account.id} from now on.", err=True)
     loaded = load.init(config)
     print_warnings(config.table.warnings)
     _loaded(loaded, as_json, config.table.warnings)

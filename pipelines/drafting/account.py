@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.drafting.draft import ACCOUNT
 from dpstream.state.ledger.events import Created, Limit
 from dpstream.state.ledger.open import (
     AccountPlace,
+    book_of,
     create_account,
     file_of,
     ledger_exists,
@@ -25,17 +26,22 @@ from dpstream.state.ledger.open import (
     read_ledger,
 )
 
-#: Data set, unit, its type, and limit.
-Wanted = tuple[str, str, str, Limit]
+#: Data set, unit, its type, and limit (``None``: each record has a budget of its own).
+Wanted = tuple[str, str, FieldType, Limit | None]
 _HEADER = b"SQLite format 3\0"
 
 
 class Listed(NamedTuple):
     """An account that is there: its path, what it is of, and how many entries it has."""
 
-    path: Path
+    path: str | Path
     created: Created
     entries: int
+
+    def made_for(self, wanted: Wanted) -> bool:
+        """Whether it was made for what is wanted by a command that was cut off, and not used."""
+        own = self.created
+        return self.entries == 1 and (own.data_set, own.unit, own.type, own.limit) == wanted
 
     @property
     def line(self) -> str:
@@ -57,10 +63,18 @@ def accounts_near(folder: Path) -> list[Listed]:
         for path in sorted(each.glob("*.db")):
             with contextlib.suppress(DpstreamError, OSError):
                 if path.is_file() and _starts(path):
-                    entries = read_ledger(path)
-                    if isinstance(event := entries[0].event, Created):
-                        listed.append(Listed(path, event, len(entries)))
+                    listed.append(listed_at(path))
     return listed
+
+
+def listed_at(path: str | Path) -> Listed:
+    """The account at a path or URL.
+
+    Raises:
+        DpstreamError: it is none, or cannot be read.
+    """
+    book = book_of(read_ledger(path))
+    return Listed(path, book.created, len(book.digests))
 
 
 def _starts(path: Path) -> bool:
@@ -69,16 +83,15 @@ def _starts(path: Path) -> bool:
 
 
 def chosen_account(
-    out: Path, person: Person, account: str | None, new_account: bool, wanted: Wanted
-) -> str | None:
+    folder: Path, person: Person, account: str | None, new_account: bool, wanted: Wanted,
+    named: str | None = None,
+) -> str | None:  # fmt: skip
     """Path or URL of the account to charge; ``None``: a new one.
 
-    A file that is replaced goes on with its account.
-
     Args:
-        out: the file that names it; person: who is asked where there are accounts.
+        folder: of the file that names it; person: who is asked where there are accounts.
         account, new_account: what the flags say; wanted: data set, unit, type and limit of the
-            account that would be made.
+            account that would be made; named: what is charged without a flag.
 
     Raises:
         UsageError: both flags are given; or there are accounts, no flag, and nobody to ask.
@@ -87,12 +100,11 @@ def chosen_account(
         raise UsageError("--account", "and --new-account exclude each other", "give one of them")
     if account is not None or new_account:
         return account
-    if (named := _named_by(out)) is not None:
+    if named is not None:
         return named
-    listed = accounts_near(out.parent)
-    for each in listed:  # made for this very job by a command that was cut off, and not used since
-        own = each.created
-        if each.entries == 1 and (own.data_set, own.unit, own.type, own.limit) == wanted:
+    listed = accounts_near(folder)
+    for each in listed:
+        if each.made_for(wanted):
             return str(each.path)
     if not listed:
         return None
@@ -100,7 +112,7 @@ def chosen_account(
         raise UsageError(
             "--account",
             "is required, because accounts are there already: " + "; ".join(a.line for a in listed),
-            "add --account PATH to charge one of them, or --new-account for data of other people",
+            "add --account PATH to charge one of them, or --new-account for other data",
         )
     numbers = {str(number): str(each.path) for number, each in enumerate(listed, 1)}
 
@@ -114,7 +126,7 @@ def chosen_account(
     return person.answer("--account", None, "Account to charge (a number, or new)", None, read)
 
 
-def _named_by(out: Path) -> str | None:
+def named_by(out: Path) -> str | None:
     """Path of the account that a file names, if there is a file and an account."""
     try:
         path = tomllib.loads(out.read_text(encoding="utf-8"))["ledger"]["path"]
@@ -143,9 +155,13 @@ def _taken(folder: Path, account: str, unit: Field) -> AccountPlace:
     Raises:
         UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
     """
-    path = place_below(Path().absolute(), account)
-    with contextlib.closing(open_path(path)) as ledger:
-        created = ledger.book().created
+    path, created = at(account)
+    if created.limit is None:
+        raise UsageError(
+            "--account",
+            "is of a table whose records have budgets of their own: they are another privacy unit",
+            "--new-account, or an account of this unit",
+        )
     if created.type != unit.type:
         raise UsageError(
             "--account",
@@ -153,8 +169,23 @@ def _taken(folder: Path, account: str, unit: Field) -> AccountPlace:
             "--new-account, or another column",
         )
     own = None if created.unit == unit.column else created.unit
-    named = path if file_of(path) is None else os.path.relpath(path, folder)
-    return AccountPlace(named, created.data_set, created.id, own)
+    return AccountPlace(seen_from(folder, path), created.data_set, created.id, own)
+
+
+def at(account: str) -> tuple[str, Created]:
+    """Path of an account that a flag names, and what it is of.
+
+    Raises:
+        DpstreamError: it is none, or cannot be read.
+    """
+    path = place_below(Path().absolute(), account)
+    with contextlib.closing(open_path(path)) as ledger:
+        return path, ledger.book().created
+
+
+def seen_from(folder: Path, path: str) -> str:
+    """An account's path as a file of a folder names it; a URL as it is."""
+    return path if file_of(path) is None else os.path.relpath(path, folder)
 
 
 def _made(folder: Path, unit: Field, data_set: str, limit: Limit) -> AccountPlace:

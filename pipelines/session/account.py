@@ -1,59 +1,122 @@
-"""The account of a session table: made once, and named in the table's file."""
+"""The account of a session table: chosen or made once, and named in the table's file."""
 
-import contextlib
+import json
 import re
 import tomllib
 from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.drafting.account import Wanted, at, chosen_account, listed_at, seen_from
+from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.session.config import Config, load_config
+from dpstream.pipelines.session.manifest import refuse_table
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import replacing
-from dpstream.state.ledger.events import RECORD
-from dpstream.state.ledger.open import create_account, ledger_exists, open_path
+from dpstream.state.ledger.events import RECORD, Created
+from dpstream.state.ledger.open import create_account, ledger_exists
 
 
-def with_account(path: Path) -> tuple[Config, bool]:
-    """The table of a file whose account is there, and whether it was made now.
+def with_account(
+    path: Path, person: Person, account: str | None, new_account: bool
+) -> tuple[Config, bool]:
+    """The table of a file whose account is there, and whether the file names it only now.
 
     A process that is stopped between account and file leaves an account without a charge, which
     the same command takes up.
 
+    Args:
+        person: who is asked where accounts are there; account, new_account: what the flags say.
+
     Raises:
-        PolicyError: another account is at the path that the file names.
-        UsageError: the file cannot take the id.
+        PolicyError: the folder holds a table, whose account is another one then.
+        UsageError: the flags do not fit, nobody says which account, or the file cannot take it.
     """
     config = load_config(path, without_account=True)
-    if config.account.id:
-        return config, False
     place = config.account
-    if ledger_exists(place.path):
-        with contextlib.closing(open_path(place.path)) as ledger:
-            book = ledger.book()
-        id_ = book.created.id
-        if book.created.unit != RECORD or book.charges or book.created.data_set != place.data_set:
-            raise PolicyError(
-                "ledger.path",
-                f"is an account already, of the data set {book.created.data_set!r} with "
-                f"{len(book.charges)} charges",
-                f'write id = "{id_}" if the table is a part of it, or name another path',
+    if place.id:
+        if account is not None or new_account:
+            raise UsageError(
+                "--new-account" if new_account else "--account",
+                f"does not fit: {path.name} names the account {place.id} already",
+                "omit the flag, or write a table file without ledger.id",
             )
+        return config, False
+    refuse_table(config.folder)
+    wanted: Wanted = (place.data_set, RECORD, "string", None)
+    there = listed_at(place.path) if ledger_exists(place.path) else None
+    own = place.path if there is not None and there.made_for(wanted) else None
+    chosen = chosen_account(path.absolute().parent, person, account, new_account, wanted, own)
+    if chosen is not None:
+        taken, created = at(chosen)
+        _check_records(created)
+    elif there is not None and own is None:
+        raise UsageError(
+            "ledger.path",
+            f"is an account already, of the data set {there.created.data_set!r}",
+            "--account PATH to charge it, or write another path for the new account",
+        )
     else:
-        id_ = create_account(place.path, place.data_set, RECORD, "string", None).id
-    _write_id(path, id_)
+        taken = place.path
+        created = there.created if there is not None else create_account(taken, *wanted)
+    _write(path, seen_from(path.absolute().parent, taken), created)
     return load_config(path), True
 
 
-def _write_id(path: Path, id_: str) -> None:
-    """Put the account's id into the table's file, behind the data set's name."""
+def _check_records(created: Created) -> None:
+    """Refuse an account of persons.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if created.unit != RECORD or created.limit is not None:
+        raise UsageError(
+            "--account",
+            f"is of the unit {created.unit} ({created.type}) and has a limit: the records of a "
+            "table have budgets of their own",
+            "--new-account, or the account of another table of these records",
+        )
+
+
+def name_account(path: Path, config: Config) -> None:
+    """Write the account of a table into another table's file."""
+    own = config.account
+    created = Created(own.id, own.data_set, RECORD, "string", None)
+    _write(path, seen_from(path.absolute().parent, own.path), created)
+
+
+def _write(path: Path, account: str, created: Created) -> None:
+    """Name an account in a table's file: its path, its data set, and its id behind them.
+
+    Raises:
+        UsageError: the file has a form that takes no line; RunError: it cannot be written.
+    """
     text = path.read_text(encoding="utf-8")
-    line = f'id = "{id_}"'
-    pattern = r"(?m)(^\[ledger\][^\n]*\n(?:(?!\[)[^\n]*\n)*?[ \t]*data_set[ \t]*=[^\n]*(?:\n|\Z))"
-    new = re.sub(pattern, lambda match: match[1].rstrip("\n") + f"\n{line}\n", text, count=1)
-    if tomllib.loads(new).get("ledger", {}).get("id") != id_:
-        raise UsageError("ledger", "cannot be written to", f"add {line} to [ledger]")
+    pairs = {"path": account, "data_set": created.data_set, "id": created.id}
+    lines = {name: f"{name} = {_quoted(value)}" for name, value in pairs.items()}
+    new, before = text, tomllib.loads(text)["ledger"]
+    for name in ("path", "data_set"):
+        if before.get(name) != pairs[name]:
+            new = _in_ledger(new, name, lines[name])
+    new = _in_ledger(new, "data_set", "{old}\n" + lines["id"])
+    if tomllib.loads(new).get("ledger") != {**before, **pairs}:
+        add = ", ".join(lines.values())
+        raise UsageError("ledger", "cannot be written to", f"write {add} into [ledger]")
     try:
         with replacing(path, path.stat().st_mode & 0o666) as draft:
             draft.write_text(new, encoding="utf-8")
     except OSError as error:
         raise file_error("table file", "cannot be written", error) from None
+
+
+def _in_ledger(text: str, name: str, line: str) -> str:
+    """The text with another line for a name of ``[ledger]``, in which {old} is the line before."""
+    section = re.search(r"(?m)^\[ledger\][^\n]*\n(?:(?!\[)[^\n]*\n?)*", text)
+    if section is None:
+        return text
+    pattern = rf"(?m)^[ \t]*{name}[ \t]*=[^\n]*"
+    new = re.sub(pattern, lambda old: line.replace("{old}", old[0]), section[0], count=1)
+    return text[: section.start()] + new + text[section.end() :]
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, RunError
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -177,12 +177,11 @@ def committed(desk: Desk, question: Asked, how: Asking = ONCE) -> Committed:
 def check(desk: Desk, wish: Wish) -> None:
     """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
     _check_meaning(desk, wish)
+    desk.manifest()
     if desk.runner is not None:
         from dpstream.pipelines.session.batch import check as usable
 
         usable(desk.runner)
-    if not (desk.config.folder / "manifest.json").exists():
-        raise RunError("table.folder", "holds no table", "make it with `dpstream session init`")
     if not desk.ring:
         raise InvariantError("desk.ring")
 

@@ -21,7 +21,8 @@ from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import Totals, answered
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
-from dpstream.pipelines.session.parts import damaged, read_manifest, reading
+from dpstream.pipelines.session.manifest import read_manifest
+from dpstream.pipelines.session.parts import damaged, reading
 from dpstream.state.ledger.region_charge import packed
 from dpstream.state.private_folders import private_folder
 

@@ -10,6 +10,12 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session.config import Config
+from dpstream.pipelines.session.manifest import (
+    MANIFEST,
+    Manifest,
+    check_account,
+    read_manifest,
+)
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.regions import RegionAccount
@@ -50,6 +56,8 @@ class Desk:
             self.account = RegionAccount(
                 self.ledger, config.table, config.rules, snapshot, looking=looking
             )
+            if (config.folder / MANIFEST).exists():
+                self.manifest()
         except BaseException:
             self.close()
             raise
@@ -70,19 +78,29 @@ class Desk:
         """Whether noise is drawn with a fixed test key."""
         return self.config.key.insecure_test_key is not None
 
+    def manifest(self) -> Manifest:
+        """The version of the table that counts now; no record is read.
+
+        Raises:
+            DpstreamError: there is no table, it is another account's, or its manifest is damaged.
+        """
+        manifest = read_manifest(self.config.folder, self.table)
+        check_account(manifest, self.ledger.book())
+        return manifest
+
     def scan(self) -> "Scan":
         """The records as they are now: to be called behind a charge only.
 
         Raises:
             DpstreamError: there is no table, or not as it was written.
         """
-        from dpstream.pipelines.session.parts import read_manifest
         from dpstream.pipelines.session.scan import Scan
 
         if self.looking:
             raise InvariantError("no record is read where nothing is asked")
+        manifest = self.manifest()
         if self._scan is not None:
-            if self._scan.is_of(read_manifest(self.config.folder, self.table)):
+            if self._scan.is_of(manifest):
                 return self._scan
             self._scan.close()
         self._scan = Scan(self.config.folder, self.table, held=self.held)

@@ -55,7 +55,8 @@ from dpstream.dp_transforms.session.batches import (
 from dpstream.dp_transforms.session.totals import columns_of
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.folder.store import Folder
-from dpstream.pipelines.session.parts import USABLE, Part, damaged, digest
+from dpstream.pipelines.session.manifest import Part, digest
+from dpstream.pipelines.session.parts import USABLE, damaged
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import put
 from dpstream.state.disk_errors import file_error

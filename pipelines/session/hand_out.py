@@ -16,7 +16,6 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session.ask import SessionQuestion, Wish, committed
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.parts import read_manifest
 from dpstream.pipelines.session.receipt import ticket_name, ticket_receipt
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
 from dpstream.state.disk_errors import file_error
@@ -63,7 +62,7 @@ class TicketQuestion(NamedTuple):
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says: the ticket's name, which stands for the answer."""
         desk, question = self.asked.desk, self.asked.wish.question
-        parts = tuple(read_manifest(desk.config.folder, desk.table).usable())
+        parts = tuple(desk.manifest().usable())
         read = region_of(charge, desk.table).read
         ticket = ticket_of(desk.table, parts, question, read, charge.run_id, keys)
         draft = _draft(self.out, charge.run_id)

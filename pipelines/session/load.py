@@ -17,6 +17,7 @@ has one record more, of an id of its own.  An id is a MAC under a key of the tab
 records are not in it.
 """
 
+import contextlib
 import io
 import secrets
 from collections import Counter
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,17 +34,20 @@ from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.session.config import Config
-from dpstream.pipelines.session.parts import (
-    ID,
-    MANIFEST,
-    PART_ROWS,
+from dpstream.pipelines.session.manifest import (
     Manifest,
     Part,
+    check_account,
+    commit,
+    read_manifest,
+    refuse_table,
+)
+from dpstream.pipelines.session.parts import (
+    ID,
+    PART_ROWS,
     budgets_of,
     checked_paths,
-    commit,
     ids_in,
-    read_manifest,
     read_part,
     schema_of,
     table_of,
@@ -63,6 +68,10 @@ from dpstream.pipelines.session.reading import (
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.idtable import IdTable
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import open_ledger, read_book
+from dpstream.state.ledger.regions import RegionAccount
+from dpstream.state.run_ids import new_id
 
 #: So many records, of so many coordinates each, still add up within 64 bits.
 MAX_RECORDS = 1 << 31
@@ -93,18 +102,18 @@ def init(config: Config) -> Loaded:
     """Make a table of the records that its file names.
 
     Raises:
-        PolicyError: the folder holds one.
+        PolicyError: the folder holds one, or the account is of another table.
         UsageError: no files, or files without a needed column; RunError: the system failed.
     """
     files = files_of(config.records)
-    with writing(config.folder):
-        if (config.folder / MANIFEST).exists():
-            raise PolicyError("table.folder", "holds a table already", "use add, replace or delete")
+    with contextlib.closing(open_ledger(config.account)) as ledger, writing(config.folder):
+        refuse_table(config.folder)
+        RegionAccount(ledger, config.table)  # refuses an account of another table
         key = None if config.id is None else secrets.token_bytes(32)
         id_type = None if key is None else config.id_type
         hexed = None if key is None else key.hex()
-        manifest = Manifest(1, config.table.digest, 0, id_type, hexed, ())
-        return _Change(config, manifest, files).add()
+        manifest = Manifest(1, new_id(), config.table.digest, 0, id_type, hexed, ())
+        return _Change(config, manifest, files, ledger).add()
 
 
 def add(config: Config, files: Sequence[str | Path]) -> Loaded:
@@ -149,10 +158,17 @@ def tidied(config: Config) -> bool:
 
 
 class _Change:
-    """One change of a table, by its only writer."""
+    """One change of a table, by its only writer.
 
-    def __init__(self, config: Config, manifest: Manifest, files: Sequence[str | Path]) -> None:
-        self._config, self._manifest = config, manifest
+    Args:
+        new_in: the account of a table that is made now.
+    """
+
+    def __init__(
+        self, config: Config, manifest: Manifest, files: Sequence[str | Path],
+        new_in: Ledger | None = None,
+    ) -> None:  # fmt: skip
+        self._config, self._manifest, self._new_in = config, manifest, new_in
         self._files = [str(path) for path in files]
         self._folder = config.folder
         self._prf = None if manifest.id_key is None else Prf(bytes.fromhex(manifest.id_key))
@@ -164,6 +180,7 @@ class _Change:
     def of(cls, config: Config, files: Sequence[str | Path], named: bool = False) -> "_Change":
         """A change of the table as it is now."""
         manifest = read_manifest(config.folder, config.table)
+        check_account(manifest, read_book(config.account))
         if manifest.id_type != (None if config.id is None else config.id_type):
             raise PolicyError(
                 "table.id", "is not what the table was made with", "correct the table file"
@@ -266,11 +283,11 @@ class _Change:
         rows = sum(part.rows for part in parts)
         if rows > MAX_RECORDS:
             raise RunError("records", f"are more than {MAX_RECORDS:,}", "divide the table")
-        manifest = Manifest(
-            1, self._manifest.table, self._manifest.version + 1, self._manifest.id_type,
-            self._manifest.id_key, parts,
-        )  # fmt: skip
+        version = self._manifest.version + 1
+        manifest = msgspec.structs.replace(self._manifest, version=version, parts=parts)
         letter = self._dead_letter(manifest.version)
+        if self._new_in is not None:  # before the table is there, which is refused without it
+            self._new_in.name_table(manifest.id)
         commit(self._folder, manifest)
         counts = Counter(reason for some in self._letters for reason in some.reasons)
         return Loaded(

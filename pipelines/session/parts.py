@@ -28,70 +28,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.pipelines.session.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
 from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import sweep
-from dpstream.state.durable import PRIVATE, make_folder, put_once, replacing
+from dpstream.state.durable import PRIVATE, make_folder, put_once
 
-MANIFEST = "manifest.json"
 #: Rows of a part, and of its row groups.
 PART_ROWS, GROUP_ROWS = 1_000_000, 122_880
 USABLE, ID = "usable", "id"
-_SALT = b"dpstream-table"
-_DIGEST = 32
-
-
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of records.
-
-    Attributes:
-        digest: of its bytes, which names it; rows: that it has.
-        usable: whether its records are; a part holds one sort.
-    """
-
-    digest: str
-    rows: int
-    usable: bool
-
-    @property
-    def name(self) -> str:
-        """Of its file."""
-        return f"part-{self.digest}.parquet"
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version of a table.
-
-    Attributes:
-        form: of this file; table: digest of the public model; version: 1, 2, ...
-        id_type, id_key: of the keyed ids that parts have, ``None`` without ids.
-        parts: in the order in which records came.
-    """
-
-    form: int
-    table: str
-    version: int
-    id_type: str | None
-    id_key: str | None
-    parts: tuple[Part, ...]
-
-    def paths(self, folder: Path) -> list[Path]:
-        """The files of its parts."""
-        return [folder / part.name for part in self.parts]
-
-    def usable(self) -> list[Part]:
-        """The parts that queries read."""
-        return [part for part in self.parts if part.usable]
 
 
 def schema_of(space: Space, named: bool) -> pa.Schema:
@@ -183,48 +136,6 @@ def ids_in(rows: pa.Table) -> Ids:
         for chunk in chunks
     ]
     return np.concatenate([np.zeros((0, 2), np.uint64), *found])
-
-
-def read_manifest(folder: Path, table: SessionTable) -> Manifest:
-    """The version that counts now.
-
-    Raises:
-        RunError: there is none, or it is damaged.
-        PolicyError: it is of another table, or of a newer program.
-    """
-    try:
-        with open(folder / MANIFEST, "rb") as file:
-            text, _, sealed = file.read().rpartition(b"\n")
-    except FileNotFoundError:
-        raise RunError(
-            "table.folder", "holds no table", "make it with `dpstream session init`"
-        ) from None
-    except OSError as error:
-        raise _unreadable(error) from None
-    try:
-        found = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeError):
-        found = None
-    if found is None or digest(text).encode() != sealed:
-        raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")
-    if found.form != 1 or found.table != table.digest:
-        raise PolicyError(
-            "table.folder",
-            "holds another table: its dimensions, its name or its cap differ, which are fixed",
-            "correct the table file, or use another folder",
-        )
-    return found
-
-
-def commit(folder: Path, manifest: Manifest) -> None:
-    """Make a version the one that counts, at once and durably.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    text = msgspec.json.encode(manifest)
-    with _written(), replacing(folder / MANIFEST, PRIVATE) as draft:
-        draft.write_bytes(text + b"\n" + digest(text).encode())
 
 
 @contextlib.contextmanager
@@ -325,14 +236,7 @@ def damaged() -> RunError:
 @functools.lru_cache(maxsize=1 << 16)
 def _digest_of(path: str, _: tuple[int, int, int, int]) -> str:
     with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(
-            file, lambda: hashlib.blake2b(digest_size=_DIGEST // 2, salt=_SALT)
-        ).hexdigest()
-
-
-def digest(data: bytes) -> str:
-    """Digest of a part, as its name has it, or of a manifest."""
-    return hashlib.blake2b(data, digest_size=_DIGEST // 2, salt=_SALT).hexdigest()
+        return hashlib.file_digest(file, HASHER).hexdigest()
 
 
 @contextlib.contextmanager

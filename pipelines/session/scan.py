@@ -29,15 +29,8 @@ from dpstream.accounting.sessions.aggregates import Leaves, Needs
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.session.totals import Totals, nothing
-from dpstream.pipelines.session.parts import (
-    USABLE,
-    Manifest,
-    checked_paths,
-    damaged,
-    read_manifest,
-    reading,
-    stamp_of,
-)
+from dpstream.pipelines.session.manifest import Manifest, read_manifest
+from dpstream.pipelines.session.parts import USABLE, checked_paths, damaged, reading, stamp_of
 from dpstream.pipelines.session.scan_sql import BOXES, Where, cell, where
 from dpstream.pipelines.sql.casts import literal
 

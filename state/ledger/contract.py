@@ -21,7 +21,7 @@ from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged
+from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged, TableNamed
 
 Result = TypeVar("Result")
 #: Longest pause before a transaction that another process overtook is done again.
@@ -219,6 +219,10 @@ class Ledger(abc.ABC):
             return before
 
         return self.transact(change)
+
+    def name_table(self, id_: str) -> None:
+        """Make a table one of the account's, by an entry of its own."""
+        self.transact(lambda: self.append(TableNamed(id_)))
 
     def refuse_older(self, seen: Head) -> None:
         """Refuse if this is not the account, as old or newer, whose end was ``seen``.

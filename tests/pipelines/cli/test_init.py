@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.cli import init
+from dpstream.pipelines.cli import parts
 from tests.pipelines.cli.called import call, examples_of, refused
 from tests.pipelines.drafting import FLAGS, SECRET, commits
 
@@ -79,9 +79,9 @@ def test_nobody_to_ask(data: Path) -> None:
 def test_a_terminal_is_asked_and_machines_are_not(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init, "on_terminal", lambda: True)
+    monkeypatch.setattr(parts, "on_terminal", lambda: True)
     typed = ["author", "path", "when", "", "2023-01-01", "2024-01-01", "week", "1", "28d"]
-    monkeypatch.setattr(init.click, "prompt", lambda *a, **k: typed.pop(0) or k["default"])
+    monkeypatch.setattr(parts.click, "prompt", lambda *a, **k: typed.pop(0) or k["default"])
     assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 9
     said = call("init", data)
     assert said.exit_code == 0 and "of 7d from 2022-12-26" in said.output and typed == []

@@ -1,8 +1,25 @@
 """``dpstream session``: records come and go, ranges are closed, and only the operator is told."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.session.session import Session
+from dpstream.state.ledger.events import Created, TableNamed
+from tests import accounts
 from tests.pipelines.cli.sessions import called, loaded, prepared, refused, told
+
+
+def told_refusal(*words: str) -> dict[str, Any]:
+    """What a command that is refused says to machines."""
+    result = called(*words, "--json")
+    assert result.exit_code in (2, 3), result.output
+    refusal: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
+    return refusal
 
 
 def test_records_come_and_go(tmp_path: Path) -> None:
@@ -55,6 +72,71 @@ def test_nothing_private_is_said(tmp_path: Path) -> None:
     held = b"".join(path.read_bytes() for path in public) + outputs.encode()
     assert len(outputs) > 1_000 and b"canary-" not in held
     assert held.count(b"canary") == 0
+
+
+ASK = ("count", "--where", "epsilon >= 0.5", "--epsilon", "0.5")
+
+
+def test_five_data_sets_in_turn_over_one_folder(tmp_path: Path) -> None:
+    """A table has one account: in another one its records would have their budgets again."""
+    table = loaded(tmp_path)
+    assert called("ask", table, *ASK).exit_code == 0
+    text = Path(table).read_text().replace(f'id = "{accounts.ID}"\n', "")
+    for number in range(5):
+        name = f"other{number}"
+        copy = tmp_path / f"{name}.toml"
+        copy.write_text(text.replace("ledger.db", f"{name}.db").replace('"small"', f'"{name}"', 1))
+        assert told_refusal("init", str(copy), "--new-account")["field"] == "table.folder"
+        assert not (tmp_path / f"{name}.db").exists()  # and no account was made for it
+        # An account that somebody made in another place, with a file that names it.
+        accounts.write(copy, copy.read_text())
+        for words in (("ask", str(copy), *ASK), ("plan", str(copy), *ASK), ("budget", str(copy)),
+                      ("allot", str(copy), "all", *ASK[1:]),
+                      ("add", str(copy), str(tmp_path / "small.csv"))):  # fmt: skip
+            assert told_refusal(*words)["field"] == "table.folder"
+        assert accounts.charges(tmp_path / f"{name}.db") == []
+    assert called("ask", table, *ASK).exit_code == 0
+
+
+def test_a_table_that_is_exchanged_while_a_session_is_open(tmp_path: Path) -> None:
+    """Nothing is charged: the folder is looked at before each charge."""
+    with Session(loaded(tmp_path)) as session:
+        points = session.where("epsilon >= 0.5")
+        assert points.count(0.25).value is not None
+        other = tmp_path / "other"
+        other.mkdir()
+        loaded(other)
+        shutil.rmtree(tmp_path / "small.table")
+        (other / "small.table").rename(tmp_path / "small.table")
+        with pytest.raises(PolicyError) as caught:
+            points.count(0.5)
+    assert caught.value.field == "table.folder"
+    assert len(accounts.charges(tmp_path / "ledger.db")) == 1
+
+
+def test_an_account_is_chosen_or_made(tmp_path: Path) -> None:
+    """Without a terminal a flag says which; the fix of each refusal is typed."""
+    table = prepared(tmp_path)
+    text = Path(table).read_text().replace(f'id = "{accounts.ID}"\n', "")
+    Path(table).write_text(text)
+    accounts.create(tmp_path / "shop.db", "shop")
+    (tmp_path / "ledger.db").unlink()
+    refusal = told_refusal("init", table)
+    assert refusal["field"] == "--account" and "shop.db" in refusal["rule"]
+    assert (
+        told_refusal("init", table, "--account", str(tmp_path / "shop.db"))["field"] == "--account"
+    )
+    assert called("init", table, "--new-account").exit_code == 0
+    own = accounts.events(tmp_path / "ledger.db")
+    assert [type(event) for event in own] == [Created, TableNamed]
+    # A second table of the same records in the same account: their budgets are shared.
+    assert called("ask", table, *ASK).exit_code == 0
+    second = tmp_path / "second.toml"
+    second.write_text(text.replace("small.table", "second.table"))
+    assert told_refusal("init", str(second))["field"] == "--account"
+    assert called("init", str(second), "--account", str(tmp_path / "ledger.db")).exit_code == 0
+    assert len(accounts.charges(tmp_path / "ledger.db")) == 1
+    assert told_refusal("ask", str(second), *ASK[:4], "1.75")["field"] == "budget"
 
 
 def test_help_has_examples() -> None:

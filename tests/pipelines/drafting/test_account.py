@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
-from dpstream.pipelines.drafting.account import account_of, accounts_near, chosen_account
+from dpstream.pipelines.drafting.account import account_of, accounts_near, chosen_account, named_by
 from dpstream.pipelines.drafting.ask import Person
 from tests import accounts
 
@@ -30,26 +30,29 @@ def test_accounts_up_to_the_repositorys_root_are_listed(tmp_path: Path) -> None:
 
 def test_nobody_to_ask(tmp_path: Path) -> None:
     """Without accounts a new one is made; with some a flag decides, and the error names both."""
-    out = tmp_path / "job.toml"
-    assert chosen_account(out, NOBODY, None, False, WANTED) is None
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED) is None
     accounts.create(tmp_path / "ledger.db", "visits")
     with pytest.raises(UsageError) as caught:
-        chosen_account(out, NOBODY, None, False, WANTED)
+        chosen_account(tmp_path, NOBODY, None, False, WANTED)
     assert caught.value.field == "--account" and accounts.ID in caught.value.rule
     assert "--account PATH" in caught.value.fix and "--new-account" in caught.value.fix
-    assert chosen_account(out, NOBODY, "ledger.db", False, WANTED) == "ledger.db"
-    assert chosen_account(out, NOBODY, None, True, WANTED) is None
+    assert chosen_account(tmp_path, NOBODY, "ledger.db", False, WANTED) == "ledger.db"
+    assert chosen_account(tmp_path, NOBODY, None, True, WANTED) is None
     with pytest.raises(UsageError):
-        chosen_account(out, NOBODY, "ledger.db", True, WANTED)
+        chosen_account(tmp_path, NOBODY, "ledger.db", True, WANTED)
     # What a command that was cut off has made for this very job is taken up, unless it was used.
     accounts.create(tmp_path / "own.db", "visits", (2.0, 1e-6))
-    assert chosen_account(out, NOBODY, None, False, WANTED) == str(tmp_path / "own.db")
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED) == str(tmp_path / "own.db")
     accounts.set_limit(tmp_path / "own.db", (3.0, 1e-6))
     # A job that is replaced goes on with its account.
     table = {"path": "ledger.db", "data_set": "visits", "id": accounts.ID}
     rows = "\n".join(f"{name} = {json.dumps(text)}" for name, text in table.items())
+    out = tmp_path / "job.toml"
+    assert named_by(out) is None
     out.write_text(f"[ledger]\n{rows}\n")
-    assert chosen_account(out, NOBODY, None, False, WANTED) == str(tmp_path / "ledger.db")
+    own = named_by(out)
+    assert own == str(tmp_path / "ledger.db")
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED, own) == own
 
 
 @pytest.mark.parametrize(("typed", "chosen"), [("2", "b.db"), ("new", None), ("7 1", "a.db")])
@@ -58,7 +61,7 @@ def test_somebody_is_asked(tmp_path: Path, typed: str, chosen: str | None) -> No
         accounts.create(tmp_path / f"{name}.db", name)
     words, told = iter(typed.split()), list[str]()
     person = Person(lambda *_: next(words), told.append)
-    found = chosen_account(tmp_path / "job.toml", person, None, False, WANTED)
+    found = chosen_account(tmp_path, person, None, False, WANTED)
     assert found == (None if chosen is None else str(tmp_path / chosen))
     assert "a.db" in told[0] and "b.db" in told[0] and len(told) == 1 + len(typed.split()) - 1
 
@@ -81,5 +84,8 @@ def test_one_that_is_there_is_named_from_the_jobs_folder(
     place, _ = account_of("shop.db", tmp_path / "jobs", USER, "visits", (1.0, 1e-6))
     assert (place.path, place.data_set, place.id) == ("../shop.db", "shop", accounts.ID)
     assert place.unit == "customer"  # the column has another name than the account's unit
-    with pytest.raises(UsageError, match="is of the unit customer"):
-        account_of("shop.db", tmp_path, Field("user", "int"), "visits", (1.0, 1e-6))
+    accounts.of_records("rides.db", "rides").close()
+    for path, field in (("shop.db", Field("user", "int")), ("rides.db", USER)):
+        with pytest.raises(UsageError) as caught:
+            account_of(path, tmp_path, field, "visits", (1.0, 1e-6))
+        assert caught.value.field == "--account"

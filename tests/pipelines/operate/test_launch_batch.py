@@ -28,7 +28,7 @@ from dpstream.pipelines.operate.launch_batch import (
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.pipelines.session.batch import here
 from dpstream.pipelines.session.flow import ANSWER
-from dpstream.pipelines.session.parts import read_manifest
+from dpstream.pipelines.session.manifest import read_manifest
 from dpstream.pipelines.session.ticket import ticket_of
 from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
 

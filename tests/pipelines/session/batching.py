@@ -20,7 +20,8 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.session import Totals, tallied
 from dpstream.pipelines.session import load
-from dpstream.pipelines.session.parts import read_manifest, read_part
+from dpstream.pipelines.session.manifest import read_manifest
+from dpstream.pipelines.session.parts import read_part
 from tests.pipelines.session.tables import config_at, rides, write
 
 KEY, RUN = bytes(range(7, 39)).hex(), "5a" * 16

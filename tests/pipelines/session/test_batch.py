@@ -12,7 +12,7 @@ from dpstream.dp_transforms.session import encoded
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import batch as module
 from dpstream.pipelines.session.batch import check, here, shards_for, spread
-from dpstream.pipelines.session.parts import read_manifest
+from dpstream.pipelines.session.manifest import read_manifest
 from dpstream.pipelines.session.scan import Scan
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from tests import accounts

@@ -26,7 +26,7 @@ from dpstream.pipelines.session.flow import (
     Task,
     build,
 )
-from dpstream.pipelines.session.parts import read_manifest
+from dpstream.pipelines.session.manifest import read_manifest
 from dpstream.state.ledger.region_charge import packed
 from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
 from tests.pipelines.test_coders import KNOWN

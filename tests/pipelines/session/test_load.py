@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.session import load, parts
+from dpstream.pipelines.session import load
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.load import Loaded, add, delete, init, replace, tidied
-from dpstream.pipelines.session.parts import read_manifest, reading
+from dpstream.pipelines.session.manifest import MANIFEST, read_manifest
+from dpstream.pipelines.session.parts import reading
 from dpstream.pipelines.session.scan import Scan
 from tests import accounts
 from tests.pipelines.session.tables import at_of, config_at, rides, write
@@ -367,4 +368,4 @@ def test_more_records_than_sums_hold(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(RunError, match="are more than 20"):
         add(config, [write(tmp_path / "more.parquet", rides(1, first=50))])
     assert read_manifest(config.folder, config.table).version == 1
-    assert parts.MANIFEST in os.listdir(config.folder)
+    assert MANIFEST in os.listdir(config.folder)

@@ -1,6 +1,5 @@
 """Files of a table: digests, manifests, locks and what is swept."""
 
-import itertools
 import os
 from pathlib import Path
 
@@ -9,19 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.errors import RunError
 from dpstream.pipelines.session import parts
 from dpstream.pipelines.session.parts import (
-    MANIFEST,
-    Manifest,
-    Part,
     budgets_of,
     checked_paths,
-    commit,
     ids_in,
-    read_manifest,
     read_part,
     reading,
     schema_of,
@@ -30,14 +22,8 @@ from dpstream.pipelines.session.parts import (
     write_part,
     writing,
 )
+from tests.pipelines.session.test_manifest import TABLE, manifest, table
 
-
-def table(high: int = 9) -> SessionTable:
-    dimensions = (Integer(name="a", low=0, high=high, missing="point"), Budget(name="e", most=1.0))
-    return SessionTable(name="small", dimensions=dimensions)
-
-
-TABLE = table()
 SCHEMA = schema_of(TABLE.space, named=True)
 
 
@@ -45,10 +31,6 @@ def rows(count: int = 3) -> pa.Table:
     at = np.stack([np.arange(count), np.arange(count) * 100_000], axis=1)
     ids = np.arange(2 * count, dtype=np.uint64).reshape(-1, 2)
     return table_of(SCHEMA, at, True, ids)
-
-
-def manifest(*some: Part, version: int = 1) -> Manifest:
-    return Manifest(1, TABLE.digest, version, "string", "00" * 32, some)
 
 
 def test_columns_are_as_narrow_as_their_dimension() -> None:
@@ -114,32 +96,6 @@ def test_a_part_is_read_once_by_a_process(tmp_path: Path, monkeypatch: pytest.Mo
     checked_paths(tmp_path, [part])
     monkeypatch.setattr(parts.hashlib, "file_digest", None)
     checked_paths(tmp_path, [part])
-
-
-def test_a_manifest_is_whole_or_refused(tmp_path: Path) -> None:
-    found = manifest(Part("ab", 3, True))
-    commit(tmp_path, found)
-    assert read_manifest(tmp_path, TABLE) == found
-    data = (tmp_path / MANIFEST).read_bytes()
-    for at, bit in itertools.product(range(len(data)), (1, 0x80)):  # the second is no UTF-8
-        (tmp_path / MANIFEST).write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
-        with pytest.raises(RunError, match="damaged"):
-            read_manifest(tmp_path, TABLE)
-    for size in range(0, len(data), 9):
-        (tmp_path / MANIFEST).write_bytes(data[:size])
-        with pytest.raises(RunError, match="damaged"):
-            read_manifest(tmp_path, TABLE)
-
-
-def test_manifests_of_others(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="holds no table"):
-        read_manifest(tmp_path, TABLE)
-    commit(tmp_path, manifest())
-    with pytest.raises(PolicyError, match="holds another table"):
-        read_manifest(tmp_path, table(8))
-    commit(tmp_path, Manifest(2, TABLE.digest, 1, None, None, ()))
-    with pytest.raises(PolicyError, match="holds another table"):
-        read_manifest(tmp_path, TABLE)
 
 
 def test_what_no_version_names_is_swept_when_nobody_reads(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""The manifest of a table's folder: which table it is, of which account, and which parts count.
+
+**A table has one account.**  Its records would have their budgets again in another one.  So the
+table's id is drawn once, when the table is made, and stands in the manifest and in the account (as
+an entry of its chain, written first): a folder whose table's id the account does not have is
+refused before anything is charged or changed.
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import PRIVATE, replacing
+from dpstream.state.ledger.book import Book
+
+MANIFEST = "manifest.json"
+#: Of digests of parts and manifests.
+HASHER = functools.partial(hashlib.blake2b, digest_size=16, salt=b"dpstream-table")
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of records.
+
+    Attributes:
+        digest: of its bytes, which names it; rows: that it has.
+        usable: whether its records are; a part holds one sort.
+    """
+
+    digest: str
+    rows: int
+    usable: bool
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"part-{self.digest}.parquet"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One version of a table.
+
+    Attributes:
+        form: of this file; id: the table's own, as its account has it.
+        table: digest of the public model; version: 1, 2, ...
+        id_type, id_key: of the keyed ids that parts have, ``None`` without ids.
+        parts: in the order in which records came.
+    """
+
+    form: int
+    id: str
+    table: str
+    version: int
+    id_type: str | None
+    id_key: str | None
+    parts: tuple[Part, ...]
+
+    def paths(self, folder: Path) -> list[Path]:
+        """The files of its parts."""
+        return [folder / part.name for part in self.parts]
+
+    def usable(self) -> list[Part]:
+        """The parts that queries read."""
+        return [part for part in self.parts if part.usable]
+
+
+def read_manifest(folder: Path, table: SessionTable) -> Manifest:
+    """The version that counts now.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+        PolicyError: it is of another table, or of a newer program.
+    """
+    try:
+        with open(folder / MANIFEST, "rb") as file:
+            text, _, sealed = file.read().rpartition(b"\n")
+    except FileNotFoundError:
+        raise RunError(
+            "table.folder", "holds no table", "make it with `dpstream session init`"
+        ) from None
+    except OSError as error:
+        raise file_error("table.folder", "cannot be read", error) from None
+    try:
+        found = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeError):
+        found = None
+    if found is None or digest(text).encode() != sealed:
+        raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")
+    if found.form != 1 or found.table != table.digest:
+        raise PolicyError(
+            "table.folder",
+            "holds another table: its dimensions, its name or its cap differ, which are fixed",
+            "correct the table file; for wider dimensions, make a table in another folder after "
+            "`dpstream session migrate OLD NEW`",
+        )
+    return found
+
+
+def commit(folder: Path, manifest: Manifest) -> None:
+    """Make a version the one that counts, at once and durably.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    text = msgspec.json.encode(manifest)
+    try:
+        with replacing(folder / MANIFEST, PRIVATE) as draft:
+            draft.write_bytes(text + b"\n" + digest(text).encode())
+    except OSError as error:
+        raise file_error("table.folder", "cannot be written", error) from None
+
+
+def refuse_table(folder: Path) -> None:
+    """Refuse a folder that holds a table, where one is to be made.
+
+    Raises:
+        PolicyError: it does.
+    """
+    if (folder / MANIFEST).exists():
+        raise PolicyError("table.folder", "holds a table already", "use add, replace or delete")
+
+
+def check_account(manifest: Manifest, book: Book) -> None:
+    """Refuse an account that is not the table's.
+
+    Raises:
+        PolicyError: the table was not made with it.
+    """
+    if manifest.id not in book.tables:
+        raise PolicyError(
+            "table.folder",
+            f"holds the table {manifest.id}, which is none of the account {book.created.id}: its "
+            "records would have their budgets twice",
+            "write ledger.path, ledger.data_set and ledger.id of the account that the table was "
+            "made with",
+        )
+
+
+def digest(data: bytes) -> str:
+    """Digest of a part, as its name has it, or of a manifest."""
+    return HASHER(data).hexdigest()
