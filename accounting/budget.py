@@ -28,9 +28,8 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import RULES, Plan
 from dpstream.accounting.plan.privacy import Privacy
-from dpstream.accounting.plan.rules import FIRST_RULES, RULES
 from dpstream.accounting.shares import divide, per_key_squares, strategy_of
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.thresholds import one_trigger_tail, thresholds
@@ -222,35 +221,27 @@ def _even(privacy: Privacy) -> bool:
     return bound is None or privacy.contributions % min(bound, privacy.contributions) == 0
 
 
-def allocate(plan: Plan, rules: int | None = None) -> Budget:
+def allocate(plan: Plan) -> Budget:
     """Divide a plan's budget into noise and thresholds.
-
-    Args:
-        plan: the public plan.
-        rules: other rules than the plan's own; a run keeps those it was begun with.
 
     Raises:
         UsageError, PolicyError: the plan is refused, or see ``allocate_mechanism``.
     """
-    if rules is not None:
-        plan = msgspec.structs.replace(plan, rules=rules)
     plan.check()
-    return allocate_mechanism(mechanism_of(plan), plan.rules)
+    return allocate_mechanism(mechanism_of(plan))
 
 
-def allocate_mechanism(plan: Mechanism, rules: int = RULES) -> Budget:
+def allocate_mechanism(plan: Mechanism) -> Budget:
     """Divide the budget of a mechanism that was checked.
 
     Args:
         plan: promises and a resolved design, of a stream or of a job without time.
-        rules: by which defaults are chosen, and the design was resolved.
 
     Raises:
         UsageError: if a sigma, a threshold or a prefix would leave the integers' range.
         PolicyError: if windows share periods and the plan does not allow for it.
     """
-    if rules != FIRST_RULES:  # a run from before goes on as it began, and says what it lacks
-        _refuse_shared_windows(plan)
+    _refuse_shared_windows(plan)
     if plan.privacy.selection_share is not None:
         fused = not plan.design.streams and not plan.design.units_apart
         if not plan.design.selects or fused:
@@ -259,7 +250,7 @@ def allocate_mechanism(plan: Mechanism, rules: int = RULES) -> Budget:
                 "has no effect: selection has no other stream to share with, or a share of its own",
                 "omit it",
             )
-    budget = _divided(plan, rules)
+    budget = _divided(plan)
     check_ranges(plan, budget)
     return budget
 
@@ -280,10 +271,10 @@ def _refuse_shared_windows(plan: Mechanism) -> None:
         )
 
 
-def _divided(plan: Mechanism, rules: int) -> Budget:
+def _divided(plan: Mechanism) -> Budget:
     privacy = plan.privacy
     mu, theta, tail = _delta_split(plan)
-    shares = divide(plan, rules)
+    shares = divide(plan)
     selection = units = statistic = tau = None
     if plan.design.selects:
         selection = _stream(plan, "selection", None, shares.selection, mu)
@@ -306,7 +297,7 @@ def _divided(plan: Mechanism, rules: int) -> Budget:
     if plan.design.weights is not None:
         weights = plan.design.weights.integers(privacy.contributions)
     counts = selection, units, values
-    return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights, rules)
+    return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights, RULES)
 
 
 def plain_count(

@@ -8,9 +8,7 @@ text that ``calibrate`` gives is committed with the run id, and every worker rea
 from there.  Reading uses correctly rounded float operations only; floats are written with all
 their digits.
 
-A store from before there were such texts has none: its numbers are computed by the rules of
-that time (``rules.FIRST_RULES``).  The text says by which rules the plan's settings become a
-mechanism, too: ``begun`` gives the plan with these.
+The text also says what a job does that its hash leaves open: ``begun`` gives the plan with it.
 """
 
 import base64
@@ -25,14 +23,12 @@ import numpy.typing as npt
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.rules import FIRST_RULES, REPEATS_FREE, RULES, SKIPS_USUALLY
+from dpstream.accounting.plan.plan import RULES, Plan
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import Statistic
 
-#: Layout of the text.  Numbers by rules that also decide what is counted have a layout of their
-#: own, so that a program that does not know these refuses them.
-FIRST_FORMAT, FORMAT = 1, 2
+#: Layout of the text.
+FORMAT = 2
 
 
 class Calibrated(NamedTuple):
@@ -73,9 +69,9 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         selection, units, values: numbers of entries of ``streams``.
         weights: of a unit's pairs, in units of 2^-WEIGHT_BITS.
         statistic: what keys are tested on; ``tau``: against what.
-        unsound: written only of numbers without a guarantee, which older programs refuse.
+        unsound: written only of numbers without a guarantee.
         tests: triggers of the tests, written only where they are not ``select_every`` apart.
-        skips: pairs on published keys take no weight; written since rules 4 (the plan said before).
+        skips: pairs on published keys take no weight.
     """
 
     format: int
@@ -117,7 +113,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
     streams = [*counts, *budget.values]
     encoders = list({noise.encoder: None for noise in streams})
     text = _Text(
-        format=FORMAT if budget.rules >= REPEATS_FREE else FIRST_FORMAT,
+        format=FORMAT,
         rules=budget.rules,
         refresh_every=plan.design.refresh_every,
         select_every=plan.design.select_every,
@@ -136,7 +132,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         tau=None if budget.tau is None else _packed(budget.tau),
         unsound=not budget.sound,
         tests=plan.design.schedule,
-        skips=plan.design.skips if budget.rules >= SKIPS_USUALLY else None,
+        skips=plan.design.skips,
     )
     return msgspec.json.encode(text).decode()
 
@@ -146,16 +142,12 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
     """What was committed when a run began.
 
     Args:
-        plan: the run's plan; text: what ``calibrate`` gave then, empty for a run from before.
+        plan: the run's plan; text: what ``calibrate`` gave then.
 
     Raises:
-        PolicyError: the text is damaged, or a newer program's.
+        PolicyError: the text is damaged, or another program's.
     """
     plan = begun(plan, text)
-    if not text:
-        design = plan.design
-        explicit = _explicit(plan, design.refresh_every, design.select_every, design.schedule)
-        return Calibrated(explicit, allocate(plan))
     found = _read(text)
     try:
         budget = _budget(found)
@@ -167,18 +159,14 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
 
 @functools.lru_cache(maxsize=16)
 def begun(plan: Plan, text: str) -> Plan:
-    """The plan with the rules of a run: what its settings mean there.  Its hash is the same.
+    """The plan as a run has it: what its settings mean there.  Its hash is the same.
 
     Args:
         text: as for ``calibrated``.
 
     Raises:
-        PolicyError: the text is damaged, or a newer program's.
+        PolicyError: the text is damaged, or another program's.
     """
-    rules = _read(text).rules if text else FIRST_RULES
-    plan = plan if plan.rules == rules else msgspec.structs.replace(plan, rules=rules)
-    if not text:
-        return plan
     plan = _skipping_as(plan, _read(text).skips)
     if _weighs(plan, text):
         return plan
@@ -191,7 +179,7 @@ def begun(plan: Plan, text: str) -> Plan:
 
 def _skipping_as(plan: Plan, skips: bool | None) -> Plan:
     """The plan, skipping what is published if the run does: that a job says no is no part of the
-    hash, and neither is what the rules decide where it says nothing."""
+    hash."""
     if skips in (None, plan.design.skips):
         return plan
     said = None if plan.privacy.skip is False else False
@@ -216,8 +204,7 @@ def _read(text: str) -> _Text:
         found = msgspec.json.decode(text, type=_Text)
     except (msgspec.DecodeError, ValueError):
         raise _unreadable() from None
-    known = FORMAT if found.rules >= REPEATS_FREE else FIRST_FORMAT
-    if found.format != known or not FIRST_RULES <= found.rules <= RULES:
+    if (found.format, found.rules) != (FORMAT, RULES):
         raise _unreadable()
     return found
 
@@ -225,7 +212,7 @@ def _read(text: str) -> _Text:
 def _unreadable() -> PolicyError:
     return PolicyError(
         "state.store",
-        "its committed numbers cannot be read: it is damaged, or a newer program's",
+        "its committed numbers cannot be read: it is damaged, or another program's",
         "restore it from a backup, or use the program that wrote it",
     )
 

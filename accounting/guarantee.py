@@ -20,7 +20,7 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.skipping import hindrance
-from dpstream.accounting.plan.unit import covers_several, several_mu, together
+from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tuning.answer import Tuned
 
@@ -218,8 +218,6 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     have the argument."""
     most = plan.timeline.periods or _OPEN_PERIODS
     rows = list[dict[str, float]]()
-    if not covers_several(plan):
-        most = 1
     gaussian = _delta_gaussian(budget)
     powers = [1 << i for i in range(most.bit_length())]
     for k in sorted({*powers, most}):
@@ -239,8 +237,6 @@ def _periods_rule(plan: Plan) -> str:
     share = f"one window can meet m = {met} periods, so"
     if not plan.design.selects:
         return f"{share} a person of k periods has sqrt(k min(k, m)) mu"
-    if not covers_several(plan):
-        return f"{share} nothing is promised to a person of several periods"
     return f"{share} a person of k periods has k mu and k times the thresholds' part of delta"
 
 
@@ -305,12 +301,6 @@ def _shared_windows(plan: Plan) -> list[str]:
     met = plan.timeline.periods_met
     if not plan.design.selects or met == 1:
         return []
-    if not covers_several(plan):
-        return [
-            f"one window can meet {met} periods, and this run was begun with thresholds that do "
-            "not allow for it: one person can publish a key that nobody else has. End it, and "
-            "begin a new run with privacy.periods_share_windows = true or another period"
-        ]
     return [
         f"one window can meet {met} periods, and one person counts as up to {met} units in a key; "
         f"thresholds are {met - 1} units higher for it"
@@ -360,8 +350,7 @@ def _extras(plan: Plan) -> str:
         of_key = "one record per unit, window and key counts"
         if many > 1:
             of_key = f"at most {many} records per unit, window and key count"
-        repeats = ", and repeats use up C" if plan.design.repeats_cost else ", repeats take nothing"
-        words += f"; {of_key}{repeats}"
+        words += f"; {of_key}, repeats take nothing"
     weights = plan.design.weights
     if weights is not None:
         words += (

@@ -17,7 +17,6 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.mechanism import Resolved
-from dpstream.accounting.plan.rules import FIRST_RULES, RULES, SKIPS_USUALLY
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.weights import square_parts
 
@@ -28,8 +27,6 @@ SLACK = 1e-12
 SPLIT = 0.8
 #: The same with weights, combined with the plain count (section 8).
 COMBINED = 0.65
-#: With weights alone, by the first rules; since then ``knee``.
-WEIGHTED = 0.97
 #: The most with weights alone where published keys are skipped: there the last tenth of the budget
 #: buys few keys, and small ones, whose noise adds more error than their counts were (``spared``).
 SPARED = 0.85
@@ -129,7 +126,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
     return np.append(within, excess) / (encoder.col2 * total**2) * (1 + SLACK)
 
 
-def divide(plan: Resolved, rules: int = RULES) -> Shares:
+def divide(plan: Resolved) -> Shares:
     """The plan's own shares, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.design.streams))
     units = float(plan.design.units_apart)
@@ -141,22 +138,20 @@ def divide(plan: Resolved, rules: int = RULES) -> Shares:
         return Shares(0.0, scale * u, scale * v)
     if not values and not units:
         return Shares(1 - SLACK, 0.0, 0.0)
-    share = plan.privacy.selection_share or _selection_share(plan, costs, rules)
+    share = plan.privacy.selection_share or _selection_share(plan, costs)
     u, v = _direction(plan) if units else (0.0, 1.0)
     scale = costs.largest(share, u, v)
     return Shares(share, scale * u, scale * v)
 
 
-def _selection_share(plan: Resolved, costs: Costs, rules: int) -> float:
+def _selection_share(plan: Resolved, costs: Costs) -> float:
     """Default share of key selection where something else is published too."""
     if plan.privacy.combine:
         return COMBINED
     if plan.design.once_per_key or plan.design.units_apart:
         return SPLIT
     if plan.design.weights:
-        if rules == FIRST_RULES:
-            return WEIGHTED
-        return spared(costs) if plan.design.skips and rules >= SKIPS_USUALLY else knee(costs)
+        return spared(costs) if plan.design.skips else knee(costs)
     return (1 - SLACK) / costs.most(1.0, 0.0, 1.0)
 
 

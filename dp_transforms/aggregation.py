@@ -4,9 +4,8 @@ Sensitivity: a unit counts once per (key, round) over all micro-batches of the r
 sets of 128-bit keyed ids (mechanism.md rule 3), so an added unit moves one round's count by at
 most 1 (the weighted count by its weight); each admitted pair moves each value prefix by at most
 that stream's L.  With ``per_key_bound`` BOUND admits at most k pairs of a (unit, window, key) and
-says which one is the first: that one counts the unit, and no set is kept here.  (Before rules 3 a
-set is kept, and only the pair that made its unit count moves the values.)  All sums are int64 and
-the plan's bounds keep them far from wrapping.
+says which one is the first: that one counts the unit, and no set is kept here.  All sums are int64
+and the plan's bounds keep them far from wrapping.
 """
 
 import msgspec
@@ -60,16 +59,10 @@ def aggregate(
         # A pair on a key that was published already adds nothing to the selection stream.
         added = np.where(number < 0, 0, weights[number]) if plan.design.skips else weights[number]
         _add_at(states.values[:, -1], pair_slots, added)
-    # Where repeats cost only the record that made its unit count in the key adds values.
-    once = plan.design.repeats_cost
-    adds = pair_slots if once else slots
     for stream, spec in enumerate(plan.design.streams):
-        if spec.column is None:
-            amounts = np.ones_like(adds)
-        else:
-            amounts = numbers(rows.column(f"v{stream}"))
-            amounts = amounts[fresh] if once else amounts
-        _add_at(states.values[:, stream], adds, amounts)
+        ones = spec.column is None
+        amounts = np.ones_like(slots) if ones else numbers(rows.column(f"v{stream}"))
+        _add_at(states.values[:, stream], slots, amounts)
     kept = slice(None) if plan.design.unit_sets != "none" else slice(0)
     return Aggregated(distinct(slots, states.size), pair_slots[kept], marked[kept])
 

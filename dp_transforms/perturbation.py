@@ -130,7 +130,7 @@ def publish(
     if unit_noise is not None and budget.units is not None:
         counted = _noisy(states.units[slots], unit_noise, bits)
         units = Prefix(None, counted, budget.units.sd[units_step_index - 1])
-    prefixes = Prefixes(with_derived(streams, design.derived), units, design.clips_means)
+    prefixes = Prefixes(with_derived(streams, design.derived), units)
     values: dict[str, Float64] = {}
     sds: dict[str, Float64] = {}
     for aggregate in plan.aggregates:

@@ -150,8 +150,7 @@ def seal(
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
     """The run id as releases show it: no insecure or unsound release looks like a sound one."""
     stamp = "INSECURE-" if identity.insecure else ""
-    text = identity.calibration
-    sound = not text or calibrated(plan, text).budget.sound
+    sound = calibrated(plan, identity.calibration).budget.sound
     return ("" if sound else "UNSOUND-") + stamp + identity.run_id
 
 

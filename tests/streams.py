@@ -12,7 +12,6 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
-from dpstream.accounting.plan.rules import RULES
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory
@@ -49,7 +48,6 @@ def make_plan(
     key: tuple[str, ...] = ("string",),
     public: str | None = None,
     start: int = START,
-    rules: int = RULES,
     remember: str | int | None = None,
     **privacy: object,
 ) -> Plan:
@@ -85,7 +83,6 @@ def make_plan(
         stamp="arrived" if stamped else "event_time",
         public_keys=public,
         remember=remember,  # type: ignore[arg-type]
-        rules=rules,
     ).check()
 
 

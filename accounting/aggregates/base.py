@@ -24,12 +24,10 @@ class Prefix(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """What a release is made from: running sums by name, the count of units if there is one, and
-    whether means are clipped to their clamps."""
+    """What a release is made from: running sums by name, and the count of units if there is one."""
 
     streams: Mapping[str, Prefix]
     units: Prefix | None
-    clips_means: bool = False
 
 
 class Exact(NamedTuple):

@@ -51,8 +51,7 @@ class Mean(AggregateKind):
         stream, total = own(aggregate, prefixes)
         count = prefixes.streams[COUNT]
         sd = np.asarray(total.sd), np.asarray(count.sd)
-        divided = ratio if prefixes.clips_means else quotient
-        return divided(aggregate, stream.mid, total.values, count.values, sd)
+        return quotient(aggregate, stream.mid, total.values, count.values, sd)
 
     @override
     def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
@@ -105,7 +104,7 @@ def ratio(
     sd: tuple[Float64 | float, Float64 | float],
 ) -> tuple[Float64, Float64]:
     """The quotient held to its clamp, and its sd (first-order error): of answers that are given
-    once, and of streams from before rules 3.
+    once.
 
     Args:
         middle: grid value that was subtracted from each record.

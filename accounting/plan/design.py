@@ -16,7 +16,6 @@ from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.fields import Aggregate, ValueStream
 from dpstream.accounting.plan.remembering import remembered_for, remembers
-from dpstream.accounting.plan.rules import REPEATS_FREE, RULES, SKIPS_USUALLY
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
 from dpstream.accounting.plan.skipping import skips, suits, weights_of
 from dpstream.accounting.weights import SelectionWeights
@@ -44,16 +43,14 @@ class Design(msgspec.Struct, frozen=True):
         unit_sets: how long the exact set of a key's units is kept.
         units_from: where a published count of units gets its noise.
         per_key: k, the most records of a (unit, window, key) that count; ``None``: no such bound.
-        repeats_cost: a record beyond the bound per key uses up C, and is left out behind BOUND
-            (runs from before rules 3; where published keys are skipped, from before rules 4);
-            else BOUND does not admit it and it takes nothing.
+            BOUND does not admit a record beyond it, which takes nothing of C, and says which pair
+            is the first of its key.
         ranked: the order of a unit's pairs matters after BOUND.
         weighted: selection counts a unit's pairs with falling weights.
         weights: these weights.
         units_column: the count-of-units column, if any.
         streams: the noisy running sums behind the columns.
         derived: sums without a stream of their own, made from a mean's two.
-        clips_means: a mean outside of its clamp is published as the bound (before rules 3).
         sums: integers kept per key: the streams, and the weighted count of units.
         units_alone: the most units that one person can be in a (key, round), as thresholds allow
             for.
@@ -72,13 +69,11 @@ class Design(msgspec.Struct, frozen=True):
     unit_sets: UnitSets
     units_from: UnitsFrom
     per_key: int | None
-    repeats_cost: bool
     ranked: bool
     weighted: bool
     units_column: Aggregate | None
     streams: tuple[ValueStream, ...]
     derived: tuple[DerivedSum, ...]
-    clips_means: bool
     sums: int
     units_alone: int
     triggers: int
@@ -108,8 +103,8 @@ class Design(msgspec.Struct, frozen=True):
 
     @property
     def admits_per_key(self) -> bool:
-        """Whether BOUND keeps the bound per key, and says which pair is the first of its key."""
-        return self.per_key is not None and not self.repeats_cost
+        """Whether there is a bound per key, which BOUND keeps."""
+        return self.per_key is not None
 
     @property
     def packs_indices(self) -> bool:
@@ -156,7 +151,7 @@ def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
     line = plan.timeline
     selects, met = plan.public_keys is None, line.periods_met
-    given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells, plan.rules
+    given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells
     return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
 
 
@@ -167,7 +162,6 @@ def resolve(
     triggers: int = 1,
     periods_met: int = 1,
     cells: Cells | None = None,
-    rules: int = RULES,
     suited: bool = False,
     remembers: bool = False,
     remembered_for: int | None = None,
@@ -179,42 +173,39 @@ def resolve(
         selects: keys are selected, not public.
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
-        cells: how the noise of public keys is mixed; rules: of the run (``plan.rules``).
+        cells: how the noise of public keys is mixed.
         suited: records and time axis go with skipping (``accounting.plan.skipping``).
         remembers, remembered_for: see ``accounting.plan.remembering``.
     """
-    skipping = skips(privacy, selects, triggers, rules, suited, remembers)
-    per_key, before = privacy.per_key_bound, rules < REPEATS_FREE
-    repeats_cost = per_key is not None and (before or (skipping and rules < SKIPS_USUALLY))
+    skipping = skips(privacy, selects, triggers, suited, remembers)
+    per_key = privacy.per_key_bound
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
     restarts = privacy.mode == "rounds"
     tests = selects and not restarts
     refresh_every = privacy.refresh_every or max(1, triggers // 100)
     select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
-    derived = () if before else derived_sums(aggregates)
+    derived = derived_sums(aggregates)
     streams = streams_of(aggregates, {made.name for made in derived})
     counting, bounded = counted is not None, per_key is not None
     return Design(
         selects=selects,
         restarts=restarts,
-        unit_sets=_unit_sets(selects, restarts, counting, bounded, repeats_cost),
+        unit_sets=_unit_sets(selects, restarts, counting, bounded),
         units_from=_units_from(counted, selects, weighted or skipping),
         per_key=per_key,
-        repeats_cost=repeats_cost,
         ranked=weighted or per_key is not None,
         weighted=weighted,
         units_column=counted,
         streams=streams,
         derived=derived,
-        clips_means=before,
         sums=len(streams) + weighted,
         units_alone=periods_met if privacy.periods_share_windows else 1,
         triggers=triggers,
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=schedule_of(privacy, triggers, skipping, rules) if tests else None,
+        schedule=schedule_of(privacy, triggers, skipping) if tests else None,
         skips=skipping,
         weights=weights_of(privacy, skipping),
         remembers=remembers,
@@ -222,16 +213,14 @@ def resolve(
     )
 
 
-def _unit_sets(
-    selects: bool, restarts: bool, counting: bool, bounded: bool, repeats_cost: bool
-) -> UnitSets:
+def _unit_sets(selects: bool, restarts: bool, counting: bool, bounded: bool) -> UnitSets:
     """``counting``: units are counted after the selection too; ``bounded``: there is a bound per
-    key, which BOUND keeps unless repeats cost."""
-    if bounded and not repeats_cost:
+    key, which BOUND keeps."""
+    if bounded:
         return "none"
     if restarts:
         return "round"
-    if counting or repeats_cost:
+    if counting:
         return "window"
     return "until selected" if selects else "none"
 

@@ -36,10 +36,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tests: instead of ``select_every``: how many tests a window has, at growing distances, or
             the triggers themselves (`accounting.plan.schedule`).
         skip: pairs on keys that are published already take no selection weight (sticky, with
-            weights; mechanism.md section 9); ``None``: as the run's rules say
-            (`accounting.plan.skipping`).
+            weights; mechanism.md section 9); ``None``: where it can (`accounting.plan.skipping`).
         usual_weights: ``weights`` are those of a job that names none: where published keys are
-            skipped because of the rules they give way to ``Design.weights``.  No part of the hash.
+            skipped unasked they give way to ``Design.weights``.  No part of the hash.
         allow_large_delta: a delta above `accounting.strength.MOST_DELTA` is wanted.
         periods_share_windows: a window may meet several privacy periods though keys are selected
             (``Timeline.periods_met`` above 1): one person is several units in a key then, so

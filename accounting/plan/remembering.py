@@ -1,13 +1,12 @@
 """Whether and how long later windows know what a window has published (mechanism.md section 9).
 
 ``Plan.remember`` is ``run`` (for as long as the run lives), a duration, or ``never``; a plan that
-says nothing remembers by the rules of new runs, where it selects keys in more than one window.
+says nothing remembers where it selects keys in more than one window.
 """
 
 from typing import TYPE_CHECKING
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.rules import REMEMBERS
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
@@ -19,8 +18,6 @@ def remembers(plan: "Plan") -> bool:
     if plan.public_keys is not None or privacy.mode != "sticky":
         return False
     several = line.end is None or line.windows > 1
-    if plan.remember is None:
-        return several and plan.rules >= REMEMBERS
     return several and plan.remember != "never"
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.rules import RULES, SKIPS_USUALLY
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 #: of 16 falls just before T/10 (25/256 of T), the 4th of 15 at 7% of T: a tenth more keys by then
 #: for 1% fewer at the end.
 DEFAULT_TESTS = 16
-#: The same by the rules before ``SKIPS_USUALLY``.
-_FORMER_TESTS = 15
 
 
 def growing(triggers: int, tests: int) -> tuple[int, ...]:
@@ -31,21 +28,17 @@ def growing(triggers: int, tests: int) -> tuple[int, ...]:
     return tuple(sorted({-(-triggers * j * j // square) for j in range(1, tests + 1)}))
 
 
-def schedule_of(
-    privacy: "Privacy", triggers: int, skips: bool, rules: int = RULES
-) -> tuple[int, ...] | None:
+def schedule_of(privacy: "Privacy", triggers: int, skips: bool) -> tuple[int, ...] | None:
     """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart.
 
     Args:
         skips: pairs on published keys take no selection weight.
-        rules: of the run (``accounting.plan.rules``).
     """
     given = privacy.tests
     if given is None and not skips:
         return None
     if given is None or isinstance(given, int):
-        usual = DEFAULT_TESTS if rules >= SKIPS_USUALLY else _FORMER_TESTS
-        return growing(triggers, min(given or usual, triggers))
+        return growing(triggers, min(given or DEFAULT_TESTS, triggers))
     return given
 
 

@@ -1,14 +1,13 @@
 """Whether pairs on published keys take a selection weight (mechanism.md section 9), and which.
 
 A job that says ``skip`` is taken at its word: what does not go with it is refused elsewhere
-(`accounting.plan.privacy`, `accounting.plan.plan`).  One that says nothing skips, by the rules of
-new runs, where all of it goes together and something is saved.
+(`accounting.plan.privacy`, `accounting.plan.plan`).  One that says nothing skips where all of it
+goes together and something is saved.
 """
 
 from typing import TYPE_CHECKING
 
 from dpstream.accounting import limits
-from dpstream.accounting.plan.rules import SKIPS_USUALLY
 from dpstream.accounting.plan.schedule import schedule_of
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 
@@ -42,7 +41,6 @@ def skips(
     privacy: "Privacy",
     selects: bool,
     triggers: int,
-    rules: int,
     suited: bool,
     remembers: bool = False,
 ) -> bool:
@@ -50,13 +48,12 @@ def skips(
 
     Args:
         selects: keys are selected, not public; triggers: T.
-        rules: of the run; suited: ``suits``; remembers: later windows know what was published.
+        suited: ``suits``; remembers: later windows know what was published.
     """
     if privacy.skip is not None:
         return privacy.skip
     return (
-        rules >= SKIPS_USUALLY
-        and suited
+        suited
         and selects
         and privacy.mode == "sticky"
         and privacy.weights is not None
@@ -68,7 +65,7 @@ def skips(
 
 
 def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
-    """The weights of a unit's pairs: the job's own, unless it named none and skips by the rules."""
+    """The weights of a unit's pairs: the job's own, unless it named none and skips unasked."""
     if not (skipping and privacy.skip is None and privacy.usual_weights):
         return privacy.weights
     kind = {"combine": privacy.combine, "sticky": True, "fused": False}
@@ -76,10 +73,10 @@ def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
 
 
 def hindrance(plan: "Plan") -> str | None:
-    """The field of the job that keeps a plan with weights from skipping by the rules of new runs;
-    ``None``: it skips, or has none to spare."""
+    """The field of the job that keeps a plan with weights from skipping; ``None``: it skips, or
+    has none to spare."""
     privacy, line = plan.privacy, plan.timeline
-    if plan.design.skips or not plan.design.weighted or plan.rules < SKIPS_USUALLY:
+    if plan.design.skips or not plan.design.weighted:
         return None
     named = {
         "privacy.skip": privacy.skip is False,

@@ -47,8 +47,7 @@ def compare(plan: Plan) -> list[Alternative]:
     """All general mechanisms that the plan's job can use, the job's own first.
 
     Returns:
-        Empty for plans that select no keys or are not sound, or that only a run from before can
-        have: nothing to choose, or to compare with, there.
+        Empty for plans that select no keys or are refused: nothing to choose there.
     """
     if not plan.design.selects:
         return []

@@ -71,7 +71,7 @@ def outlook(
 
 
 def _changes(plan: Plan) -> list[Change]:
-    """Empty for plans that only a run from before can have: nothing to compare with."""
+    """Empty for plans that are refused: nothing to compare with."""
     try:
         return changes(plan, ways(plan))
     except PolicyError:

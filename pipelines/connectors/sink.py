@@ -22,7 +22,6 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW
 from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.jobs.tables import SinkKind
@@ -50,7 +49,7 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     epoch: int
     plan_hash: str
     kind: SinkKind
-    rules: int = FIRST_RULES
+    rules: int = 1
 
 
 class PublishedRelease(NamedTuple):

@@ -5,20 +5,14 @@ when the run began, so the page can be published with the releases.  ``truth`` i
 reads raw records, marks the page as not private and makes its file readable for its owner only.
 """
 
-import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import msgspec
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.rules import RULES
 from dpstream.dp_transforms.batches import key_fields
-from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.connectors.sink import known_manifests
 from dpstream.pipelines.jobs.committed import committed, input_changed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings, collect
@@ -100,15 +94,7 @@ def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
     named = {name.rpartition("-")[2] for name in found.run_ids}
     if begun is not None and named <= {begun.run_id}:
         return begun.plan, begun.budget
-    plan = msgspec.structs.replace(job.plan, rules=_rules(job))
-    return plan, allocate(plan)
-
-
-def _rules(job: Job) -> int:
-    """By which rules the run whose releases these are chose what the job leaves open."""
-    with contextlib.closing(sink_of(job)) as sink:
-        named = [manifest.rules for manifest in known_manifests(sink) if manifest is not None]
-    return min(named, default=RULES)
+    return job.plan, allocate(job.plan)
 
 
 def as_dict(report: Report) -> dict[str, Any]:

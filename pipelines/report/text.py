@@ -106,7 +106,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
     insecure test key: it would take the noise off.
 
     Args:
-        in_force: the plan by the rules of the run: what it leaves open is shown as the run has it.
+        in_force: the plan as the run has it: so what it leaves open is shown.
     """
     plan = msgspec.to_builtins(job.plan)
     rows = [

@@ -471,5 +471,3 @@ def test_a_derived_sum_costs_nothing(make_plan: Make) -> None:
         msgspec.structs.replace(total, share=1.0),
     ):
         assert len(allocate(make_plan(aggregates=(mean, other))).values) == 3
-    before = msgspec.structs.replace(make_plan(aggregates=(mean, total)), rules=2)
-    assert len(allocate(before).values) == 3

@@ -12,7 +12,6 @@ from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.calibration import begun, calibrate, calibrated, committed_text
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.accounting.plan.rules import FIRST_RULES, RULES
 from dpstream.accounting.strategies import blt_table, make_strategy
 from dpstream.accounting.weights import STEEP, SelectionWeights
 from tests.accounting.plans import UNITS, Make
@@ -103,26 +102,6 @@ def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     assert found.plan.privacy.refresh_every == found.plan.privacy.select_every == 2
 
 
-def test_a_run_from_before_keeps_the_old_rules(make_plan: Make) -> None:
-    plan = make_plan(weights=SelectionWeights(), strategy="blt")
-    found = calibrated(plan, "")
-    assert found.budget.selection is not None
-    assert found.budget.selection.share == 0.97 and found.budget.rules == 1
-    check_same(found.budget, allocate(plan, FIRST_RULES))
-
-
-@pytest.mark.parametrize("rules", [2, 3])
-def test_a_run_keeps_its_rules(make_plan: Make, rules: int) -> None:
-    """Texts that a program without rules 3 cannot follow have a layout that it refuses."""
-    plan = msgspec.structs.replace(make_plan(per_key_bound=1), rules=rules)
-    text = calibrate(plan)
-    assert f'"format":{rules - 1},"rules":{rules},' in text
-    later = msgspec.structs.replace(plan, rules=RULES)
-    assert begun(later, text) == plan and begun(later, text).hash == later.hash
-    assert calibrated(later, text).plan.design.repeats_cost == (rules == 2)
-    assert begun(later, "").rules == FIRST_RULES
-
-
 def test_a_run_keeps_the_weights_it_was_begun_with(make_plan: Make) -> None:
     """A job that names the weights that are usual without skipping has the hash of one that names
     none, and goes on with that one's run."""
@@ -138,6 +117,7 @@ def test_a_run_keeps_the_weights_it_was_begun_with(make_plan: Make) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
+        lambda text: "",
         lambda text: text[:-9],
         lambda text: text.replace('"format":2', '"format":3'),
         lambda text: text.replace('"format":2', '"format":1'),

@@ -177,14 +177,6 @@ def test_a_delta_is_at_most_1(make_plan: Make) -> None:
     assert rows[-1]["periods"] == 200 and rows[-1]["delta"] == 1.0
 
 
-def test_thresholds_that_do_not_allow_for_several_promise_nothing_to_them(make_plan: Make) -> None:
-    plan = make_plan(windows=4, period=50_000_000)
-    budget = allocate(make_plan(windows=4, period=50_000_000, periods_share_windows=True))
-    figures = describe(plan, budget)
-    assert [row["periods"] for row in figures["periods"]] == [1]
-    assert "nothing is promised to a person of several periods" in figures["periods_rule"]
-
-
 @pytest.mark.parametrize(
     ("windows", "shown"),
     [(1, []), (2, [1, 2]), (3, [1, 2, 3]), (10, [1, 2, 4, 8, 10]), (20, [1, 2, 4, 8, 20]),
@@ -330,5 +322,3 @@ def test_it_says_what_a_bound_per_key_and_a_derived_sum_are(make_plan: Make) -> 
     assert column["sd_final"] == pytest.approx(5.0 * math.hypot(own, 12 * count))
     once = make_plan(8, per_key_bound=1)
     assert "one record per unit, window and key counts" in text(once, allocate(once))
-    before = msgspec.structs.replace(once, rules=2)
-    assert "counts, and repeats use up C" in text(before, allocate(before))

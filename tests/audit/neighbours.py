@@ -151,7 +151,7 @@ def _per_key(
             strategy="blt",
             **{**sliding, **weights, "contributions": 7, "epsilon": 90.0},
         ),
-        "per_key_before": plan(COUNT, SUM, triggers=8, per_key_bound=1, rules=2),
+        "one_per_key": plan(COUNT, SUM, triggers=8, per_key_bound=1),
         "derived": plan(MEAN, TWIN, triggers=8, public="f" * 32),
     }
 

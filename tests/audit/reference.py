@@ -350,10 +350,6 @@ def _columns(
             out[aggregate.name] = noisy[aggregate.name] / scale * aggregate.grid
         elif noisy["count"] >= 1 << DECODE_BITS:
             spec = next(s for s in plan.design.streams if s.name == aggregate.name)
-            if plan.rules < 3:
-                middle = spec.mid + noisy[aggregate.name] / noisy["count"]
-                out[aggregate.name] = min(max(middle, spec.lo), spec.hi) * aggregate.grid
-                continue
             count, sd = noisy["count"] / scale, counts_sd
             offset = noisy[aggregate.name] / scale * count / (count**2 + sd**2)
             out[aggregate.name] = (spec.mid + offset) * aggregate.grid

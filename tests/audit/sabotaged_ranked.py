@@ -68,17 +68,6 @@ def _weight_added_again(real: Any) -> Any:
     return aggregate
 
 
-def _every_record_of_a_key(real: Any) -> Any:
-    """per_key_bound is used by the accounting alone."""
-
-    def aggregate(plan: Any, *rest: Any) -> Any:
-        free = msgspec.structs.replace(plan.privacy, per_key_bound=None)
-        with redesigned(unit_sets="window"):
-            return real(msgspec.structs.replace(plan, privacy=free), *rest)
-
-    return aggregate
-
-
 def _one_more(real: Any) -> Any:
     """BOUND admits one record of a (unit, window, key) more than the accounting allows for."""
 
@@ -277,12 +266,9 @@ RANKED_SABOTAGED = {
     "weights calibrated as plain counts": replaced(
         step, "calibrated", budgets(_weights_as_if_plain), "weights", "flood", "sensitivity"
     ),
-    "every record of a key adds values": replaced(
-        step, "aggregate", _every_record_of_a_key, "per_key_before", "flood", "sensitivity"
-    ),
     "set of a selected key forgotten": replaced(
         aggregation, "_fresh_units", _set_forgotten_once_selected,
-        "per_key_before", "ordinary", "counts",
+        "tests_apart", "ordinary", "counts",
     ),
     "one record more than the bound per key": replaced(
         bounding, "_admit_per_key", _one_more, "per_key_public", "flood", "sensitivity"

@@ -91,7 +91,7 @@ def test_the_pairs_reach_what_they_claim() -> None:
 
 def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None:
     """Also the unit that is added: several of its records of one key come at once."""
-    for name in ("per_key_before", "weights", "two_per_key"):
+    for name in ("weights", "two_per_key"):
         pair = make_pair(3, "flood", name)
         trace = record(pair.plan, pair.others + pair.unit, tmp_path, 1)
         places = Counter((row.window, row.step_index, row.unit, row.page) for row in trace.rows)

@@ -381,12 +381,8 @@ def _mean(
         return None, None
     lo, hi = a.grid_bounds()  # type: ignore[attr-defined]
     total = noisy[a.name]  # type: ignore[attr-defined]
-    if plan.rules >= 3:
-        offset = total * count / (count * count + sd["count"] * sd["count"])
-        value = ((lo + hi) // 2 + offset) * a.grid  # type: ignore[attr-defined]
-    else:
-        offset = total / count
-        value = min(max((lo + hi) // 2 + offset, lo), hi) * a.grid  # type: ignore[attr-defined]
+    offset = total * count / (count * count + sd["count"] * sd["count"])
+    value = ((lo + hi) // 2 + offset) * a.grid  # type: ignore[attr-defined]
     # Products, as numpy squares: Python's power may differ in the last digit.
     own, counted = sd[a.name], offset * sd["count"]  # type: ignore[attr-defined]
     error = math.sqrt(own * own + counted * counted)

@@ -94,7 +94,7 @@ def made_from_a_mean(plan: Plan, a: Aggregate) -> bool:
     """Whether a sum stands beside a mean of the same numbers (and the job gives it no share)."""
     beside = (b for b in plan.aggregates if b.kind == "mean" and a.kind == "sum")
     same = any((b.column, b.clamp, b.grid) == (a.column, a.clamp, a.grid) for b in beside)
-    return same and a.share is None and plan.rules >= 3
+    return same and a.share is None
 
 
 def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
@@ -118,10 +118,10 @@ def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
 
 
 def remembers(plan: Plan) -> bool:
-    """Whether windows know what earlier ones have published: since rules 4, unless it says so."""
+    """Whether windows know what earlier ones have published, unless it says so."""
     if plan.privacy.mode != "sticky" or plan.public_keys is not None or plan.timeline.windows == 1:
         return False
-    return plan.remember != "never" and (plan.remember is not None or plan.rules >= 4)
+    return plan.remember != "never"
 
 
 def remembered_keys(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[str]]:
@@ -142,7 +142,7 @@ def remembered_keys(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[s
 
 
 def skips(plan: Plan) -> bool:
-    """Whether pairs on published keys take no weight: said, or (since rules 4) wherever it can."""
+    """Whether pairs on published keys take no weight: said, or wherever it can."""
     privacy, line = plan.privacy, plan.timeline
     if privacy.skip is not None:
         return privacy.skip
@@ -152,14 +152,12 @@ def skips(plan: Plan) -> bool:
     goes = goes and (line.end is not None or line.slide >= 30_000_000)
     several = line.triggers > 1 and privacy.tests not in (1, (line.triggers,))
     several = several or remembers(plan)
-    return plan.rules >= 4 and goes and several and privacy.select_every is None
+    return goes and several and privacy.select_every is None
 
 
 def bounds_keys(plan: Plan) -> bool:
-    """Whether records beyond the bound per key are not admitted (since rules 3; since rules 4 where
-    published keys are skipped)."""
-    bound = plan.privacy.per_key_bound
-    return bound is not None and plan.rules >= (4 if skips(plan) else 3)
+    """Whether records beyond a bound per key are not admitted."""
+    return plan.privacy.per_key_bound is not None
 
 
 class SlowBound:

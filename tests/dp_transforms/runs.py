@@ -53,7 +53,7 @@ PLANS: dict[str, Plan] = {
     "sticky periods": make_plan(triggers=6, windows=4, period=6),
     "one trigger": make_plan(triggers=1, windows=3),
     "never remembered": make_plan(windows=3, triggers=6, remember="never"),
-    "remembered": make_plan(windows=4, triggers=5, remember="run", rules=3, refresh_every=2),
+    "remembered": make_plan(windows=4, triggers=5, remember="run", refresh_every=2),
     "remembered for a while": make_plan(
         windows=6, triggers=4, remember=3 * STEP, aggregates=(COUNT, UNITS), pre_threshold=1
     ),
@@ -102,10 +102,6 @@ RANKED: dict[str, Plan] = {
     "two per key public": ranked_plan(
         per_key_bound=2, aggregates=(COUNT, MEAN, TWIN), public="list", refresh_every=3,
     ),
-    "per key before": ranked_plan(per_key_bound=1, aggregates=(COUNT, SUM, MEAN), rules=2),
-    "weights per key before": ranked_plan(
-        (3, 1), per_key_bound=1, aggregates=(SUM, MEAN, TWIN), refresh_every=5, rules=2
-    ),
     "weights": ranked_plan((3, 1)),
     "tests apart combined": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, triggers=17, select_every=5, refresh_every=2,
@@ -138,10 +134,6 @@ SKIPPING: dict[str, Plan] = {
     "skip combined": ranked_plan(
         (1, 2), skip=True, per_key_bound=1, combine=True, triggers=14, strategy="blt",
         aggregates=(COUNT, SUM), tests=6,
-    ),
-    "skip combined before": ranked_plan(
-        (1, 2), skip=True, per_key_bound=1, combine=True, triggers=9, aggregates=(COUNT,), tests=5,
-        rules=3,
     ),
     "skip per key sliding": ranked_plan(
         (2, 1), skip=True, per_key_bound=1, aggregates=(COUNT, UNITS, MEAN), contributions=8,

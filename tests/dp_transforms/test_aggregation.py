@@ -62,16 +62,6 @@ def test_no_units_are_kept_for_a_list_of_keys() -> None:
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
-def test_only_the_record_admitted_first_counts(order: tuple[int, ...]) -> None:
-    """In whatever order they were delivered (before rules 3)."""
-    plan = make_plan(aggregates=(COUNT, SUM), per_key_bound=1, rules=2)
-    states = states_of(plan, [0, 5])
-    aggregate(plan, states, *batch_of(plan, [ROWS[at] for at in order]), None)
-    assert states.units[:2].tolist() == [2, 1]
-    assert states.values[:2].tolist() == [[2, 5 + 1], [1, -2]]
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
 def test_pairs_say_which_of_them_counts_the_unit(order: tuple[int, ...]) -> None:
     """Every admitted pair adds values, the first of its key the unit; no set is kept."""
     plan = make_plan(aggregates=(COUNT, SUM), per_key_bound=2, weights=SelectionWeights())

@@ -35,7 +35,6 @@ PLANS = {
     "sliding late": make_plan(
         stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP, contributions=7
     ),
-    "ranked": make_plan(per_key_bound=1, contributions=6, rules=2),
     "per key": make_plan(per_key_bound=1, contributions=6),
     "per key sliding": make_plan(
         stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP,

@@ -37,9 +37,7 @@ from tests.dp_transforms.runs import (
 from tests.streams import MEAN, SUM, UNITS, begin, released, sealed_bytes
 
 PLANS = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in RANKED.items()]
-FEW = [
-    pytest.param(RANKED[n], id=n) for n in ("per key before", "weights", "weights per key before")
-]
+FEW = [pytest.param(RANKED[n], id=n) for n in ("weights", "weights units", "weights periods")]
 
 
 def several_at_once(plan: Plan) -> int:
@@ -143,17 +141,6 @@ def test_an_order_of_arrival_is_noticed(
 # --- against the references ----------------------------------------------------------------
 
 
-def per_key_ignored(real: Any) -> Any:
-    """Every record adds its values."""
-
-    def aggregate(plan: Plan, *rest: Any) -> Any:
-        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=None)
-        with redesigned(unit_sets="window"):
-            return real(msgspec.structs.replace(plan, privacy=privacy), *rest)
-
-    return aggregate
-
-
 def forgotten_after_selection(real: Any) -> Any:
     """The set of a selected key is not used any more, as without a bound per key."""
 
@@ -221,9 +208,7 @@ def separate_noise(real: Any) -> Any:
 
 
 SABOTAGE: list[tuple[str, Any, str, Callable[[Any], Any]]] = [
-    ("per key before", step, "aggregate", per_key_ignored),
-    ("weights per key before", step, "aggregate", per_key_ignored),
-    ("per key before", aggregation, "_fresh_units", forgotten_after_selection),
+    ("weights units", aggregation, "_fresh_units", forgotten_after_selection),
     ("weights", bounding, "admit", no_ranks),
     ("combined late", bounding, "_admit_per_key", no_indices),
     ("per key", bounding, "_admit_per_key", k_more),

@@ -14,7 +14,7 @@ from tests.streams import STEP, public_table
 
 KEYS, USERS = 12, 40
 #: Plans that a third of the worlds get, in place of one of the others.
-LATER = ("two_per_key", "three_per_key", "per_key_before", "derived")
+LATER = ("two_per_key", "three_per_key", "one_per_key", "derived")
 #: Public keys, some of them without data; records of the others are dead letters.
 PUBLIC = range(0, KEYS + 3, 2)
 

@@ -16,12 +16,12 @@ import pytest
 
 from dpstream.accounting import budget as budgets
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget import Budget, allocate, allocate_mechanism
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.mechanism import mechanism_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.rules import FIRST_RULES
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.flow import run_in_memory
@@ -191,6 +191,12 @@ def test_what_the_plan_says_of_it() -> None:
 # --- refused, unless the job says that it means it ----------------------------------------------
 
 
+def one_period(plan: Plan) -> Budget:
+    """As if each window met one period."""
+    mechanism = mechanism_of(without(plan))
+    return allocate_mechanism(msgspec.structs.replace(mechanism, periods_met=1))
+
+
 def without(plan: Plan) -> Plan:
     """The same without the option."""
 
@@ -214,17 +220,6 @@ def test_selected_keys_with_several_periods_in_a_window_are_refused() -> None:
         allocate(without(relation(4, 2, 4, 0)))
 
 
-def test_a_run_from_before_goes_on_and_promises_less() -> None:
-    plan = without(relation(4, 4, 1, 0))
-    budget = allocate(plan, FIRST_RULES)
-    figures = describe(plan, budget)
-    assert len(figures["periods"]) == 1 and "nothing is promised" in figures["periods_rule"]
-    assert "one person can publish a key that nobody else has" in figures["warnings"][0]
-    raised = allocate(relation(4, 4, 1, 0), FIRST_RULES)
-    assert budget.tau is not None and raised.tau is not None
-    assert (raised.tau - budget.tau == 3 * 256).all() and raised.b == budget.b
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -241,7 +236,7 @@ def test_thresholds_rise_by_what_the_other_units_add(options: dict[str, object])
     for case, met in (((4, 4, 1, 0), 4), ((4, 2, 3, 0), 2), ((4, 4, 4, 0), 1), ((3, 1, 2, 2), 2)):
         plan = relation(*case, **options)
         assert plan.design.units_alone == plan.timeline.periods_met == met
-        budget, usual = allocate(plan), allocate(without(plan), FIRST_RULES)
+        budget, usual = allocate(plan), one_period(plan)
         assert budget.tau is not None and usual.tau is not None and budget.statistic is not None
         rise = (budget.tau - usual.tau) / 256
         assert np.abs(rise - (met - 1) * budget.statistic.alone).max() < 0.01

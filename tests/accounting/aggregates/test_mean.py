@@ -19,24 +19,6 @@ def test_the_sum_is_centred_so_that_a_record_moves_it_by_half_the_width() -> Non
     assert Mean.uses_count and Mean.divides and not Mean.counts_units
 
 
-def test_before_rules_3_a_release_is_the_quotient_of_the_two() -> None:
-    stream = Mean().own_stream(COLUMN)
-    totals, counts = np.array([20.0, -40.0]), np.array([10.0, 8.0])
-    prefixes = Prefixes(
-        {
-            "level": Prefix(stream, totals, np.float64(3.0)),
-            COUNT: Prefix(None, counts, np.float64(2.0)),
-        },
-        None,
-        clips_means=True,
-    )
-    values, sd = Mean().release(COLUMN, prefixes)
-    assert values.tolist() == [(7 + 2) * 0.5, (7 - 5) * 0.5]
-    # First order: d(s/n) = (ds - (s/n) dn) / n.
-    expected = [np.hypot(3, 2 * 2) / 10 * 0.5, np.hypot(3, 5 * 2) / 8 * 0.5]
-    assert sd == pytest.approx(expected, rel=1e-15)
-
-
 def test_means_stay_within_the_clamp_and_small_counts_have_none() -> None:
     totals, counts = np.array([500.0, -500.0, 5.0, 5.0, 5.0]), np.array([10.0, 10.0, 1.0, 0.99, -3])
     values, sd = ratio(COLUMN, 7, totals, counts, (3.0, 2.0))

@@ -91,11 +91,6 @@ _APART = {("rules",), ("privacy", "usual_weights")}
 NAMED = [path for path in leaves(full()) if path not in _APART]
 
 
-def test_rules_are_not_part_of_the_hash() -> None:
-    """A job file is the same plan whatever rules its run was begun with."""
-    assert {with_(full(), rules=rules).hash for rules in (1, 2, 3, 4)} == {full().hash}
-
-
 def test_whose_weights_they_are_is_no_part_of_the_hash() -> None:
     """A job file that names no weights is the same plan as before it mattered."""
     assert of(weights=WEIGHTS, usual_weights=True).hash == of(weights=WEIGHTS).hash

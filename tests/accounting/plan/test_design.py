@@ -66,27 +66,20 @@ def test_where_a_count_of_units_gets_its_noise(make_plan: Make) -> None:
 
 
 def test_a_bound_per_key_is_kept_where_pairs_are_admitted(make_plan: Make) -> None:
-    """Then no set of units is needed; runs from before rules 3 keep one for the window."""
+    """Then no set of units is needed."""
     for bound in (1, 3):
         kept = make_plan(per_key_bound=bound, aggregates=(COUNT, UNITS)).design
         assert kept.admits_per_key and kept.unit_sets == "none" and kept.per_key == bound
-        assert kept.once_per_key == (bound == 1) and kept.ranked and not kept.repeats_cost
-    before = msgspec.structs.replace(make_plan(per_key_bound=1), rules=2).design
-    assert before.repeats_cost and before.window_sets and not before.admits_per_key
-    assert before.once_per_key and before.ranked and not before.weighted
+        assert kept.once_per_key == (bound == 1) and kept.ranked
     plain = make_plan().design
-    assert not plain.admits_per_key and not plain.repeats_cost and plain.per_key is None
+    assert not plain.admits_per_key and plain.per_key is None
 
 
-def test_sums_are_derived_and_means_are_not_clipped_since_rules_3(make_plan: Make) -> None:
+def test_a_sum_beside_a_mean_is_derived(make_plan: Make) -> None:
     twin = msgspec.structs.replace(MEAN, name="twin", kind="sum")
     now = make_plan(aggregates=(twin, MEAN))
     assert [s.name for s in now.design.streams] == ["count", MEAN.name]
-    assert [d.name for d in now.design.derived] == ["twin"] and not now.design.clips_means
-    before = msgspec.structs.replace(now, rules=2)
-    assert [s.name for s in before.design.streams] == ["count", "twin", MEAN.name]
-    assert before.design.derived == () and before.design.clips_means
-    assert before.hash == now.hash
+    assert [d.name for d in now.design.derived] == ["twin"]
 
 
 def test_several_units_of_one_person(make_plan: Make) -> None:

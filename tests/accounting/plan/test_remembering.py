@@ -7,7 +7,6 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.rules import REMEMBERS
 from tests.streams import STEP, make_plan
 
 REPLACED = msgspec.structs.replace
@@ -25,8 +24,6 @@ REPLACED = msgspec.structs.replace
         ({"mode": "rounds"}, False, None),
         ({"public": "list"}, False, None),
         ({"public": "list", "remember": "never"}, False, None),
-        ({"rules": REMEMBERS - 1}, False, None),
-        ({"rules": REMEMBERS - 1, "remember": "run"}, True, None),
     ],
 )
 def test_which_plans_remember(
@@ -62,7 +59,6 @@ def test_what_is_refused(settings: dict[str, object]) -> None:
 def test_only_what_is_said_is_hashed() -> None:
     plans = [make_plan(remember=r) for r in (None, "run", "never", STEP, 2 * STEP)]
     assert len({plan.hash for plan in plans}) == 5
-    assert make_plan().hash == make_plan(rules=3).hash
     one: list[Plan] = [make_plan(windows=1, remember=r) for r in (None, "never")]
     assert allocate(one[0]).sound and one[0].hash != one[1].hash
 

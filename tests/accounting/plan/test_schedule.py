@@ -10,7 +10,6 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
-from dpstream.accounting.plan.rules import RULES
 from dpstream.accounting.plan.schedule import DEFAULT_TESTS, growing, triggers_of_tests
 from dpstream.accounting.weights import SelectionWeights
 from tests.streams import make_plan
@@ -60,13 +59,11 @@ def test_a_step_holds_the_data_up_to_the_next_test() -> None:
 
 
 def test_skipping_has_sixteen_tests_unless_it_says_otherwise() -> None:
-    def tests(rules: int = RULES, **given: object) -> int:
+    def tests(**given: object) -> int:
         plan = make_plan(triggers=100, skip=True, weights=WEIGHTS, **given)  # type: ignore[arg-type]
-        return msgspec.structs.replace(plan, rules=rules).design.tests
+        return plan.design.tests
 
     assert (tests(), tests(tests=4), tests(tests=(5, 100))) == (16, 4, 2)
-    # Runs that were begun before keep the fifteen they had.
-    assert (tests(3), tests(3, tests=4), tests(3, tests=(5, 100))) == (15, 4, 2)
 
 
 @pytest.mark.parametrize(

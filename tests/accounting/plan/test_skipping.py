@@ -1,4 +1,4 @@
-"""Which plans skip what is published by the rules alone, and with which weights."""
+"""Which plans skip what is published unasked, and with which weights."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ from dpstream.accounting.guarantee import text
 from dpstream.accounting.plan.design import resolve
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
-from dpstream.accounting.plan.rules import RULES, SKIPS_USUALLY
 from dpstream.accounting.plan.skipping import hindrance, skips, suits, weights_of
 from dpstream.accounting.weights import MILD, SPARED, STEEP
 from tests.accounting.plans import SECOND, build
@@ -26,12 +25,11 @@ def privacy(**changes: Any) -> Privacy:
 
 @pytest.mark.parametrize("said", [True, False])
 def test_a_job_is_taken_at_its_word(said: bool) -> None:
-    assert skips(privacy(skip=said), True, 24, 1, False) is said
+    assert skips(privacy(skip=said), True, 24, False) is said
 
 
-def test_by_the_rules_of_new_runs() -> None:
-    assert skips(privacy(), True, 24, RULES, True) and skips(privacy(), True, 2, RULES, True)
-    assert not skips(privacy(), True, 24, SKIPS_USUALLY - 1, True)
+def test_a_job_that_says_nothing_skips() -> None:
+    assert skips(privacy(), True, 24, True) and skips(privacy(), True, 2, True)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +46,13 @@ def test_by_the_rules_of_new_runs() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_does_not_go_with_it(changes: dict[str, Any]) -> None:
-    assert not skips(privacy(**changes), True, 24, RULES, True)
+    assert not skips(privacy(**changes), True, 24, True)
 
 
 def test_records_and_time_that_do_not_go_with_it() -> None:
-    assert not skips(privacy(), True, 24, RULES, False)
-    assert not skips(privacy(), False, 24, RULES, True)
-    assert not skips(privacy(), True, 1, RULES, True)  # there is nothing to save
+    assert not skips(privacy(), True, 24, False)
+    assert not skips(privacy(), False, 24, True)
+    assert not skips(privacy(), True, 1, True)  # there is nothing to save
 
 
 def test_its_weights_are_the_usual_ones_unless_named() -> None:
@@ -84,7 +82,6 @@ def test_its_weights_are_the_usual_ones_unless_named() -> None:
         (None, {}, {}, {}),
         (None, {}, {}, {"slide": 3 * SECOND}),
         (None, {"weights": None}, {}, {}),
-        (None, {"select_every": 4}, {"rules": SKIPS_USUALLY - 1}, {}),
     ],
 )
 def test_what_hinders_is_said(
@@ -109,11 +106,10 @@ def test_what_hinders_is_said(
     assert (f"like other keys ({field})" in words) == (field is not None)
 
 
-@pytest.mark.parametrize(("rules", "cost"), [(SKIPS_USUALLY - 1, True), (RULES, False)])
-def test_repeats_of_a_key_take_nothing_by_the_rules_of_new_runs(rules: int, cost: bool) -> None:
+def test_repeats_of_a_key_take_nothing() -> None:
     combined = privacy(per_key_bound=1, combine=True, skip=True)
-    design = resolve(combined, (COUNT,), True, 24, rules=rules)
-    assert design.skips and design.repeats_cost is cost and design.packs_indices is cost
-    assert (design.unit_sets == "window") is cost
-    apart = resolve(privacy(skip=True), (COUNT,), True, 24, rules=rules)
-    assert apart.skips and not apart.repeats_cost and apart.packs_indices
+    design = resolve(combined, (COUNT,), True, 24)
+    assert design.skips and design.admits_per_key and not design.packs_indices
+    assert design.unit_sets == "none"
+    apart = resolve(privacy(skip=True), (COUNT,), True, 24)
+    assert apart.skips and not apart.admits_per_key and apart.packs_indices

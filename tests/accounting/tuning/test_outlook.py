@@ -90,14 +90,6 @@ def test_figures_in_force_beside_changes_of_the_job(make_plan: Make) -> None:
     assert found["appears"] == outlook(begun, allocate(begun))["appears"]
 
 
-def test_a_run_from_before_has_nothing_to_compare_with(make_plan: Make) -> None:
-    plan = make_plan(30, period=20_000_000, windows=2)
-    from dpstream.accounting.shares import FIRST_RULES
-
-    found = outlook(plan, allocate(plan, FIRST_RULES))
-    assert found["changes"] == [] and found["helps_most"] is None
-
-
 def test_a_clamp_of_one_value(make_plan: Make) -> None:
     """A mean that can have one value only has no width to compare with."""
     plan = make_plan(4, aggregates=(Aggregate("m", "mean", "v", (5.0, 5.0)),))

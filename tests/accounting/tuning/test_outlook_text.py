@@ -7,7 +7,6 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.figures import up
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import FIRST_RULES
 from dpstream.accounting.tuning.outlook import outlook
 from dpstream.accounting.tuning.outlook_text import outlook_text as text
 from dpstream.accounting.weights import MILD, STEEP
@@ -92,8 +91,3 @@ def test_shares_are_explained_where_they_need_it(make_plan: Make, plan: Plan) ->
     plain = make_plan(12, per_key_bound=1)
     assert "more than 1 together" in text(plan, allocate(plan))
     assert "more than 1" not in text(plain, allocate(plain))
-
-
-def test_a_run_from_before_has_no_changes(make_plan: Make) -> None:
-    plan = make_plan(30, period=20_000_000, windows=2)
-    assert "Changes" not in text(plan, allocate(plan, FIRST_RULES))

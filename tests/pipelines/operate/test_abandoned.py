@@ -2,14 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.calibration import calibrate
-from dpstream.accounting.plan.rules import RULES
-from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.skipping import exhausted
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
@@ -28,18 +24,14 @@ from tests.pipelines.operate.test_state_view import files
 __all__ = ["job"]
 
 
-@pytest.mark.parametrize(("rules", "count"), [(3, 9), (RULES, exhausted(9))])
-def test_abandoned_units_are_exhausted(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: int, count: int
-) -> None:
-    """As the rules of the run count; where it skips, its counter of weights is used up like C."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            runs, "calibrate", lambda p: calibrate(msgspec.structs.replace(p, rules=rules))
-        )
-        stop_after(job, 1)
+@pytest.mark.parametrize(("skip", "count"), [("false", 9), ("true", exhausted(9))])
+def test_abandoned_units_are_exhausted(job: Path, tmp_path: Path, skip: str, count: int) -> None:
+    """Where the run skips, its counter of weights is used up like C."""
+    text = TEXT.replace("[privacy]", f"[privacy]\nskip = {skip}")
+    accounts.write(job, text)
+    stop_after(job, 1)
     done("backup", job, "--out", tmp_path / "b")
-    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, text.replace("epsilon = 22.0", "epsilon = 300.0"))
     done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
     for shard in (0, 1):
@@ -48,7 +40,7 @@ def test_abandoned_units_are_exhausted(
         assert set(units.counts[: units.table.size].tolist()) == {count}
         # BOUND had decided the whole input (up to a test, where it waits), so all that is given up.
         assert units.decided == units.forgotten
-        assert (units.decided == 4 * DAYS) is (rules == 3)
+        assert (units.decided == 4 * DAYS) is (skip == "false")
     store.close()
 
 

@@ -61,17 +61,18 @@ def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
 
 
 def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..., Job]) -> None:
-    """By the rules that it was begun with, not by those of new runs."""
     job, weights = make_job(), SelectionWeights(3.0, 0.5)
     privacy = msgspec.structs.replace(job.plan.privacy, weights=weights)
     line = job.plan.timeline
     assert line.end is not None
     longer = msgspec.structs.replace(line, end=line.end + line.window)
     now = msgspec.structs.replace(job.plan, privacy=privacy, timeline=longer)
-    before = msgspec.structs.replace(now, rules=3)
+    other = msgspec.structs.replace(
+        now, privacy=msgspec.structs.replace(privacy, skip=False), remember="never"
+    )
     for plan, known, skip in (
         (now, "published from the window's start, for the run", "yes"),
-        (before, "not known", "no"),
+        (other, "not known", "no"),
     ):
         rows = dict(settings(job, plan))
         assert rows["keys of earlier windows"] == known and rows["privacy.skip"] == skip
