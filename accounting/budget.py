@@ -28,7 +28,7 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
-from dpstream.accounting.plan.plan import RULES, Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.shares import divide, per_key_squares, strategy_of
 from dpstream.accounting.strategies import Strategy
@@ -126,7 +126,6 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         assumptions: in words, what the figures rest on.
         weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
             without weights.
-        rules: version of the rules of the run (``accounting.plan.rules``).
         sound: whether the guarantee holds; ``allocate`` gives no other, but a comparison can run
             with numbers that promise nothing.  Everything that it releases says so.
     """
@@ -143,7 +142,6 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     tau: Int64 | None
     assumptions: tuple[str, ...]
     weights: Int64 | None
-    rules: int
     sound: bool = True
 
 
@@ -297,7 +295,7 @@ def _divided(plan: Mechanism) -> Budget:
     if plan.design.weights is not None:
         weights = plan.design.weights.integers(privacy.contributions)
     counts = selection, units, values
-    return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights, RULES)
+    return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights)
 
 
 def plain_count(

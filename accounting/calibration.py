@@ -23,12 +23,12 @@ import numpy.typing as npt
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import RULES, Plan
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import Statistic
 
-#: Layout of the text.
-FORMAT = 2
+#: Layout of the text; another one when the same settings come to mean another mechanism.
+FORMAT = 1
 
 
 class Calibrated(NamedTuple):
@@ -75,7 +75,6 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """
 
     format: int
-    rules: int
     refresh_every: int
     select_every: int
     epsilon: float
@@ -114,7 +113,6 @@ def committed_text(plan: Plan, budget: Budget) -> str:
     encoders = list({noise.encoder: None for noise in streams})
     text = _Text(
         format=FORMAT,
-        rules=budget.rules,
         refresh_every=plan.design.refresh_every,
         select_every=plan.design.select_every,
         epsilon=float(budget.epsilon),
@@ -204,7 +202,7 @@ def _read(text: str) -> _Text:
         found = msgspec.json.decode(text, type=_Text)
     except (msgspec.DecodeError, ValueError):
         raise _unreadable() from None
-    if (found.format, found.rules) != (FORMAT, RULES):
+    if found.format != FORMAT:
         raise _unreadable()
     return found
 
@@ -272,7 +270,6 @@ def _budget(found: _Text) -> Budget:
         None if found.tau is None else _integers(found.tau),
         ASSUMPTIONS,
         None if found.weights is None else _integers(found.weights),
-        found.rules,
         not found.unsound,
     )
 

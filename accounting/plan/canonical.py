@@ -2,8 +2,8 @@
 
 The hash names the plan in the store and in every noise node, so it must not follow the code:
 a field that is renamed, moved or split in ``accounting.plan.plan`` keeps its name and place here,
-and a field that was added after the form was frozen is left out at its default.  ``Plan.rules`` is
-no part of it: they are committed with the run.  Tests pin the hashes of twenty plans.
+and a field that was added after the form was frozen is left out at its default.
+Tests pin the hashes of twenty plans.
 """
 
 import hashlib

@@ -26,7 +26,6 @@ from dpstream.accounting.plan.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2
-RULES = 4
 #: Strategies that end before others (``Timeline.check`` has the most of all).
 _MOST_TRIGGERS = {
     "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
@@ -53,9 +52,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             the public tables it looks up; ``None``: there is none.
         cells: how the noise of public keys is mixed; ``None``: each has noise of its own.
         remember: how long later windows know what a window has published: ``run``, micros, or
-            ``never``; ``None``: by the rules (`accounting.plan.remembering`).
-        rules: by which the settings become a mechanism (``accounting.plan.rules``).  No part of the
-            hash: a run that was begun says them in its calibration.
+            ``never``; ``None``: see `accounting.plan.remembering`.
     """
 
     source: str
@@ -72,7 +69,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     query: str | None = None
     cells: Cells | None = None
     remember: Literal["run", "never"] | int | None = None
-    rules: int = RULES
 
     def check(self) -> "Plan":
         """Refuse a plan that is not sound or not runnable; returns the plan itself."""

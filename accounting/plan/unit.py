@@ -145,12 +145,6 @@ def together(plan: "Plan") -> int | None:
     return None if plan.design.selects and met > 1 else met
 
 
-def covers_several(plan: "Plan") -> bool:
-    """Whether anything is promised to a person of several units: not with thresholds of an older
-    program under windows that meet several periods."""
-    return not plan.design.selects or plan.design.units_alone == plan.timeline.periods_met
-
-
 def several_mu(mu: float, units: int, together: int | None) -> float:
     """mu of so many units of one person at once: sqrt(k min(k, together)) mu, rounded up."""
     alike = units if together is None else min(units, together)
@@ -164,7 +158,6 @@ class Charged(Spend, Protocol):
         identity: canonical text of the unit.
         periods: units a person can have in the run, ``None`` without an end.
         together: see the function of that name.
-        alone: nothing is promised to several units of a person together (``covers_several``).
     """
 
     @property
@@ -178,10 +171,6 @@ class Charged(Spend, Protocol):
     @property
     def together(self) -> int | None:
         """Units that add up."""
-
-    @property
-    def alone(self) -> bool:
-        """Nothing is promised to several."""
 
 
 class _Several(msgspec.Struct, frozen=True):
@@ -273,14 +262,6 @@ def _parts(whole: UnitIdentity, part: UnitIdentity, charge: Charged) -> int:
     """How many units of a run one common unit can have."""
     if part.period is None or part == whole:
         return 1
-    if charge.alone:
-        raise PolicyError(
-            "ledger.data_set",
-            "one of its runs was begun by an older program with thresholds that promise nothing to "
-            "several periods of a person, and its runs protect units of several",
-            "give its jobs that run's period, and starts that differ by whole periods; or a "
-            "data set of their own",
-        )
     known = [n for n in (charge.periods, whole.period and whole.period // part.period) if n]
     if not known:
         raise PolicyError(

@@ -49,8 +49,8 @@ COMPARED_WINDOWS = 1_000
 def manifest_of(run: Run, kind: SinkKind) -> RunManifest:
     """The manifest a run gives its sink."""
     identity = run.open().identity
-    run_id, rules = stamped_run_id(run.plan, identity), run.budget().rules
-    return RunManifest(FORMAT, run_id, identity.epoch, identity.plan_hash, kind, rules)
+    run_id = stamped_run_id(run.plan, identity)
+    return RunManifest(FORMAT, run_id, identity.epoch, identity.plan_hash, kind)
 
 
 def refuse_lost_store(sink: Sink) -> None:

@@ -41,7 +41,6 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         epoch: epoch of the run from which on this manifest holds.
         plan_hash: the public plan.
         kind: of the sink.
-        rules: by which the run's defaults were chosen (``accounting.shares``); for reports.
     """
 
     format: int
@@ -49,7 +48,6 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     epoch: int
     plan_hash: str
     kind: SinkKind
-    rules: int = 1
 
 
 class PublishedRelease(NamedTuple):

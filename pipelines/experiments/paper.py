@@ -131,7 +131,6 @@ def published_budget(plan: Plan) -> Budget:
         tau=tau,
         assumptions=ASSUMPTIONS,
         weights=None,
-        rules=plan.rules,
         sound=False,
     )
     check_ranges(plan, budget)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.unit import covers_several, together
+from dpstream.accounting.plan.unit import together
 from dpstream.pipelines.jobs.committed import Ledgered, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.charges import Charge
@@ -177,7 +177,6 @@ def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Char
         identity=unit_of(job).text,
         periods=plan.timeline.periods,
         together=together(plan),
-        alone=not covers_several(plan),
     )
 
 

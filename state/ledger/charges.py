@@ -29,7 +29,6 @@ class Charge(
         identity: canonical text of the unit (`accounting.plan.unit`).
         periods: units that one person can have in the run, ``None`` where it has no end.
         together: the most of them whose effects add up, ``None``: all.
-        alone: nothing is promised to several of them together.
         epsilon, delta: the run's own guarantee.
         mu: Gaussian-DP parameter of its noise, if it is accounted for so.
         rho: zCDP parameter of its noise, if it is accounted for so; with neither the charge is a
@@ -54,7 +53,6 @@ class Charge(
     epoch: int = 0
     periods: int | None = 1
     together: int | None = 1
-    alone: bool = False
     rho: float | None = None
     regions: RegionCharge | msgspec.UnsetType = msgspec.UNSET
 

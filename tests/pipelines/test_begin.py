@@ -196,7 +196,7 @@ def test_the_manifest_is_a_function_of_plan_and_run(done: Place) -> None:
     text = (done.folder / "out" / "run.json").read_bytes()
     found = msgspec.json.decode(text, type=RunManifest)
     plan, run_id = done.job().plan, done.entries()[0].run_id
-    assert found == RunManifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet", rules=4)
+    assert found == RunManifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet")
     table = pq.read_table(done.folder / "out" / "window-000001" / "trigger-000004.parquet")
     assert set(table["run_id"].to_pylist()) == {found.run_id}
     # Begun again, elsewhere, or exported: the same bytes.

@@ -156,6 +156,6 @@ def test_what_a_run_spends(tmp_path: Path) -> None:
     assert spend.threshold_delta == 9 * budget.b
     assert delta_of(spend.epsilon, budget.mu) + spend.threshold_delta == pytest.approx(spend.delta)
     assert (spend.mu, spend.name, spend.kind) == (budget.mu, "ab" * 16 + "/2", "stream")
-    assert (spend.periods, spend.together, spend.alone) == (3, 1, False)
+    assert (spend.periods, spend.together) == (3, 1)
     assert UnitIdentity.read(spend.identity).period == 30 * 86_400_000_000
     assert unit_of(job).text == spend.identity

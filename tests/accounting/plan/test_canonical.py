@@ -86,8 +86,8 @@ def full() -> Plan:
     return with_(plan, aggregates=(COUNT, SUM, MEAN), public_keys="x", cells=cells)
 
 
-#: What says by which rules, and whose, the settings become a mechanism.
-_APART = {("rules",), ("privacy", "usual_weights")}
+#: What says whose weights they are.
+_APART = {("privacy", "usual_weights")}
 NAMED = [path for path in leaves(full()) if path not in _APART]
 
 

@@ -17,7 +17,6 @@ from dpstream.accounting.plan.unit import (
     UnitIdentity,
     common_unit,
     composed,
-    covers_several,
     identity_of,
     several_mu,
     together,
@@ -32,7 +31,6 @@ class Entry(msgspec.Struct, frozen=True):
     identity: str = ""
     periods: int | None = 1
     together: int | None = 1
-    alone: bool = False
     epsilon: float = 1.0
     delta: float = 1e-7
     mu: float | None = 0.25
@@ -217,20 +215,6 @@ def test_one_unit_costs_what_its_runs_say() -> None:
     assert within(composed(entries[:1]).spends, 1.0, 1e-7)
 
 
-def test_a_run_that_promises_nothing_to_several_units_is_not_counted_as_several() -> None:
-    """Thresholds of an older program under windows that meet many periods."""
-    day, month = per(DAY), per(30 * DAY)
-    days = Entry(identity=day.text, periods=360, together=None, alone=True)
-    assert composed([days, Entry(identity=day.text, periods=2)]).units == [1, 1]
-    for other in (month, ALL, per(DAY, DAY // 2)):
-        pair = [days, Entry(identity=other.text, periods=12)]
-        for entries in (pair, pair[::-1]):
-            with pytest.raises(PolicyError, match="begun by an older program") as caught:
-                composed(entries)
-            assert caught.value.field == "ledger.data_set"
-        assert composed([msgspec.structs.replace(days, alone=False), pair[1]]).units[0] > 1
-
-
 PLAIN = Entry(
     identity=per(DAY).text, periods=5, mu=None, threshold_delta=0.0, epsilon=0.7, delta=1e-9
 )
@@ -306,14 +290,6 @@ def test_what_adds_up(make_plan: Make) -> None:
     assert together(make_plan(**apart)) == together(make_plan(public_keys="x", **apart)) == 1
     assert together(make_plan(public_keys="x", **meeting)) == 2
     assert together(make_plan(**meeting)) is None
-
-
-def test_to_whom_several_periods_are_promised(make_plan: Make) -> None:
-    """Not where windows meet several and the thresholds of selected keys do not allow for it."""
-    apart, meeting = {"period": 100_000_000, "windows": 4}, {"period": 50_000_000, "windows": 4}
-    assert covers_several(make_plan(**apart)) and not covers_several(make_plan(**meeting))
-    assert covers_several(make_plan(periods_share_windows=True, **meeting))
-    assert covers_several(make_plan(public_keys="x", **meeting))
 
 
 def test_zcdp_of_several_units() -> None:
