@@ -114,6 +114,8 @@ MAX_SOLVED_CELLS = 8192
 MAX_HISTOGRAM_CELLS = 1 << 25
 #: Products of one workload: all 3-way marginals of 100 attributes are 161,700.
 MAX_WORKLOAD_PRODUCTS = 1_000_000
+#: Queries of a workload: their summed errors stay in a float's range.
+MAX_QUERIES = 10**100
 #: Numbers of an explicit query matrix: held in memory, and hashed.
 MAX_EXPLICIT_NUMBERS = 1 << 26
 #: Bytes of a workload's arrays once unpacked, and of its file where it is text, whose numbers take
@@ -124,6 +126,8 @@ MAX_WORKLOAD_TEXT_BYTES = 1 << 26
 MAX_COEFFICIENT = 1e9
 #: Pairs of a product and a subset of its attributes, over which residual spaces are summed.
 MAX_RESIDUAL_PARTS = 1 << 24
+#: Residual spaces of a workload, each of which is named and measured: 2^20 for 20 attributes.
+MAX_RESIDUAL_SPACES = 1 << 20
 #: Dimensions of a table with record budgets: splitting a box makes up to two pieces for each.
 MAX_DIMENSIONS = 16
 #: Coordinates of one dimension: volumes of boxes stay in a float's range, edges far from 2^63.

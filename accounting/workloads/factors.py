@@ -132,8 +132,10 @@ class Factor:
         if self.matrix is not None:
             rows = self.matrix if self.scale is None else self.matrix * self.scale[:, None]
             return np.asarray((rows**2).sum(axis=0))
-        if self.kind == "range":
+        if self.kind == "range" and self.relative:
             return np.diag(self.gram()).copy()
+        if self.kind == "range":  # one of the lows up to a cell, one of the highs from it
+            return np.arange(1.0, self.size + 1) * np.arange(float(self.size), 0.0, -1.0)
         lo, hi = self.spans
         each = np.ones(len(lo)) if self.scale is None else self.scale**2
         steps = np.bincount(lo, each, self.size + 1) - np.bincount(hi + 1, each, self.size + 1)
@@ -160,9 +162,14 @@ class Factor:
             return np.diag(covariance).copy()
         else:
             sums = np.zeros((self.size + 1,) * 2)
-            sums[1:, 1:] = covariance.cumsum(0).cumsum(1)
+            sums[1:, 1:] = covariance
+            np.cumsum(sums, axis=0, out=sums)
+            np.cumsum(sums, axis=1, out=sums)
             lo, hi = self.spans[0], self.spans[1] + 1
-            found = sums[hi, hi] - sums[lo, hi] - sums[hi, lo] + sums[lo, lo]
+            found = sums[hi, hi]
+            found -= sums[lo, hi]
+            found -= sums[hi, lo]
+            found += sums[lo, lo]
         return np.asarray(found if self.scale is None else found * self.scale**2)
 
     @functools.cached_property

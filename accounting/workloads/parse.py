@@ -10,12 +10,14 @@ named is summed out; ``ways`` k stands for the products over all sets of k attri
 """
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.limits import MAX_WORKLOAD_PRODUCTS
 from dpstream.accounting.workloads.attributes import (
     Attribute,
     domain_of,
@@ -51,7 +53,10 @@ def from_dict(text: Any) -> Workload:
             )
         weight = query.get("weight", 1)
         if "ways" in query:
-            products += [(weight, named) for named in _ways(query, attributes)]
+            # One beyond the limit, which `workload_of` refuses.
+            room = max(0, MAX_WORKLOAD_PRODUCTS + 1 - len(products))
+            ways = itertools.islice(_ways(query, attributes), room)
+            products += [(weight, named) for named in ways]
         else:
             products.append((weight, _factors(query, attributes, numbers)))
     return workload_of(attributes, products)
@@ -132,14 +137,22 @@ def _factors(
     }
 
 
-def _ways(query: Mapping[str, Any], attributes: tuple[Attribute, ...]) -> list[dict[int, Factor]]:
+def _ways(
+    query: Mapping[str, Any], attributes: tuple[Attribute, ...]
+) -> Iterator[dict[int, Factor]]:
     ways = query["ways"]
     if type(ways) is not int or not 0 <= ways <= len(attributes) or "factors" in query:
         raise PolicyError(
             "queries.ways", "ways is a whole number of attributes, without factors", "mend it"
         )
+    if (sets := math.comb(len(attributes), ways)) > MAX_WORKLOAD_PRODUCTS:
+        raise PolicyError(
+            "queries.ways",
+            f"stands for {sets:,} products; a workload has at most {MAX_WORKLOAD_PRODUCTS:,}",
+            "ask sets of fewer attributes, or split the workload",
+        )
     factors = [_factor(query.get("kind", "identity"), attribute.size) for attribute in attributes]
-    return [
+    return (
         {axis: factors[axis] for axis in axes}
         for axes in itertools.combinations(range(len(attributes)), ways)
-    ]
+    )

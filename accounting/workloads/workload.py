@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_WORKLOAD_PRODUCTS
+from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_QUERIES, MAX_WORKLOAD_PRODUCTS
 from dpstream.accounting.workloads.attributes import Attribute, domain_of, framed, of_size
 from dpstream.accounting.workloads.factors import Factor, explicit, interval
 
@@ -203,7 +203,14 @@ def workload_of(
             )
         axes = tuple(sorted([axis for axis, factor in named.items() if not _summed(factor)]))
         found.append(Product(float(weight), axes, tuple([named[axis] for axis in axes])))
-    return Workload(domain_of(attributes), tuple(found))
+    workload = Workload(domain_of(attributes), tuple(found))
+    if workload.queries > MAX_QUERIES:
+        raise PolicyError(
+            "queries",
+            f"are more than {MAX_QUERIES:.0e}, whose errors are beyond a float's range",
+            "ask products of fewer attributes",
+        )
+    return workload
 
 
 def marginals(

@@ -9,12 +9,14 @@ import contextlib
 import io
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
 from dpstream.accounting.strategies.cells.named import STRATEGIES, largest, named
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
@@ -31,6 +33,8 @@ from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 
 #: Bytes of a stored strategy once unpacked: more than any that is solved.
 MAX_PLAN_BYTES = 1 << 34
+#: Cells of one matrix that is solved within seconds.
+_QUICK = 2048
 
 
 def folder_of(given: Path | None) -> Path:
@@ -44,7 +48,8 @@ def folder_of(given: Path | None) -> Path:
 def solved(
     workload: Workload, folder: Path, objective: str = "total", strategy: str = "auto"
 ) -> tuple[Plan, Path, bool]:
-    """The plan of a workload, its file, and whether it was there before.
+    """The plan of a workload, its file, and whether it was there before.  A search that takes
+    minutes is announced on stderr.
 
     Raises:
         PolicyError: the domain or the objective is beyond what is solved.
@@ -58,6 +63,10 @@ def solved(
     found = _read(path, workload.structure)
     if found is not None:
         return found, path, True
+    rows = workload.cells if len(workload.products) > 1 else max(workload.sizes)
+    if _QUICK < rows <= MAX_SOLVED_CELLS:
+        text = f"Searching a strategy over {rows:,} cells: minutes of a core; the cache keeps it."
+        print(text, file=sys.stderr, flush=True)
     found = _solve(workload, objective, strategy)
     with contextlib.suppress(OSError):  # without a cache it is solved again
         make_folder(folder, PRIVATE)

@@ -24,6 +24,8 @@ _STRIDE, _LEAST = 6.0, 1e-6
 _SHORTEST = 1e-4
 #: Steps along which the dual is flatter than this are forgotten.
 _CURVED = 1e-4
+#: Points times cubed rows: ten minutes of a core.
+_WORK = 4 * 10**12
 
 
 class Slopes(NamedTuple):
@@ -51,6 +53,16 @@ def sure_sum(values: Float64) -> float:
     """Sum of the roots of computed eigenvalues, less what their float error may add to it."""
     off = 4 * len(values) * 2.0**-52 * float(values.max(initial=0.0))
     return float(np.sqrt(np.maximum(values - off, 0.0)).sum())
+
+
+def points_for(rows: int, most: int) -> int:
+    """How many points are climbed over matrices of so many rows: at 8,192 rows an eigenvalue
+    decomposition takes a minute of a core, and the gap of the plan says what is left.
+
+    Args:
+        most: points of smaller matrices.
+    """
+    return max(4, min(most, _WORK // max(1, rows) ** 3))
 
 
 class Point(NamedTuple):

@@ -22,8 +22,12 @@ from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 #: Up to which a comparison is made: cells of all attributes in one matrix, cells of an attribute,
-#: products times attributes, and products of which covering tables are searched (of few cells).
-_CELLS, _AXIS, _TURNS, _TABLES, _PRODUCTS = 2048, 2048, 20_000, 64, 256
+#: products times attributes, products of which covering tables are searched (of few cells), and
+#: attributes of a product whose residual spaces are numbered.
+_CELLS, _AXIS, _TURNS, _TABLES, _PRODUCTS, _WAYS = 2048, 2048, 20_000, 64, 256, 14
+
+
+_COMPARED = "comparison"
 
 
 class Comparison(NamedTuple):
@@ -70,7 +74,9 @@ def comparison(workload: Workload, worst: bool = False) -> Comparison:
         try:
             error = _error(workload, name, worst)
         except DpstreamError as refused:
-            absent[name] = refused.rule
+            # A fix of another field is none of this plan's.
+            named = f"; {refused.fix}" if refused.field == _COMPARED else ""
+            absent[name] = refused.rule + named
         except MemoryError:
             absent[name] = "needs more memory than there is"
         except (OverflowError, np.linalg.LinAlgError):
@@ -101,19 +107,22 @@ def _check(workload: Workload, name: str) -> None:
     by_axes = name in ("haar", "hierarchical") or (name == "workload" and products == 1)
     by_cells = name == "eigen" or (name == "workload" and products > 1 and not workload.marginal)
     if by_axes and axes > _AXIS:
-        raise _beyond(f"is compared for attributes of at most {_AXIS:,} cells")
+        raise _beyond(name, f"is compared for attributes of at most {_AXIS:,} cells")
     if by_axes and products * len(workload.sizes) > _TURNS:
-        raise _beyond(f"is compared for at most {_TURNS:,} products times attributes")
+        raise _beyond(name, f"is compared for at most {_TURNS:,} products times attributes")
     if by_cells and cells > _CELLS:
-        raise _beyond(f"needs one matrix and is compared for at most {_CELLS:,} cells")
+        raise _beyond(name, f"needs one matrix and is compared for at most {_CELLS:,} cells")
+    by_spaces = name in ("fourier", "datacube") or (name == "workload" and workload.marginal)
+    if by_spaces and max(len(product.axes) for product in workload.products) > _WAYS:
+        raise _beyond(name, f"is compared for products of at most {_WAYS} attributes")
     if name == "fourier" and products > _TURNS:
-        raise _beyond(f"is compared for at most {_TURNS:,} products of queries")
+        raise _beyond(name, f"is compared for at most {_TURNS:,} products of queries")
     if name == "datacube" and (products > _PRODUCTS or (cells > _CELLS and products > _TABLES)):
-        raise _beyond(f"is compared for at most {_TABLES:,} products of queries")
+        raise _beyond(name, f"is compared for at most {_TABLES:,} products of queries")
 
 
-def _beyond(rule: str) -> PolicyError:
-    return PolicyError("comparison", rule, "name it with --strategy")
+def _beyond(name: str, rule: str) -> PolicyError:
+    return PolicyError(_COMPARED, rule, f"--strategy {name} computes it")
 
 
 def _optimum(workload: Workload) -> CellStrategy:

@@ -21,7 +21,7 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
+from dpstream.accounting.strategies.cells.climb import Slopes, climb, points_for, sure_sum
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
@@ -84,7 +84,8 @@ def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Sol
     best: tuple[float, Any] | None = None
     floor, certificate = 0.0, np.zeros(0)
     steps = 0
-    for point in climb(dual, [_start(workload, folding)], most):
+    rows = max(len(p.gram) if p.root is None else p.root.shape[1] for p in parts)
+    for point in climb(dual, [_start(workload, folding)], points_for(rows, most)):
         steps += 1
         if point.found.sure**2 > floor:
             floor, certificate = point.found.sure**2, point.weights[0]

@@ -14,7 +14,7 @@ so that domains of 10^100 cells stay in range.
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,59 +23,42 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.accounting.limits import MAX_RESIDUAL_PARTS
+from dpstream.accounting.limits import MAX_RESIDUAL_PARTS, MAX_RESIDUAL_SPACES
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Spread
 from dpstream.accounting.workloads.workload import Product, Workload
 
 _UP = 1 + 2.0**-40
-
-
-class _Part(NamedTuple):
-    """One subset of the axes of all products of so many axes.
-
-    Attributes:
-        way: number of axes; ``chosen``: which of them, by position.
-        spaces: (products,) number of the residual space.
-        mass: (products,) trace of one Gram matrix on it, divided by N.
-    """
-
-    way: int
-    chosen: tuple[int, ...]
-    spaces: Int64
-    mass: Float64
+#: Parts that are computed at a time, and numbers of which the variances of a product are added up.
+_CHUNK, _MAX_ADDED = 1 << 18, 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
 class Spaces:
-    """The residual spaces of a workload.
+    """The residual spaces of a workload, and the parts of its products on them.
 
     Attributes:
         keys: attributes of each space.
         dims: (spaces,) dimension.
-        parts: how products lie on them.
-        order: for each number of axes, (products,) their numbers.
+        products: (parts,) number of the product; a part is one subset of its axes.
+        spaces: (parts,) number of the residual space.
+        mass: (parts,) trace of one Gram matrix on it, divided by N.
     """
 
     keys: tuple[tuple[int, ...], ...]
     dims: Float64
-    parts: tuple[_Part, ...]
-    order: dict[int, Int64]
+    products: Int64
+    spaces: Int64
+    mass: Float64
 
     def traces(self, weights: Float64) -> Float64:
         """(spaces,) t_S / N for weights of the products."""
-        found = np.zeros(len(self.keys))
-        for part in self.parts:
-            mass = part.mass * weights[self.order[part.way]]
-            found += np.bincount(part.spaces, mass, len(found))
-        return found
+        mass = self.mass * weights[self.products]
+        return np.bincount(self.spaces, mass, len(self.keys)).astype(np.float64)
 
     def back(self, inverse: Float64) -> Float64:
         """(products,) sum of variances of a product's queries, from 1 / y of each space."""
-        found = np.zeros(sum(map(len, self.order.values())))
-        for part in self.parts:
-            found[self.order[part.way]] += part.mass * inverse[part.spaces]
-        return found
+        return np.bincount(self.products, self.mass * inverse[self.spaces]).astype(np.float64)
 
 
 @functools.lru_cache(maxsize=2)
@@ -84,7 +67,7 @@ def spaces_of(workload: Workload) -> Spaces:
     compared with it.
 
     Raises:
-        PolicyError: more parts than a limit.
+        PolicyError: more parts or spaces than a limit.
     """
     ways: dict[int, list[int]] = {}
     for number, product in enumerate(workload.products):
@@ -93,32 +76,61 @@ def spaces_of(workload: Workload) -> Spaces:
         raise PolicyError(
             "queries", f"tables and their subsets are at most {MAX_RESIDUAL_PARTS}", "ask fewer"
         )
+    _check_number(1 << max(ways))
     sizes, keys = np.array(workload.sizes), dict[tuple[int, ...], int]()
-    parts, order = [], {}
+    parts: list[tuple[Int64, Int64, Float64]] = []
     for way, numbers in sorted(ways.items()):
-        order[way] = np.array(numbers)
         chosen = [workload.products[number] for number in numbers]
         axes = np.array([p.axes for p in chosen], np.int64).reshape(len(chosen), way)
         masses = np.array([[f.masses for f in p.factors] for p in chosen])
         along, rest = masses.reshape(len(chosen), way, 2).transpose(2, 0, 1) / sizes[axes]
-        for count in range(way + 1):
-            for subset in itertools.combinations(range(way), count):
-                inside = np.isin(np.arange(way), subset)
-                mass = np.where(inside, rest, along).prod(axis=1)
-                parts.append(_Part(way, subset, _numbers(axes[:, inside], keys), mass))
-    return Spaces(tuple(keys), _dims(workload.sizes, keys), tuple(parts), order)
+        for subsets in _subsets(way, max(1, _CHUNK // len(chosen))):
+            inside = (subsets[:, :, None] == np.arange(way)).any(axis=1)
+            mass = np.where(inside[:, None], rest, along).prod(axis=2)
+            spaces = _numbers(axes[:, subsets].swapaxes(0, 1), keys)
+            parts.append((np.tile(np.array(numbers), len(subsets)), spaces, mass.ravel()))
+            _check_number(len(keys))
+    products, spaces, mass = map(np.concatenate, zip(*parts, strict=True))
+    return Spaces(tuple(keys), _dims(workload.sizes, keys), products, spaces, mass)
 
 
-def _numbers(axes: Int64, keys: dict[tuple[int, ...], int]) -> Int64:
-    """(rows,) number of each row's set; new ones are added."""
-    if axes.shape[1] <= 8:
-        codes = axes @ (1 << (7 * np.arange(axes.shape[1])))
+def _subsets(way: int, most: int) -> Iterator[Int64]:
+    """(subsets, axes) the subsets of so many axes, the small ones first, in arrays of one size."""
+    for count in range(way + 1):
+        every = itertools.combinations(range(way), count)
+        while chunk := list(itertools.islice(every, most)):
+            yield np.array(chunk, np.int64).reshape(len(chunk), count)
+
+
+def _check_number(spaces: int) -> None:
+    if spaces > MAX_RESIDUAL_SPACES:
+        raise PolicyError(
+            "queries",
+            f"have parts on at most {MAX_RESIDUAL_SPACES:,} residual spaces, of which a product "
+            "has one for each subset of its attributes",
+            "ask products of fewer attributes, or one product alone",
+        )
+
+
+def _numbers(sets: Int64, keys: dict[tuple[int, ...], int]) -> Int64:
+    """(subsets x products,) number of each set; new ones are added, subset by subset.
+
+    Args:
+        sets: (subsets, products, axes of a set).
+    """
+    width, count = sets.shape[1:]
+    rows = sets.reshape(len(sets) * width, count)
+    if count <= 8:
+        codes = rows @ (1 << (7 * np.arange(count)))
         _, first, back = np.unique(codes, return_index=True, return_inverse=True)
-        rows = axes[first]
     else:
-        rows, back = np.unique(axes, axis=0, return_inverse=True)
-    found = [keys.setdefault(key, len(keys)) for key in map(tuple, rows.tolist())]
-    return np.array(found, np.int64)[back.ravel()]
+        _, first, back = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    new = np.argsort(first // width, kind="stable")
+    numbers = np.empty(len(first), np.int64)
+    numbers[new] = [
+        keys.setdefault(key, len(keys)) for key in map(tuple, rows[first[new]].tolist())
+    ]
+    return numbers[back.ravel()]
 
 
 def _dims(sizes: tuple[int, ...], keys: Iterable[tuple[int, ...]]) -> Float64:
@@ -173,6 +185,11 @@ class Residual(Gram):
     def spreads(self, workload: Workload) -> list[Spread]:
         if workload.marginal:  # the cells of a table have one variance
             return [Spread(mean, mean, mean) for mean in self.means(workload).tolist()]
+        work = sum(
+            rows << len(p.axes) for rows, p in zip(workload.rows, workload.products, strict=True)
+        )
+        if work > _MAX_ADDED:
+            return [Spread(mean, None, None) for mean in self.means(workload).tolist()]
         return super().spreads(workload)
 
     @override
@@ -283,6 +300,7 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
 
 def tables(workload: Workload, chosen: Sequence[tuple[int, ...]], name: str) -> CellStrategy:
     """The strategy that asks some tables of counts as they are, all alike."""
+    _check_number(1 << max(map(len, chosen), default=0))
     found: dict[tuple[int, ...], float] = {}
     for table in chosen:
         cells = math.prod(float(workload.sizes[axis]) for axis in table)

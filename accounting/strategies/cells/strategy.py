@@ -27,6 +27,8 @@ from dpstream.accounting.workloads.workload import Workload
 MAX_LISTED = 1 << 22
 #: Eigenvalues below this part of the largest entry of all blocks are taken for 0.
 RANK = 1e-11
+#: Rows of a block whose eigenvalues cost nothing; larger ones are inverted by Cholesky if they can.
+_FEW = 512
 _UP = 1 + 2.0**-40
 
 
@@ -238,10 +240,24 @@ def pseudo_inverse(block: Float64, scale: float) -> Float64:
     """X^-1, on the span of X: where its eigenvalues are no rounding of 0 beside ``scale``."""
     if not len(block):
         return block
+    if len(block) > _FEW and (inverse := _lower_inverse(block, scale)) is not None:
+        inverse = np.tril(inverse)
+        return np.asarray(inverse + np.tril(inverse, -1).T)
     values, vectors = scipy.linalg.eigh(block, driver="evd")
     kept = values > RANK * scale
     scaled = vectors[:, kept] * values[kept] ** -0.5
     return np.asarray(scaled @ scaled.T)
+
+
+def _lower_inverse(block: Float64, scale: float) -> Float64 | None:
+    """X^-1 in the lower triangle, by Cholesky; ``None`` where X may be deficient."""
+    try:
+        lower = scipy.linalg.cholesky(block, lower=True)
+    except scipy.linalg.LinAlgError:
+        return None
+    if np.diag(lower).min() ** 2 <= RANK * scale:
+        return None
+    return np.asarray(scipy.linalg.lapack.dpotri(lower, lower=1, overwrite_c=1)[0])
 
 
 def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
@@ -252,15 +268,9 @@ def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
     """
     if not len(gram) or not gram.any():
         return 0.0
-    try:
-        lower = scipy.linalg.cholesky(block, lower=True)
-        steep = np.diag(lower)
-        if steep.min() ** 2 > RANK * scale:
-            inverse, _ = scipy.linalg.lapack.dpotri(lower, lower=1)
-            below = np.einsum("ij,ij->", np.tril(inverse), gram)
-            return float(2 * below - np.diag(inverse) @ np.diag(gram))
-    except scipy.linalg.LinAlgError:
-        pass
+    if (lower := _lower_inverse(block, scale)) is not None:
+        below = np.einsum("ij,ij->", np.tril(lower), gram)
+        return float(2 * below - np.diag(lower) @ np.diag(gram))
     inverse = pseudo_inverse(block, scale)
     beyond = gram - block @ (inverse @ gram)
     if np.abs(np.diag(beyond)).sum() > 1e-9 * mass:

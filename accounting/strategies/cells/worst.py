@@ -17,7 +17,7 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.accounting.strategies.cells.climb import Slopes, climb, sure_sum
+from dpstream.accounting.strategies.cells.climb import Slopes, climb, points_for, sure_sum
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
 from dpstream.accounting.strategies.cells.threads import one_thread
@@ -58,9 +58,12 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Worst
     """
     if len(workload.products) == 1 and len(workload.sizes) > 1:
         [product] = workload.products
-        found = [
-            worst(part, tolerance / len(workload.sizes), most) for part in workload.axes(product)
-        ]
+        parts = {part.structure: part for part in workload.axes(product)}
+        solved = {
+            structure: worst(part, tolerance / len(workload.sizes), most)
+            for structure, part in parts.items()
+        }
+        found = [solved[part.structure] for part in workload.axes(product)]
         return Worst(
             CellStrategy("worst", Kron(tuple(f.strategy.gram for f in found))),  # type: ignore[misc]
             product.weight * math.prod(f.error for f in found),
@@ -102,7 +105,7 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
     floor, certificate = 0.0, (np.zeros(0), np.zeros(0))
     start = [np.ones(workload.cells), np.ones(len(rows))]
     steps = 0
-    for (m, p), found in climb(dual, start, most):
+    for (m, p), found in climb(dual, start, points_for(workload.cells, most)):
         steps += 1
         norms, variances = found.slopes
         error = float(norms.max() * variances.max())

@@ -159,3 +159,19 @@ def test_bad_input_is_refused_by_field_rule_and_fix(text) -> None:
 def test_bad_arrays(arrays) -> None:
     with pytest.raises(PolicyError):
         from_arrays(arrays)
+
+
+def test_more_sets_of_attributes_than_a_workload_may_have() -> None:
+    """Half of 100 attributes: 10^29 sets, none of which is made."""
+    domain = [{"name": f"a{k}", "size": 2} for k in range(100)]
+    with pytest.raises(PolicyError) as refused:
+        from_dict({"domain": domain, "queries": [{"ways": 50}]})
+    assert refused.value.field == "queries.ways"
+
+
+def test_more_queries_than_a_float_counts() -> None:
+    domain = [{"name": f"a{k}", "size": 50} for k in range(100)]
+    factors = {f"a{k}": "range" for k in range(100)}
+    with pytest.raises(PolicyError) as refused:
+        from_dict({"domain": domain, "queries": [{"factors": factors}]})
+    assert refused.value.field == "queries"
