@@ -25,6 +25,8 @@ MIXED_BITS = 16
 MAX_WINDOWS_PER_RECORD = 64
 #: A larger epsilon is a typing error: it protects nobody.
 MAX_EPSILON = 1_000.0
+#: A smaller delta has no share, of a threshold and a group, that is a number.
+MIN_DELTA = 1e-300
 #: C: admitted (record, window) pairs of a unit; the accounting checks every n up to it.
 MAX_CONTRIBUTIONS = 100_000
 #: Contributions, and windows of a record, where pairs on published keys are skipped: their numbers

@@ -196,8 +196,9 @@ def _check_budget(plan: QueryPlan) -> None:
         rule = f"must be positive and finite, at most {limits.MAX_EPSILON:g}"
         raise UsageError("epsilon", rule, "write e.g. 1.0")
     pure = plan.mechanism == "laplace" and not plan.selects
-    if not (0 < plan.delta < 1 or (pure and plan.delta == 0)):
-        raise UsageError("delta", "must lie strictly between 0 and 1", "write e.g. 1e-9")
+    if not (limits.MIN_DELTA <= plan.delta < 1 or (pure and plan.delta == 0)):
+        rule = f"must be at least {limits.MIN_DELTA:g}, and below 1"
+        raise UsageError("delta", rule, "write e.g. 1e-9")
 
 
 def _check_bounds(plan: QueryPlan) -> None:

@@ -39,6 +39,8 @@ _WEEKS = {"m": ("months", "28d"), "q": ("quarters", "91d"), "y": ("years", "364d
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_MICROS = 1 << 62
 
+#: Characters of an unknown name that an error shows.
+_SHOWN = 64
 #: Settings of the time axis that would let records decide when something is published.
 _DATA_DEPENDENT = {
     "session_gap": "session windows end where a user's records end, which reveals the user",
@@ -159,7 +161,8 @@ def raise_decode_error(error: msgspec.ValidationError, root: type[msgspec.Struct
     named = re.search(r"field `([^`]*)`", rule)
     if named and rule.startswith("Object contains unknown"):
         known = (f.encode_name for f in msgspec.structs.fields(_struct_at(root, path)))
-        where = f"{path}.{named[1]}" if path else named[1]
+        name = _short(named[1])
+        where = f"{path}.{name}" if path else name
         raise UsageError(where, "is not a known key", closest(named[1], known)) from None
     if named and rule.startswith("Object missing"):
         where = f"{path}.{named[1]}" if path else named[1]
@@ -171,6 +174,12 @@ def raise_decode_error(error: msgspec.ValidationError, root: type[msgspec.Struct
         raise UsageError(path, "is not one of the choices", f"choose from {choices}") from None
     said = rule.replace("`", "").lower()
     raise UsageError(path or "job file", said, fix_of(path, rule)) from None
+
+
+def _short(name: str) -> str:
+    """A name that somebody wrote, as a terminal may show it."""
+    printable = "".join(char if char.isprintable() else "?" for char in name[:_SHOWN])
+    return printable if len(name) <= _SHOWN else f"{printable}..."
 
 
 def _struct_at(root: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:

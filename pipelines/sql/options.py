@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS
+from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS, MIN_DELTA
 from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.sql.allowed import require
@@ -92,7 +92,7 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     if "delta" not in given and mechanism == "LAPLACE" and (public or not grouped):
         delta = 0.0
     else:
-        require(delta is not None and 0 < delta < 1, "delta", given.get("delta", node))
+        require(delta is not None and MIN_DELTA <= delta < 1, "delta", given.get("delta", node))
     allow = given.get("allow_large_delta", exp.false())
     require(isinstance(allow, exp.Boolean), "allow-large-delta", allow)
     at = given.get("delta", node)

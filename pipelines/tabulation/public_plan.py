@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.limits import MIN_DELTA
 from dpstream.accounting.tabulation.describe import describe, text
 from dpstream.accounting.tabulation.guarantee import DELTA
 from dpstream.pipelines.tabulation.config import CONFIG, Choice
@@ -71,8 +72,9 @@ def figures(found: Planned, delta: float | None = None, units: int | None = None
         UsageError: a figure is beyond its range.
     """
     delta = DELTA if delta is None else delta
-    if not 0 < delta < 1:
-        raise UsageError("--delta", "must lie between 0 and 1", "write e.g. 1e-10")
+    if not MIN_DELTA <= delta < 1:
+        rule = f"must be at least {MIN_DELTA:g}, and below 1"
+        raise UsageError("--delta", rule, "write e.g. 1e-10")
     prepared = found.prepared
     groups = {level.level: level.groups for level in prepared.domain.levels}
     out = describe(prepared.plan, delta, groups)

@@ -12,6 +12,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.figures import exact, human, up
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.limits import MIN_DELTA
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.named import Comparison, comparison
 from dpstream.accounting.strategies.cells.strategy import MAX_LISTED, CellStrategy, Spread
@@ -72,8 +73,10 @@ def guarantee_of(
         return Guarantee(mu, contributions=contributions)
     if epsilon is None or delta is None:
         raise UsageError("--epsilon", "and --delta belong together", "give both")
-    if not (0 < epsilon < math.inf and 0 < delta < 1):
-        raise PolicyError("--epsilon", "is positive, and --delta between 0 and 1", "give a budget")
+    if not (0 < epsilon < math.inf and MIN_DELTA <= delta < 1):
+        raise PolicyError(
+            "--epsilon", f"is positive, and --delta from {MIN_DELTA:g} to 1", "give a budget"
+        )
     return Guarantee(mu_of(epsilon, delta), epsilon, delta, contributions)
 
 

@@ -9,6 +9,7 @@ A byte order mark before a text is dropped: of any text, so that it does not mat
 file begins with.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from operator import attrgetter, methodcaller
 from typing import Any, BinaryIO
@@ -30,6 +31,7 @@ from dpstream.pipelines.connectors.records.rows import Part, Refused, runs
 
 #: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
 MAX_DEPTH = 200
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _Decoder = msgspec.json.Decoder[Any]
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -101,9 +103,9 @@ def _decode_one(decoder: _Decoder, text: bytes, most: int) -> Any:
     if len(text) > most:
         return None
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
-        code = np.frombuffer(text, np.uint8)
+        code = np.frombuffer(_STRING.sub(b"", text), np.uint8)
         step = np.isin(code, [91, 123]).astype(np.int32) - np.isin(code, [93, 125])
-        if step.cumsum().max() > MAX_DEPTH:
+        if step.cumsum().max(initial=0) > MAX_DEPTH:
             return None
     try:
         return decoder.decode(text.removeprefix(BOM))

@@ -18,6 +18,7 @@ WEIGHTS = SelectionWeights()
         ("privacy.epsilon", {"epsilon": float("nan")}),
         ("privacy.delta", {"delta": 1.0}),
         ("privacy.delta", {"delta": 0.0}),
+        ("privacy.delta", {"delta": 5e-324}),
         ("privacy.contributions", {"contributions": 0}),
         ("privacy.contributions", {"contributions": limits.MAX_CONTRIBUTIONS + 1}),
         ("privacy.theta", {"theta": 1.0}),

@@ -55,6 +55,7 @@ REFUSED: list[tuple[str, QueryPlan]] = [
     ("epsilon", query(COUNT, epsilon=2_000.0)),
     ("delta", query(COUNT, delta=0.0)),
     ("delta", query(COUNT, delta=1.0)),
+    ("delta", query(COUNT, delta=5e-324)),
     ("max_groups_contributed", query(COUNT, groups=None)),
     ("max_groups_contributed", query(COUNT, groups=0)),
     ("max_groups_contributed", query(COUNT, groups=5_000)),

@@ -161,7 +161,7 @@ def test_unknown_keys_are_refused_at_every_level(tmp_path: Path, where: str) -> 
         ("epsilon = 6.0", "epsilon = -1", "privacy.epsilon", "positive"),
         ("epsilon = 6.0", "epsilon = 1" + "0" * 400, "privacy.epsilon", ""),
         ("epsilon = 6.0", "epsilon = 1" + "0" * 5000, "job file", "size"),
-        ("delta = 1e-9", "delta = 1.0", "privacy.delta", "strictly"),
+        ("delta = 1e-9", "delta = 1.0", "privacy.delta", "below 1"),
         ("clamp = [-60, 60]", "clamp = [60, -60]", "aggregate[1].clamp", "reversed"),
         ("clamp = [-60, 60]", "clamp = [-60]", "aggregate[1].clamp", "length 2"),
         ("clamp = [-60, 60]", "clamp = [-inf, 60]", "aggregate[1]", "finite"),

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.jobs.job import decode_tables
 from dpstream.pipelines.jobs.tables import JobFile
 from dpstream.pipelines.jobs.text import (
     closest,
@@ -90,3 +91,10 @@ def test_decoding_errors_name_their_field(tables: dict, field: str, said: str) -
     with pytest.raises(UsageError) as error:
         raise_decode_error(wrong.value, JobFile)
     assert error.value.field == field and said in str(error.value)
+
+
+def test_an_unknown_name_is_shown_short_and_printable() -> None:
+    for name in ("V" * 5000, "\x1b[31mred", "\u202eback"):
+        with pytest.raises(UsageError) as error:
+            decode_tables({name: {}})
+        assert str(error.value).isprintable() and len(str(error.value)) < 1000

@@ -46,6 +46,9 @@ def test_brackets_in_texts_are_no_depth() -> None:
     assert _deepest([text]) > MAX_DEPTH  # a bound only
     many = b'{"b": [' + b"[]," * MAX_DEPTH + b'[]], "a": "x"}'
     assert texts(many) == ["x"]
+    [found] = Objects(["n"]).decode([text[:-1] + b', "n": 1}'], MOST)
+    assert found is not None
+    assert Objects(["n"]).decode([b'{"b": "\\"' + b"[" * 201 + b'", "n": 1}'], MOST) != [None]
 
 
 def test_a_mark_is_dropped_and_the_last_of_a_field_counts() -> None:

@@ -1,0 +1,1 @@
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6, max_groups_contributed = 4) dept, COUNT(*) AS n, AVG(score, contribution_bounds_per_group => (0, 4)) AS s FROM users WHERE age > 17 AND dept LIKE 'a%' GROUP BY dept HAVING n > 3 ORDER BY n DESC LIMIT 7

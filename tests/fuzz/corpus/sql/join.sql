@@ -1,0 +1,2 @@
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-6, max_groups_contributed = 3) EXTRACT(MONTH FROM v.at) AS m, COUNT(DISTINCT u.uid) AS people, SUM(v.seconds, contribution_bounds_per_group => (0, 60)) AS t FROM visits AS v JOIN users u USING (uid) -- a comment
+GROUP BY m
