@@ -1,6 +1,7 @@
 """``dpstream session``: tables whose records have budgets of their own."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,36 @@ def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> 
     loaded = load.init(config)
     print_warnings(config.table.warnings)
     _loaded(loaded, as_json, config.table.warnings)
+
+
+@session.command(
+    epilog=examples(
+        "dpstream session migrate rides.toml rides-wide.toml",
+        "dpstream session init rides-wide.toml",
+    )
+)
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@AS_JSON
+def migrate(old: Path, new: Path, as_json: bool) -> None:
+    """Go on in the account of table file OLD with the wider dimensions of table file NEW.
+
+    NEW has every dimension of OLD, perhaps with a wider range, finer steps, more codes or a higher
+    most, and perhaps more dimensions; its folder is another one.  What points have spent is
+    embedded in the wider space, and OLD is refused from then on.  No record is read: `dpstream
+    session init NEW` makes the table then.
+    """
+    from dpstream.pipelines.session import account
+
+    config, embedded = account.migrate(old, new)
+    following = shlex.join(["dpstream", "session", "init", str(new)])
+    if as_json:
+        print_json({"account": config.account.id, "embedded": embedded, "next": following})
+        return
+    done = "were embedded before" if embedded is None else f"{embedded:,} are embedded"
+    click.echo(f"Account    {config.account.id}")
+    click.echo(f"Charges    {done}")
+    click.echo(f"Next       {following}")
 
 
 @session.command(epilog=examples("dpstream session add rides.toml rides-2.parquet"))

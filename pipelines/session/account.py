@@ -1,5 +1,7 @@
-"""The account of a session table: chosen or made once, and named in the table's file."""
+"""The account of a session table: chosen or made once, named in the table's file, and migrated to
+wider dimensions."""
 
+import contextlib
 import json
 import re
 import tomllib
@@ -9,11 +11,12 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.drafting.account import Wanted, at, chosen_account, listed_at, seen_from
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.session.config import Config, load_config
-from dpstream.pipelines.session.manifest import refuse_table
+from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_table
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import replacing
 from dpstream.state.ledger.events import RECORD, Created
-from dpstream.state.ledger.open import create_account, ledger_exists
+from dpstream.state.ledger.open import create_account, ledger_exists, open_ledger
+from dpstream.state.ledger.widening import widen
 
 
 def with_account(
@@ -77,11 +80,48 @@ def _check_records(created: Created) -> None:
         )
 
 
-def name_account(path: Path, config: Config) -> None:
-    """Write the account of a table into another table's file."""
-    own = config.account
-    created = Created(own.id, own.data_set, RECORD, "string", None)
-    _write(path, seen_from(path.absolute().parent, own.path), created)
+def migrate(old_path: Path, new_path: Path) -> tuple[Config, int | None]:
+    """Embed what a table's points have spent in the wider space of another table file.
+
+    The new file may name no account yet; it names the old one's from then on.  The same call
+    again does what is left of it.
+
+    Returns:
+        The table of the new file, and how many charges were embedded; ``None``: they were before.
+
+    Raises:
+        UsageError: the old space has no place in the new one, or the files do not fit.
+        PolicyError: the account, or the new file's folder, is of another table.
+    """
+    old, new = load_config(old_path), load_config(new_path, without_account=True)
+    own = old.account
+    if new.account.id and new.account != own:
+        raise UsageError(
+            "ledger",
+            f"of {new_path.name} names another account",
+            f"copy [ledger] of {old_path.name}, or omit its id",
+        )
+    columns = dict(zip((d.name for d in old.table.dimensions), _columns(old), strict=True))
+    for dimension, column in zip(new.table.dimensions, _columns(new), strict=True):
+        if columns.get(dimension.name, column) != column:
+            raise UsageError(
+                f"dimension {dimension.name}",
+                "is of another column, or has another value: records would be at other points",
+                "keep its column and value",
+            )
+    if (new.folder / MANIFEST).exists():
+        read_manifest(new.folder, new.table)
+    with contextlib.closing(open_ledger(own)) as ledger:
+        embedded = widen(ledger, old.table, new.table)
+    if not new.account.id:
+        created = Created(own.id, own.data_set, RECORD, "string", None)
+        _write(new_path, seen_from(new_path.absolute().parent, own.path), created)
+    return load_config(new_path), embedded
+
+
+def _columns(config: Config) -> list[tuple[str | None, float | None]]:
+    """Where the coordinates of each dimension come from."""
+    return list(zip(config.columns, config.fixed, strict=True))
 
 
 def _write(path: Path, account: str, created: Created) -> None:

@@ -16,6 +16,7 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, replacing
+from dpstream.state.ledger.balances import migrated
 from dpstream.state.ledger.book import Book
 
 MANIFEST = "manifest.json"
@@ -125,11 +126,13 @@ def refuse_table(folder: Path) -> None:
 
 
 def check_account(manifest: Manifest, book: Book) -> None:
-    """Refuse an account that is not the table's.
+    """Refuse an account that is not the table's, or goes on with wider dimensions.
 
     Raises:
-        PolicyError: the table was not made with it.
+        PolicyError: the table was not made with it, or was migrated.
     """
+    if book.widened not in (None, manifest.table):
+        raise migrated()
     if manifest.id not in book.tables:
         raise PolicyError(
             "table.folder",

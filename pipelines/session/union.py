@@ -138,6 +138,8 @@ def _parts(desk: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
         if committed is None or not is_answer(committed.receipt):
             continue
         answer = decoded(committed, desk.insecure)
+        if answer.header.table != desk.table.digest:  # cells of a space that was widened since
+            continue
         names = [
             a.name for a in answer.header.question.aggregates
             if (a.what, a.column) == (figure.what, figure.column)

@@ -97,18 +97,28 @@ def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
         raise PolicyError(
             "ledger.data_set",
             "its runs protect another privacy unit than one record",
-            "give the table a data set of its own",
+            "give the table an account of its own: `dpstream session init`",
         )
     if charge.plan_hash != table.digest:
         raise _foreign("was charged for another table, or for other dimensions of this one")
     return charge.regions
 
 
+def migrated() -> PolicyError:
+    """A table whose account goes on in a wider space."""
+    return PolicyError(
+        "ledger.data_set",
+        "is the account of a table with wider dimensions since `dpstream session migrate`",
+        "name the table file that it was migrated to",
+    )
+
+
 def _foreign(rule: str) -> PolicyError:
     return PolicyError(
         "ledger.data_set",
         rule,
-        "use the table's dimensions as they were, or a data set of its own for a new table",
+        "use the table's dimensions as they were, or embed what was spent in wider ones: "
+        "`dpstream session migrate OLD NEW`",
     )
 
 

@@ -21,6 +21,7 @@ from dpstream.state.ledger.events import (
     Limit,
     LimitChanged,
     TableNamed,
+    Widened,
 )
 from dpstream.state.ledger.seal import damaged
 
@@ -34,7 +35,8 @@ class Book:
     """The events of one account; see the module.
 
     Attributes:
-        charges: in order; account: what they cost together.
+        charges: in order, those of a session's table in its space of now; account: what they cost
+            together.
         tables: ids of the tables of the account; closed: run ids that are never answered.
         receipts: digest of the receipt of each answered run.
         digests: of all entries, in order.
@@ -48,6 +50,7 @@ class Book:
         self._events = list[Event]()
         self._limits = list[Limit | None]()
         self._names = dict[str, _Charged]()
+        self._narrower = list[tuple[Widened, list[Charge]]]()
 
     # --- what it is of ---------------------------------------------------------------------------
 
@@ -80,6 +83,11 @@ class Book:
                 "set the records' budgets, or a quota, in the table file",
             )
         return self.limit
+
+    @property
+    def widened(self) -> str | None:
+        """Digest of the table's model since its space was made wider; ``None``: it never was."""
+        return self._narrower[-1][0].new if self._narrower else None
 
     @property
     def entries(self) -> list[Entry]:
@@ -117,6 +125,9 @@ class Book:
             self.closed.update(event.run_ids)
         elif isinstance(event, TableNamed):
             self.tables.add(event.id)
+        elif isinstance(event, Widened):
+            self._narrower.append((event, self.charges))
+            self._count([event.charge(charge) for charge in self.charges])
         else:
             self.receipts[event.run_id] = event.digest
         self._events.append(event)
@@ -134,10 +145,18 @@ class Book:
                 self.closed.difference_update(event.run_ids)
             elif isinstance(event, TableNamed):
                 self.tables.discard(event.id)
+            elif isinstance(event, Widened):
+                self._count(self._narrower.pop()[1])
             else:
                 del self.receipts[event.run_id]
         del self._events[entries:], self.digests[entries:]
         self.account.cut(len(self.charges))
+
+    def _count(self, charges: list[Charge]) -> None:
+        """Put the same charges, in another space, in the place of those that are there."""
+        self.charges = charges
+        for charge in charges:
+            self._names[charge.name] = self._names[charge.name]._replace(charge=charge)
 
     # --- what may be charged ---------------------------------------------------------------------
 

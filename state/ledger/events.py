@@ -1,10 +1,10 @@
 """The events of an account, and the hash chain that they form.
 
 An account is one append-only chain.  Its first entry says what the account is of (`Created`); every
-later entry is a new limit, a charge, the digest of a receipt, the id of a table, or what a recovery
-closed.  An entry's digest covers the digest before it, so that an edited entry, or one removed from
-the middle, is noticed, and the number and digest of the last entry (`Head`) stand for everything
-that was charged and answered.
+later entry is a new limit, a charge, the digest of a receipt, the id of a table, wider dimensions
+of its table, or what a recovery closed.  An entry's digest covers the digest before it, so that an
+edited entry, or one removed from the middle, is noticed, and the number and digest of the last
+entry (`Head`) stand for everything that was charged and answered.
 
 A program that does not know a field or a kind of an entry refuses the whole account
 (``forbid_unknown_fields``): an entry that is skipped would be budget given back.
@@ -17,6 +17,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.regions.embedding import Embedding
 from dpstream.state.ledger.charges import Charge
 
 #: The limit of an account per unit: (epsilon, delta).
@@ -73,7 +74,34 @@ class TableNamed(_Event, frozen=True, tag="table"):
     id: str
 
 
-Event = Created | LimitChanged | Charge | Received | Closed | TableNamed
+class Widened(_Event, frozen=True, tag="widened"):
+    """From here on the account's table has a wider space, in which all charges are embedded.
+
+    Attributes:
+        old, new: digests of the table's model; embedding: of the old space.
+    """
+
+    old: str
+    new: str
+    embedding: Embedding
+
+    def charge(self, charge: Charge) -> Charge:
+        """A charge from before, as it counts from here on.
+
+        Raises:
+            PolicyError: it is of another table.
+        """
+        region = charge.regions
+        if charge.plan_hash != self.old or isinstance(region, msgspec.UnsetType):
+            raise PolicyError(
+                "ledger.data_set", "was charged for other dimensions than those that are migrated",
+                "name the table file that the account was charged with",
+            )  # fmt: skip
+        wide = region.with_boxes(self.embedding.boxes)
+        return msgspec.structs.replace(charge, plan_hash=self.new, regions=wide)
+
+
+Event = Created | LimitChanged | Charge | Received | Closed | TableNamed | Widened
 _DECODER = msgspec.json.Decoder(Event)  # `msgspec.json.decode` analyses a union at every call
 
 

@@ -36,7 +36,7 @@ from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
 from dpstream.state.ledger.allotments import allotted, check_draw
-from dpstream.state.ledger.balances import Balances, region_of
+from dpstream.state.ledger.balances import Balances, migrated, region_of
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -253,6 +253,8 @@ class RegionAccount:
     def _refreshed(self) -> Balances:
         """The state behind all entries that the ledger holds."""
         state, ledger, book = self._state, self._ledger, self._ledger.book()
+        if book.widened not in (None, self.table.digest):
+            raise migrated()
         new = book.charges[state.entries :]
         held = state.entries <= len(book.charges)
         if book is not self._book and state.entries:  # read from the start: is it what it was?

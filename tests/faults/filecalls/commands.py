@@ -129,6 +129,13 @@ def session(folder: Path) -> None:
     accounts.write(folder / "small.toml", SESSION)
 
 
+def wider(folder: Path) -> None:
+    """The same table, and a file with one value more, which names no account yet."""
+    session(folder)
+    text = SESSION.replace("high = 4", "high = 5").replace("small.table", "wide.table")
+    (folder / "wide.toml").write_text(text)
+
+
 def records(folder: Path) -> None:
     """The same table, and records to add, to replace and to delete."""
     session(folder)
@@ -350,6 +357,9 @@ COMMANDS: Mapping[str, Command] = {
     "sql, quantiles": Command(catalog, ("sql", "shop.toml", QUANTILES, "--json"), printed("rows")),
     "session init": Command(session, MADE, nothing, charged=None, repeats=False,
                             done="holds a table already", then=BUDGET),
+    "session migrate": Command(wider, ("session", "migrate", "small.toml", "wide.toml"),
+                               released("wide.toml"), (MADE, ASK),
+                               then=("session", "budget", "wide.toml", "--json")),
     "session add": Command(records, ("session", "add", "small.toml", "more.csv"), nothing,
                            (MADE,), charged=None, then=BUDGET),
     "session replace": Command(records, ("session", "replace", "small.toml", "other.csv"),

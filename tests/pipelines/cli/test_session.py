@@ -1,6 +1,8 @@
 """``dpstream session``: records come and go, ranges are closed, and only the operator is told."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.events import Created, TableNamed
 from tests import accounts
 from tests.pipelines.cli.sessions import called, loaded, prepared, refused, told
+from tests.pipelines.session.small import RECORDS
 
 
 def told_refusal(*words: str) -> dict[str, Any]:
@@ -139,7 +142,85 @@ def test_an_account_is_chosen_or_made(tmp_path: Path) -> None:
     assert told_refusal("ask", str(second), *ASK[:4], "1.75")["field"] == "budget"
 
 
+WIDER = """
+[[dimension]]
+name = "c"
+type = "category"
+values = ["x", "y"]
+missing = "point"
+"""
+
+
+def wider(folder: Path, name: str = "wide", id_: bool = True) -> str:
+    """A copy of the table's file with wider ranges and one dimension more, in another folder."""
+    text = (folder / "small.toml").read_text().replace("small.table", f"{name}.table")
+    text = text.replace("high = 4\n", "high = 6\n").replace("high = 10\n", "high = 12\n") + WIDER
+    text = text.replace('"small.csv"', '"wide.csv"')
+    (folder / f"{name}.toml").write_text(
+        text if id_ else text.replace(f'id = "{accounts.ID}"\n', "")
+    )
+    rows = "".join(f"{row},x\n" for row in RECORDS.splitlines()[1:])
+    (folder / "wide.csv").write_text("name,a,b,epsilon,rho,c\n" + rows)
+    return str(folder / f"{name}.toml")
+
+
+def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> None:
+    """The fix of the refusal is typed, and points have spent what they had spent."""
+    old = loaded(tmp_path)
+    asked = ("ask", "{}", "count", "--where", "a < 2 AND epsilon >= 1.5", "--epsilon")
+
+    def asks(table: str, amount: str) -> Any:
+        return called(*(word.format(table) for word in asked), amount)
+
+    assert asks(old, "1.25").exit_code == 0
+    new, charges = wider(tmp_path), accounts.charges(tmp_path / "ledger.db")
+    refusal = told_refusal("init", new)
+    assert refusal["field"] == "ledger.data_set"
+    typed = re.findall("`dpstream session ([^`]*)`", refusal["fix"])[0]
+    words = [{"OLD": old, "NEW": new}.get(word, word) for word in typed.split()]
+    done = told(*words)
+    assert (done["account"], done["embedded"]) == (accounts.ID, 1)
+    assert told(*words)["embedded"] is None
+    following = shlex.split(done["next"])
+    assert called(*following[2:]).exit_code == 0 and accounts.charges(tmp_path / "ledger.db")
+    assert told_refusal(*(word.format(new) for word in asked), "0.5")["field"] == "budget"
+    assert asks(new, "0.25").exit_code == 0
+    elsewhere = ("--where", "a >= 4 AND epsilon >= 1.5", "--epsilon", "1.5")
+    assert called("ask", new, "count", *elsewhere).exit_code == 0
+    # The old table is refused, and its question's old answer is not taken for one of now.
+    for words in (["plan", old, *ASK], ["budget", old], ["add", old, str(tmp_path / "small.csv")],
+                  [word.format(old) for word in asked] + ["1.25"]):  # fmt: skip
+        assert told_refusal(*words)["field"] == "ledger.data_set"
+    assert len(accounts.charges(tmp_path / "ledger.db")) == len(charges) + 2
+    assert "1.5" in called("transcript", new).output
+
+
+def test_what_cannot_be_migrated_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    old = loaded(tmp_path)
+    assert called("ask", old, *ASK).exit_code == 0
+    before = accounts.events(tmp_path / "ledger.db")
+    changes = {
+        "another account": ('path = "ledger.db"', 'path = "other.db"', "ledger"),
+        "a narrower range": ("high = 6", "high = 3", "dimension a"),
+        "another column": ('name = "b"\n', 'name = "b"\ncolumn = "a"\n', "dimension b"),
+        "a value for all": ('kind = "rho"\n', 'kind = "rho"\nvalue = 1.0\n', "dimension rho"),
+        "another name": ('name = "small"', 'name = "large"', "table.name"),
+        "the old folder": ("wide.table", "small.table", "table.folder"),
+    }
+    for line, new, field in changes.values():
+        path = Path(wider(tmp_path))
+        assert line in path.read_text()
+        path.write_text(path.read_text().replace(line, new))
+        assert told_refusal("migrate", old, str(path))["field"] == field
+    assert told_refusal("migrate", old, old)["field"] == "dimension"
+    assert accounts.events(tmp_path / "ledger.db") == before
+    # A file that names no account yet names the old one's from then on.
+    path = Path(wider(tmp_path, id_=False))
+    assert told("migrate", old, str(path))["embedded"] == 1
+    assert f'id = "{accounts.ID}"' in path.read_text() and called("init", str(path)).exit_code == 0
+
+
 def test_help_has_examples() -> None:
-    for name in ("init", "add", "replace", "delete", "close", "ask", "plan", "allot", "select",
-                 "stand", "budget", "transcript", "picture"):  # fmt: skip
+    for name in ("init", "migrate", "add", "replace", "delete", "close", "ask", "plan", "allot",
+                 "select", "stand", "budget", "transcript", "picture"):  # fmt: skip
         assert "Examples:" in called(name, "--help").output, name

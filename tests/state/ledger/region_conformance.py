@@ -16,7 +16,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.dimensions import Budget, Category, Integer
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.answers import Decision, Register
@@ -26,6 +26,7 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.orders import Kind, Order, SessionRefusedError, Views
 from dpstream.state.ledger.region_charge import RegionCharge
 from dpstream.state.ledger.regions import RegionAccount
+from dpstream.state.ledger.widening import widen, widened
 from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
 from tests.state.ledger.conformance import Killed, dying, in_process
@@ -396,7 +397,71 @@ def others(open_again: Open, make: Make) -> None:
             make(one._ledger, table())
 
 
+#: `table` with more ages, a code, a higher and finer budget, and a dimension of its own.
+WIDER: tuple[Any, ...] = (
+    Integer(name="age", low=8, high=18, missing="point"),
+    Category(name="member", codes=("no", "yes")),
+    Category(name="city", codes=("A", "D", "B", "C")),
+    Budget(name="initial rho", kind="rho", most="0.000008", step=2),
+    Budget(name="initial", most="0.000020", step=1),
+)
+
+
+def points_before(at: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where a point of `WIDER` was in `table`; ``None``: its records were refused."""
+    age, _, city, rho, initial = at
+    before = age + 8 - 10
+    if city == 1:  # D
+        return None
+    return before if 0 <= before < 6 else 6, (0, -1, 1, 2)[city], min(initial // 2, 8), rho
+
+
+def widens(open_again: Open, make: Make) -> None:
+    """Every point has spent what its records had spent, and the history goes on from there."""
+    model, wider = table(), SessionTable(name="people", dimensions=WIDER)
+    rules = Rules(quotas=Quotas(epsilon={"ann": 5}))
+    rich = model.space.box(age=(10, 13), initial=("0.000012", None))
+    with account(open_again, make, model, rules=rules) as one:
+        one.pay("a", order(rich, 3))
+        everybody = model.space.box(initial=("0.000004", None))
+        one.pay("b", order(everybody, 2, "bob"))
+        one.pay("c", order(model.space.box(**{"initial rho": ("0.000004", None)}), kind="rho"))
+        allotment = one.pay("d", order(rich, 4, "bob", allot=True)).run_id
+        one.draw("e", allotment, "epsilon", 1, "bob", lambda _, of: of)
+        one.close_for_ever(model.space.box(city=("C", None)), "steward")
+        spent = {kind: amounts_of(one.spent(kind)) for kind in ("epsilon", "rho")}  # type: ignore[arg-type]
+        with contextlib.closing(open_again()) as ledger:
+            with pytest.raises(RuntimeError), ledger.transaction():
+                ledger.append(widened(model, wider))
+                raise RuntimeError  # nothing of it stays
+            assert ledger.book().widened is None
+            assert {charge.plan_hash for charge in ledger.book().charges} == {model.digest}
+            assert widen(ledger, model, wider) == 6 and widen(ledger, model, wider) is None
+        for _ in range(2):  # also who had it open
+            with pytest.raises(PolicyError) as caught:
+                one.pay("f", order(rich, 1))
+            assert caught.value.field == "ledger.data_set"
+    with pytest.raises(PolicyError), account(open_again, make, model):
+        pass
+    with account(open_again, make, wider, rules=rules) as two:
+        for kind, before in spent.items():
+            now = amounts_of(two.spent(kind))  # type: ignore[arg-type]
+            for at in np.ndindex(*wider.space.sizes.tolist()):
+                was = points_before(at)
+                assert now[at] == (0 if was is None else before[was]), (kind, at, was)
+        point = wider.space.box(age=(12, 13), city=("A", "D"), initial=("0.000016", None))
+        with pytest.raises(SessionRefusedError):  # 16 of which 9 were spent
+            two.pay("g", order(point, 8, "bob"))
+        with pytest.raises(SessionRefusedError):  # of ann's quota of 5 she has spent 3
+            two.pay("g", order(point, 3))
+        assert two.pay("g", order(point, 2)).charged
+        assert two.draw("h", allotment, "epsilon", 3, "bob", lambda _, of: point).charged
+        with pytest.raises(PolicyError):
+            two.draw("i", allotment, "epsilon", 1, "bob", lambda _, of: point)
+        assert len(two.history()) == 8
+
+
 SCENARIOS = (
     exact, coarse, asked_again, killed, interrupted, meets_another, predicates, quotas, unlocks,
-    closes, covers, others,
+    closes, covers, others, widens,
 )  # fmt: skip
