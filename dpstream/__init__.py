@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.frames.memory import ReadTable
     from dpstream.pipelines.frames.numbered import Rows
-    from dpstream.pipelines.frames.one_shot import count, histogram, mean, plan, sum
+    from dpstream.pipelines.frames.one_shot import count, histogram, keys, mean, plan, sum
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
     from dpstream.pipelines.frames.stream import DPStream
@@ -69,6 +69,7 @@ _HOMES = {
     "connect": "pipelines.sql.dbapi",
     "count": "pipelines.frames.one_shot",
     "histogram": "pipelines.frames.one_shot",
+    "keys": "pipelines.frames.one_shot",
     "load_job": "pipelines.jobs.job",
     "mean": "pipelines.frames.one_shot",
     "plan": "pipelines.frames.one_shot",
@@ -107,6 +108,7 @@ __all__ = [
     "connect",
     "count",
     "histogram",
+    "keys",
     "load_job",
     "mean",
     "plan",

@@ -7,8 +7,10 @@ largest squared effect in kappa groups (``accounting.query.parts``), and a unit 
 
     S n w_n^2 + sum_j V_j f_j(n) <= 1    of mu^2, for every n <= kappa,
 
-by the choice of w_n (``accounting.query.thresholds``).  All noise is drawn once and nothing is
-adaptive, so this is one Gaussian mechanism of mu.
+by the choice of w_n (``accounting.query.thresholds``).  A query without columns (its groups are all
+that is released) has no V_j: S is 1, less what bounds were chosen with, and w_n = 1 / sqrt(n), so
+that a unit of n groups moves the vector of all weighted counts by sqrt(n) w_n = 1 in L2.  All noise
+is drawn once and nothing is adaptive, so this is one Gaussian mechanism of mu.
 
 **Laplace.**  epsilon is divided over the parts, and the count of units that thresholds need if the
 query has none; scale = kappa L / epsilon_j, L in L1.  Charged plain: (epsilon, delta).
@@ -192,8 +194,9 @@ def _gaussian(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Q
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     share = 0.0
     if plan.selects:
-        share = ALONE if tested is None else COMBINED
-    each = (1 - share - reserved) / math.fsum(part.share for part in parts) * (1 - _SLACK)
+        alone = ALONE if parts else (1 - reserved) * (1 - _SLACK)
+        share = alone if tested is None else COMBINED
+    each = (1 - share - reserved) / (math.fsum(part.share for part in parts) or 1) * (1 - _SLACK)
     shares = [each * part.share for part in parts]
     noises = []
     for part, v in zip(parts, shares, strict=True):
@@ -215,7 +218,7 @@ def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Qu
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     if plan.selects and tested is None:
         tested = len(made)
-        made.append(QueryPart("", "count", 0, 1, 1, None, 0, 1 / len(plan.columns)))
+        made.append(QueryPart("", "count", 0, 1, 1, None, 0, 1 / (len(plan.columns) or 1)))
     total = math.fsum(part.share for part in made)
     noises = []
     for part in made:

@@ -101,7 +101,7 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mechanism: ``gaussian`` (one Gaussian-DP budget) or ``laplace`` (charged plain).
         selects: False with public groups; no GROUP BY is one public group.
         min_units: m, a group of fewer units is never released.
-        columns: of the answer.
+        columns: of the answer; none where it is the selected groups alone.
         automatic_groups: kappa is the query's to choose; ``groups`` is what it is where too few
             units can be told from noise.
     """
@@ -139,7 +139,8 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check_budget(self)
         _check_bounds(self)
         names = [column.name for column in self.columns]
-        if not names or len(names) > limits.MAX_AGGREGATES or len(set(names)) < len(names):
+        enough, alike = bool(names) or self.selects, len(set(names)) < len(names)
+        if not enough or alike or len(names) > limits.MAX_AGGREGATES:
             raise UsageError(
                 "columns",
                 f"must be 1 to {limits.MAX_AGGREGATES} of different names",
@@ -206,7 +207,12 @@ def _check_bounds(plan: QueryPlan) -> None:
     if plan.groups is not None and not 1 <= plan.groups <= MAX_GROUPS:
         rule = f"must be a whole number from 1 to {MAX_GROUPS}"
         raise UsageError("max_groups_contributed", rule, "choose how many groups of a unit count")
-    if plan.groups is None and None in norms:
+    if plan.norm is not None and not plan.columns:
+        raise UsageError(
+            "contribution_norm", "bounds figures, and only groups are selected",
+            "give max_groups_contributed instead",
+        )  # fmt: skip
+    if plan.groups is None and (None in norms or not norms):
         raise UsageError(
             "max_groups_contributed",
             "is needed: without it nothing bounds what one unit adds",

@@ -202,7 +202,7 @@ def _ask(
     click.echo(shown(answer), nl=False)
     if not answer.table.num_rows:
         click.echo("Nothing was published: no group passed the threshold (see --explain).")
-    click.echo("\n".join(lines_of(head, catalog.unit.name, "group")))
+    click.echo("\n".join(lines_of(head, catalog.unit.name, "group", bool(answer.intervals))))
     for name in head.nulls:
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
     cost = f"({up(head.epsilon)}, {up(head.delta)})"

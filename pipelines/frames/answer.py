@@ -52,7 +52,7 @@ class TableQuestion(NamedTuple):
     @property
     def kind(self) -> ChargeKind:
         """As `ask.question.Question` says."""
-        return "frame"
+        return self.question.kind
 
     @property
     def identity(self) -> Sequence[bytes]:
@@ -117,7 +117,6 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
     ids = rows.groups.ids
     totals = aggregated(shard, len(ids), budget.weights)
     found = answer(plan, budget, totals, [shard], ids, ring, name)
-    [column] = plan.columns
     table: dict[str, pa.Array | pa.ChunkedArray] = {}
     if question.key:
         values = rows.groups.values
@@ -125,7 +124,8 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
             raise InvariantError("values is not None")
         chosen = values.take(numbers(found.group))
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
-    table |= estimated(column.name, found.columns[column.name], absent=null)
+    for column, estimate in found.columns.items():
+        table |= estimated(column, estimate, absent=null)
     released = pa.table(table)
     if question.key:
         released = released.sort_by([(name, "ascending") for name in question.key])
@@ -140,12 +140,14 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
     plan, design, bits = question.gridded
     if design is None:
         return Settled(plan, frozenset(), {})
-    [column], ids = plan.columns, (rows.unit_ids, rows.groups.ids)
+    column, ids = question.column, (rows.unit_ids, rows.groups.ids)
     counts = {}
     for of in design.histograms:
         values = histogram_values(of.name, column, rows)
         counts[of.name] = counted(of, values, ids, ring, name)
     settled = choose_bounds(plan, design, counts, ring, name)
+    if column is None:
+        return settled
     [chosen] = settled.plan.columns
     low, high, nulls = chosen.low, chosen.high, settled.nulls
     if nulls and column.kind == "count":
@@ -155,16 +157,15 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
 
 
 def _header(question: Question, charge: Charge, settled: Settled) -> Header:
-    [column] = settled.plan.columns
-    chosen = question.column.automatic and not settled.nulls
+    columns = settled.plan.columns if question.automatic and not settled.nulls else ()
     return Header(
         **answered_now(charge),
         epsilon=charge.epsilon,
         delta=charge.delta,
         mu=charge.mu,
         threshold_delta=charge.threshold_delta,
-        reports=(column.name,),
-        bounds={column.name: (column.low or 0.0, column.high or 0.0)} if chosen else {},
+        reports=tuple(column.name for column in settled.plan.columns),
+        bounds={column.name: (column.low or 0.0, column.high or 0.0) for column in columns},
         nulls=tuple(settled.nulls),
         cuts=settled.cuts,
         not_estimated=not_estimated(

@@ -1,4 +1,5 @@
-"""Private figures of a table in memory, each in one call: `histogram`, `count`, `sum`, `mean`.
+"""Private figures of a table in memory, each in one call: `histogram`, `count`, `sum`, `mean`,
+and `keys`: which keys there are.
 
     import dpstream
 
@@ -25,13 +26,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from dpstream.accounting.query.plan import ColumnKind
     from dpstream.dp_transforms.noise.key_source import KeySource
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.ask.question import Asking
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
-    from dpstream.pipelines.frames.question import Asked
+    from dpstream.pipelines.frames.question import Asked, Figure
 
 #: See the module.
 DELTA = 1e-9
@@ -82,6 +82,38 @@ def histogram(
         UsageError: an argument is not usable; PolicyError: beyond the account's limit.
     """
     return _ask("units", locals())
+
+
+def keys(
+    data: Any,
+    *,
+    unit: str,
+    key: str | Sequence[str],
+    epsilon: float,
+    delta: float = DELTA,
+    max_keys: int | None = None,
+    account: "LedgerAccount | None" = None,
+    noise_key: "str | KeySource | None" = None,
+    fresh: bool = False,
+    as_of: str = "",
+    allow_large_delta: bool = False,
+) -> "PrivateTable":
+    """Which keys there are, without any figure: all of the budget goes into finding them.
+
+    A key is here if its noisy weighted number of units is above a threshold.  A unit of n keys adds
+    1 / sqrt(n) to each, so that with or without its rows the numbers of all keys move by 1 in L2,
+    which the noise is for; the threshold is so high that a key which one unit alone has is here
+    with a chance of at most ``delta``, all such keys together.
+
+    The arguments are those of `histogram`.
+
+    Returns:
+        key's columns, sorted.
+
+    Raises:
+        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+    """
+    return _ask("keys", locals())
 
 
 def count(
@@ -235,17 +267,22 @@ def plan(
     return planned(data, _asked(kind, call), *place, _how(call), call["allow_large_delta"])
 
 
-_FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "ColumnKind"]] = {
+_FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
     "histogram": (histogram, "units"), "count": (count, "count"), "sum": (sum, "sum"),
-    "mean": (mean, "mean"),
+    "mean": (mean, "mean"), "keys": (keys, "keys"),
 }  # fmt: skip
 
 
-def _asked(kind: "ColumnKind", call: Mapping[str, Any]) -> "Asked":
+def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Asked":
     """The question of a call, by the names of its arguments."""
     from dpstream.pipelines.frames.question import Asked
 
-    given = {"kind": kind, "value": None, "bounds": None, "max_rows": 1, **call}
+    given: dict[str, Any] = {
+        "kind": kind,
+        **dict.fromkeys(("value", "bounds", "public_keys")),
+        "max_rows": 1,
+    }
+    given |= call
     return Asked(**{name: given[name] for name in Asked._fields})
 
 
@@ -255,7 +292,7 @@ def _how(call: Mapping[str, Any]) -> "Asking":
     return Asking(call["fresh"], call["as_of"])
 
 
-def _ask(kind: "ColumnKind", call: Mapping[str, Any]) -> "PrivateTable":
+def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
     """The answer of a call."""
     import warnings
 

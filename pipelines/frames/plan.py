@@ -151,7 +151,7 @@ def _acceptance(question: Question, charge: "Charge", place: Account, how: Askin
     from dpstream.pipelines.ask.sequence import request_of
 
     with place.key.ring() as keys:
-        request = request_of("frame", question.request, keys, how.as_of)
+        request = request_of(question.kind, question.request, keys, how.as_of)
     return of_requests(place.ledger, [Request(charge, lambda: request)], how.fresh)
 
 

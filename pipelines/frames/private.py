@@ -116,14 +116,16 @@ def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
     if question.key and not plan.automatic_groups:
         bounds.append(f"at most {plan.groups} of its keys count, drawn at random")
     each = " in each" if question.key else ""
-    if column.kind == "count" and not column.automatic:
+    if column is None:
+        pass
+    elif column.kind == "count" and not column.automatic:
         bounds.append(f"at most {human(column.high)} of its rows{each}")
     elif column.kind in ("sum", "mean") and not column.automatic:
         rows = "" if column.automatic_rows else f"at most {column.rows} of its rows{each}, with "
         bounds.append(f"{rows}values within {human(column.low)} and {human(column.high)}")
     if bounds:
         words.append(f"Of one {question.unit!r}: {'; '.join(bounds)}.")
-    words += lines_of(header, question.unit, "key" * bool(question.key))
+    words += lines_of(header, question.unit, "key" * bool(question.key), bool(answer.intervals))
     for name, bound in _public(question, header).items():
         words.append(
             f"Too few units to choose {name} privately: the default bound {bound} applies."
@@ -146,8 +148,10 @@ def _public(question: Question, header: Header) -> dict[str, int]:
     """Default bounds of histograms that had too few units to choose by."""
     design, plan, column = question.gridded.design, question.gridded.plan, question.column
     names = set() if design is None else {of.name for of in design.histograms}
-    constants = {GROUPS: plan.groups or 0, column.rows_histogram: column.rows}
-    constants |= {column.name: column.rows} if column.kind == "count" else {}
+    constants = {GROUPS: plan.groups or 0}
+    if column is not None:
+        constants[column.rows_histogram] = column.rows
+        constants |= {column.name: column.rows} if column.kind == "count" else {}
     return {name: n for name, n in constants.items() if name in names - header.cuts.keys()}
 
 

@@ -29,7 +29,7 @@ from dpstream.accounting.query.plan import (
 from dpstream.dp_transforms.ingest.columns import identity
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
 from dpstream.pipelines.sql.receipt import LABELS
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.charges import Charge, ChargeKind
 
 #: Keys of one unit that count, and rows of each, where too few units have any to choose by: public
 #: constants that fit most data; noise grows with the root of the one and with the other.
@@ -37,13 +37,15 @@ MAX_KEYS, FEW_ROWS = 8, 5
 #: Kinds whose values can be a ledger's unit.
 _UNITS: tuple[FieldType, ...] = ("string", "int", "bool", "bytes")
 Bounds = tuple[float, float] | Literal["auto"]
+Figure = ColumnKind | Literal["keys"]
 
 
 class Asked(NamedTuple):
     """Arguments of a question, as a caller gave them.
 
     Attributes:
-        kind: of the column of the answer: ``units``, ``count``, ``sum`` or ``mean``.
+        kind: of the column of the answer: ``units``, ``count``, ``sum`` or ``mean``; ``keys``:
+            the keys alone.
         unit, key, value: names of columns; ``key`` is empty for one figure of all rows.
         bounds: of each value; ``None`` where none are needed.
         max_keys, max_rows: of one unit, keys that count and rows of each that do; ``None``: chosen
@@ -51,7 +53,7 @@ class Asked(NamedTuple):
         public_keys: all keys that are published, whatever the rows hold.
     """
 
-    kind: ColumnKind
+    kind: Figure
     unit: Any
     key: Any
     value: Any
@@ -69,7 +71,7 @@ class Question(NamedTuple):
     Attributes:
         unit, key, value: names of columns.
         kinds: of the unit's and of each key's ids.
-        gridded: its plan, of one column that is named as its kind.
+        gridded: its plan, of one column that is named as its kind, or of none.
         public: canonical public keys, each once; ``None`` where keys are selected, or there is no
             key.
         digest: of everything here.
@@ -84,9 +86,20 @@ class Question(NamedTuple):
     digest: str
 
     @property
-    def column(self) -> QueryColumn:
-        """The column of the answer."""
-        return self.gridded.plan.columns[0]
+    def column(self) -> QueryColumn | None:
+        """The column of the answer; ``None``: the keys are all of it."""
+        columns = self.gridded.plan.columns
+        return columns[0] if columns else None
+
+    @property
+    def automatic(self) -> bool:
+        """Whether it chooses bounds of its column."""
+        return self.column is not None and self.column.automatic
+
+    @property
+    def kind(self) -> ChargeKind:
+        """Of its charge."""
+        return "keys" if self.column is None else "frame"
 
     @property
     def request(self) -> list[bytes]:
@@ -105,7 +118,7 @@ class Question(NamedTuple):
         plan = self.gridded.plan
         mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
         figures = (plan.epsilon, plan.delta, mu, threshold)
-        return Charge(run_id, self.digest, unit.text, *figures, kind="frame")
+        return Charge(run_id, self.digest, unit.text, *figures, kind=self.kind)
 
 
 def question_of(data: Any, asked: Asked) -> tuple[Question, dict[str, pa.ChunkedArray]]:
@@ -160,8 +173,10 @@ def _names(asked: Asked) -> list[str]:
         )
     if asked.kind in ("sum", "mean") and not isinstance(asked.value, str):
         raise UsageError("value", "must be a column's name", "write e.g. value='seconds'")
+    if not key and asked.kind == "keys":
+        raise UsageError("key", "must be a column's name", "write e.g. key='page'")
     taken = {asked.kind, *(f"{asked.kind}_{label}" for label in LABELS.values())} & set(key)
-    if taken:
+    if taken and asked.kind != "keys":
         raise UsageError("key", "has the name of a column of the answer", "rename the column")
     return key
 
@@ -184,7 +199,12 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
             "must be positive" if not epsilon > 0 else "must be below 1, and 0 or more",
             "write e.g. epsilon=1.0, delta=1e-9",
         )
-    column = _column(asked)
+    column = None if asked.kind == "keys" else _column(asked)
+
+    def on_grid(bits: int) -> tuple[QueryColumn, ...]:
+        if column is None:
+            return ()
+        return (msgspec.structs.replace(column, grid=grid_of(column, whole, bits)),)
 
     def plan_of(bits: int) -> QueryPlan:
         return QueryPlan(
@@ -194,7 +214,7 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
             norm=None,
             mechanism="gaussian" if delta else "laplace",
             selects=selects,
-            columns=(msgspec.structs.replace(column, grid=grid_of(column, whole, bits)),),
+            columns=on_grid(bits),
             automatic_groups=chosen,
         )
 
@@ -212,6 +232,8 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
 
 def _column(asked: Asked) -> QueryColumn:
     """The column of the answer, but for its grid."""
+    if asked.kind == "keys":
+        raise InvariantError("an answer of keys has no column")
     chosen = asked.max_rows is None
     rows = FEW_ROWS if chosen else _whole("max_rows", asked.max_rows, MAX_ROWS)
     if asked.kind == "units":

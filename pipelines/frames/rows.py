@@ -94,10 +94,10 @@ def rows_of(
 
 def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
     """What stage 2 is handed, for a plan with its bounds."""
-    [column] = plan.columns
     known = Partials(rows.unit, rows.group, rows.unit_ids, rows.groups.ids)
-    if column.kind == "units":
+    if not plan.columns or plan.columns[0].kind == "units":
         return known
+    [column] = plan.columns
     if column.kind == "count":
         return known._replace(sums=(np.ones(len(rows.unit), np.int64),))
     if column.kind == "mean":
@@ -110,16 +110,16 @@ def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
     return known._replace(unit=unit, group=group, sums=(bounded,))
 
 
-def histogram_values(name: str, column: QueryColumn, rows: Rows) -> Values:
+def histogram_values(name: str, column: QueryColumn | None, rows: Rows) -> Values:
     """What a histogram is of: groups of each unit, or of a unit in a group its rows, its sum or its
     mean (in grid steps); of a sum within given bounds how many times the nearer bound it is, which
     is what a bound on rows limits."""
-    if name == column.rows_histogram and column.kind == "sum":
+    if column is not None and name == column.rows_histogram and column.kind == "sum":
         low, high = column.grid_bounds()
         unit, group, total, _ = _by_pair(rows, _steps(rows, column.grid, low, high))
         bound = np.where(total < 0, -min(low, -1), max(high, 1))
         return Values(unit, group, np.maximum(1, -(-np.abs(total) // bound)))
-    if name in (GROUPS, column.rows_histogram) or column.kind == "count":
+    if column is None or name in (GROUPS, column.rows_histogram) or column.kind == "count":
         unit, group, _, count = _by_pair(rows, np.zeros(len(rows.unit), np.int64))
         if name != GROUPS:
             return Values(unit, group, count)

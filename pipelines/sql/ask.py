@@ -56,8 +56,6 @@ class StatementQuestion:
         runner: whose workers do stage 1; ``None``: this process.  No released byte depends on it.
     """
 
-    kind: ChargeKind = "sql"
-
     def __init__(
         self,
         question: Question,
@@ -67,6 +65,7 @@ class StatementQuestion:
         runner: Runner | None = None,
     ) -> None:
         self._question, self._catalog, self._source = question, catalog, source
+        self.kind: ChargeKind = question.kind
         self._shards, self._runner = shards, runner
         self._tables = inputs_of(question, catalog)
         self._declared = sorted({name for name, _ in catalog.declared_keys} & self._tables)
@@ -189,7 +188,7 @@ def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
         DpstreamError: there is no key.
     """
     with KeySource(catalog.key.key, catalog.key.insecure_test_key).ring() as keys:
-        return sequence.request_of("sql", identity_of(question, catalog), keys, as_of)
+        return sequence.request_of(question.kind, identity_of(question, catalog), keys, as_of)
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:

@@ -7,13 +7,14 @@ from dpstream.pipelines.sql.receipt import Header
 INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
 
 
-def lines_of(header: Header, unit: str, group: str) -> list[str]:
+def lines_of(header: Header, unit: str, group: str, intervals: bool = True) -> list[str]:
     """A line for each chosen bound, with the estimate of its cut, and one for the others.
 
     Args:
         unit: what the privacy unit is called; group: what a group is, empty without groups.
+        intervals: the answer has some.
     """
-    lines = [INTERVALS]
+    lines = [INTERVALS] * intervals
     lines += [_line(name, cut, unit, group) for name, cut in header.cuts.items()]
     if header.not_estimated:
         given = ", ".join(header.not_estimated)

@@ -22,7 +22,7 @@ from dpstream.pipelines.sql.functions import Function
 from dpstream.pipelines.sql.options import Options
 from dpstream.pipelines.sql.ownership import type_of
 from dpstream.pipelines.sql.statement import Statement, statement_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.charges import Charge, ChargeKind
 
 
 class Output(NamedTuple):
@@ -51,13 +51,18 @@ class Question(NamedTuple):
     bits: int
     digest: str
 
+    @property
+    def kind(self) -> ChargeKind:
+        """Of its charge: a question of keys alone, or of figures."""
+        return "sql" if self.plan.columns else "keys"
+
     def charge(self, catalog: Catalog, run_id: str) -> Charge:
         """What one run of it costs."""
         plan = self.plan
         mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
         delta = plan.delta if plan.selects or mu is not None else 0.0
         figures = (plan.epsilon, delta, mu, threshold)
-        return Charge(run_id, self.digest, catalog.unit.text, *figures, kind="sql")
+        return Charge(run_id, self.digest, catalog.unit.text, *figures, kind=self.kind)
 
     @property
     def gridded(self) -> Gridded:

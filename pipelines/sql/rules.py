@@ -109,7 +109,8 @@ RULES: dict[str, Rule] = {
         privacy=True,
     ),
     "no-function": Rule(
-        "selects no private function", "add one, such as COUNT(*) AS n, to the select list"
+        "selects no private function and no groups",
+        "add a function, such as COUNT(*) AS n, to the select list, or GROUP BY columns",
     ),
     "not-grouped": Rule(
         "selects a column that is neither grouped by nor inside a private function",

@@ -1,6 +1,7 @@
 """One differentially private statement, parsed, resolved and checked.
 
-A statement has one private SELECT.  What surrounds it, and its own HAVING, ORDER BY, LIMIT and
+A statement has one private SELECT.  One that groups and has no function asks which groups there
+are; DISTINCT of columns is the same.  What surrounds it, and its own HAVING, ORDER BY, LIMIT and
 arithmetic, work on the released columns and cost nothing: they become ``outer``, an ordinary
 query over the released relation and public tables.
 """
@@ -93,7 +94,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     require(asked, "no-dp-select")
     require(len(asked) == 1, "one-dp-select", asked[-1].args["hint"])
     [core] = asked
-    require(core.args.get("distinct") is None, "not-supported", core.args.get("distinct"))
+    _group_distinct(core)
     normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
     options = read(core.args["hint"], core.args.get("group") is not None, normed)
     core.set("hint", None)
@@ -112,7 +113,8 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
         require(not unit, "group-by-unit", node)
     if public is not None:
         public = public.query(validator, grouped, core)
-    released = _Released(core, grouped, scope)
+    selects = bool(grouped) and options.selection == "thresholds"
+    released = _Released(core, grouped, scope, selects)
     functions = tuple(released.functions.values())
     _check_norms(options, functions, core)
     source = exp.Select(**{part: core.args.get(part) for part in ("from_", "joins", "where")})
@@ -126,10 +128,25 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     return Statement(options, source, unit, released.groups, functions, tree, public)
 
 
+def _group_distinct(core: exp.Select) -> None:
+    """Write DISTINCT of plain columns as the GROUP BY that it is."""
+    distinct = core.args.get("distinct")
+    if distinct is None:
+        return
+    columns = [item.unalias() for item in core.expressions]
+    plain = all(isinstance(column, exp.Column) for column in columns)
+    fits = plain and distinct.args.get("on") is None and core.args.get("group") is None
+    require(fits, "not-supported", distinct)
+    core.set("distinct", None)
+    core.set("group", exp.Group(expressions=[column.copy() for column in columns]))
+
+
 class _Released:
     """The select list of the private SELECT, taken apart."""
 
-    def __init__(self, core: exp.Select, grouped: list[exp.Expr], scope: Scope) -> None:
+    def __init__(
+        self, core: exp.Select, grouped: list[exp.Expr], scope: Scope, selects: bool
+    ) -> None:
         self.names: set[str] = set()
         self.functions: dict[Private, Function] = {}
         self._grouped, self._scope = grouped, scope
@@ -142,7 +159,8 @@ class _Released:
         for item in core.expressions:
             whole = isinstance(item.unalias(), _CALLS)
             self._collect(item.unalias(), item.alias if whole else None)
-        require(self.functions, "no-function", core.expressions[0])
+        # Groups that are selected are an answer by themselves: which keys there are.
+        require(self.functions or selects, "no-function", core.expressions[0])
         for part in ("having", "order"):
             if core.args.get(part) is not None:
                 self._collect(core.args[part], None)

@@ -91,6 +91,7 @@ def stream_job(path: Path, statement: str) -> StreamJob:
     known = _readable(parse_toml(given), path.parent)
     checked_form(statement)
     asked = statement_of(statement, known.tables, stream_options)
+    require(asked.functions, "no-function")
     check_row_local(_whole(asked, []), known.tables)
     check_functions(asked, statement)
     fits: UsageError | None = None

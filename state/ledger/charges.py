@@ -16,7 +16,7 @@ import msgspec
 from dpstream.state.ledger.region_charge import RegionCharge
 
 #: What was run.
-ChargeKind = Literal["stream", "choice", "sql", "session", "table", "workload", "frame"]
+ChargeKind = Literal["stream", "choice", "sql", "session", "table", "workload", "frame", "keys"]
 
 
 class Charge(

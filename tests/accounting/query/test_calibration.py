@@ -32,6 +32,9 @@ PLANS = [
     query(UNITS, SUM, mechanism="laplace"),
     query(SUM, mechanism="laplace", selects=False, delta=0.0),
     query(SUM, COUNT, mechanism="laplace", epsilon=0.25),
+    query(),
+    query(epsilon=0.25, groups=256),
+    query(mechanism="laplace"),
 ]
 
 

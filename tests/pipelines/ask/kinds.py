@@ -112,13 +112,22 @@ def _by_command(name: str, *more: str) -> Callable[..., Said]:
 
 def _frame(*options: str) -> Said:
     """A DataFrame function, with the options of the commands."""
+    return _of_table(dpstream.count, options, max_keys=4, max_rows=5)
+
+
+def _keys(*options: str) -> Said:
+    """Keys without figures."""
+    return _of_table(dpstream.keys, options, max_keys=4)
+
+
+def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: int) -> Said:
     account: Any = dpstream.LedgerAccount("account/ledger.db", "d", id=accounts.ID)
     types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
     table = pa.csv.read_csv("in.csv", convert_options=pa.csv.ConvertOptions(column_types=types))
-    how: dict[str, Any] = {"fresh": "--fresh" in options}
+    how: dict[str, Any] = {"fresh": "--fresh" in options, **bounds}
     how |= {"as_of": options[options.index("--as-of") + 1]} if "--as-of" in options else {}
-    answer = dpstream.count(
-        table, unit="user", key="page", epsilon=5.0, max_keys=4, max_rows=5, account=account,
+    answer = function(
+        table, unit="user", key="page", epsilon=5.0, account=account,
         noise_key="file:noise.key", **how,
     )  # fmt: skip
     return Said(0, f"{answer.guarantee}\n{answer.table.to_pylist()}", "")
@@ -132,6 +141,7 @@ USERS = _lines("in.csv", _of_user_7)
 VISITS = ("in.csv", "in.csv.whole")
 KINDS = {
     "frame": Kind(COMMANDS["sql"], _frame, USERS, VISITS),
+    "keys": Kind(COMMANDS["sql"], _keys, USERS, VISITS),
     "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS),
     "tuning": Kind(COMMANDS["choose"], _by_command("choose"), USERS, VISITS, ("chosen.toml",)),
     "workload pure": Kind(

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.pipelines.ask import receipt
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
@@ -88,13 +89,13 @@ def shop(folder: Path, epsilon: float = 1e6) -> Path:
 def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fixed run id, and a clock that stands still: answers can be compared byte by byte."""
 
-    class Clock(asking.datetime):  # type: ignore[misc]
+    class Clock(receipt.datetime):  # type: ignore[misc]
         @classmethod
         def now(cls, zone: Any = None) -> Any:
             return cls(2024, 1, 5, tzinfo=zone)
 
     monkeypatch.setattr(run_ids.secrets, "token_hex", lambda size: "5a" * size)
-    monkeypatch.setattr(asking, "datetime", Clock)
+    monkeypatch.setattr(receipt, "datetime", Clock)
     monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)  # a Parquet file has several pieces
 
 
