@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.ingest.columns import identity, instant, measure
+from dpstream.pipelines.connectors.files.parquet import refuse_large
 from dpstream.pipelines.connectors.files.texts import read_text
 from dpstream.pipelines.connectors.records.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
@@ -137,6 +138,7 @@ def _batches(file: DataFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
 def _read(path: Path, kind: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     if kind == "parquet":
         with pq.ParquetFile(str(path)) as file:
+            refuse_large(file.metadata, columns, FIELD, "the file")
             yield from file.iter_batches(columns=columns, use_threads=False)
         return
     with open(path, "rb") as raw:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.pipelines.connectors.files.parquet import refuse_large
 from dpstream.pipelines.sql.casts import casts, listed
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import files_of, is_not, without
@@ -76,25 +77,30 @@ def _check_columns(table: Table, paths: list[str]) -> None:
     """
     missing = set(table.columns)
     for path in paths:
-        missing -= footer_columns(table, path)
-        if not missing:
-            return
-    raise without(table)
+        missing -= {name.lower() for name in columns_of(table, path)}
+    if missing:
+        raise without(table)
 
 
-def footer_columns(table: Table, path: str) -> set[str]:
-    """Names of the columns of a Parquet file, in lower case.
+def columns_of(table: Table, path: str) -> list[str]:
+    """Names of the columns of a Parquet file, whose pages DuckDB may decode as they are.
 
     Raises:
-        RunError: it is none.
+        RunError: it is no Parquet file.
+        UnpacksTooLargeError: see `refuse_large`.
     """
     try:
-        return {name.lower() for name in pq.read_schema(path).names}
+        meta = pq.read_metadata(path)
+        names = list(meta.schema.to_arrow_schema().names)
     except (OSError, pa.ArrowException):
-        found = is_not(table, "Parquet")
-    raise found
+        failed = is_not(table, "Parquet")
+    else:
+        needed = [name for name in names if name.lower() in table.columns]
+        refuse_large(meta, needed, f"table {table.name}", "a file of it")
+        return names
+    raise failed
 
 
 def divisible(table: Table, path: str) -> bool:
     """Whether a Parquet file can be read in pieces: rows have a number in a column of that name."""
-    return _NUMBER not in footer_columns(table, path)
+    return _NUMBER not in {name.lower() for name in columns_of(table, path)}

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.connectors.files.parquet import coded_batches, refuse_large
+from dpstream.pipelines.connectors.files.parquet import coded_batches
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.files import view
+from dpstream.pipelines.sql.files import columns_of, view
 from dpstream.pipelines.sql.inputs import FILES, files_of
 from dpstream.pipelines.sql.text_files import bad_lines, unpacked
 
@@ -48,11 +48,8 @@ def _parquet(table: Table) -> str | None:
     """Texts are UTF-8: a reader of Parquet takes that for granted."""
     try:
         for path in files_of(table):
-            with pq.ParquetFile(path) as file:
-                names, meta = file.schema_arrow.names, file.metadata
-            names = [name for name in names if name.lower() in table.columns]
-            refuse_large(meta, names, f"table {table.name}", "a file of it")
-            for group in range(meta.num_row_groups):
+            names = [name for name in columns_of(table, path) if name.lower() in table.columns]
+            for group in range(pq.read_metadata(path).num_row_groups):
                 with coded_batches(path, names, group) as (_, batches):
                     for batch in batches:
                         batch.validate(full=True)

@@ -4,10 +4,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.connectors.files.parquet import MAX_UNPACKED
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
@@ -41,6 +43,20 @@ def test_a_column_that_no_parquet_file_has_is_refused(own: str, tmp_path: Path) 
     found = declared(tmp_path, columns)
     pq.write_table(table, tmp_path / "visits.parquet")
     assert ask(found, text).charged
+
+
+def test_pages_that_unpack_too_far_are_refused_before_a_charge(tmp_path: Path) -> None:
+    """DuckDB would decode them whole, after the charge."""
+    path = data_set(tmp_path)
+    plain = tmp_path / "visits.parquet"
+    long = pa.array(["x" * (1 << 20)] * ((MAX_UNPACKED >> 20) + 2))
+    rows = visits().slice(0, len(long))
+    at = rows.schema.get_field_index("page")
+    table = rows.set_column(at, "page", long)
+    pq.write_table(table, plain, compression="zstd", use_dictionary=False, write_statistics=False)
+    with pytest.raises(UsageError) as refused:
+        ask(load_catalog(path), _COUNT)
+    assert refused.value.field == "table visits" and charges(tmp_path) == []
 
 
 def test_a_header_without_a_column_is_refused_and_an_old_answer_is_not(tmp_path: Path) -> None:
