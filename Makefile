@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow check docs figures shape locks bench prism flink kafka crane clean
+.PHONY: demo test slow check docs figures shape faults locks bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -31,6 +31,11 @@ docs: $(READY)
 # Statements and modules of source and tests.
 shape: $(READY)
 	$(BIN)/python -m tests.bench.shape
+
+# Faults that an earlier commit had, shown by its own commands: make faults REF=fec02190.  The
+# worktree and its environment stay in .tools/faults (git worktree remove takes the first away).
+faults: $(READY)
+	$(BIN)/python -m tests.faults.filecalls.past $(REF)
 
 # The headline figures against the recorded ones (tests/bench/figures.json).
 figures: $(READY)

@@ -188,6 +188,11 @@ def released(*places: str) -> Callable[[Path, Ended], Any]:
     return read
 
 
+def picture(folder: Path, _: Ended) -> Any:
+    """A page, without the minute at which it was drawn."""
+    return re.sub(r"as of [0-9: -]+ UTC", "", (folder / "p.html").read_text())
+
+
 def both_runs(folder: Path, ended: Ended) -> Any:
     """The new run's releases, the old one's, and that each has its store.  A run that was begun
     and not charged may have left one more."""
@@ -380,7 +385,7 @@ COMMANDS: Mapping[str, Command] = {
                              done="closed", then=BUDGET),
     "session stand": Command(session, STAND, printed("rows"), (MADE,)),
     "session picture": Command(session, ("session", "picture", "small.toml", "--out", "p.html"),
-                               released("p.html"), (MADE, ASK, ALLOT)),
+                               picture, (MADE, ASK, ALLOT)),
     "tabulate generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
                                  charged=None),
     "tabulate execute": Command(census, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key"),
