@@ -43,7 +43,7 @@ EXTRAS = {
         "Pub/Sub as source and sink", ("google.cloud.pubsub_v1", "google.pubsub_v1", _API)
     ),
     "bigquery": Extra("BigQuery as sink", ("google.cloud.bigquery_storage_v1", _API)),
-    "spanner": Extra("state and ledger in Cloud Spanner", ("google.cloud.spanner_v1", _API)),
+    "spanner": Extra("state and account in Cloud Spanner", ("google.cloud.spanner_v1", _API)),
     "gcp-secrets": Extra(
         "the noise key in Google Secret Manager",
         ("google.cloud.secretmanager_v1", "google_crc32c", _API),

@@ -132,8 +132,8 @@ class DPStream(beam.PTransform):
             if account is None and lineage.remembered(run.open()) is not None:
                 raise PolicyError(
                     "ledger",
-                    "this run was charged in a ledger, and DPStream names none",
-                    "give DPStream(account=...) that ledger",
+                    "this run was charged in an account, and DPStream names none",
+                    "give DPStream(account=...) that account",
                 )
         elif account is not None:
             raise UsageError("account", "is for a run that is begun here", "give it to begin_run")

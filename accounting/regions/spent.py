@@ -130,4 +130,4 @@ def restored(
 
 
 def _broken(rule: str) -> PolicyError:
-    return PolicyError("spent budget", rule, "replay the ledger from its first entry")
+    return PolicyError("spent budget", rule, "replay the account from its first entry")

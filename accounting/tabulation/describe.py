@@ -144,7 +144,7 @@ def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
     rows = [row("gaussian", gaussian_epsilon(rho, delta), rounded, note)]
     if not rounded and delta >= LEAST_DELTA:
         losses = max(gaussian_losses(side, delta) for side in sides)
-        rows.append(row("losses", losses, True, "composed exactly; the ledger composes rho"))
+        rows.append(row("losses", losses, True, "composed exactly; the account composes rho"))
     return [
         *rows,
         row("zcdp", zcdp_epsilon(rho, delta), True, "best conversion"),

@@ -109,7 +109,7 @@ class TablePlan(msgspec.Struct, frozen=True):
                 raise PolicyError(
                     f"budget of {table.name} {level.label}",
                     "is infinite, so that nothing is promised",
-                    "run it on public data, without a ledger",
+                    "run it on public data, without an account",
                 )
             if level.puerto_rico == puerto_rico:
                 groups = self.stability[level].groups

@@ -205,7 +205,7 @@ class Tuned(msgspec.Struct, frozen=True):
         )
         if total is not None:
             words += f"; tuning and stream together: ({up(total, 4)}, {up(delta, 4)}); "
-            words += "the ledger holds every other run on the data set"
+            words += "the account holds every other run on the data set"
         return {
             "how": self.how,
             "words": words,

@@ -89,11 +89,11 @@ def answer(
     """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
 
     JOB is a job file whose key columns are the workload's attributes; it says what is counted, by
-    which unit, with which budget and from which ledger.  A record outside the domain is a dead
+    which unit, with which budget and from which account.  A record outside the domain is a dead
     letter.  OUT gets the answers with exact standard errors, and the estimate from which any
     other workload over the same domain is answered.  Other flags pass through to Beam.
 
-    Where the ledger or the job's store would refuse it now, --dry-run ends with the exit code of
+    Where the account or the job's store would refuse it now, --dry-run ends with the exit code of
     that refusal.
     """
     from dpstream.pipelines.workload.files import read_workload

@@ -36,7 +36,7 @@ def audit(
     """Test a job's mechanism as a black box: a lower bound of epsilon beside the claim.
 
     Runs the real flow with the job's plan on synthetic neighbours, in a temporary folder with a
-    fresh key. The job's data, key, store, sink and ledger are not touched, and nothing is charged.
+    fresh key. The job's data, key, store, sink and account are not touched, and nothing is charged.
     Exit code 5: the claim is refuted.
     """
     from dpstream.pipelines.audit.audit import Ask, as_dict

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @JOB
 @click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
-@click.option("--epsilon", type=float, help="Budget of the tuning, charged in the ledger.")
+@click.option("--epsilon", type=float, help="Budget of the tuning, charged in the account.")
 @click.option("--delta", type=float, help="Default: the job's.")
 @click.option(
     "--key-records",
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
     """Choose privacy.contributions and missing clamps by a charged private mechanism.
 
-    Without --proxy the answer is a release: it costs --epsilon in the data set's ledger, before
+    Without --proxy the answer is a release: it costs --epsilon in the data set's account, before
     anything is drawn.  The same question is answered with the same figures at no further charge,
     whatever the files hold by then; every other question costs again.
 
-    Where the ledger would refuse the charge now, --dry-run ends with the exit code of that refusal.
+    Where the account would refuse the charge now, --dry-run ends with that refusal's exit code.
     """
     import msgspec
 
@@ -98,7 +98,7 @@ def _words(public: dict[str, Any]) -> str:
     lines.insert(
         0,
         f"Cost        ({up(public['epsilon'])}, {up(public['delta'])})-DP per unit, mu "
-        f"{up(public['mu'], 4)}, charged in the ledger before the first draw",
+        f"{up(public['mu'], 4)}, charged in the account before the first draw",
     )
     for of in public["histograms"]:
         lines.append(
@@ -117,7 +117,7 @@ def _told(outcome: "Outcome", records: int) -> str:
     lines += [f"Note        {note}" for note in outcome.notes]
     if outcome.run_id:
         again = ", charged before" if outcome.resumed else ", charged"
-        lines.append(f"Run         {outcome.run_id}{again}; the receipt is in the ledger")
+        lines.append(f"Run         {outcome.run_id}{again}; the receipt is in the account")
     else:
         lines.append("Label       from other data: not charged, shown in every plan")
     if outcome.insecure:

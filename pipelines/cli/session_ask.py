@@ -79,7 +79,7 @@ def ask(
     """Answer FIGURES (default: count) of some points of TABLE.toml.
 
     A figure is count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, ..).
-    What is asked is charged in the ledger before a record is read, and committed before it is
+    What is asked is charged in the account before a record is read, and committed before it is
     seen.  The same question is answered with the same bytes, at no further charge.
     """
     where_to = runner_of(runner, parallelism, beam_flag)

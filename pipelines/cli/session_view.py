@@ -167,7 +167,7 @@ def picture(
     over_time: bool, where: str, inside: str | None, analyst: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Draw what is left: one page (.html) with maps, spending over time and the transcript, or one
-    picture (.png).  Of the ledger alone: no record and no answer is in it."""
+    picture (.png).  Of the account alone: no record and no answer is in it."""
     from dpstream.pipelines.session import page
 
     ending = page.kind_of(out)

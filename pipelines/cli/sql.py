@@ -76,11 +76,11 @@ def sql(
     """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left, and
     `dpstream sql check CATALOG` checks the keys that it declares.
 
-    An answer is charged in the ledger before a row is read, and committed before it is seen.  The
+    An answer is charged in the account before a row is read, and committed before it is seen.  The
     same statement is answered with the same bytes and their date at no further charge, whatever
     the rows are by then: --as-of names a state of the data, --fresh asks anew.
 
-    Where the ledger would refuse the charge now, --explain ends with the exit code of that refusal.
+    Where the account would refuse the charge now, --explain ends with that refusal's exit code.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.catalog_file import load_catalog

@@ -204,7 +204,7 @@ def restore(
 
     With --abandon, for input that cannot be read again: windows that begin before --now get no
     further release, all units of the backup count as exhausted, and the run goes on with
-    fresh noise. That is a second spend, charged in the ledger at once or refused.
+    fresh noise. That is a second spend, charged in the account at once or refused.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.operate import state_admin
@@ -227,7 +227,7 @@ def restore(
         click.echo(
             f"{done['epochs']} epochs cost sqrt({done['epochs']}) mu = {up(done['mu'], 4)} per "
             f"unit: epsilon {up(done['epsilon'], 4)} at delta {up(done['delta'], 3)} in all"
-            f" ({'charged' if done['charged'] else 'no ledger: nothing was charged'})."
+            f" ({'charged' if done['charged'] else 'no account: nothing was charged'})."
         )
 
 

@@ -276,7 +276,7 @@ def _ledger(given: dict[str, Any]) -> "AccountPlace | None":
         return None
     if missing:
         field = "--" + missing[0].replace("_", "-")
-        raise UsageError(field, "is required with a ledger", "give all three of its options")
+        raise UsageError(field, "is required with an account", "give all three of its options")
     from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
     check_names(given["data_set"], given["account_id"])

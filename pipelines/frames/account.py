@@ -39,7 +39,7 @@ def account_of(
     if not isinstance(account, LedgerAccount):
         raise UsageError(
             "account",
-            "is no account in a ledger",
+            "is no account that can be named",
             "write account=dpstream.LedgerAccount('ledger.db', 'visits', id='...')",
         )
     return Account(account.ledger, _key(noise_key))

@@ -16,7 +16,7 @@ from dpstream.pipelines.sql.receipt import Header, SqlAnswer
 _SHOWN = 10
 _ASKED_BEFORE = "today's rows were not read: ask with fresh=True, or name their state by as_of."
 _NOT_CHARGED = (
-    "Charged to no ledger: whoever asks again spends epsilon again, and only you add it up "
+    "Charged to no account: whoever asks again spends epsilon again, and only you add it up "
     "(account=dpstream.LedgerAccount(...) does)."
 )
 _INSECURE = "NOT PRIVATE: drawn with a fixed test key, which whoever knows it subtracts."

@@ -104,7 +104,7 @@ def ledger_seen(job: Job) -> "Head | None":
 def unnamed_ledger() -> PolicyError:
     """What is raised where a run was charged and its job names no ledger any more."""
     return PolicyError(
-        "ledger", "this run was charged in a ledger, and the job names none", "name it again"
+        "ledger", "this run was charged in an account, and the job names none", "name it again"
     )
 
 

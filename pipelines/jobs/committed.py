@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.tables import TuningConfig
     from dpstream.state.ledger.open import AccountPlace
 
-_AGAIN = "run `dpstream choose` on the data set's ledger, or restore the file it wrote"
+_AGAIN = "run `dpstream choose` on the data set's account, or restore the file it wrote"
 
 
 class Ledgered(Protocol):
@@ -83,7 +83,7 @@ def check_tuning(job: "Job") -> None:
     if tuning.how != "private":
         raise PolicyError("choice.how", "was edited: it names a private tuning's run", _AGAIN)
     if job.ledger is None:
-        raise PolicyError("ledger", "is required by a private tuning", "name its ledger")
+        raise PolicyError("ledger", "is required by a private tuning", "name its account")
     receipt = _receipt(job, tuning)
     for field, differs in _differences(job, tuning, receipt):
         if differs:
@@ -102,7 +102,7 @@ def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
 
     if job.ledger is None:
         raise InvariantError("job.ledger is not None")
-    missing = PolicyError("choice.run_id", "has no matching charge in the ledger", _AGAIN)
+    missing = PolicyError("choice.run_id", "has no matching charge in the account", _AGAIN)
     with contextlib.closing(open_ledger(job.ledger)) as ledger:
         charge = ledger.book().find(tuning.run_id or "")
         found = Register(ledger, "choice").read(tuning.run_id or "")
@@ -113,7 +113,7 @@ def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
     if paid != (receipt.epsilon, receipt.delta, receipt.mu, receipt.identity, receipt.question):
         raise missing
     if found.digest != tuning.receipt:
-        raise PolicyError("choice.receipt", "is not the receipt in the ledger", _AGAIN)
+        raise PolicyError("choice.receipt", "is not the receipt in the account", _AGAIN)
     return receipt
 
 

@@ -21,7 +21,7 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger, read_book
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
-_NO_LEDGER = "none: without a ledger the budgets spent on these data are not added up"
+_NO_LEDGER = "none: without an account the budgets spent on these data are not added up"
 
 
 class Request(NamedTuple):

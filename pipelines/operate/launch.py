@@ -42,7 +42,7 @@ def check_remote(job: Job) -> None:
         ("state.store", job.state.path is not None, "use spanner://project/instance/database"),
         ("ledger.path", job.ledger is not None and file_of(job.ledger.path) is not None,
          "use spanner://project/instance/database, or start the job with `dpstream run` on the "
-         "machine that has the ledger"),
+         "machine that has the account"),
         ("privacy.key", key is None or not key.startswith("gcp:"),
          "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"),
         ("source.path", here, "use kind 'pubsub' or 'kafka', or a folder that is a gs:// URL"),

@@ -99,7 +99,7 @@ class Session:
             if entry == run_id and charge.allots and charge.budget != "closed":
                 selection = Selection(self.desk.space).cut_to(charge.read)
                 return Allotment(self, selection, run_id, charge.budget, charge.amount)
-        raise PolicyError("allotment", "is not in the ledger", "make one with as_pinq")
+        raise PolicyError("allotment", "is not in the account", "make one with as_pinq")
 
     def close(self) -> None:
         """Let go of the ledger and wipe the key."""

@@ -112,7 +112,7 @@ def _read(path: Path, tables: int) -> list[pa.Table]:
         found = RunError(
             "runner",
             "has not handed over a part of the answer",
-            "give workers and this process one folder: the ledger's",
+            "give workers and this process one folder: the account's",
         )
     raise found
 

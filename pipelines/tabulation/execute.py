@@ -210,7 +210,7 @@ def _uncharged(
             return Executed(manifest, False, False)
         raise PolicyError(
             "OUT", "has a file that is missing or is not what was published",
-            "put it away and run again: that is a new spend, which no ledger adds up",
+            "put it away and run again: that is a new spend, which no account adds up",
         )  # fmt: skip
     make_folder(order.out.parent)
     temporary = stack.enter_context(private_folder(order.out.parent, "OUT"))

@@ -121,7 +121,7 @@ class TuningQuestion(NamedTuple):
 def _private(asked: Asked, ring: KeyRing) -> Outcome:
     place = asked.job.ledger
     if place is None:
-        raise InvariantError("a private tuning has a ledger")
+        raise InvariantError("a private tuning has an account")
     with contextlib.closing(open_ledger(place)) as ledger:
         answer = sequence.ask(TuningQuestion(asked), ledger, ring, asked.request.how)
     return _tell(asked, answer)

@@ -175,7 +175,7 @@ class WorkloadQuestion:
         job, self._domain = asked_once(job), domain_of_job(job, workload, some)
         _check(workload, job)
         if job.ledger is None:
-            raise InvariantError("a job that is asked once has a ledger")
+            raise InvariantError("a job that is asked once has an account")
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
         self._reading = job.reading(self._domain.key)

@@ -43,7 +43,7 @@ def allotted(
         elif region.draws_on == run_id:
             used += region.amount
     if found is None:
-        raise PolicyError("allotment", "is not in the ledger", "name the run id of an allotment")
+        raise PolicyError("allotment", "is not in the account", "name the run id of an allotment")
     return found, used
 
 

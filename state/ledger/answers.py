@@ -154,7 +154,7 @@ class Register:
         if asked is None or not self._mine(asked):
             raise PolicyError(
                 "--resume",
-                f"no {self._kind} with this run id is in the ledger",
+                f"no {self._kind} with this run id is in the account",
                 "omit it to ask anew",
             )
         if asked.request != request:

@@ -135,7 +135,7 @@ class Ledger(abc.ABC):
                 if time.monotonic() - begun > BUSY_SECONDS:
                     raise RunError(
                         "ledger.path",
-                        f"the ledger is busy: other processes were faster for {BUSY_SECONDS:g} s",
+                        f"the account is busy: other processes were faster for {BUSY_SECONDS:g} s",
                         "run again; nothing was charged",
                     ) from None
             time.sleep(pause)

@@ -228,10 +228,10 @@ ATTACKS = {
     "a fork elsewhere": Attack(forked_elsewhere, "older or forked copy", any_token),
     "an older copy elsewhere": Attack(older_elsewhere, "older or forked copy", any_token),
     "an older ledger": Attack(
-        older_ledger, "older or replaced ledger", without(Ledger, "refuse_older")
+        older_ledger, "older or replaced account", without(Ledger, "refuse_older")
     ),
     "a shorter ledger": Attack(
-        shorter_ledger, "older or replaced ledger", without(Ledger, "refuse_older")
+        shorter_ledger, "older or replaced account", without(Ledger, "refuse_older")
     ),
     "a ledger left out": Attack(
         ledger_left_out, "the job names none", without(tokens, "remembered"), ledger=False

@@ -90,7 +90,7 @@ def test_cut_off_at_the_charge_it_is_charged_once(place: Place, after: bool) -> 
 
 def test_a_charged_run_names_its_ledger_again(place: Place) -> None:
     stream(place, account=account(place))
-    with pytest.raises(PolicyError, match="was charged in a ledger"):
+    with pytest.raises(PolicyError, match="was charged in an account"):
         stream(place)
 
 

@@ -82,7 +82,7 @@ def exchanged(boxes: Any, amounts: Any) -> Any:
 def test_arrays_that_are_no_state_are_refused(broken: Any) -> None:
     spent = some()
     boxes, amounts = broken(np.array(spent.boxes), np.array(spent.amounts))
-    with pytest.raises(PolicyError, match="replay the ledger"):
+    with pytest.raises(PolicyError, match="replay the account"):
         restored(spent.space, "epsilon", boxes, amounts, 400)
 
 

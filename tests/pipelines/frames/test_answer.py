@@ -110,7 +110,7 @@ def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
 def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
     one, other = (dpstream.histogram(TABLE, **ASKED, public_keys=["p0", "p1"]) for _ in range(2))
     assert one.charged is None and one.header.run_id != other.header.run_id
-    assert one.table != other.table and "no ledger" in one.guarantee
+    assert one.table != other.table and "no account" in one.guarantee
 
 
 def test_a_fixed_test_key_is_said(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_an_allotment_lives_on(session: Session) -> None:
         with pytest.raises(UsageError, match="true nowhere"):
             same.where("a = 3").count(0.25)
         for run_id in (first.header.run_id, "0" * 32):
-            with pytest.raises(PolicyError, match="not in the ledger"):
+            with pytest.raises(PolicyError, match="not in the account"):
                 later.allotment(run_id)
 
 

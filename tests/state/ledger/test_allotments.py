@@ -54,10 +54,10 @@ def test_nothing_is_drawn_on_a_question(account: Payer) -> None:
     order = Order("epsilon", 500_000, "alice", lambda _: YOUNG)
     asked = account.pay("q", order).run_id
     for run_id in (asked, "0" * 32):
-        with pytest.raises(PolicyError, match="not in the ledger"):
+        with pytest.raises(PolicyError, match="not in the account"):
             account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of)
     drawn = account.draw("d", allot(account), "epsilon", 100_000, "alice", lambda _, of: of).run_id
-    with pytest.raises(PolicyError, match="not in the ledger"):
+    with pytest.raises(PolicyError, match="not in the account"):
         account.draw("e", drawn, "epsilon", 1, "alice", lambda _, of: of)
 
 
