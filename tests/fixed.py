@@ -4,10 +4,12 @@ the same when the exact numbers change, for tests of sensitivity and of laws."""
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from types import SimpleNamespace
 from unittest import mock
 
 from dpstream.dp_transforms.noise.inputs import InputDigest
+from dpstream.pipelines.ask import receipt
 from dpstream.state import run_ids
 
 #: A digest of exact numbers, for tests that draw by name and have none.
@@ -16,14 +18,18 @@ INPUTS = bytes(range(16))
 
 @contextlib.contextmanager
 def fixed_run_ids(draw: Callable[[], str] | None = None) -> Iterator[None]:
-    """Every run id that this process draws is given here.
+    """Every run id that this process draws is given here, and every answer has one date.
 
     Args:
         draw: gives the next one; by default 1, 2, 3, .. as 128-bit numbers.
     """
     numbers = itertools.count(1)
     ours = draw or (lambda: f"{next(numbers):032x}")
-    with mock.patch.object(run_ids, "secrets", SimpleNamespace(token_hex=lambda _: ours())):
+    clock = SimpleNamespace(now=lambda zone: datetime(2024, 1, 5, tzinfo=zone))
+    with (
+        mock.patch.object(run_ids, "secrets", SimpleNamespace(token_hex=lambda _: ours())),
+        mock.patch.object(receipt, "datetime", clock),
+    ):
         yield
 
 

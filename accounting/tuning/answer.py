@@ -1,7 +1,6 @@
-"""What a tuning said and what it cost: figures from noisy counts, receipts, words.
+"""What a tuning said and what it cost: figures from noisy counts, words.
 
-``read_off`` is post-processing of noisy counts.  A ``Receipt`` is what the ledger commits and
-what a job's figures are held against later; ``Tuned`` is what a plan tells about it.
+``read_off`` is post-processing of noisy counts; ``Tuned`` is what a plan tells about a tuning.
 """
 
 import math
@@ -53,14 +52,10 @@ BIAS = (
 )
 
 
-class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a private tuning released; committed once, before anyone sees it.
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tuned figures.
 
     Attributes:
-        run_id, question: its run, and the digest of its public question.
-        identity: canonical text of the privacy unit (`accounting.plan.unit`).
-        epsilon, delta, mu: what it cost.
-        first: micros of the stream that were read.
         contributions: C; 0 if nothing was answered.
         clamps: (low, high) in grid units of each aggregate, in the order of the question.
         unanswered: name of the first histogram with too small a noisy total.
@@ -69,26 +64,6 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sd: of the first column's noise at a window's end with that C, in records at the bound.
         per_key: what other bounds per key would come to; a job may take any of them.
     """
-
-    run_id: str
-    question: str
-    identity: str
-    epsilon: float
-    delta: float
-    mu: float
-    first: int
-    contributions: int
-    clamps: Clamps
-    unanswered: str | None = None
-    notes: tuple[str, ...] = ()
-    cut: float | None = None
-    sd: float | None = None
-    per_key: tuple[PerKey, ...] = ()
-
-
-class Figures(msgspec.Struct, frozen=True):
-    """Tuned figures; ``unanswered`` names the histogram that gave none.  The rest as in
-    ``Receipt``."""
 
     contributions: int
     clamps: Clamps

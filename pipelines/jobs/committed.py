@@ -13,14 +13,13 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import msgspec
-
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
-from dpstream.accounting.tuning.answer import Receipt, Tuned
+from dpstream.accounting.tuning.answer import Figures, Tuned
+from dpstream.pipelines.ask.receipt import Header, header_of
 from dpstream.pipelines.jobs.text import duration_micros
 
 if TYPE_CHECKING:
@@ -29,6 +28,24 @@ if TYPE_CHECKING:
     from dpstream.state.ledger.open import AccountPlace
 
 _AGAIN = "run `dpstream choose` on the data set's account, or restore the file it wrote"
+
+
+class Receipt(Header, frozen=True, kw_only=True):
+    """What a private tuning released; committed once, before anyone sees it.
+
+    Attributes:
+        identity: canonical text of the privacy unit (`accounting.plan.unit`).
+        epsilon, delta, mu: what it cost.
+        first: micros of the stream that were read.
+        figures: what was chosen.
+    """
+
+    identity: str
+    epsilon: float
+    delta: float
+    mu: float
+    first: int
+    figures: Figures
 
 
 class Ledgered(Protocol):
@@ -108,9 +125,9 @@ def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
         found = Register(ledger, "choice").read(tuning.run_id or "")
     if charge is None or found is None:
         raise missing
-    receipt = msgspec.json.decode(found.receipt, type=Receipt)
+    receipt = header_of(found.receipt, Receipt)
     paid = (charge.epsilon, charge.delta, charge.mu, charge.identity, charge.plan_hash)
-    if paid != (receipt.epsilon, receipt.delta, receipt.mu, receipt.identity, receipt.question):
+    if paid != (receipt.epsilon, receipt.delta, receipt.mu, receipt.identity, receipt.plan_hash):
         raise missing
     if found.digest != tuning.receipt:
         raise PolicyError("choice.receipt", "is not the receipt in the account", _AGAIN)
@@ -125,14 +142,14 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
         ("privacy.contributions", not _chosen_bounds(plan, receipt)),
         *(
             (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
-            for name, low, high in receipt.clamps
+            for name, low, high in receipt.figures.clamps
         ),
-        ("choice.clamps", set(tuning.clamps) != {name for name, _, _ in receipt.clamps}),
+        ("choice.clamps", set(tuning.clamps) != {name for name, _, _ in receipt.figures.clamps}),
         ("choice.epsilon", tuning.epsilon != receipt.epsilon),
         ("choice.delta", tuning.delta != receipt.delta),
         ("choice.mu", tuning.mu != receipt.mu),
         ("choice.first", first != receipt.first),
-        ("choice.question", tuning.question != receipt.question),
+        ("choice.question", tuning.question != receipt.plan_hash),
         *_unit_differences(job, unit_of(job), receipt),
     ]
 
@@ -140,8 +157,8 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
 def _chosen_bounds(plan: Plan, receipt: Receipt) -> bool:
     """Whether C, or C and a bound per key, is what was released: either may be used."""
     count, bound = plan.privacy.contributions, plan.privacy.per_key_bound
-    offered = {(other.bound, other.contributions) for other in receipt.per_key}
-    return count == receipt.contributions or (bound, count) in offered
+    offered = {(other.bound, other.contributions) for other in receipt.figures.per_key}
+    return count == receipt.figures.contributions or (bound, count) in offered
 
 
 def _unit_differences(job: "Job", unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:

@@ -7,8 +7,7 @@ all data.  Then one scan reads the boxes that the entry says may be read.
 
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.question import Question as Asked
+from dpstream.pipelines.ask.receipt import answered_now, encoded
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.receipt import Answer, Header, decoded, encoded
+from dpstream.pipelines.session.receipt import Answer, Header, decoded
 from dpstream.pipelines.session.receipt import check as check_header
 from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.answers import Answer as Committed
@@ -109,7 +109,7 @@ class SessionQuestion(NamedTuple):
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
         table = _read_and_drawn(self.desk, self.wish, charge, keys)
-        return encoded(_header(self.desk, self.wish, charge.run_id), table)
+        return encoded(header(self.desk, self.wish, **answered_now(charge)), table)
 
 
 class AllotmentQuestion(NamedTuple):
@@ -189,7 +189,7 @@ def check(desk: Desk, wish: Wish) -> None:
 def _check_meaning(desk: Desk, wish: Wish) -> None:
     """Refuse a question that has no meaning, or whose answer no receipt can hold."""
     wish.question.check(desk.space)
-    check_header(_header(desk, wish, ""))
+    check_header(header(desk, wish, run_id="", plan_hash=""))
 
 
 def request_of(desk: Desk, wish: Wish) -> str:
@@ -226,15 +226,19 @@ def _resolved(desk: Desk, wish: Wish, boxes: Int64) -> Int64:
     return asked
 
 
-def _header(desk: Desk, wish: Wish, run_id: str) -> Header:
+def header(desk: Desk, wish: Wish, **more: Any) -> Header:
+    """The header of a question's receipt.
+
+    Args:
+        more: its other fields.
+    """
     return Header(
-        run_id=run_id,
         table=desk.table.digest,
-        answered=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         where=wish.selection.text,
         question=wish.question,
         drop=wish.drop,
         allotment=wish.allotment,
+        **more,
     )
 
 

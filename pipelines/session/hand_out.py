@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.session.ask import SessionQuestion, Wish, committed
+from dpstream.pipelines.ask.receipt import answered_now, encoded
+from dpstream.pipelines.session.ask import SessionQuestion, Wish, committed, header
 from dpstream.pipelines.session.desk import Desk
-from dpstream.pipelines.session.receipt import ticket_name, ticket_receipt
+from dpstream.pipelines.session.receipt import ticket_name
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, put_once
@@ -71,7 +72,8 @@ class TicketQuestion(NamedTuple):
         written = _read(desk, draft)  # that of somebody who was cut off here is as good
         if written is None or written[0].run_id != charge.run_id:
             raise PolicyError("--ticket", "has a draft of something else", "remove it")
-        return ticket_receipt(written[1])
+        named = header(desk, self.asked.wish, **answered_now(charge), ticket=written[1])
+        return encoded(named)
 
 
 def hand_out(desk: Desk, wish: Wish, out: Path) -> Committed:

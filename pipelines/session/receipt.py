@@ -1,6 +1,7 @@
-"""The committed bytes of an answer: a small public header (JSON), then its table as Arrow IPC.
+"""The answer of a session's question: header and table of a receipt.
 
-What was charged and read stands in the ledger's entry of the same run id.
+What was charged and read stands in the ledger's entry of the same run id.  An allotment has an
+empty receipt, and a question whose ticket was handed out one with the ticket's name and no table.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,34 +10,31 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import PARTS, Question
+from dpstream.pipelines.ask import receipt
 from dpstream.state.ledger.answers import Answer as Committed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Of an answer, and of the name of a ticket that was handed out instead.
-_MAGIC, _TICKET = b"dpses\x01", b"dptic\x01"
 
-
-class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Header(receipt.Header, frozen=True, kw_only=True):
     """What an answer says of itself.
 
     Attributes:
-        run_id: of its charge; table: digest of the table's model.
-        answered: when it was drawn (UTC, to the second).
+        table: digest of the table's model.
         where: the predicate that was asked; empty for everything.
         question: what was asked of which cells, and the amount.
         drop: points with too little budget were left out.
         allotment: run id of the allotment that paid, empty if the points did.
+        ticket: the name of the ticket that was handed out instead of an answer; empty: none was.
     """
 
-    run_id: str
     table: str
-    answered: str
     where: str
     question: Question
     drop: bool = False
     allotment: str = ""
+    ticket: str = ""
 
 
 class Answer(NamedTuple):
@@ -104,37 +102,24 @@ def check(header: Header) -> None:
     raise found from None
 
 
-def encoded(header: Header, rows: "pa.Table") -> bytes:
-    """The bytes of an answer."""
-    from dpstream.dp_transforms.session import encoded as table_bytes  # loads the noise
-
-    head = msgspec.json.encode(header, order="sorted")
-    return _MAGIC + len(head).to_bytes(4, "little") + head + table_bytes(rows)
-
-
-def ticket_receipt(name: str) -> bytes:
-    """What is committed of a question whose ticket is handed out."""
-    return _TICKET + name.encode()
-
-
-def ticket_name(receipt: bytes) -> str | None:
-    """The name of the ticket that was handed out; ``None``: it is an answer."""
-    return receipt[len(_TICKET) :].decode() if receipt.startswith(_TICKET) else None
-
-
-def is_answer(receipt: bytes) -> bool:
-    """Whether committed bytes are an answer: neither a ticket's name nor those of an allotment,
-    which are empty."""
-    return bool(receipt) and ticket_name(receipt) is None
-
-
-def header_of(receipt: bytes) -> Header:
+def header_of(committed: bytes) -> Header:
     """The header of an answer's bytes.
 
     Raises:
         PolicyError: they are of another form.
     """
-    return _split(receipt)[0]
+    return receipt.header_of(committed, Header)
+
+
+def ticket_name(committed: bytes) -> str | None:
+    """The name of the ticket that was handed out; ``None``: it is an answer, or an allotment."""
+    return header_of(committed).ticket or None if committed else None
+
+
+def is_answer(committed: bytes) -> bool:
+    """Whether committed bytes are an answer: neither a ticket's name nor those of an allotment,
+    which are empty."""
+    return bool(committed) and ticket_name(committed) is None
 
 
 def decoded(committed: Committed, insecure: bool) -> Answer:
@@ -143,34 +128,12 @@ def decoded(committed: Committed, insecure: bool) -> Answer:
     Raises:
         PolicyError: they are of another form, or a ticket's name.
     """
-    if ticket_name(committed.receipt) is not None:
+    header = header_of(committed.receipt)
+    if header.ticket:
         raise PolicyError(
             "question",
             "was handed out as a ticket: its answer is where that is worked off",
             "read it there, or ask anew with --fresh",
         )
-    import pyarrow as pa
-
-    header, body = _split(committed.receipt)
-    try:
-        rows = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
-    except (OSError, pa.ArrowException):
-        raise _foreign() from None
-    return Answer(header, rows, committed.receipt, committed.digest, committed.charged, insecure)
-
-
-def _split(receipt: bytes) -> tuple[Header, bytes]:
-    size = len(_MAGIC)
-    end = size + 4 + int.from_bytes(receipt[size : size + 4], "little")
-    try:
-        if receipt[:size] != _MAGIC:
-            raise ValueError
-        return msgspec.json.decode(receipt[size + 4 : end], type=Header), receipt[end:]
-    except (ValueError, msgspec.MsgspecError):
-        raise _foreign() from None
-
-
-def _foreign() -> PolicyError:
-    return PolicyError(
-        "ledger.path", "holds an answer of another form", "use the program that wrote it"
-    )
+    table = receipt.table_of(committed.receipt)
+    return Answer(header, table, committed.receipt, committed.digest, committed.charged, insecure)

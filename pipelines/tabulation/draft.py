@@ -9,13 +9,14 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.pipelines.ask.folder import Written
+from dpstream.pipelines.ask.receipt import Header, header_of
 from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import drafted
 from dpstream.state.durable import PUBLIC, make_folder
@@ -31,23 +32,19 @@ class File(NamedTuple):
     content: bytes
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(Header, frozen=True, kw_only=True):
     """What an execution published; public.
 
     Attributes:
         program: ``p`` or ``h``.
-        run_id, plan: of the execution, and the hash of its public plan.
         request: where no account is, what tells whether it answers a request, as `of_run` gives
             it; empty else.
         epsilon, delta, mu, rho: what it costs, ``epsilon`` null: nothing is promised.
         insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
         files: by name below the folder.
-        format: of this file.
     """
 
     program: str
-    run_id: str
-    plan: str
     request: str
     epsilon: float | None
     delta: float
@@ -55,12 +52,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rho: float | None
     insecure: bool
     files: dict[str, Written]
-    format: int = 1
-
-    @property
-    def encoded(self) -> bytes:
-        """As it is kept."""
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
 
     def answers(self, request: str) -> bool:
         """Whether it is of this very request."""
@@ -68,18 +59,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def manifest_of(
-    plan: TablePlan, run_id: str, insecure: bool, files: dict[str, Written], request: str = ""
-) -> Manifest:
-    """The receipt of an execution.
+    plan: TablePlan, head: dict[str, Any], insecure: bool, files: dict[str, Written],
+    request: str = "",
+) -> Manifest:  # fmt: skip
+    """The manifest of an execution, which is its receipt.
 
     Args:
+        head: the fields of every header.
         request: keyed fingerprint of the plan and of all input, where no account is; not shown.
     """
     cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
     epsilon = None if plan.exact else cost.epsilon
-    figures = epsilon, cost.delta, cost.mu, cost.rho
-    shown = of_run(request, run_id) if request else ""
-    return Manifest(plan.parameters.program, run_id, plan.hash, shown, *figures, insecure, files)
+    shown = of_run(request, head["run_id"]) if request else ""
+    return Manifest(
+        **head, program=plan.parameters.program, request=shown, epsilon=epsilon, delta=cost.delta,
+        mu=cost.mu, rho=cost.rho, insecure=insecure, files=files,
+    )  # fmt: skip
 
 
 def of_run(request: str, run_id: str) -> str:
@@ -109,9 +104,7 @@ def decoded(data: bytes) -> Manifest:
     Raises:
         PolicyError: they are of another form.
     """
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-        return msgspec.json.decode(data, type=Manifest)
-    raise PolicyError(MANIFEST, "is of another form", "use the program that wrote it")
+    return header_of(data, Manifest, MANIFEST)
 
 
 def standing(out: Path) -> Manifest | None:

@@ -21,6 +21,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.folder import Archive, Output, archive_of, is_written
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.receipt import answered_now, encoded
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
@@ -154,7 +155,7 @@ class TablesQuestion:
             draw(order, found, keys, charge.run_id, draft)
             files = self._archive.seal(draft, names_of(found))
             insecure = order.key.insecure_test_key is not None
-            receipt = manifest_of(found.plan, charge.run_id, insecure, files).encoded
+            receipt = encoded(manifest_of(found.plan, answered_now(charge), insecure, files))
             self._archive.keep(draft, receipt)
         self.drawn = True
         return receipt
@@ -204,7 +205,7 @@ def _uncharged(
     standing = output.standing()
     if standing is not None:
         manifest = decoded(standing)
-        if manifest.plan != found.plan.hash or order.fresh:
+        if manifest.plan_hash != found.plan.hash or order.fresh:
             raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
         if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
             return Executed(manifest, False, False)

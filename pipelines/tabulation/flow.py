@@ -32,6 +32,7 @@ from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
 from dpstream.pipelines.ask.folder import Written
+from dpstream.pipelines.ask.receipt import encoded
 from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, manifest_of
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
@@ -222,16 +223,17 @@ class Seal(beam.DoFn):
             PolicyError: the records changed.
         """
         task, files = self._task, dict[str, Written]()
-        for encoded in met[1]:
-            files |= msgspec.json.decode(encoded, type=dict[str, Written])
+        for text in met[1]:
+            files |= msgspec.json.decode(text, type=dict[str, Written])
         found = prepared(task.inputs)
         if files.keys() != set(names_of(found)):
             raise RunError("runner", "has not handed over a part of the tables", "run again")
         if task.stamp is not None:
             check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
             _check_run(task)
-        receipt = manifest_of(found.plan, task.run_id, self._insecure, files, task.request)
-        put(task.folder, File(MANIFEST, receipt.encoded))
+        head = {"run_id": task.run_id, "plan_hash": found.plan.hash}  # sealed again, it is the same
+        receipt = manifest_of(found.plan, head, self._insecure, files, task.request)
+        put(task.folder, File(MANIFEST, encoded(receipt)))
         yield MANIFEST
 
 

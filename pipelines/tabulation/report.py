@@ -116,7 +116,7 @@ def _manifest(run: Path, known: Prepared) -> Manifest:
     found = standing(run)
     if found is None:
         raise UsageError("--run", "is no output", "name the folder of an output")
-    if found.plan != known.plan.hash:
+    if found.plan_hash != known.plan.hash:
         raise UsageError(
             "--run",
             "is an output of another plan",

@@ -15,18 +15,19 @@ import msgspec
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.figures import exact
-from dpstream.accounting.tuning.answer import Figures, Receipt, rule_in_words
+from dpstream.accounting.tuning.answer import Figures, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
 from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.charging import spend_of
-from dpstream.pipelines.jobs.committed import unit_of
+from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import instant_micros
@@ -174,32 +175,26 @@ def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
 
 
 def _receipt(asked: Asked, spend: Charge, figures: Figures) -> bytes:
-    receipt = Receipt(
-        spend.run_id,
-        asked.digest,
-        spend.identity,
-        spend.epsilon,
-        spend.delta,
-        asked.design.mu,
-        asked.question.first,
-        figures.contributions,
-        figures.clamps,
-        figures.unanswered,
-        figures.notes,
-        figures.cut,
-        figures.sd,
-        figures.per_key,
+    header = Receipt(
+        **answered_now(spend),
+        identity=spend.identity,
+        epsilon=spend.epsilon,
+        delta=spend.delta,
+        mu=asked.design.mu,
+        first=asked.question.first,
+        figures=figures,
     )
-    return msgspec.json.encode(receipt, order="sorted")
+    return encoded(header)
 
 
 def _tell(asked: Asked, answer: Answer) -> Outcome:
     """Write the job file of a committed answer."""
-    receipt = msgspec.json.decode(answer.receipt, type=Receipt)
-    if receipt.unanswered is not None:
+    receipt = header_of(answer.receipt, Receipt)
+    figures = receipt.figures
+    if figures.unanswered is not None:
         raise PolicyError(
             "--first",
-            f"the noisy count of units for '{receipt.unanswered}' is too small to choose by, and "
+            f"the noisy count of units for '{figures.unanswered}' is too small to choose by, and "
             "the charge stands",
             "check the job's columns and types, use a longer --first or a larger --epsilon (a new "
             "charge), or choose by --proxy",
@@ -208,16 +203,16 @@ def _tell(asked: Asked, answer: Answer) -> Outcome:
         how="private",
         first=asked.request.first,
         rule=rule_in_words(asked.question),
-        clamps=tuple(name for name, _, _ in receipt.clamps),
+        clamps=tuple(name for name, _, _ in figures.clamps),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
         mu=receipt.mu,
         run_id=receipt.run_id,
-        question=receipt.question,
+        question=receipt.plan_hash,
         receipt=answer.digest,
         range=asked.ranges,
     )
-    return _write(asked, receipt, table, receipt.run_id, not answer.charged)
+    return _write(asked, figures, table, receipt.run_id, not answer.charged)
 
 
 def _proxy(asked: Asked) -> Outcome:
@@ -252,7 +247,7 @@ def _proxy(asked: Asked) -> Outcome:
 
 def _write(
     asked: Asked,
-    figures: Figures | Receipt,
+    figures: Figures,
     table: TuningConfig,
     run_id: str | None,
     resumed: bool,

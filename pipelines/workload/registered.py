@@ -24,6 +24,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
@@ -44,7 +45,6 @@ from dpstream.pipelines.workload.release import (
     Moment,
     Receipt,
     Released,
-    receipt_of,
     released_of,
     write_estimate,
     write_release,
@@ -211,23 +211,22 @@ class WorkloadQuestion:
         with self.archive.draft() as draft:
             write_estimate(draft, estimate)
             files = self.archive.seal(draft, [ESTIMATE])
-            receipt = self._receipt(charge.run_id, files).encoded
+            receipt = encoded(self._receipt(charge, files))
             self.archive.keep(draft, receipt)
         return receipt
 
     def released(self, data: bytes) -> Released:
         """The estimate of a committed receipt."""
-        receipt = receipt_of(data)
+        receipt = header_of(data, Receipt)
         with self.archive.draft() as draft:
             self.archive.take(data, receipt.files, [ESTIMATE], draft)
             return released_of(receipt, (draft / ESTIMATE).read_bytes())
 
-    def _receipt(self, run_id: str, files: dict[str, Written]) -> Receipt:
+    def _receipt(self, charge: Charge, files: dict[str, Written]) -> Receipt:
         job, mechanism, line = self._job, self._mechanism, self._job.plan.timeline
         [aggregate] = job.plan.aggregates
         return Receipt(
-            run_id=run_id,
-            plan_hash=self.plan_hash,
+            **answered_now(charge),
             domain=domain_text(self._workload),
             domain_digest=domain_digest(self._workload.attributes),
             workload=self._workload.digest,

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
+from dpstream.pipelines.ask.receipt import Header, encoded, header_of
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.stored import of_arrays, to_arrays
@@ -50,11 +51,10 @@ class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trigger_time: int
 
 
-class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Receipt(Header, frozen=True, kw_only=True):
     """What was released; public.
 
     Attributes:
-        run_id, plan_hash: of the run that was charged.
         domain: attributes as workload files write them; domain_digest: names, values and edges.
         workload: digest of the workload that was answered; strategy: what was measured.
         mixing: digest of the mix of noise; null where there is none.
@@ -65,8 +65,6 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         moments: one for each estimate, in order; files: by name.
     """
 
-    run_id: str
-    plan_hash: str
     domain: list[dict[str, Any]]
     domain_digest: str
     workload: str
@@ -80,12 +78,6 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure: bool
     moments: list[Moment]
     files: dict[str, Written]
-    format: int = 1
-
-    @property
-    def encoded(self) -> bytes:
-        """As it is kept."""
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
 
 
 class Released(NamedTuple):
@@ -148,7 +140,7 @@ def write_release(
                 for name in names:
                     os.rename(draft / name, folder / name)
 
-            for name in Output(out, RECEIPT, "--out").publish(receipt.encoded, files, fill):
+            for name in Output(out, RECEIPT, "--out").publish(encoded(receipt), files, fill):
                 print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)
     except OSError as error:
         raise file_error("--out", "cannot be written", error) from None
@@ -260,17 +252,4 @@ def write_csv(table: pa.Table, file: Any) -> None:
 
 
 def _receipt(folder: Path) -> Receipt:
-    return receipt_of((folder / RECEIPT).read_bytes())
-
-
-def receipt_of(data: bytes) -> Receipt:
-    """A receipt of its bytes.
-
-    Raises:
-        PolicyError: they are of another form.
-    """
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-        found = msgspec.json.decode(data, type=Receipt)
-        if found.format == 1:
-            return found
-    raise PolicyError(_FIELD, "has a receipt of another form", "use the program that wrote it")
+    return header_of((folder / RECEIPT).read_bytes(), Receipt, _FIELD)

@@ -76,7 +76,7 @@ def test_as_of_and_fresh_are_new_charges(kind: Kind, tmp_path: Path) -> None:
 
 def shape(text: str) -> str:
     """A text without its figures and digests."""
-    text = re.sub(r"\b[0-9a-f]{32}\b", "digest", text)
+    text = re.sub(r"\b[0-9a-f]{16}([0-9a-f]{16})?\b", "digest", text)
     return re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
 
 

@@ -49,7 +49,8 @@ def test_answers_as_tables() -> None:
         "smoker": ["no", None], "count": [3.0, -1234.5], "count_sd": [1.0, 1.0],
         "count_low": [1.0, -1240.0], "count_high": [5.0, None],
     })  # fmt: skip
-    header = Header("ab", "cd", "2024", "", Question(kind="epsilon", amount=1))
+    question = Question(kind="epsilon", amount=1)
+    header = Header(run_id="ab", plan_hash="12", table="cd", where="", question=question)
     answer = Answer(header, table, b"", "", True, False)
     assert shown(answer).splitlines() == [
         "smoker     count", "------  --------", "no          3 ±2", "NULL    -1,234.5",

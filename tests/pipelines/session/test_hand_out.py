@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -53,9 +54,9 @@ def cut_off(session: Session, wish: Wish, out: Path, when: str) -> None:
     """Killed at the commit, before or behind it."""
     commit = Register.commit
 
-    def dies(register: Register, run_id: str, receipt: bytes) -> None:
+    def dies(register: Register, *committed: Any) -> None:
         if when == "behind":
-            commit(register, run_id, receipt)
+            commit(register, *committed)
         raise KeyboardInterrupt
 
     with mock.patch.object(Register, "commit", dies), pytest.raises(KeyboardInterrupt):

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.ask.receipt import encoded
 from dpstream.pipelines.tabulation.draft import (
     MANIFEST,
     File,
@@ -17,8 +19,11 @@ from dpstream.pipelines.tabulation.draft import (
 
 
 def manifest(**changed: object) -> Manifest:
-    found = Manifest("p", "5a" * 16, "hash", "1b" * 16, 1.0, 1e-10, None, 0.5, False, {})
-    return Manifest(**{n: getattr(found, n) for n in found.__struct_fields__} | changed)
+    made = Manifest(
+        run_id="5a" * 16, plan_hash="hash", program="p", request="1b" * 16, epsilon=1.0,
+        delta=1e-10, mu=None, rho=0.5, insecure=False, files={},
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changed)
 
 
 def test_what_an_output_shows_of_a_request_is_of_its_run_alone(tmp_path: Path) -> None:
@@ -46,4 +51,4 @@ def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
     (out / MANIFEST).write_text('{"program": "p", "more": 1}')
     with pytest.raises(PolicyError, match="another form"):
         standing(out)
-    assert decoded(manifest().encoded) == manifest()
+    assert decoded(encoded(manifest())) == manifest()

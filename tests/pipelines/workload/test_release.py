@@ -29,8 +29,10 @@ from tests.pipelines.workload.test_answers import ESTIMATE, MOMENTS, ONE
 def receipt() -> Receipt:
     attributes = workload().attributes
     return Receipt(
-        "ab" * 16, "cd" * 16, domain_text(workload()), domain_digest(attributes), "w", "haar", "m",
-        1.0, 1e-9, 0.2, 1, ("n", "count"), False, MOMENTS, {},
+        run_id="ab" * 16, plan_hash="cd" * 16, domain=domain_text(workload()),
+        domain_digest=domain_digest(attributes), workload="w", strategy="haar", mixing="m",
+        epsilon=1.0, delta=1e-9, mu=0.2, contributions=1, aggregate=("n", "count"),
+        insecure=False, moments=MOMENTS, files={},
     )  # fmt: skip
 
 
