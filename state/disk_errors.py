@@ -73,7 +73,12 @@ _CAUSES = {
 }
 
 
-def cause_of(error: Exception) -> Cause:
+def is_foreseen(error: BaseException) -> bool:
+    """Whether the system's reason is in the table."""
+    return isinstance(error, OSError) and error.errno in _CAUSES
+
+
+def cause_of(error: BaseException) -> Cause:
     """The cause of an error; an error that is not in the table is named by its number."""
     if out_of_memory(error):
         return MEMORY

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 
 from dpstream.accounting.errors import RunError
-from dpstream.state.disk_errors import memory_error, out_of_memory
+from dpstream.state.disk_errors import cause_of, is_foreseen, memory_error, out_of_memory
 
 NAME = "dpstream-errors.log"
 DEBUG = "DPSTREAM_DEBUG"
@@ -77,6 +77,9 @@ def unexpected(field: str, error: BaseException, otherwise: str | None = None) -
     if out_of_memory(error):
         return memory_error(field)
     fix = what_next(error) if otherwise is None else what_next(error, otherwise)
+    if is_foreseen(error):
+        cause = cause_of(error)
+        return RunError(field, f"failed at a file: {cause.reason}", f"{cause.fix}; else {fix}")
     return RunError(field, f"failed with {type(error).__name__}", fix)
 
 
@@ -100,7 +103,7 @@ def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") ->
     except OSError as failed:
         return (
             f"run it again with {DEBUG}=1, which prints the traceback: the private log could not be"
-            f" written ({type(failed).__name__})"
+            f" written: {cause_of(failed).reason}"
         )
     return f"read the traceback in {path}, which may hold private values"
 

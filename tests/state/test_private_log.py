@@ -1,5 +1,6 @@
 """The private log: who may read it, what it never writes through, how large it grows."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from dpstream.state import private_log
-from dpstream.state.private_log import DEBUG, MAX_BYTES, MAX_ENTRIES, NAME, keep_beside, what_next
+from dpstream.state.disk_errors import QUOTA
+from dpstream.state.private_log import (
+    DEBUG,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    NAME,
+    keep_beside,
+    unexpected,
+    what_next,
+)
 
 CANARY = "CANARY7741"
 
@@ -120,6 +130,13 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     keep_beside(tmp_path / "absent" / "s.db")
     fix = what_next(failure())
     assert "could not be written" in fix and DEBUG in fix and CANARY not in fix
+
+
+def test_what_the_system_refused_is_said() -> None:
+    error = unexpected("dpstream replay", OSError(errno.EDQUOT, CANARY, CANARY))
+    assert QUOTA.reason in error.rule and QUOTA.fix in error.fix and CANARY not in str(error)
+    assert unexpected("dpstream replay", ValueError(CANARY)).rule == "failed with ValueError"
+    assert unexpected("a stage", OSError(errno.ECONNREFUSED, CANARY)).rule.startswith("failed with")
 
 
 def test_debug_prints_after_a_warning(
