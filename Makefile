@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow check docs figures shape faults locks bench prism flink kafka crane clean
+.PHONY: demo test slow check docs figures shape faults locks paper bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -40,6 +40,14 @@ faults: $(READY)
 # The headline figures against the recorded ones (tests/bench/figures.json).
 figures: $(READY)
 	$(BIN)/python -m tests.bench.figures
+
+# The papers' tables and figures, by the product and its baselines (an hour; the sizes of
+# docs/guides/experiments.md).
+paper: $(READY)
+	$(BIN)/python -m tests.bench.paper table1 --out runs/table1.json
+	$(BIN)/python -m tests.bench.paper figure10 --out runs/figure10.json
+	$(BIN)/python -m tests.bench.paper table2 --out runs/table2.json
+	$(BIN)/python -m tests.bench.paper workloads --out runs/workloads.json
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench.sampler --out runs/bench.jsonl

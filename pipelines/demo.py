@@ -27,7 +27,6 @@ from dpstream.accounting.extras import require
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
-from dpstream.pipelines.experiments.truth import first_of_each
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.report.releases import floats
@@ -158,6 +157,16 @@ def _first_of_unit(unit: pa.ChunkedArray, window: Int64, micros: Int64, limit: i
     order = np.argsort(micros, kind="stable")
     mask = np.zeros(len(group), np.bool_)
     mask[order] = first_of_each(group[order], limit)
+    return mask
+
+
+def first_of_each(group: Int64, most: int) -> Bool:
+    """(n,) mask of the first ``most`` rows of each group, in row order."""
+    order = np.argsort(group, kind="stable").astype(np.int32)
+    begins = np.flatnonzero(np.diff(group[order], prepend=-1))
+    begin = np.repeat(begins, np.diff(np.append(begins, len(group))))
+    mask = np.zeros(len(group), np.bool_)
+    mask[order] = np.arange(len(group)) - begin < most
     return mask
 
 

@@ -24,7 +24,6 @@ from dpstream.pipelines.cli.check import check
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.demo import demo
 from dpstream.pipelines.cli.doctor import doctor
-from dpstream.pipelines.cli.experiment import experiment
 from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.generate import generate
 from dpstream.pipelines.cli.init import init
@@ -43,12 +42,12 @@ from dpstream.state.connecting import show_connecting
 from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
-    *(init, check, plan, run, report, demo, generate, experiment, doctor),
+    *(init, check, plan, run, report, demo, generate, doctor),
     *(account, answer, audit, choose, folder, key, replay, session, sql, state, tabulate, workload),
 )
 
 
-class _Coded(click.Group):
+class Coded(click.Group):
     """A group whose commands end with the exit code of their error, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -74,7 +73,7 @@ class _Coded(click.Group):
 
 
 @click.group(
-    cls=_Coded,
+    cls=Coded,
     epilog=examples(
         "dpstream init visits.parquet", "dpstream plan job.toml", "dpstream run job.toml"
     ),
@@ -84,14 +83,14 @@ class _Coded(click.Group):
 def cli() -> None:
     """Differentially private streams: counts and sums per key, again and again as time passes,
     without revealing any user."""
-    _silence()
+    silence()
 
 
 for command in COMMANDS:
     cli.add_command(command)
 
 
-def _silence() -> None:
+def silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

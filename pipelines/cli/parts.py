@@ -125,31 +125,6 @@ class ExtraGroup(click.Group):
         return super().invoke(ctx)
 
 
-class ListCommand(click.Command):
-    """A command without arguments whose repeatable options take several values at once:
-    ``--triggers 100 1000`` is ``--triggers 100 --triggers 1000``."""
-
-    @override
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        lists = {
-            flag
-            for option in self.params
-            if isinstance(option, click.Option) and option.multiple
-            for flag in option.opts
-        }
-        spread, flag, values = list[str](), "", 0
-        for arg in [*args, "--"]:
-            if arg.startswith("--"):
-                if flag and not values:
-                    spread.append(flag)  # click says that it needs a value
-                flag, values = (arg, 0) if arg in lists else ("", 0)
-                spread += [arg] if not flag and arg != "--" else []
-            else:
-                spread += [flag, arg] if flag else [arg]
-                values += 1
-        return super().parse_args(ctx, spread)
-
-
 @contextlib.contextmanager
 def stop_signals(active: bool) -> Iterator[threading.Event | None]:
     """An event that is set by the signals that end a program, while the block runs.

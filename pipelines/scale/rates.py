@@ -18,7 +18,35 @@ _SPANNER = "as of 2025, us-central1, Standard edition, cloud.google.com/spanner/
 _LIMITS = "cloud.google.com/spanner/docs/performance, a regional SSD node"
 #: What ``records_per_core_second()`` gives on the machine of `RATES`.
 REFERENCE = 1_000_000.0
-_USERS, _TRIGGERS = 50_000, 20
+_USERS = 50_000
+#: What is measured: a day of 20 triggers.
+_JOB = """
+[source]
+kind = "parquet"
+path = "data.parquet"
+[schema]
+unit = {{ column = "user", type = "int" }}
+key = [{{ column = "key", type = "string" }}]
+event_time = {{ column = "time" }}
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-02T00:00:00Z"
+window = "1d"
+trigger_every = "72m"
+[privacy]
+epsilon = 6.0
+delta = 1e-9
+contributions = 32
+key_file = "noise.key"
+[[aggregate]]
+name = "count"
+kind = "count"
+[state]
+store = "sqlite:state{number}.db"
+[sink]
+kind = "parquet"
+path = "releases{number}"
+"""
 
 
 class Figure(NamedTuple):
@@ -41,8 +69,8 @@ class Figure(NamedTuple):
 RATES: dict[str, Figure] = {
     "pipeline_records": Figure(
         843_000, "records/core-second", "measured",
-        "dpstream experiment table1 --users 10000000 --triggers 100 --modes sticky: ingest, BOUND, "
-        "steps, SQLite, sink (59.05M records, 70 CPU s)",
+        "python -m tests.bench.paper table1 --users 10000000 --triggers 100 --modes sticky: "
+        "ingest, BOUND, steps, SQLite, sink (59.05M records, 70 CPU s)",
     ),
     "shuffle_rows": Figure(
         134_000, "rows/core-second", "measured",
@@ -55,11 +83,13 @@ RATES: dict[str, Figure] = {
     ),
     "sqlite_bytes": Figure(
         17, "bytes/admitted record", "measured",
-        "dpstream experiment table1 --users 10000000: 934 MiB for 57.87M records of 10M users",
+        "python -m tests.bench.paper table1 --users 10000000: 934 MiB for 57.87M records of 10M "
+        "users",
     ),
     "memory_bytes": Figure(
         118, "bytes/admitted record", "measured",
-        "dpstream experiment table1 --users 10000000: 6.5 GiB, state of open windows and input",
+        "python -m tests.bench.paper table1 --users 10000000: 6.5 GiB, state of open windows and "
+        "input",
     ),
 }  # fmt: skip
 
@@ -110,22 +140,20 @@ def records_per_core_second(runs: int = 3) -> float:
     from dpstream.dp_transforms.flow import run_in_memory
     from dpstream.dp_transforms.run import begin_run
     from dpstream.pipelines.connectors.files.source import batches
-    from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-    from dpstream.pipelines.experiments.modes import parse_mode
     from dpstream.pipelines.jobs.job import load_job
-    from dpstream.pipelines.jobs.noise_key import key_source
+    from dpstream.pipelines.jobs.noise_key import key_source, new_key
     from dpstream.pipelines.synth import Synth, generate
     from dpstream.state import open as stores
 
     best = 0.0
     with tempfile.TemporaryDirectory(prefix="dpstream-measure-") as scratch:
         folder = Path(scratch)
-        data = folder / "data.parquet"
-        rows = generate(Synth(users=_USERS, keys=100_000), data)
-        frame = Frame(data, "int", folder / "runs", 6.0, 1e-9)
-        setting = Setting(parse_mode("sticky"), _TRIGGERS, 32)
-        for _ in range(runs + 1):  # the first one compiles kernels
-            job = load_job(write_job(frame, setting))
+        rows = generate(Synth(users=_USERS, keys=100_000), folder / "data.parquet")
+        new_key(folder / "noise.key")
+        for number in range(runs + 1):  # the first one compiles kernels
+            path = folder / f"job{number}.toml"
+            path.write_text(_JOB.format(number=number), encoding="utf-8")
+            job = load_job(path)
             run, _ = begin_run(
                 job.plan, key_source(job), job.state.store or "", 4, source=[b"measure"]
             )

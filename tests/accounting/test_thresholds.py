@@ -16,7 +16,7 @@ from dpstream.accounting.thresholds import (
     one_trigger_tail,
     thresholds,
 )
-from dpstream.pipelines.experiments.paper import published_thresholds
+from tests.bench.paper.paper import published_thresholds
 
 SCALE = 1 << DECODE_BITS
 mpmath.mp.dps = 50

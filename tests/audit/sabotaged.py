@@ -17,10 +17,10 @@ from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.pipelines.experiments.paper import published_thresholds
 from dpstream.state.idtable import PairSet
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
+from tests.bench.paper.paper import published_thresholds
 from tests.budgets import budgets
 
 

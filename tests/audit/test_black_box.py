@@ -17,10 +17,10 @@ from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, visible_epsilon
 from dpstream.pipelines.audit.run import Fixed
 from dpstream.pipelines.audit.view import text
-from dpstream.pipelines.experiments.paper import published_budget
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Patch, with_tau
 from tests.audit.sabotaged import SABOTAGED
+from tests.bench.paper.paper import published_budget
 from tests.budgets import budgeted, budgets
 from tests.statistical.trials import smaller_noise
 

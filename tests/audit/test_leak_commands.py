@@ -77,7 +77,7 @@ def clean_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     # The command line turns logging off; what it would have logged is searched all the same.
-    monkeypatch.setattr(module, "_silence", lambda: None)
+    monkeypatch.setattr(module, "silence", lambda: None)
     yield
     stores.close_all()
     logging.disable(logging.NOTSET)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.one_run import in_child
 
 #: Sliding windows begin this often a day.
 SLIDES = 192
@@ -92,5 +92,5 @@ def run(shape: Shape, folder: Path, mode: str) -> dict[str, Any]:
 
 def measured(job: Path) -> dict[str, Any]:
     """A run of a job, and another one on its finished store, in processes of their own."""
-    found, again = (in_child("dpstream.pipelines.experiments.one_run", str(job)) for _ in range(2))
+    found, again = (in_child("tests.bench.paper.one_run", str(job)) for _ in range(2))
     return {**found, "again_cpu_seconds": again["cpu_seconds"]}

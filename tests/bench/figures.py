@@ -26,13 +26,13 @@ from typing import Any
 
 from dpstream.pipelines import synth
 from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import Mode, parse_mode
-from dpstream.pipelines.experiments.one_run import in_child
-from dpstream.pipelines.experiments.truth import Truth, errors, load
 from tests import accounts
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import Mode, parse_mode
+from tests.bench.paper.one_run import in_child
+from tests.bench.paper.truth import Truth, errors, load
 
 RECORDED = Path(__file__).with_name("figures.json")
 #: How far a figure may lie from the recorded one, by the last word of its name.
@@ -85,7 +85,7 @@ def _job(frame: Frame, mode: str) -> Path:
 
 def run_of(job: Path) -> dict[str, Any]:
     """One run of a job in a process of its own."""
-    return in_child("dpstream.pipelines.experiments.one_run", str(job))
+    return in_child("tests.bench.paper.one_run", str(job))
 
 
 def outside(run: dict[str, Any]) -> float:

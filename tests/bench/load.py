@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.dp_transforms.ingest.ids import typed_ids
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.one_run import in_child
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.synth import DAY_MICROS
 from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.one_run import in_child
 
 SHARDS, TRIGGERS = 8, 100
 START = 1_704_067_200_000_000  # 2024-01-01
@@ -81,9 +81,7 @@ def main() -> None:
             data.touch()
             path = write_job(frame, Setting(parse_mode("sticky"), TRIGGERS, 32))
             write(kind, path, data, args.records)
-            runs.append(
-                {"load": kind, **in_child("dpstream.pipelines.experiments.one_run", str(path))}
-            )
+            runs.append({"load": kind, **in_child("tests.bench.paper.one_run", str(path))})
     even = runs[1]
     for run in runs[1:]:
         for name in ("seconds", "cpu_seconds", "peak_gib", "state_mib"):

@@ -34,8 +34,6 @@ from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.dp_transforms.step import Stepper
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.state import open as stores
@@ -44,6 +42,8 @@ from dpstream.state.spanner.schema import create_tables
 from tests import emulator
 from tests.bench.common import emit, machine
 from tests.bench.growth import exponent
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import parse_mode
 
 #: Stage -> functions of the step whose seconds are its own.
 STAGES = {

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.one_run import measure
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import run_job
 from tests.bench.common import emit, machine
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.one_run import measure
 
 COUNT_AND_SUM = (
     {"name": "count", "kind": "count"},

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.one_run import peak_gib
 from tests.bench.oneshot import COUNT_AND_SUM
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.one_run import peak_gib
 
 EPSILON, DELTA, C = 1.0, 1e-6, 10
 LOWEST, HIGHEST = 0, 100

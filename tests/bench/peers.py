@@ -25,10 +25,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.experiments.one_run import in_child
 from tests.bench import environments
 from tests.bench.common import emit, machine
 from tests.bench.oneshot import write_records
+from tests.bench.paper.one_run import in_child
 from tests.bench.peer_runs import DELTA, EPSILON, HOW, PEERS, C
 
 #: A tenth of the users first: whether the whole file fits into the time.

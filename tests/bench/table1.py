@@ -2,7 +2,7 @@
 
     python -m tests.bench.table1 --users 1000000 --triggers 100 1000 --modes sticky rounds paper
 
-``dpstream experiment table1`` on the same code (1M keys, C = 32, epsilon 6, delta 1e-9), and in
+``tests.bench.paper table1`` on the same code (1M keys, C = 32, epsilon 6, delta 1e-9), and in
 the same run a non-private pipeline of the same shape: records/s by stage, peak memory, size of
 the state, and keys, L1, L2, Linf at the last trigger against the RAW histogram.
 """
@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines.experiments.jobs import Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.one_run import in_child
-from dpstream.pipelines.experiments.studies import Study, table1
 from tests.bench.common import emit, machine
+from tests.bench.paper.jobs import Setting, write_job
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.one_run import in_child
+from tests.bench.paper.studies import Study, table1
 
 
 def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _run_ids_of(case: str) -> Iterator[None]:
 
 def _call(case: str, *args: Any) -> str:
     """What a command prints."""
-    silent = mock.patch("dpstream.pipelines.cli.main._silence")
+    silent = mock.patch("dpstream.pipelines.cli.main.silence")
     with silent, _run_ids_of(case):
         result = CliRunner().invoke(cli, [str(arg) for arg in args])
     assert result.exit_code == 0, result.output

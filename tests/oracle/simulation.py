@@ -26,7 +26,7 @@ from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
-from dpstream.pipelines.experiments.paper import published_budget
+from tests.bench.paper.paper import published_budget
 
 Ints = npt.NDArray[np.signedinteger]
 Mode = Literal["rounds", "sticky"]

@@ -55,7 +55,7 @@ def write(folder: Path, name: str, **changes: str) -> Path:
 
 def call(*args: object) -> Result:
     try:
-        with mock.patch("dpstream.pipelines.cli.main._silence"):
+        with mock.patch("dpstream.pipelines.cli.main.silence"):
             return CliRunner().invoke(cli, [str(a) for a in args])
     finally:
         stores.close_all()

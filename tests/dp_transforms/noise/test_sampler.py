@@ -18,7 +18,7 @@ from dpstream.accounting.limits import MAX_SIGMA
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.pipelines.experiments.paper import published_thresholds
+from tests.bench.paper.paper import published_thresholds
 from tests.streams import STEP, make_plan
 
 SIGMAS = (0.3, 1.0, 3.7, 25.0, 400.0, 5000.0)

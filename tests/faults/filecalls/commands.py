@@ -420,10 +420,6 @@ COMMANDS: Mapping[str, Command] = {
                             charged=None),
     "generate zipf": Command(empty, ("generate", "zipf", "z.parquet", "--users", "50", "--keys",
                                      "9", "--overwrite"), released("z.parquet"), charged=None),
-    "generate reddit": Command(empty, ("generate", "reddit", "z.parquet", "--users", "50",
-                                       "--overwrite"), released("z.parquet"), charged=None),
-    "experiment workloads": Command(empty, ("experiment", "workloads", "--only", "example4",
-                                            "--out", "e.json"), lines("e.json"), charged=None),
 }  # fmt: skip
 #: Commands that write nothing: the world, what was done before, and the words.
 READ_ONLY: Mapping[str, Command] = {
@@ -452,9 +448,6 @@ READ_ONLY: Mapping[str, Command] = {
 APART = {
     "demo": "public flights and a stream's own commands, minutes long",
     "doctor": "a folder that it removes, to see how long a sync takes",
-    "experiment figure10": "runs of public data, minutes long",
-    "experiment table1": "runs of public data, minutes long",
-    "experiment table2": "runs of public data, minutes long",
 }
 
 

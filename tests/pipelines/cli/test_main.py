@@ -108,7 +108,7 @@ def test_errors_for_machines(make_job: MakeJob) -> None:
     ],
 )
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_exit_codes_and_silence(
+def test_exit_codes_andsilence(
     monkeypatch: pytest.MonkeyPatch,
     make_job: MakeJob,
     error: BaseException,
@@ -119,7 +119,7 @@ def test_exit_codes_and_silence(
         raise error
 
     monkeypatch.setattr("dpstream.pipelines.stream.run_job", fail)
-    monkeypatch.setattr(module, "_silence", lambda: None)
+    monkeypatch.setattr(module, "silence", lambda: None)
     result = call("run", make_job().path, *flags)
     assert result.exit_code == code
     assert CANARY not in result.output

@@ -138,9 +138,7 @@ def test_every_figure_names_its_source() -> None:
     for name, figure in {**RATES, **SPANNER, **PRICES}.items():
         assert figure.value > 0 and figure.source, name
         if figure.kind == "measured":
-            assert figure.source.startswith(("python -m tests.bench.", "dpstream experiment ")), (
-                name
-            )
+            assert figure.source.startswith("python -m tests.bench."), name
         if figure.kind == "list price":
             assert "as of 20" in figure.source and "/pricing" in figure.source, name
 

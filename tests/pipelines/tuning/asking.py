@@ -58,7 +58,7 @@ ASK = ("--first", "12h", "--epsilon", "1")
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    with mock.patch("dpstream.pipelines.cli.main._silence"):
+    with mock.patch("dpstream.pipelines.cli.main.silence"):
         yield
     stores.close_all()
 

@@ -60,15 +60,15 @@ from dpstream.accounting.thresholds import isf, one_trigger_tail, thresholds
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.pipelines.experiments.truth import (
+from dpstream.pipelines.demo import first_of_each
+from dpstream.pipelines.synth import DAY_MICROS
+from tests.bench.paper.truth import (
     ByTrigger,
     Columns,
     Scoreboard,
     Truth,
-    first_of_each,
     first_of_pair,
 )
-from dpstream.pipelines.synth import DAY_MICROS
 
 NAMES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
 #: C T of Baseline 1: its accounting goes through all numbers of lonely cells.

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tomlkit
 
-from dpstream.pipelines.experiments.modes import Mode
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.synth import DAY_MICROS
+from tests.bench.paper.modes import Mode
 
 
 class Frame(NamedTuple):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.experiments.charts import draw
-from dpstream.pipelines.experiments.linear_charts import CHARTS
-from tests.pipelines.experiments.test_linear import rows
+from tests.bench.paper.charts import draw
+from tests.bench.paper.linear_charts import CHARTS
+from tests.bench.paper.test_linear import rows
 
 
 @pytest.mark.parametrize("name", CHARTS)

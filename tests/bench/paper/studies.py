@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
 from dpstream.pipelines import synth
-from dpstream.pipelines.experiments import charts, reddit
-from dpstream.pipelines.experiments.baselines import NAMES
-from dpstream.pipelines.experiments.jobs import Frame, Setting
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.paper import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
-from dpstream.pipelines.experiments.runs import Contest, Row, Say, check, compare, provenance
+from tests.bench.paper import charts, reddit
+from tests.bench.paper.baselines import NAMES
+from tests.bench.paper.jobs import Frame, Setting
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.paper import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
+from tests.bench.paper.runs import Contest, Row, Say, check, compare, provenance
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from dpstream.accounting.strategies.cells.weighting import (
     weigh,
 )
 from dpstream.accounting.workloads.workload import Workload, of_matrix
-from dpstream.pipelines.experiments import linear_shapes as shapes
-from dpstream.pipelines.experiments.linear_shapes import Asked, Table
 from dpstream.pipelines.workload.picture import strategy_matrices
+from tests.bench.paper import linear_shapes as shapes
+from tests.bench.paper.linear_shapes import Asked, Table
 
 Row = dict[str, Any]
 Say = Callable[[str], None]

@@ -8,9 +8,9 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.pipelines.experiments import linear
-from dpstream.pipelines.experiments import linear_shapes as shapes
-from dpstream.pipelines.experiments.linear import PARTS, Row, Study
+from tests.bench.paper import linear
+from tests.bench.paper import linear_shapes as shapes
+from tests.bench.paper.linear import PARTS, Row, Study
 
 STUDY = Study(cells=32, large=128)
 

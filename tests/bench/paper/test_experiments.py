@@ -15,23 +15,22 @@ from click.testing import CliRunner, Result
 from matplotlib.image import imread
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.experiment import BASELINES
-from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.experiments import charts, runs
-from dpstream.pipelines.experiments.baselines import NAMES
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.paper import TABLE1, TABLE1_RECORDS
-from dpstream.pipelines.experiments.truth import (
+from dpstream.pipelines.demo import first_of_each
+from dpstream.pipelines.jobs.text import parse_toml
+from dpstream.pipelines.synth import DAY_MICROS, Synth
+from tests.bench.paper import charts, runs
+from tests.bench.paper.__main__ import BASELINES, paper
+from tests.bench.paper.baselines import NAMES
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.paper import TABLE1, TABLE1_RECORDS
+from tests.bench.paper.truth import (
     Columns,
     Scoreboard,
     Truth,
     errors,
-    first_of_each,
     first_of_pair,
     load,
 )
-from dpstream.pipelines.jobs.text import parse_toml
-from dpstream.pipelines.synth import DAY_MICROS, Synth
 
 
 def write_day(path: Path, rows: int = 3000, seed: int = 1) -> pa.Table:
@@ -188,7 +187,7 @@ def test_pictures(tmp_path: Path) -> None:
 
 
 def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["experiment", *map(str, args)])
+    return CliRunner().invoke(paper, [*map(str, args)])
 
 
 SMALL = ("--users", "2000", "--keys", "200", "--epsilon", "100", "--shards", "1")
@@ -249,10 +248,10 @@ def test_mistakes_cost_nothing(
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
-    from dpstream.pipelines.experiments.one_run import in_child
+    from tests.bench.paper.one_run import in_child
 
     with pytest.raises(UsageError, match="job file"):
-        in_child("dpstream.pipelines.experiments.one_run", str(tmp_path / "none.toml"))
+        in_child("tests.bench.paper.one_run", str(tmp_path / "none.toml"))
 
 
 def test_the_command_line_knows_all_baselines() -> None:
@@ -267,9 +266,3 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     assert [row["method"] for row in saved["runs"]] == ["sticky"]
     assert f"{saved['runs'][0]['l1']:,.0f}" in result.stdout
     assert "--baselines none" in saved["command"]
-
-
-def test_help_has_examples() -> None:
-    for command in ("table1", "figure10", "table2"):
-        text = call(command, "--help").stdout
-        assert f"dpstream experiment {command}" in text and "--out" in text

@@ -3,7 +3,7 @@
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.experiments.modes import NAMED, parse_mode
+from tests.bench.paper.modes import NAMED, parse_mode
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.experiments.charts import _short, draw, sweep_chart, table_chart
+from tests.bench.paper.charts import _short, draw, sweep_chart, table_chart
 
 
 @pytest.mark.parametrize(

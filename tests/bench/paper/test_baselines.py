@@ -20,8 +20,11 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.experiments import baselines
-from dpstream.pipelines.experiments.baselines import (
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
+from tests.bench.paper import baselines
+from tests.bench.paper.baselines import (
     NAMES,
     Draws,
     Guarantee,
@@ -30,12 +33,9 @@ from dpstream.pipelines.experiments.baselines import (
     query_of,
     run_baseline,
 )
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.truth import Columns, Scoreboard, Truth, load
-from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
-from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.truth import Columns, Scoreboard, Truth, load
 
 PAPER = Guarantee(6.0, 1e-9, 32)
 Published = dict[int, dict[int, float]]

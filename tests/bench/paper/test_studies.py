@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.experiments.studies import Study, corpus, synthetic
+from tests.bench.paper.studies import Study, corpus, synthetic
 
 
 def study(folder: Path, **more: object) -> Study:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dpstream.pipelines.experiments.jobs import Frame, Setting, _pattern, write_job
-from dpstream.pipelines.experiments.modes import parse_mode
 from dpstream.pipelines.jobs.job import load_job
+from tests.bench.paper.jobs import Frame, Setting, _pattern, write_job
+from tests.bench.paper.modes import parse_mode
 
 
 def test_a_written_job_says_what_was_set(tmp_path: Path) -> None:

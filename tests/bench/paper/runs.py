@@ -18,16 +18,16 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.experiments.baselines import Guarantee, query_of, run_baseline
-from dpstream.pipelines.experiments.jobs import Frame, Setting, write_job
-from dpstream.pipelines.experiments.one_run import in_child
-from dpstream.pipelines.experiments.truth import Columns, Truth, errors, load
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.doctor import installed
 from dpstream.pipelines.synth import DAY_MICROS
 from dpstream.state.durable import replacing
+from tests.bench.paper.baselines import Guarantee, query_of, run_baseline
+from tests.bench.paper.jobs import Frame, Setting, write_job
+from tests.bench.paper.one_run import in_child
+from tests.bench.paper.truth import Columns, Truth, errors, load
 
-ONE_RUN = "dpstream.pipelines.experiments.one_run"
+ONE_RUN = "tests.bench.paper.one_run"
 #: Its flag for the paper's own numbers.
 AS_PUBLISHED = "--as-published"
 Say = Callable[[str], None]

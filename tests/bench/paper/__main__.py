@@ -1,4 +1,4 @@
-"""``dpstream experiment``: the papers' tables and figures."""
+"""The papers' tables and figures: ``python -m tests.bench.paper``, ``make paper``."""
 
 import sys
 import tempfile
@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, ListCommand, examples, options, print_json
-from dpstream.pipelines.experiments.modes import NAMED
+from dpstream.pipelines.cli.main import Coded, silence
+from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
+from tests.bench.paper.modes import NAMED
 
 BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
 LINEAR = ("example4", "table2", "figure3", "figure4", "figure5")
+_COMMAND = ("python", "-m", "tests.bench.paper")
 _SIZE = click.IntRange(min=1)
 _FILE = click.Path(path_type=Path)
 MODES = click.option(
@@ -50,18 +53,43 @@ COMMON = options(
 )
 
 
-@click.group()
-def experiment() -> None:
+class ListCommand(click.Command):
+    """A command without arguments whose repeatable options take several values at once:
+    ``--triggers 100 1000`` is ``--triggers 100 --triggers 1000``."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        lists = {
+            flag
+            for option in self.params
+            if isinstance(option, click.Option) and option.multiple
+            for flag in option.opts
+        }
+        spread, flag, values = list[str](), "", 0
+        for arg in [*args, "--"]:
+            if arg.startswith("--"):
+                if flag and not values:
+                    spread.append(flag)  # click says that it needs a value
+                flag, values = (arg, 0) if arg in lists else ("", 0)
+                spread += [arg] if not flag and arg != "--" else []
+            else:
+                spread += [flag, arg] if flag else [arg]
+                values += 1
+        return super().parse_args(ctx, spread)
+
+
+@click.group(cls=Coded, context_settings={"help_option_names": ["-h", "--help"]})
+def paper() -> None:
     """Repeat the papers' experiments: every mode through the real pipeline, against the truth."""
 
 
-@experiment.command(
+@paper.command(
     cls=ListCommand,
     epilog=examples(
-        "dpstream experiment table1 --out runs/table1.json",
-        "dpstream experiment table1 --users 1000000 --triggers 100 --modes sticky paper",
-        "dpstream experiment table1 --modes sticky sticky,selection_share=0.8 --baselines none",
-        "dpstream experiment table1 --users 10000000 --folder runs   # the paper's size",
+        "python -m tests.bench.paper table1 --out runs/table1.json",
+        "python -m tests.bench.paper table1 --users 1000000 --triggers 100 --modes sticky paper",
+        "python -m tests.bench.paper table1 --modes sticky,selection_share=0.8 --baselines none",
+        "python -m tests.bench.paper table1 --users 10000000 --folder runs   # the paper's size",
     ),
 )
 @click.option("--users", type=_SIZE, default=200_000, show_default=True, help="5.9 records each.")
@@ -73,16 +101,16 @@ def experiment() -> None:
 @COMMON
 def table1(**asked: Any) -> None:
     """Table 1: keys and errors of modes and baselines on the synthetic day."""
-    from dpstream.pipelines.experiments import studies
+    from tests.bench.paper import studies
 
     _run("table1", studies.table1, **asked)
 
 
-@experiment.command(
+@paper.command(
     cls=ListCommand,
     epilog=examples(
-        "dpstream experiment figure10 --out runs/figure10.json",
-        "dpstream experiment figure10 --users 1000000 --contributions 1 5 25 --modes sticky",
+        "python -m tests.bench.paper figure10 --out runs/figure10.json",
+        "python -m tests.bench.paper figure10 --users 1000000 --contributions 5 25 --modes sticky",
     ),
 )
 @click.option("--users", type=_SIZE, default=200_000, show_default=True, help="5.9 records each.")
@@ -102,17 +130,17 @@ def table1(**asked: Any) -> None:
 @COMMON
 def figure10(**asked: Any) -> None:
     """Figure 10: keys and errors against C."""
-    from dpstream.pipelines.experiments import studies
+    from tests.bench.paper import studies
 
     _run("figure10", studies.figure10, baselines=("none",), **asked)
 
 
-@experiment.command(
+@paper.command(
     cls=ListCommand,
     epilog=examples(
-        "dpstream experiment table2 --out runs/table2.json",
-        "dpstream experiment table2 --users 100000 --triggers 100",
-        "dpstream experiment table2 --webis corpus-webis-tldr-17.zip --folder runs",
+        "python -m tests.bench.paper table2 --out runs/table2.json",
+        "python -m tests.bench.paper table2 --users 100000 --triggers 100",
+        "python -m tests.bench.paper table2 --webis corpus-webis-tldr-17.zip --folder runs",
     ),
 )
 @click.option("--users", type=_SIZE, default=1_400_000, show_default=True, help="2.7 posts each.")
@@ -124,17 +152,17 @@ def figure10(**asked: Any) -> None:
 @COMMON
 def table2(**asked: Any) -> None:
     """Table 2: posts by subreddit, generated like Webis-TLDR-17 or the real corpus."""
-    from dpstream.pipelines.experiments import studies
+    from tests.bench.paper import studies
 
     _run("table2", studies.table2, **asked)
 
 
-@experiment.command(
+@paper.command(
     cls=ListCommand,
     epilog=examples(
-        "dpstream experiment workloads --out runs/workloads.json",
-        "dpstream experiment workloads --only example4 table2 --json",
-        "dpstream experiment workloads --cells 256 --large 1024",
+        "python -m tests.bench.paper workloads --out runs/workloads.json",
+        "python -m tests.bench.paper workloads --only example4 table2 --json",
+        "python -m tests.bench.paper workloads --cells 256 --large 1024",
     ),
 )
 @click.option("--only", multiple=True, type=click.Choice(LINEAR), default=LINEAR,
@@ -151,12 +179,14 @@ def workloads(
 ) -> None:  # fmt: skip
     """Linear workloads: Example 4, Table 2 and Figures 3 to 5 of the eigen-design paper."""
     _check_out(out)
-    from dpstream.pipelines.experiments import charts, linear, linear_charts
-    from dpstream.pipelines.experiments.runs import provenance, save
+    from tests.bench.paper import charts, linear, linear_charts
+    from tests.bench.paper.runs import provenance, save
 
     study = linear.Study(**asked).check()
     parts = {name: linear.PARTS[name](study, _say) for name in dict.fromkeys(only)}
-    command = " ".join(["dpstream", "experiment", "workloads", *_flags({"only": only, **asked})])
+    command = " ".join(
+        ["python", "-m", "tests.bench.paper", "workloads", *_flags({"only": only, **asked})]
+    )
     result = {"experiment": "workloads", **provenance(), **asked, "command": command, **parts}
     if out is not None:
         save(result, out)
@@ -171,6 +201,37 @@ def workloads(
     else:
         for name, rows in parts.items():
             click.echo(f"{name}\n{linear.words(rows)}")
+
+
+@paper.command(
+    epilog=examples(
+        "python -m tests.bench.paper reddit posts.parquet --users 100000",
+        "python -m tests.bench.paper reddit posts.parquet --webis corpus-webis-tldr-17.zip",
+    )
+)
+@click.argument("out", type=_FILE)
+@click.option("--users", type=_SIZE, default=1_400_000, show_default=True, help="2.7 posts each.")
+@click.option("--webis", type=_FILE, help="Convert the real corpus (JSON Lines or its zip).")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same records.")
+@click.option("--row-group-rows", default=1_000_000, show_default=True)
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@AS_JSON
+def reddit(out: Path, webis: Path | None, overwrite: bool, as_json: bool, **sizes: int) -> None:
+    """Write Reddit posts of one day: shaped like Webis-TLDR-17, or that corpus itself."""
+    from tests.bench.paper.reddit import Reddit
+    from tests.bench.paper.studies import write_posts
+
+    tally = write_posts(Reddit(**sizes).check(), out, webis, overwrite)
+    if as_json:
+        print_json({"posts": tally.posts, "bad_lines": tally.malformed, "unnamed": tally.unnamed})
+        return
+    click.echo(f"{tally.posts:,} posts in {out.name}")
+    if tally.malformed or tally.unnamed:
+        click.echo(
+            f"Left out: {tally.malformed:,} lines that are no JSON object, "
+            f"{tally.unnamed:,} without author or subreddit.",
+            err=True,
+        )
 
 
 def _check_out(out: Path | None) -> None:
@@ -189,13 +250,13 @@ def _run(
 ) -> None:
     """Run a study; print a table or JSON; write JSON and pictures if asked to."""
     _check_out(out)
-    from dpstream.pipelines.experiments import charts
-    from dpstream.pipelines.experiments.runs import save
-    from dpstream.pipelines.experiments.studies import Study
+    from tests.bench.paper import charts
+    from tests.bench.paper.runs import save
+    from tests.bench.paper.studies import Study
 
     asked |= {k: (asked[k],) for k in ("triggers", "contributions") if isinstance(asked[k], int)}
     asked["baselines"] = tuple(b for b in asked["baselines"] if b != "none")
-    command = " ".join(["dpstream", "experiment", name, *_flags(asked)])
+    command = " ".join([*_COMMAND, name, *_flags(asked)])
     with ExitStack() as stack:
         kept = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out = out or (folder and folder / f"{name}.json")
@@ -236,3 +297,8 @@ def _print(result: dict[str, Any]) -> None:
         where = (str(row["triggers"]), str(row["contributions"]), row["method"])
         table.add_row(*where, *(f"{f:,.0f}" for f in figures), f"{row['seconds']:.1f}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+if __name__ == "__main__":
+    silence()
+    paper(prog_name="python -m tests.bench.paper")

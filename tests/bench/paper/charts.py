@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from dpstream.pipelines.experiments.paper import FIGURE10_BEST, PrintedFigures
+from tests.bench.paper.paper import FIGURE10_BEST, PrintedFigures
 
 mpl.use("Agg")
 _COLOURS = ("#1f5fa8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3892b", "#4a4a4a", "#c43d6b", "#3aa0b5")

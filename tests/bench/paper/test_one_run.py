@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.pipelines.experiments.one_run import in_child, peak_gib
+from tests.bench.paper.one_run import in_child, peak_gib
 
 
 def child(folder: Path, lines: list[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:

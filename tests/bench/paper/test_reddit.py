@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
-from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
-from dpstream.pipelines.experiments import reddit
-from dpstream.pipelines.experiments.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
 from dpstream.pipelines.synth import DAY_MICROS
+from tests.bench.paper import reddit
+from tests.bench.paper.__main__ import paper
+from tests.bench.paper.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
 
 
 def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in args])
+    return CliRunner().invoke(paper, [str(a) for a in args])
 
 
 def test_the_figures_of_the_corpus() -> None:
@@ -42,7 +42,7 @@ def test_the_figures_of_the_corpus() -> None:
 @pytest.fixture(scope="module")
 def posts(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     path = tmp_path_factory.mktemp("reddit") / "posts.parquet"
-    result = call("generate", "reddit", path, "--users", "60000", "--seed", "3", "--json")
+    result = call("reddit", path, "--users", "60000", "--seed", "3", "--json")
     assert result.exit_code == 0, result.output
     table = pq.read_table(path)
     assert json.loads(result.stdout) == {"posts": table.num_rows, "bad_lines": 0, "unnamed": 0}
@@ -119,7 +119,7 @@ def test_the_real_corpus(tmp_path: Path, zipped: bool) -> None:
     else:
         source.write_bytes(corpus())
     out = tmp_path / "posts.parquet"
-    result = call("generate", "reddit", out, "--webis", source, "--row-group-rows", "700", "--json")
+    result = call("reddit", out, "--webis", source, "--row-group-rows", "700", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {
         "posts": len(GOOD),
@@ -165,7 +165,7 @@ def test_no_corpus(tmp_path: Path, content: bytes | None) -> None:
     source = tmp_path / "corpus.json"
     if content is not None:
         source.write_bytes(content)
-    result = call("generate", "reddit", tmp_path / "out.parquet", "--webis", source)
+    result = call("reddit", tmp_path / "out.parquet", "--webis", source)
     assert result.exit_code == 2 and "--webis" in result.stderr
     assert not (tmp_path / "out.parquet").exists()
 
@@ -174,7 +174,7 @@ def test_archives_without_a_corpus(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("a.json", "{}")
         archive.writestr("b.json", "{}")
-    result = call("generate", "reddit", tmp_path / "out.parquet", "--webis", tmp_path / "x.zip")
+    result = call("reddit", tmp_path / "out.parquet", "--webis", tmp_path / "x.zip")
     assert result.exit_code == 2 and "one .json file" in result.stderr
 
 
@@ -182,7 +182,7 @@ def test_table2_on_the_real_format(tmp_path: Path) -> None:
     source = tmp_path / "corpus.json"
     source.write_bytes(corpus())
     args = ("--webis", source, "--triggers", "2", "--modes", "sticky", "--epsilon", "50")
-    result = call("experiment", "table2", *args, "--contributions", "20", "--shards", "1", "--json")
+    result = call("table2", *args, "--contributions", "20", "--shards", "1", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["data"] == "webis-tldr-17" and len(found["runs"]) == 5

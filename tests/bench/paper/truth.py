@@ -122,16 +122,6 @@ class Truth(ByTrigger):
         return np.asarray(codes.to_numpy(), np.int64)
 
 
-def first_of_each(group: Int32 | Int64, most: int) -> Bool:
-    """(n,) mask of the first ``most`` rows of each group, in row order."""
-    order = np.argsort(group, kind="stable").astype(np.int32)
-    begins = np.flatnonzero(np.diff(group[order], prepend=-1))
-    begin = np.repeat(begins, np.diff(np.append(begins, len(group))))
-    mask = np.zeros(len(group), np.bool_)
-    mask[order] = np.arange(len(group)) - begin < most
-    return mask
-
-
 def first_of_pair(user: Int32, key: Int32, step_index: Int32 | None = None) -> Bool:
     """(n,) mask of the first row of each distinct (user, key), or (user, key, step index).
 

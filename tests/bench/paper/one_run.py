@@ -1,4 +1,4 @@
-"""One measured run: ``python -m dpstream.pipelines.experiments.one_run JOB``.
+"""One measured run: ``python -m tests.bench.paper.one_run JOB``.
 
 The last line on stdout is JSON: what was measured, or the refusal and its exit code.  Its own
 process, so that peak memory is the run's and the memory is returned.
@@ -94,7 +94,7 @@ def main(path: str, as_published: bool = False) -> None:
     try:
         job = load_job(path)
         if as_published:
-            from dpstream.pipelines.experiments.paper import begin_as_published
+            from tests.bench.paper.paper import begin_as_published
 
             begin_as_published(job)
         with Bar(hidden=not sys.stderr.isatty()) as bar:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.experiments.jobs import Frame, Setting
-from dpstream.pipelines.experiments.modes import parse_mode
-from dpstream.pipelines.experiments.runs import Contest, check, provenance
+from tests.bench.paper.jobs import Frame, Setting
+from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.runs import Contest, check, provenance
 
 
 def contest(folder: Path, mode: str, triggers: int) -> Contest:

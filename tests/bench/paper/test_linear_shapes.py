@@ -5,7 +5,7 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.eigen import spectrum
-from dpstream.pipelines.experiments import linear_shapes as shapes
+from tests.bench.paper import linear_shapes as shapes
 
 
 @pytest.mark.parametrize(

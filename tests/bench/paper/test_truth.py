@@ -7,16 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.pipelines.experiments.truth import (
+from dpstream.pipelines.demo import first_of_each
+from dpstream.pipelines.synth import DAY_MICROS, Synth
+from tests.bench.paper.truth import (
     Columns,
     Scoreboard,
     Truth,
     errors,
-    first_of_each,
     first_of_pair,
     load,
 )
-from dpstream.pipelines.synth import DAY_MICROS, Synth
 
 HALF = DAY_MICROS // 2
 
