@@ -1,5 +1,7 @@
 """One noise meets one input, whatever is put back or changed between a charge and its receipt."""
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -9,8 +11,9 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.faults.filecalls.commands import COMMANDS
 from tests.faults.one_noise import Attempt, copied, put_back, recorded_noise, reused
 from tests.fixed import held_noise
-from tests.pipelines.ask.kinds import KINDS, Kind, typed, within
+from tests.pipelines.ask.kinds import KINDS, Kind, lines_of, typed, within
 from tests.pipelines.ask.test_question import emptied, world
+from tests.postgresql import postgresql_server
 
 
 def _more(name: str, like: str) -> Kind:
@@ -21,15 +24,22 @@ def _more(name: str, like: str) -> Kind:
     )
 
 
-STREAM = KINDS["sql"]._replace(
-    command=COMMANDS["run"], ask=lambda: typed(*COMMANDS["run"].words), lost=("out",)
-)
+def _stream(name: str, *lost: str) -> Kind:
+    """A command whose releases come from a stream's store."""
+    command = COMMANDS[name]
+    return KINDS["sql"]._replace(command=command, ask=lambda: typed(*command.words), lost=lost)
+
+
+STREAMS = {"run": _stream("run", "out"), "answer": _stream("answer", "answers")}
 #: What is put back: the account from a backup, or all that is not an input.
 BACKUPS = {"account": "account", "store": "state", "clone": "."}
 #: Kinds of questions, and commands that draw by other laws than the first of their kind.
 ASKED = KINDS | {
     "sql, quantiles": _more("sql, quantiles", "sql"),
     "answer --tables": _more("answer --tables", "workload pure"),
+    "households": _more("tabulate execute, households", "census")._replace(
+        change=lines_of("data/household-records.txt", lambda line: line.startswith("72|"))
+    ),
 }
 FAST = [("frame", "drawn", "account"), ("session", "charged", "clone")]
 ALL = [(k, w, what) for k in ASKED for w in ("charged", "drawn") for what in ("account", "clone")]
@@ -77,17 +87,68 @@ def test_noise_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -
     assert ("same", "neighbour") in {pair[:2] for pair in found}
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=[] if w == "store" else pytest.mark.slow) for w in BACKUPS]
-)
-def test_a_stream_draws_nothing_for_other_rows(what: str, tmp_path: Path) -> None:
+def _of_streams(*fast: tuple[str, str]) -> pytest.MarkDecorator:
+    cases = [(name, what) for name in STREAMS for what in BACKUPS]
+    return pytest.mark.parametrize(
+        ("name", "what"),
+        [pytest.param(*case, marks=[] if case in fast else pytest.mark.slow) for case in cases],
+    )
+
+
+@_of_streams(("run", "store"))
+def test_a_stream_draws_nothing_for_other_rows(name: str, what: str, tmp_path: Path) -> None:
     """It is refused on other rows, whatever is put back; on its own rows a clone draws again."""
-    first, again, changed = attempts(STREAM, "step", what, tmp_path)
+    first, again, changed = attempts(STREAMS[name], "step", what, tmp_path)
     assert first.drawn and not changed.drawn
     assert again.drawn == (first.drawn if what == "clone" else set())
 
 
-def test_a_stream_that_does_not_know_its_input_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run", pytest.param("answer", marks=pytest.mark.slow)])
+def test_a_stream_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
     with mock.patch.object(KeyRing, "source_fingerprint", lambda *_: "0" * 32):
-        found = reused(attempts(STREAM, "step", "clone", tmp_path))
+        found = reused(attempts(STREAMS[name], "step", "clone", tmp_path))
+    assert ("same", "neighbour") in {pair[:2] for pair in found}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Kind]:
+    """A statement on a table of PostgreSQL, whose rows others change."""
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    with postgresql_server() as address:
+
+        def execute(*statements: str) -> None:
+            with postgresql.connect(address) as connection, connection.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+                connection.commit()
+
+        def make(folder: Path) -> None:
+            COMMANDS["sql"].world(folder)
+            text = (folder / "shop.toml").read_text()
+            (folder / "shop.toml").write_text(text.replace('path = "in.csv"', f'uri = "{address}"'))
+            execute("CREATE TABLE visits (\"user\" bigint, page text, time text)",
+                    "INSERT INTO visits SELECT n % 60, 'p' || n % 4, 'now' "
+                    "FROM generate_series(0, 299) AS n")  # fmt: skip
+
+        def change(rows: str) -> None:
+            if rows == "neighbour":
+                execute('DELETE FROM visits WHERE "user" = 7')
+
+        command = dataclasses.replace(COMMANDS["sql"], world=make)
+        yield KINDS["sql"]._replace(command=command, change=change)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", ["charged", "drawn"])
+def test_rows_of_a_database_that_change(window: str, database: Kind, tmp_path: Path) -> None:
+    first, again, changed = attempts(database, window, "account", tmp_path)
+    assert first.drawn and changed.drawn and again == first
+    assert reused([first, again, changed]) == []
+
+
+@pytest.mark.slow
+def test_noise_that_does_not_know_a_database_is_seen(database: Kind, tmp_path: Path) -> None:
+    with held_noise():
+        found = reused(attempts(database, "drawn", "account", tmp_path))
     assert ("same", "neighbour") in {pair[:2] for pair in found}

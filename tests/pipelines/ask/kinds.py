@@ -81,7 +81,7 @@ def left(folder: Path, private: tuple[str, ...]) -> dict[str, bytes | list[str]]
     return out
 
 
-def _lines(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
+def lines_of(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
     """Changes a text file whose lines are rows, the first a header."""
 
     def change(rows: str) -> None:
@@ -137,7 +137,7 @@ def _of_user_7(line: str) -> bool:
     return line.startswith("7,")
 
 
-USERS = _lines("in.csv", _of_user_7)
+USERS = lines_of("in.csv", _of_user_7)
 VISITS = ("in.csv", "in.csv.whole")
 KINDS = {
     "frame": Kind(COMMANDS["sql"], _frame, USERS, VISITS),
@@ -153,7 +153,7 @@ KINDS = {
     ),
     "census": Kind(
         COMMANDS["tabulate execute"], _by_command("tabulate execute"),
-        _lines("data/person-records.txt", lambda line: line.startswith("023|")),
+        lines_of("data/person-records.txt", lambda line: line.startswith("023|")),
         ("data/", "dead_letter"), ("out",),
     ),
 }  # fmt: skip

@@ -1,9 +1,6 @@
 """Tables of a SQLite file and of a real PostgreSQL server, as Arrow."""
 
 import contextlib
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +19,12 @@ from dpstream.state.ledger.answers import Register
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.faults.journals import leave_journal
-from tests.kafka_broker import missing
 from tests.pipelines.sql.asking import COUNTED, FRESH, KEY, OPTIONS, dp
+from tests.postgresql import postgresql_server
 
 _COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
             "day": "DATE", "at": "TIMESTAMP"}  # fmt: skip
 _WIDE = OPTIONS.replace("epsilon = 2", "epsilon = 50")
-_POSTGRES = Path("/usr/lib/postgresql/15/bin")
 
 
 def _catalog(folder: Path, uri: str, remote: str = "Visits") -> Catalog:
@@ -166,29 +162,9 @@ def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """Address of a server of its own, on a socket in a folder."""
-    if not (_POSTGRES / "initdb").exists():
-        missing("PostgreSQL's server is missing")
-    folder = Path("/tmp") / f"dpstream-pg-{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    who: dict[str, Any] = {"user": "postgres"} if os.getuid() == 0 else {}
-    if who:
-        shutil.chown(folder, "postgres")
-
-    def run(*words: object) -> None:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run([str(w) for w in words], check=True, cwd="/", **quiet, **who)
-
-    data = str(folder / "data")
-    run(_POSTGRES / "initdb", "-D", data, "-U", "tester", "-A", "trust", "-N")
-    options = f"-c listen_addresses='' -c fsync=off -k {folder}"
-    run(_POSTGRES / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
-    try:
-        yield f"postgresql:///postgres?host={folder}&user=tester"
-    finally:
-        run(_POSTGRES / "pg_ctl", "-D", data, "-m", "immediate", "stop")
-        shutil.rmtree(folder, ignore_errors=True)
+    """Address of a server of its own."""
+    with postgresql_server() as address:
+        yield address
 
 
 def test_postgresql(server: str, tmp_path: Path) -> None:
