@@ -53,6 +53,10 @@ class RunError(DpstreamError):
     """The machine, a file system or a runner failed; never caused by data (exit 4)."""
 
 
+class AccountWarning(UserWarning):
+    """What whoever charges an account should know about it; the Python interface warns with it."""
+
+
 class InvariantError(AssertionError):
     """The program is in a state that its own rules exclude.
 

@@ -23,14 +23,24 @@ def held(path: Path) -> Iterator[bool]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            yield False
-            return
-        yield True
+        with held_on(descriptor) as locked:
+            yield locked
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held_on(descriptor: int) -> Iterator[bool]:
+    """``held`` of a file that is open and never replaced."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

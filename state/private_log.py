@@ -99,7 +99,7 @@ def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") ->
     try:
         with _lock:
             _place.entries += 1
-            path = _append(_place.folder or _users_folder(), text, _place.entries <= MAX_ENTRIES)
+            path = _append(_place.folder or users_folder(), text, _place.entries <= MAX_ENTRIES)
     except OSError as failed:
         return (
             f"run it again with {DEBUG}=1, which prints the traceback: the private log could not be"
@@ -117,7 +117,12 @@ def _text(error: BaseException) -> str:
     return f"--- {now}, process {os.getpid()}; may hold private values\n{lines}"
 
 
-def _users_folder() -> Path:
+def users_folder() -> Path:
+    """The user's own folder for what belongs to no other, made if it is not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = Path(home) / "dpstream"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -67,19 +67,19 @@ def charges(path: str | Path) -> list[Charge]:
     return [event for event in events(path) if isinstance(event, Charge)]
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str, id_: str = ID) -> None:
     """Write a job file, a catalog or a session table; see the module."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
         tables = tomllib.loads(text)
         ledger = tables.get("ledger")
         if isinstance(ledger, dict) and "id" not in ledger and "path" in ledger:
-            text = _with_account(path.absolute().parent, tables, text)
+            text = _with_account(path.absolute().parent, tables, text, id_)
     path.write_text(text, encoding="utf-8")
 
 
-def _with_account(folder: Path, tables: dict[str, Any], text: str) -> str:
+def _with_account(folder: Path, tables: dict[str, Any], text: str, id_: str) -> str:
     ledger, limit = tables["ledger"], tables["ledger"].get("limit")
-    line = f'id = "{ID}"'
+    line = f'id = "{id_}"'
     unit, type_ = _unit(tables)
     if limit is not None:
         text, pair = _LIMIT.sub(line, text), (limit["epsilon"], limit["delta"])
@@ -87,7 +87,7 @@ def _with_account(folder: Path, tables: dict[str, Any], text: str) -> str:
         text, pair = re.sub(r"(?m)^(data_set = .*)$", rf"\1\n{line}", text, count=1), None
     else:
         return text
-    create(place_below(folder, ledger["path"]), ledger["data_set"], pair, unit, type_)
+    create(place_below(folder, ledger["path"]), ledger["data_set"], pair, unit, type_, id_)
     return text
 
 

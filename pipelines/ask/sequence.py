@@ -7,7 +7,8 @@ The order is the guarantee, and this module is its only place:
 2. *draw*: rows are read and noise is drawn, named by the run id of that charge and by a digest of
    the very numbers that it is added to (`dp_transforms.noise.inputs`).
 3. *commit*: the receipt, which is the public answer, is committed; the first one stays.
-4. *show*: what anybody sees is what is read back.
+4. *show*: what anybody sees is what is read back, once the account's head file has the receipt on
+   disk (`state.ledger.head`).  An account that was restored from a backup is refused before 1.
 
 Where the receipt and public inputs are still to be put together (the outer query of a SQL
 statement), what that gives is the *view*.  It is committed with the receipt and kept: a repeated

@@ -25,7 +25,8 @@ _NAMED = click.argument("named", metavar="FILE_OR_PATH")
 
 @click.group()
 def account() -> None:
-    """Make a data set's account, look into it, and change its limit; all of it is public.
+    """Make a data set's account, look into it, change its limit, and recover it; all of it is
+    public.
 
     FILE_OR_PATH is a file that names an account (a job, a catalog, a session table), or the
     account's own file or URL.
@@ -144,3 +145,29 @@ def limit(named: str, epsilon: float, delta: float, allow_large_delta: bool, as_
         return
     for name, (e, d) in (("Old limit", old), ("New limit", new)):
         click.echo(f"{name}  epsilon {exact(e)} at delta {exact(d)}")
+
+
+@account.command(
+    epilog=examples("dpstream account recover job.toml", "dpstream account recover ledger.db")
+)
+@_NAMED
+@AS_JSON
+def recover(named: str, as_json: bool) -> None:
+    """Add to an account that was restored from a backup what was spent since.
+
+    The head file beside FILE_OR_PATH proves it.  Charges whose answer is not in the account are
+    closed: who asks again is charged again.  Then every command works as before.
+    """
+    from dpstream.pipelines.operate import account_view
+
+    place = account_view.named_by(named)
+    keep_beside(account_view.path_of(place))
+    done = account_view.recovered(place)
+    if as_json:
+        print_json(done._asdict())
+        return
+    if not done.entries and not done.closed:
+        click.echo("The account lacks nothing; it is left as it is.")
+        return
+    click.echo(f"Added     {done.entries} entries, {done.charges} of them charges")
+    click.echo(f"Closed    {len(done.closed)} charges without an answer; asking again is charged")

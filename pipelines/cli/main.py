@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.errors import AccountWarning, DpstreamError, RunError
 from dpstream.accounting.extras import missing_extra
 from dpstream.pipelines.cli.account import account
 from dpstream.pipelines.cli.answer import answer
@@ -28,7 +28,7 @@ from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.generate import generate
 from dpstream.pipelines.cli.init import init
 from dpstream.pipelines.cli.key import key
-from dpstream.pipelines.cli.parts import examples
+from dpstream.pipelines.cli.parts import examples, print_warnings
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.replay import replay
 from dpstream.pipelines.cli.report import report
@@ -94,6 +94,13 @@ def silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    warnings.simplefilter("always", AccountWarning)
+    warnings.showwarning = _warn  # type: ignore[assignment]
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    """What a library says of an account, as every other warning."""
+    print_warnings([str(message)])
 
 
 def _tell(failed: threading.ExceptHookArgs) -> None:

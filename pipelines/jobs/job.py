@@ -196,7 +196,7 @@ def job_of(file: JobFile, path: Path) -> Job:
         plan = replace(plan, query=digest).check()
     store = file.state.store or f"sqlite:{path.stem}.state.db"
     store = stores.backend(store).below(folder).url
-    ledger = None if file.ledger is None else file.ledger.place(folder)
+    ledger = None if file.ledger is None else file.ledger.place(folder, path)
     keep_beside(store, None if ledger is None else ledger.path, path)
     return Job(
         path=path,

@@ -236,8 +236,11 @@ class LedgerConfig(_Table, frozen=True):
     id: str
     unit: str | None = None
 
-    def place(self, folder: Path) -> AccountPlace:
+    def place(self, folder: Path, file: Path | None = None) -> AccountPlace:
         """The account, with a file's path from the folder of the file that names it.
+
+        Args:
+            file: that file, whole path.
 
         Raises:
             UsageError: a name or the id is none, or the URL is none of an account.
@@ -246,7 +249,8 @@ class LedgerConfig(_Table, frozen=True):
             if text is not None and (not text or "\0" in text):
                 raise UsageError(f"ledger.{field}", "must not be empty", "write a name")
         check_names(self.data_set, self.id)
-        return AccountPlace(place_below(folder, self.path), self.data_set, self.id, self.unit)
+        path, named = place_below(folder, self.path), None if file is None else str(file)
+        return AccountPlace(path, self.data_set, self.id, self.unit, named)
 
 
 class SinkConfig(_Table, frozen=True):

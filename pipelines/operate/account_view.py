@@ -3,6 +3,7 @@
 All of it is public: an account holds run ids, hashes of plans and figures of guarantees.
 """
 
+import contextlib
 import math
 import tomllib
 from pathlib import Path
@@ -32,6 +33,7 @@ from dpstream.state.ledger.open import (
     read_book,
     read_ledger,
 )
+from dpstream.state.ledger.recovery import Recovered, recover
 
 #: Of sessions, whose entries are paid by the points that they name.
 _POINTS = (
@@ -73,7 +75,8 @@ def named_by(given: str) -> AccountPlace | str:
             "FILE", "names no account", "add [ledger] with path, data_set and id, or name the path"
         )
     check_names(data_set, id_)
-    return AccountPlace(place_below(file.absolute().parent, path), data_set, id_)
+    account = place_below(file.absolute().parent, path)
+    return AccountPlace(account, data_set, id_, file=str(file.absolute()))
 
 
 def path_of(named: AccountPlace | str) -> str:
@@ -84,6 +87,16 @@ def path_of(named: AccountPlace | str) -> str:
 def opened(named: AccountPlace | str) -> Ledger:
     """The account that was named; raises as `open_ledger` does."""
     return open_path(named) if isinstance(named, str) else open_ledger(named)
+
+
+def recovered(named: AccountPlace | str) -> Recovered:
+    """Bring an account up to what its head file proves; raises as `open_ledger` does."""
+    if isinstance(named, str):
+        ledger = open_path(named, recovering=True)
+    else:
+        ledger = open_ledger(named, recovering=True)
+    with contextlib.closing(ledger):
+        return recover(ledger)
 
 
 def view(named: AccountPlace | str) -> dict[str, Any]:

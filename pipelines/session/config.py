@@ -248,6 +248,8 @@ def load_config(path: str | Path, without_account: bool = False) -> Config:
         raise UsageError("table file", f"exceeds {MAX_BYTES} bytes", "give a table file")
     keep_beside(path)
     config = config_of(parse_toml(text), path.parent)
+    account = msgspec.structs.replace(config.account, file=str(path))
+    config = dataclasses.replace(config, account=account)
     if not config.account.id and not without_account:
         raise UsageError(
             "ledger.id",

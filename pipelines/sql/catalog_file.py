@@ -119,13 +119,13 @@ def load_catalog(path: str | Path) -> Catalog:
     if len(text) > MAX_BYTES:
         raise UsageError("catalog", f"exceeds {MAX_BYTES} bytes", "give a catalog file")
     keep_beside(path)
-    catalog = catalog_of(parse_toml(text), path.parent)
+    catalog = catalog_of(parse_toml(text), path.parent, path)
     keep_beside(catalog.ledger.path, path)
     return catalog
 
 
-def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
-    """The catalog of decoded TOML; raises as `load_catalog` does."""
+def catalog_of(tables: dict[str, Any], folder: Path, path: Path | None = None) -> Catalog:
+    """The catalog of decoded TOML, of a file if it is in one; raises as `load_catalog` does."""
     refuse_limit(tables)
     try:
         file = msgspec.convert(tables, CatalogFile)
@@ -144,7 +144,7 @@ def catalog_of(tables: dict[str, Any], folder: Path) -> Catalog:
         _check_path(f"table[{number}]", table, found, file.unit)
     _refuse_both(found)
     found = {name: _with_units(table, found) for name, table in found.items()}
-    ledger = msgspec.structs.replace(file.ledger.place(folder), unit=file.unit.name)
+    ledger = msgspec.structs.replace(file.ledger.place(folder, path), unit=file.unit.name)
     unit = UnitIdentity(file.unit.name, file.unit.type)
     return Catalog(unit, found, ledger, _key(file.privacy, folder), folder)
 

@@ -8,7 +8,7 @@ what follows from it; here each step is one transaction:
 * *begin*: run id, charge and request;
 * *commit*: the receipt, bound to its charge, and its view, if it has one; the first one stays;
 * *keep_view*: the view of a receipt that was committed without one; the first one stays;
-* *read*: what stands.
+* *read*: what stands, once the account's head file has it (`state.ledger.head`).
 
 A view is what was made of the receipt and of public inputs for whoever asked first (the rows of a
 SQL statement's outer query).  It costs nothing, and it is kept because these inputs may change.
@@ -107,7 +107,7 @@ class Register:
                 charge = book.find(goes_on)
                 if charge is None:
                     raise _uncharged()
-                answer = self.read(goes_on)
+                answer = self._committed(goes_on)
                 return Begun(goes_on, charge, False, None if answer is None else answer.receipt)
             charge, receipt = decide(new_run_id(), book)
             if charge.kind != self._kind or charge.epoch:
@@ -122,7 +122,7 @@ class Register:
                 self._ledger.answer(charge.run_id, receipt, digest)
             return Begun(charge.run_id, charge, True, receipt)
 
-        return self._ledger.transact(pay)
+        return self._ledger.transact(pay, show=False)  # `read` comes before anything is shown
 
     def goes_on(self, request: str, fresh: bool = False) -> str | None:
         """Run id under which a request is answered at no charge; ``None``: it is charged.
@@ -131,7 +131,8 @@ class Register:
             fresh: it is asked anew if it was answered: one that was cut off still goes on.
         """
         run_id = self.find(request)
-        return None if run_id and fresh and self.read(run_id) is not None else run_id
+        answered = run_id and fresh and self._committed(run_id) is not None
+        return None if answered else run_id
 
     def find(self, request: str) -> str | None:
         """Run id that was charged for a request; ``None``: nobody has asked it.
@@ -175,7 +176,7 @@ class Register:
         """
 
         def put() -> None:
-            if self.read(run_id) is None:
+            if self._committed(run_id) is None:
                 if self._ledger.asked(run_id) is None:
                     raise _uncharged()
                 if run_id in self._ledger.book().closed:
@@ -198,7 +199,7 @@ class Register:
         """
 
         def put() -> None:
-            answer = self.read(run_id)
+            answer = self._committed(run_id)
             if answer is None:
                 raise _uncharged()
             if answer.view is None:
@@ -207,13 +208,21 @@ class Register:
         self._ledger.transact(put)
 
     def read(self, run_id: str) -> Answer | None:
-        """The committed answer of a run, ``None`` if it has none yet.
+        """The committed answer of a run, ``None`` if it has none; it may be shown, because the
+        account's head file has its receipt.
 
         Raises:
-            PolicyError: it does not fit its digest, or has no charge.
+            PolicyError: it does not fit its digest, or has no charge; or the account is older than
+                its head file.
         """
+        answer = self._committed(run_id)
+        if answer is not None:
+            self._ledger.keep_head()
+        return answer
+
+    def _committed(self, run_id: str) -> Answer | None:
         asked = self._ledger.asked(run_id)
-        if asked is None or not self._mine(asked):
+        if asked is None or not self._mine(asked) or run_id in self._ledger.book().closed:
             return None
         digest = self._ledger.book().receipts.get(run_id)
         receipt = asked.receipt

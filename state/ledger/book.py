@@ -95,6 +95,10 @@ class Book:
         pairs = enumerate(zip(self._events, self.digests, strict=True), 1)
         return [Entry(seq, event, digest) for seq, (event, digest) in pairs]
 
+    def events(self, after: int) -> list[Event]:
+        """Events behind a number of them."""
+        return self._events[after:]
+
     def find(self, name: str) -> Charge | None:
         """The charge of a name, ``None`` if there is none."""
         charged = self._names.get(name)

@@ -12,7 +12,7 @@ entry (cut off, restored from a backup, another file) is refused by ``refuse_old
 import abc
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.composition import epsilon_spent
@@ -22,6 +22,7 @@ from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged, TableNamed
+from dpstream.state.ledger.head import HeadFile, end_of
 
 Result = TypeVar("Result")
 #: Longest pause before a transaction that another process overtook is done again.
@@ -55,7 +56,12 @@ class Ledger(abc.ABC):
 
     A subclass promises: what a ``transaction`` changes is atomic, durable when it ends, and alone
     in the account; nothing is read that is not what was written (it is refused as damaged).
+
+    Attributes:
+        head_file: of whoever opened it (`state.ledger.head`); ``None``: there is none.
     """
+
+    head_file: HeadFile | None = None
 
     # --- how it is kept --------------------------------------------------------------------------
 
@@ -105,6 +111,10 @@ class Ledger(abc.ABC):
         """Add a request without a receipt, in a transaction."""
 
     @abc.abstractmethod
+    def unanswered(self) -> list[str]:
+        """Runs whose request has no receipt, closed ones too."""
+
+    @abc.abstractmethod
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
         """Give a request that has none its receipt, and the chain the receipt's entry, in a
         transaction."""
@@ -115,22 +125,31 @@ class Ledger(abc.ABC):
 
     # --- what holds for every ledger -------------------------------------------------------------
 
-    def transact(self, work: Callable[[], Result]) -> Result:
+    def transact(
+        self, work: Callable[[], Result], runs: Sequence[str] = (), show: bool = True
+    ) -> Result:
         """What ``work`` returns of a transaction of its own, begun again when another overtook it.
 
         Args:
             work: decides by what it reads in the transaction; whatever it did before, it is right
                 when it is done again.
+            runs: whose tokens it changes; the head file gets them.
+            show: something may be shown afterwards, so the head file is advanced now; without it
+                somebody does before (``keep_head``).
 
         Raises:
+            PolicyError: the account lacks what the head file has; nothing was written.
             RunError: others have been faster for ``limits.BUSY_SECONDS``; nothing was written.
         """
         begun, pause = time.monotonic(), 0.0
         while True:
+            head = None if self.head_file is None else self.head_file.head()
             try:
                 with self.transaction():
+                    if self.head_file is not None:
+                        self.head_file.check(self.book(), head)
                     done = work()
-                return done
+                break
             except LedgerMovedError:
                 if time.monotonic() - begun > BUSY_SECONDS:
                     raise RunError(
@@ -140,6 +159,21 @@ class Ledger(abc.ABC):
                     ) from None
             time.sleep(pause)
             pause = min(2 * pause + 0.01, _PAUSE_SECONDS)
+        if show:
+            self.keep_head(runs)
+        return done
+
+    def keep_head(self, runs: Sequence[str] = ()) -> None:
+        """Bring the head file up to the account's end, on disk, before anything is shown of it.
+
+        Args:
+            runs: whose tokens it is to have as they are now.
+
+        Raises:
+            PolicyError: the account lacks what the head file has; RunError: it cannot be written.
+        """
+        if self.head_file is not None:
+            self.head_file.advance(lambda: (self.book(), {run: self.tokens(run) for run in runs}))
 
     @property
     def id(self) -> str:
@@ -153,8 +187,7 @@ class Ledger(abc.ABC):
 
     def head(self) -> Head:
         """The end of the chain."""
-        book = self.book()
-        return Head(book.created.id, len(book.digests), book.digests[-1])
+        return end_of(self.book())
 
     def digest_at(self, seq: int) -> str | None:
         """Digest of the entry of a number."""

@@ -154,8 +154,9 @@ def name_of(event: Event) -> str | None:
 
 
 def text_of(event: Event) -> str:
-    """What the account stores of an event."""
-    return msgspec.json.encode(event, order="sorted").decode()
+    """What the account stores of an event: one text, whichever kind of number a caller wrote."""
+    read = _DECODER.decode(msgspec.json.encode(event))
+    return msgspec.json.encode(read, order="sorted").decode()
 
 
 def event_of(text: str) -> Event:

@@ -93,7 +93,7 @@ def promise(ledger: Ledger, charge: Charge) -> None:
         if ledger.charge_within(charge):
             ledger.add_token(_promised(charge.run_id), str(charge.epoch), None)
 
-    ledger.transact(pay)
+    ledger.transact(pay, [_promised(charge.run_id)])
 
 
 def begun_epoch(ledger: Ledger, run_id: str) -> int:
@@ -133,6 +133,7 @@ def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -
     """The three steps; ``pay`` is called in the first, once the store is accepted, and says
     whether it has paid; whether it has at any time."""
     restored, paid = store.metadata(RESTORE) in (BEGIN, ANEW), False
+    runs = (run_id, _promised(run_id))
     for _ in range(_ATTEMPTS):
         seen, new = remembered(store), secrets.token_hex(16)
 
@@ -140,19 +141,21 @@ def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -
             if seen is not None:
                 ledger.refuse_older(seen)
             old = store.token()  # read once: another starter may replace it at any time
+            if ledger.head_file is not None:
+                ledger.head_file.check_tokens(run_id, ledger.tokens(run_id))
             _accept(ledger, run_id, old, restored)
             fresh = pay()
             _announce(ledger, run_id, old, new)
             return old, fresh, ledger.head()
 
-        old, fresh, head = ledger.transact(announce)
+        old, fresh, head = ledger.transact(announce, runs)
         paid |= fresh
         _remember(store, head)
         if store.renew_token(old, new):
             break
     else:
         raise RunError("state.store", "too many processes begin on it at once", "begin one by one")
-    ledger.transact(lambda: _accept(ledger, run_id, store.token(), False))
+    ledger.transact(lambda: _accept(ledger, run_id, store.token(), False), [run_id])
     return paid
 
 

@@ -8,20 +8,31 @@ Only ``create_account`` makes one.  Everything else refuses an account that is a
 another id or data set than the file that names it.
 """
 
+import contextlib
+import os
+import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id
+from dpstream.state.ledger.head import HeadFile
+from dpstream.state.private_log import users_folder
 from dpstream.state.run_ids import new_id
 
 _SPANNER = "spanner:"
+_MADE_ANEW = (
+    "the account has charges and no head file here, so {name} is written anew: nobody can tell "
+    "whether the account is older than what was published; if it was restored, type `dpstream "
+    "account recover` before anything is asked"
+)
 
 
 class AccountPlace(msgspec.Struct, frozen=True):
@@ -32,12 +43,14 @@ class AccountPlace(msgspec.Struct, frozen=True):
         data_set: the data set's name.
         id: the account's id.
         unit: what the account calls the privacy unit, where the data's column has another name.
+        file: the file that names it, whole path; ``None``: a call or a flag does.
     """
 
     path: str
     data_set: str
     id: str
     unit: str | None = None
+    file: str | None = None
 
 
 def refuse_limit(tables: dict[str, Any]) -> None:
@@ -115,28 +128,86 @@ def place_below(folder: Path, path: str) -> str:
     return path
 
 
-def open_ledger(place: AccountPlace, looking: bool = False) -> Ledger:
-    """The account of a place, which must be there.
+def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = False) -> Ledger:
+    """The account of a place, which must be there, and as new as its head file.
 
     Args:
-        looking: plan only: no file is written.
+        looking: plan only: no file is written, unless an answer is shown that the head file lacks.
+        recovering: it may be older than its head file, or have none.
 
     Raises:
         UsageError: it is absent, or may not be used.
-        PolicyError: it is damaged, another program's, of another version, or another account.
+        PolicyError: it is damaged, another program's, of another version, another account, or
+            older than its head file.
         RunError: it cannot be opened, or another process holds it for very long.
     """
-    ledger = open_path(place.path, looking)
+    ledger = _opened(place.path, looking)
     try:
         check_place(place, ledger.book().created)
+        _give_head(ledger, place, looking, recovering)
     except BaseException:
         ledger.close()
         raise
     return ledger
 
 
-def open_path(path: str | Path, looking: bool = False) -> Ledger:
+def open_path(path: str | Path, recovering: bool = False) -> Ledger:
     """The account at a path, whatever its id is; raises as ``open_ledger`` does."""
+    ledger = _opened(path)
+    try:
+        own = ledger.book().created
+        place = AccountPlace(str(path), own.data_set, own.id)
+        _give_head(ledger, place, not recovering, recovering)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: bool) -> None:
+    """Let an open account keep its head file, which is made if it is missing."""
+    head_file = head_file_of(place)
+    if head_file is None:
+        return
+    if recovering:
+        ledger.head_file = head_file
+    elif (head := head_file.head()) is not None:
+        head_file.check(ledger.book(), head)
+        ledger.head_file = head_file
+    elif not looking:
+        book = ledger.book()
+        if head_file.create(book) and book.charges:
+            warnings.warn(_MADE_ANEW.format(name=head_file.path.name), AccountWarning, stacklevel=2)
+        ledger.head_file = head_file
+
+
+def head_file_of(place: AccountPlace) -> HeadFile | None:
+    """The head file of an account: beside the file that names it.
+
+    Where no file does, or its folder cannot be written, it is beside the account's file; of a
+    database's account it is in the user's own folder (`private_log.users_folder`).  ``None``: none
+    of them can be written.
+    """
+    name, folders = f"dpstream-{place.id}.head", list[Path]()
+    if place.file is not None:
+        folders.append(Path(place.file).parent)
+    file = file_of(place.path)
+    with contextlib.suppress(OSError):
+        folders.append(users_folder() if file is None else file.absolute().parent)
+    for folder in folders:
+        if (folder / name).exists() or os.access(folder, os.W_OK | os.X_OK):
+            named = Path(place.file or place.path) if place.file or file else None
+            return HeadFile(folder / name, place.id, place.path if named is None else typed(named))
+    return None
+
+
+def typed(path: Path) -> str:
+    """A path as one types it here."""
+    here, path = Path.cwd(), path.absolute()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def _opened(path: str | Path, looking: bool = False) -> Ledger:
     if file_of(path) is not None:
         from dpstream.state.ledger.file import absent
         from dpstream.state.ledger.sqlite import SqliteLedger
@@ -244,8 +315,12 @@ def read_book(place: AccountPlace, seen: Head | None = None) -> Book:
     Raises:
         UsageError, PolicyError, RunError: as for `open_ledger`.
     """
+    head_file = head_file_of(place)
+    head = None if head_file is None else head_file.head()
     book = book_of(read_ledger(place.path))
     check_place(place, book.created)
+    if head_file is not None:
+        head_file.check(book, head)
     if seen is not None:
         held = 0 < seen.seq <= len(book.digests)
         seen.check(book.created.id, book.digests[seen.seq - 1] if held else None)

@@ -52,8 +52,9 @@ from dpstream.state.ledger.orders import (
 from dpstream.state.ledger.region_charge import RegionCharge, RegionKind
 from dpstream.state.run_ids import new_run_id
 
-#: Entries from one snapshot to the next: they are replayed in seconds at most.
-_EVERY = 100
+#: Entries from one snapshot to the next, while a table is open and when it is closed: they are
+#: replayed in seconds at most.
+_EVERY, _EVERY_TIME = 100, 10
 #: Of the plain (epsilon, delta) that an entry of zCDP states beside its rho.
 _DELTA = 1e-9
 #: Relative error allowed for a sum, a product and a root.
@@ -77,7 +78,7 @@ class RegionAccount:
         looking: the snapshot is read and never written.
 
     Raises:
-        PolicyError: the ledger holds other runs or another table, or is older than the snapshot.
+        PolicyError: the ledger holds other runs or another table.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RegionAccount:
         self._saved = self._state.entries
         self._book: Book | None = None  # the ledger's, by which the state was made
         self._refreshed()
-        self._save()
+        self.save(_EVERY)
 
     # --- what stands -----------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class RegionAccount:
     def refresh(self) -> None:
         """Take in what was committed; a snapshot is written now and then."""
         self._refreshed()
-        self._save()
+        self.save(_EVERY)
 
     def decide(self, order: Order, run_id: str) -> Charge:
         """The charge of an order; in the transaction that appends it.
@@ -223,7 +224,7 @@ class RegionAccount:
 
         closed = self._ledger.transact(shut)
         self._refreshed()
-        self._save()
+        self.save(_EVERY)
         return closed
 
     def _charge(self, region: RegionCharge, run_id: str) -> Charge:
@@ -263,7 +264,7 @@ class RegionAccount:
             raise PolicyError(
                 "ledger.path",
                 "is an older or replaced ledger: charges that this process has seen are gone",
-                "bring back the newest ledger of the data set",
+                "run the same command again, which says how to go on",
             )
         if new:
             digest = ledger.digest_of(new[-1].name)
@@ -280,18 +281,12 @@ class RegionAccount:
             self._state = state.with_own((kind, analyst), charges)
         return self._state
 
-    def save(self) -> None:
-        """Write a snapshot of what is known, unless there is one: a ledger that lacks an entry of
-        it is told from then on."""
-        new = self._state.entries > self._saved
-        if self._snapshot is not None and new and not self._looking:
+    def save(self, every: int = _EVERY_TIME) -> None:
+        """Write a snapshot where the last one is this many entries old; never in a transaction."""
+        old = self._state.entries >= self._saved + every
+        if self._snapshot is not None and old and not self._looking:
             snapshots.write(self._snapshot, self._ledger.data_set, self._state)
             self._saved = self._state.entries
-
-    def _save(self) -> None:
-        """Now and then; never in a transaction."""
-        if self._state.entries >= self._saved + _EVERY:
-            self.save()
 
 
 def stated_cost(kind: RegionKind, amount: int) -> tuple[float, float, float | None]:

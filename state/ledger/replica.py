@@ -83,6 +83,11 @@ class Replica:
         """How many requests there are."""
         return len(self._answers)
 
+    @property
+    def unanswered(self) -> list[str]:
+        """Runs whose request has no receipt."""
+        return [run_id for run_id, known in self._answers.items() if known.digest is None]
+
     def check_answer(self, row: AnswerRow) -> AnswerRow:
         """A row that was read alone.
 

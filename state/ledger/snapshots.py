@@ -7,9 +7,8 @@ A snapshot is a convenience, never an authority:
 * a whole one names the entry it was made behind.  The digest of that entry covers all entries
   before it, so a ledger that holds the same digest under the same name is the one that the
   snapshot was made from, and the rest is replayed from there;
-* a whole one of this table and data set whose entry the ledger does NOT hold is refused: entries
-  that were charged are gone (an older ledger was brought back), and the budget they spent with
-  them.
+* one whose entry the ledger does not hold is ignored too: what proves that entries are gone is
+  the account's head file (`state.ledger.head`), as for every other kind of question.
 
 The file has digests of its own against damage (`state.seals`), not against somebody who can write
 to it: like the ledger, it is the operator's.
@@ -26,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.regions.spent import Spent, restored
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.durable import PRIVATE, replacing
@@ -91,24 +90,13 @@ def write(path: Path, data_set: str, state: Balances) -> None:
 
 
 def read(path: Path, table: SessionTable, ledger: Ledger) -> Balances | None:
-    """The state that a snapshot holds; ``None``: replay from the first entry.
-
-    Raises:
-        PolicyError: the ledger lacks entries that the snapshot was made behind.
-    """
-    found = _read(path, table, ledger.data_set)
-    if found is None or not found.entries:
+    """The state that a snapshot holds; ``None``: replay from the first entry."""
+    state = _read(path, table, ledger.data_set)
+    if state is None or not state.entries:
         return None
     charges = ledger.book().charges
-    held = found.entries <= len(charges) and charges[found.entries - 1].name == found.name
-    if not held or ledger.digest_of(found.name) != found.digest:
-        raise PolicyError(
-            "ledger.path",
-            "is an older or replaced ledger: charges that a snapshot of the table holds are gone",
-            "bring back the newest ledger; only if the table has never been asked with another "
-            "ledger, remove the snapshot",
-        )
-    return found
+    held = state.entries <= len(charges) and charges[state.entries - 1].name == state.name
+    return state if held and ledger.digest_of(state.name) == state.digest else None
 
 
 def _read(path: Path, table: SessionTable, data_set: str) -> Balances | None:

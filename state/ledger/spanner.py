@@ -247,6 +247,10 @@ class SpannerLedger(Ledger):
         row = AnswerRow(run_id, request, grant, None, None, None, None, rows.requests)
         self._put(row, GRANT, grant)
 
+    def unanswered(self) -> list[str]:
+        """See the contract."""
+        return self._refreshed().unanswered
+
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
         """See the contract.
 

@@ -197,6 +197,10 @@ class SqliteLedger(Ledger):
         """See the contract."""
         self._insert("requests", (run_id, request, grant, None, None, None, None))
 
+    def unanswered(self) -> list[str]:
+        """See the contract."""
+        return [row[0] for row in self._rows("requests", "receipt IS NULL")]
+
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
         """See the contract."""
         self._update(run_id, "receipt IS NULL", receipt=receipt, digest=digest)

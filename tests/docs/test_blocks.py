@@ -29,13 +29,14 @@ WITH_RUNS = [p for p in PAGES if any(b.mark == "run" for b in blocks(p.read_text
 AFTER_README = [p for p in WITH_RUNS if p not in (README, FIRST_JOB)]
 
 
-#: Every account that a page makes has the id that the pages name.
-ACCOUNT = "7f3a0c5d9e1b2846"
+#: Accounts that a page makes have the ids that the page names, in their order.
+IDS = list[str]()
+_ID = r'(?:\bid ?= ?"|--account-id )([0-9a-f]{16})\b'
 
 
 @pytest.fixture(autouse=True)
 def _closed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("dpstream.state.ledger.open.new_id", lambda: ACCOUNT)
+    monkeypatch.setattr("dpstream.state.ledger.open.new_id", lambda: IDS.pop(0))
     yield
     stores.close_all()
 
@@ -67,7 +68,8 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
 
 
 def run_page(path: Path, ran: list[list[str]]) -> None:
-    said = ""
+    said, named_ids = "", re.findall(_ID, path.read_text())
+    IDS[:] = [*dict.fromkeys(named_ids), f"{len(ran):016x}"]  # the last is of one that is not named
     for mark, language, text in blocks(path.read_text()):
         if mark == "run":
             said = run(path, language, text, ran)

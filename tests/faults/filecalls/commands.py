@@ -167,6 +167,16 @@ def census(folder: Path) -> None:
     accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "person")
 
 
+def kept(folder: Path) -> None:
+    """A copy of the account's file."""
+    shutil.copyfile(folder / "account" / "ledger.db", folder / "backup.db")
+
+
+def put_back(folder: Path) -> None:
+    """The account is restored: it has lost a charge, which its head file has."""
+    shutil.copyfile(folder / "backup.db", folder / "account" / "ledger.db")
+
+
 def homes(folder: Path) -> None:
     """The same, of households."""
     census(folder)
@@ -310,6 +320,7 @@ def unanswered(path: Path) -> int:
 
 CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", "--account-id", accounts.ID)
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
+RECOVER = ("account", "recover", "shop.toml")
 LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE = ("tabulate", "execute", "parameters", "data")
@@ -412,6 +423,8 @@ COMMANDS: Mapping[str, Command] = {
     "state releases": Command(stream, ("state", "releases", "job.toml", "--out", "rel"),
                               released("rel"), (RUN,)),
     "account create": Command(empty, CREATE, nothing, charged=None, repeats=False, done="is there"),
+    "account recover": Command(catalog, RECOVER, nothing,
+                               (SQL, kept, (*SQL, "--fresh"), put_back)),
     "account limit": Command(stream, LIMIT, nothing),
     "report": Command(stream, ("report", "job.toml", "--out", "r.html"), nothing, (RUN,)),
     "replay": Command(stream, ("replay", "job.toml", "--to", "folder:grown", "--speed", "max"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.faults.filecalls.commands import COMMANDS
-from tests.faults.filecalls.disk import NAMES, OPEN, Call, Disk, calls
+from tests.faults.filecalls.disk import NAMES, OPEN, SYNC, Call, Disk, calls
 from tests.faults.filecalls.server import Ended, Server, serving
 
 #: At one call: the process dies before it, in it, or the call fails, once or from there on.
@@ -123,7 +123,7 @@ def at_every_call(name: str, made: World, seed: int) -> Iterator[Case]:
 
 
 def written(recorded: Iterable[Call]) -> list[Call]:
-    """The calls that changed a file.
+    """The calls that changed a file: a sync changes none.
 
     SQLite opens for writing what it only reads, to roll back what a killed process left, and has
     its index of a log in a file.
@@ -131,7 +131,8 @@ def written(recorded: Iterable[Call]) -> list[Call]:
     return [
         call
         for call in recorded
-        if not call.path.endswith(("-shm", "-wal"))
+        if call.kind != SYNC
+        and not call.path.endswith(("-shm", "-wal"))
         and not (call.kind == OPEN and call.flags == 0 and call.path.endswith(".db"))
     ]
 

@@ -92,7 +92,7 @@ def test_five_data_sets_in_turn_over_one_folder(tmp_path: Path) -> None:
         assert told_refusal("init", str(copy), "--new-account")["field"] == "table.folder"
         assert not (tmp_path / f"{name}.db").exists()  # and no account was made for it
         # An account that somebody made in another place, with a file that names it.
-        accounts.write(copy, copy.read_text())
+        accounts.write(copy, copy.read_text(), f"{number:016x}")
         for words in (("ask", str(copy), *ASK), ("plan", str(copy), *ASK), ("budget", str(copy)),
                       ("allot", str(copy), "all", *ASK[1:]),
                       ("add", str(copy), str(tmp_path / "small.csv"))):  # fmt: skip

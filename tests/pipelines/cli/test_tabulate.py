@@ -83,7 +83,8 @@ def test_plan(made: Office) -> None:
 
 def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> None:
     accounts.create(tmp_path / "ledger.db", "persons", (30.0, 1e-9), "person")
-    accounts.create(tmp_path / "homes.db", "households", (60.0, 1e-9), "household")
+    other = "0" * 16
+    accounts.create(tmp_path / "homes.db", "households", (60.0, 1e-9), "household", id_=other)
     ledger = ("--ledger", tmp_path / "ledger.db", *LEDGER)
     command = ("execute", *made, tmp_path / "out", *key_of(made), *ledger)
     done = _run(*command)
@@ -103,7 +104,11 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     homes = ("--program", "h", "--ledger", tmp_path / "ledger.db", *LEDGER)
     unlike = _run("execute", made.parameters, data, tmp_path / "h", *key_of(made), *homes)
     assert unlike.exit_code == 3  # a household is no person: they have an account of their own
-    swap = {"persons": "households", tmp_path / "ledger.db": tmp_path / "homes.db"}
+    swap = {
+        "persons": "households",
+        accounts.ID: other,
+        tmp_path / "ledger.db": tmp_path / "homes.db",
+    }
     own = [swap.get(word, word) for word in homes]
     done = _run("execute", made.parameters, data, tmp_path / "h", *key_of(made), *own, "--json")
     assert done.exit_code == 0, done.output

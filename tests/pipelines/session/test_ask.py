@@ -339,10 +339,10 @@ def _raced(folder: Path) -> list[int]:
     with Session(config, "alice") as mine, Session(config, "bob") as other:
         transact = mine.desk.ledger.transact
 
-        def slow(work: Any) -> Any:
+        def slow(work: Any, **options: Any) -> Any:
             with contextlib.suppress(PolicyError):
                 other.where("a = 0 AND epsilon >= 1").count(0.5)  # just before the lock
-            return transact(work)
+            return transact(work, **options)
 
         mine.desk.ledger.transact = slow  # type: ignore[method-assign]
         mine.where(where).count(0.25)

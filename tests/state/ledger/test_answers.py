@@ -198,7 +198,7 @@ def test_an_edited_receipt_is_noticed(again: Open, tmp_path: Path, edit: str, se
         db.close()
         with pytest.raises(PolicyError):
             register.read(charge(1).run_id)
-    with contextlib.closing(again()) as ledger, pytest.raises(PolicyError):
+    with pytest.raises(PolicyError), contextlib.closing(again()) as ledger:
         Asker(ledger, "sql").find("asked")
         Asker(ledger, "sql").read(charge(1).run_id)
 

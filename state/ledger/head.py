@@ -1,0 +1,388 @@
+"""The head file of an account: what proves that an account is not older than what was shown.
+
+An account that is restored from a backup has lost charges, and answers that people have seen.  So
+whoever asks keeps, in the folder of the file that names the account, a private file that knows the
+end of the account's chain, and a copy of the chain itself.
+
+**Form.**  Two slots, then a log.  A line of the log is an event of the account as the account
+stores it, the tokens of a run (`state.ledger.lineage`), or a cut, behind which another chain goes
+on.  A slot says how long the log is, and the number and digest of the account's last entry then.
+The slot of the longer log counts.  Slots and lines have digests of their own.
+
+**An advance** adds the lines that the log lacks, then writes the slot that does not count, then
+flushes the file once.  After a loss of power within it the file holds the old slot (then the log
+ends where it ended), or the new one.  A new slot without its lines is a true statement about the
+account, whose own commit was durable before; the next advance goes on from the old slot, and writes
+the lines again.  A lock of the kernel keeps the order: a slot that counts is never older than one
+that was flushed before.  Lines are a function of the chain, so where a file system has no locks two
+processes write the same bytes.
+
+**What holds.**  *No two shown answers have the same noise on different rows; and unless account and
+head are restored together, no charge has two shown answers.*  The first part is that of the names
+of noise (`dp_transforms.noise.inputs`).  For the second, let an answer have been shown, and the
+account be restored.  The receipt was in the account when it was shown (`ask.sequence`), and the
+head had the receipt's entry on disk (`contract.Ledger.keep_head`).  An account without that entry
+is refused until `recovery` has added it; then the charge is closed, and nobody gets an answer for
+it any more.
+
+**One flush for each answer is enough.**  Nothing is shown between a question's charge and its
+receipt, and an advance covers both.  A charge that was lost before its advance was paid for
+nothing: no answer of it was seen, and who asks again is charged.  A stream shows releases without
+receipts, so the head has its charge before the first draw; its later releases add no entry.
+
+If a head is removed, the next command makes it again of the account as it is, and warns
+(`state.ledger.open`).
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.state.disk_errors import file_error
+from dpstream.state.drafts import sweep
+from dpstream.state.durable import PRIVATE, put_entry, sync
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.events import Event, Head, chained, text_of
+from dpstream.state.locks import held_on
+from dpstream.state.seals import sealed_text, unsealed_text
+
+#: Bytes of a slot: a page, so that no write tears both.
+_SLOT = 4096
+_LOG = 2 * _SLOT
+_NAME = "account head"
+
+#: Tokens of a run, each with the one it was to replace.
+Tokens = Mapping[str, str | None]
+
+
+class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of the account's chain, and the log's first and last byte of the last advance."""
+
+    head: Head
+    start: int
+    end: int
+    version: int = 1
+
+
+class _Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event",
+              tag="tokens"):  # fmt: skip
+    """What an account accepts of a run's store."""
+
+    run_id: str
+    tokens: dict[str, str | None]
+
+
+class _Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="cut"):
+    """Entries from here on are behind entry ``seq``: the account went on from there."""
+
+    seq: int
+
+
+class Chain(NamedTuple):
+    """What a head file proves.
+
+    Attributes:
+        events, digests: of the account's entries, in order.
+        tokens: of each run, all sets that the account accepted, in order.
+    """
+
+    events: list[Event]
+    digests: list[str]
+    tokens: dict[str, list[Tokens]]
+
+
+class HeadFile:
+    """The head file of one account; see the module.
+
+    Args:
+        path: of the file; id_: of the account.
+        named: what to type for the account: the file that names it, or its own path.
+    """
+
+    def __init__(self, path: Path, id_: str, named: str) -> None:
+        self.path, self._id, self._named = path, id_, named
+        self._flushed = 0  # the log's end that this object has seen on disk
+
+    # --- what stands -----------------------------------------------------------------------------
+
+    def head(self) -> Head | None:
+        """The end of the chain as the file has it; ``None``: there is no file.
+
+        Raises:
+            PolicyError: the file is damaged; RunError: it cannot be read.
+        """
+        with self._reading() as descriptor:
+            return None if descriptor is None else self._slots(descriptor)[0].head
+
+    def check(self, book: Book, head: Head | None) -> None:
+        """Refuse an account that lacks what a head has.
+
+        Args:
+            head: as it was before the account was read: an account only grows.
+
+        Raises:
+            PolicyError: it does.
+        """
+        if head is None:
+            return
+        if len(book.digests) < head.seq or book.digests[head.seq - 1] != head.digest:
+            raise self.behind()
+
+    def check_tokens(self, run_id: str, tokens: Tokens) -> None:
+        """Refuse an account whose tokens of a run are those that it had earlier.
+
+        Raises:
+            PolicyError: they are; or the file is damaged.
+        """
+        lines = (msgspec.json.decode(t, type=_Tokens) for t in self._log()[1] if _of_tokens(t))
+        history = [line.tokens for line in lines if line.run_id == run_id]
+        if is_older(tokens, history):
+            raise self.behind()
+
+    def behind(self) -> PolicyError:
+        """The account is not the newest."""
+        return PolicyError(
+            "ledger.path",
+            "is an older or replaced account: entries that its head file has are gone",
+            "bring back the newest account of the data set; or type "
+            f"`dpstream account recover {self._named}`, which adds what was spent",
+        )
+
+    def damaged(self) -> PolicyError:
+        """The file is not what was written."""
+        return PolicyError(
+            "ledger.path",
+            f"has a damaged head file ({self.path.name})",
+            "restore that file; or, if this account is the newest one, remove the file: it is "
+            "written anew",
+        )
+
+    def chain(self) -> Chain:
+        """What the file proves.
+
+        Raises:
+            PolicyError: it is damaged; RunError: it cannot be read.
+        """
+        head, texts = self._log()
+        chain = Chain([], [], {})
+        for text in texts:
+            line = msgspec.json.decode(text, type=Event | _Tokens | _Cut)
+            if isinstance(line, _Tokens):
+                chain.tokens.setdefault(line.run_id, []).append(line.tokens)
+            elif isinstance(line, _Cut):
+                del chain.events[line.seq :], chain.digests[line.seq :]
+            else:
+                chain.events.append(line)
+                chain.digests.append(chained(chain.digests[-1] if chain.digests else "", text))
+        if head is not None and (len(chain.digests), chain.digests[-1]) != (head.seq, head.digest):
+            raise self.damaged()
+        return chain
+
+    def _log(self) -> tuple[Head | None, list[str]]:
+        """The newest head whose lines are there, and all lines up to it."""
+        with self._reading() as descriptor:
+            if descriptor is None:
+                return None, []
+            for slot in self._slots(descriptor):
+                with contextlib.suppress(_TornError):
+                    return slot.head, _texts(descriptor, _LOG, slot.end)
+        raise self.damaged()
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def create(self, book: Book) -> bool:
+        """Write the file, unless it is there; whether it was not.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        log = _lines(text_of(event) for event in book.events(0))
+        slot = self._slot(_Slot(end_of(book), _LOG, _LOG + len(log)))
+        try:
+            sweep(self.path.parent)
+            made = put_entry(self.path, slot + bytes(_SLOT) + log, PRIVATE)
+            sync(self.path.parent)
+        except OSError as error:
+            raise self._failed(error) from None
+        return made
+
+    def advance(self, read: Callable[[], tuple[Book, Mapping[str, Tokens]]]) -> None:
+        """Bring the file up to the account's end; on disk on return.
+
+        Args:
+            read: the account as it stands, and the tokens of runs that have new ones; called while
+                no other process advances.
+
+        Raises:
+            PolicyError: the account lacks what the head has; or the file is damaged.
+            RunError: the file cannot be written.
+        """
+        with self._reading() as descriptor:
+            if descriptor is not None:
+                newest = self._slots(descriptor)[0]
+                book, tokens = read()
+                if not tokens and newest.head == end_of(book) and self._on_disk(descriptor, newest):
+                    return
+        with self._reading(os.O_RDWR) as descriptor:
+            if descriptor is not None:
+                with held_on(descriptor):
+                    self._advance(descriptor, *read())
+                return
+        self.create(read()[0])
+
+    def _on_disk(self, descriptor: int, slot: _Slot) -> bool:
+        """Whether a slot and its lines are on disk, where they are brought if they are whole."""
+        if slot.end != self._flushed and _intact(descriptor, slot):
+            os.fdatasync(descriptor)  # whoever wrote them may have been killed before
+            self._flushed = slot.end
+        return slot.end == self._flushed
+
+    def _advance(
+        self, descriptor: int, book: Book, tokens: Mapping[str, Tokens], cut: int | None = None
+    ) -> None:
+        newest, *older = self._slots(descriptor)
+        if cut is None:
+            self.check(book, newest.head)
+        last = newest
+        if newest.end != self._flushed and not _intact(descriptor, newest):
+            if not older or not _intact(descriptor, older[0]):
+                raise self.damaged()
+            last = older[0]  # the newest was written by a machine that then lost its power
+        events = book.events(last.head.seq if cut is None else cut)
+        texts = [*_cut_texts(cut), *(text_of(event) for event in events)]
+        texts += [_text(_Tokens(run_id, dict(of))) for run_id, of in tokens.items()]
+        if not texts:
+            return
+        log = _lines(texts)
+        slot = _Slot(end_of(book), last.end, last.end + len(log))
+        _write(descriptor, log, last.end)
+        # Never over the one that the log goes on from.
+        _write(descriptor, self._slot(slot), self._place(descriptor, last))
+        os.fdatasync(descriptor)
+        self._flushed = slot.end
+
+    def recovered(self, book: Book, common: int) -> None:
+        """The account goes on behind entry ``common``, with all that the head has.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        with self._reading(os.O_RDWR) as descriptor:
+            if descriptor is None:
+                raise InvariantError("only a head that is there proves something")
+            with held_on(descriptor):
+                self._advance(descriptor, book, {}, common)
+
+    # --- bytes -----------------------------------------------------------------------------------
+
+    def _slot(self, slot: _Slot) -> bytes:
+        return sealed_text(_NAME, msgspec.json.encode(slot).decode()).encode().ljust(_SLOT)
+
+    def _slots(self, descriptor: int) -> list[_Slot]:
+        """The slots that are whole, the one that counts first.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        slots = [slot for _, slot in _read_slots(descriptor) if slot.head.id == self._id]
+        if not slots:
+            raise self.damaged()
+        return sorted(slots, key=lambda slot: -slot.end)
+
+    def _place(self, descriptor: int, last: _Slot) -> int:
+        """Where a slot goes that takes not the place of ``last``."""
+        return next((_SLOT - at for at, slot in _read_slots(descriptor) if slot == last), 0)
+
+    @contextlib.contextmanager
+    def _reading(self, flags: int = os.O_RDONLY) -> Iterator[int | None]:
+        try:
+            descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError as error:
+            raise self._failed(error) from None
+        try:
+            yield descriptor
+        except OSError as error:
+            raise self._failed(error) from None
+        finally:
+            os.close(descriptor)
+
+    def _failed(self, error: OSError) -> Exception:
+        return file_error("ledger.path", "its head file cannot be used", error)
+
+
+def is_older(tokens: Tokens, history: Sequence[Tokens]) -> bool:
+    """Whether tokens are a set that others have followed; a token is never used twice."""
+    return tokens in history[:-1] and tokens != history[-1]
+
+
+class _TornError(Exception):
+    """Lines are not what was written."""
+
+
+def _of_tokens(text: str) -> bool:
+    return text.startswith('{"event":"tokens"')
+
+
+def end_of(book: Book) -> Head:
+    """The end of an account's chain."""
+    return Head(book.created.id, len(book.digests), book.digests[-1])
+
+
+def _text(line: _Tokens | _Cut) -> str:
+    return msgspec.json.encode(line).decode()
+
+
+def _cut_texts(cut: int | None) -> list[str]:
+    return [] if cut is None else [_text(_Cut(cut))]
+
+
+def _lines(texts: Iterator[str] | Sequence[str]) -> bytes:
+    return b"".join(sealed_text(_NAME, text).encode() + b"\n" for text in texts)
+
+
+def _texts(descriptor: int, start: int, end: int) -> list[str]:
+    """The lines of a part of the log.
+
+    Raises:
+        _TornError: one is not what was written.
+    """
+    data = os.pread(descriptor, end - start, start)
+    if len(data) != end - start or not data.endswith(b"\n"):
+        raise _TornError
+    try:
+        return [unsealed_text(_NAME, line.decode()) for line in data[:-1].split(b"\n")]
+    except (PolicyError, UnicodeError):
+        raise _TornError from None
+
+
+def _intact(descriptor: int, slot: _Slot) -> bool:
+    """Whether the lines of a slot's advance are on the file."""
+    try:
+        _texts(descriptor, slot.start, slot.end)
+    except _TornError:
+        return False
+    return True
+
+
+def _read_slots(descriptor: int) -> Iterator[tuple[int, _Slot]]:
+    """Place and content of the slots that are whole."""
+    data = os.pread(descriptor, _LOG, 0)
+    for at in (0, _SLOT):
+        with contextlib.suppress(PolicyError, UnicodeError, msgspec.MsgspecError):
+            text = unsealed_text(_NAME, data[at : at + _SLOT].decode().rstrip(" \0"))
+            yield at, msgspec.json.decode(text, type=_Slot)
+
+
+def _write(descriptor: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written

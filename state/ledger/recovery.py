@@ -1,0 +1,126 @@
+"""Bring an account that was restored from a backup up to what its head file proves.
+
+The head file has a copy of the chain (`state.ledger.head`).  Where the account is a part of it, the
+rest is appended as it was, so that the chain is the one that stores of streams have seen.  Where
+the account has gone on by itself, all that was spent is appended behind its end: the charges that
+it lacks, tables, and what was closed; of limits only one that is not above the account's own.
+
+Receipts and requests are not in the chain.  So every charge whose receipt the account has not is
+closed: its answer may have been shown, and whoever asks the question again is charged again.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dpstream.accounting.errors import InvariantError
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import (
+    Closed,
+    Event,
+    LimitChanged,
+    Received,
+    TableNamed,
+    Widened,
+)
+from dpstream.state.ledger.head import Chain, is_older
+
+
+class Recovered(NamedTuple):
+    """What a recovery did.
+
+    Attributes:
+        entries: how many were appended of the head file; charges: of these.
+        closed: run ids of charges that get no answer any more.
+    """
+
+    entries: int
+    charges: int
+    closed: tuple[str, ...]
+
+
+def recover(ledger: Ledger) -> Recovered:
+    """Append what the head file proves and the account lacks, and close charges without a receipt.
+
+    An account that lacks nothing is left as it is.  One without a head file only has its charges
+    without a receipt closed.
+
+    Raises:
+        PolicyError: account or head file is damaged; RunError: one cannot be written.
+    """
+    head_file = ledger.head_file
+    head = None if head_file is None else head_file.head()
+    chain = Chain([], [], {}) if head_file is None else head_file.chain()
+
+    def append() -> tuple[Recovered, int]:
+        book = ledger.book()
+        common = _common(book.digests, chain.digests)
+        tokens = [run for run, history in chain.tokens.items()
+                  if not (now := ledger.tokens(run)) or is_older(now, history)]  # fmt: skip
+        if head is not None and common == len(chain.digests) and not tokens:
+            return Recovered(0, 0, ()), common
+        missing = chain.events[common:]
+        if common < len(book.digests):
+            wider = [event for event in book.events(common) if isinstance(event, Widened)]
+            missing = [_counted(event, wider) for event in missing
+                       if _still_holds(event, book, wider)]  # fmt: skip
+        for event in missing:
+            ledger.append(event)
+        for run_id in tokens:
+            for token in ledger.tokens(run_id):
+                ledger.drop_token(run_id, token)
+            for token, previous in chain.tokens[run_id][-1].items():
+                ledger.add_token(run_id, token, previous)
+        closed = tuple(run_id for run_id in ledger.unanswered() if run_id not in book.closed)
+        if closed:
+            ledger.append(Closed(closed))
+        charges = sum(isinstance(event, Charge) for event in missing)
+        return Recovered(len(missing), charges, closed), common
+
+    ledger.head_file = None  # which the account need not have yet
+    try:
+        done, common = ledger.transact(append)
+    finally:
+        ledger.head_file = head_file
+    if head is not None and head_file is not None and ledger.digest_at(head.seq) != head.digest:
+        head_file.recovered(ledger.book(), common)
+    else:
+        ledger.keep_head()
+    return done
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """How many entries two chains share; a digest covers all before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[middle - 1] == other[middle - 1] else (low, middle - 1)
+    return low
+
+
+def _counted(event: Event, wider: Sequence[Widened]) -> Event:
+    """A charge of a table as it counts in the dimensions that the account's table has by now."""
+    for widened in wider:
+        if isinstance(event, Charge) and event.plan_hash == widened.old:
+            event = widened.charge(event)
+    return event
+
+
+def _still_holds(event: Event, book: Book, wider: Sequence[Widened]) -> bool:
+    """Whether an entry is to be added to an account that has gone on without it."""
+    match event:
+        case Charge():
+            return book.find(event.name) is None
+        case LimitChanged():
+            now = book.limit
+            return now is not None and event.limit[0] <= now[0] and event.limit[1] <= now[1]
+        case TableNamed():
+            return event.id not in book.tables
+        case Widened():
+            return all(event.new != widened.new for widened in wider)
+        case Closed():
+            return True
+        case Received():  # of a receipt that the account has not
+            return False
+    raise InvariantError("an account is created once")

@@ -1,0 +1,227 @@
+"""An account that is restored from a backup alone: refused, recovered as the message says, used.
+
+The head file stays, because it lies beside the file that names the account.  Every command is typed
+as a person types it; the command that recovers is taken from the refusal.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+from dpstream.accounting.errors import DpstreamError
+from dpstream.pipelines.session.session import Session
+from dpstream.state.ledger.head import HeadFile
+from tests import accounts
+from tests.faults.filecalls.commands import COMMANDS
+from tests.faults.one_noise import copied
+from tests.pipelines.ask.kinds import KINDS, USERS, Kind, Said, typed, within
+
+STREAM = Kind(COMMANDS["run"], lambda *options: typed(*COMMANDS["run"].words, *options), USERS, ())
+ALL = {**KINDS, "stream": STREAM}
+ACCOUNT, REFUSED = Path("account"), 3
+#: All of it but for its head file, which lies beside it where no file names it.
+FILE = ACCOUNT / "ledger.db"
+
+
+def restored(backup: Path) -> None:
+    """The account's file as it was."""
+    shutil.copyfile(backup / "ledger.db", FILE)
+
+
+def asked(kind: Kind, *options: str) -> Said:
+    """A question, also of the Python interface, as a command ends."""
+    for name in kind.lost:
+        for path in [Path(name), *Path(name).rglob("*")][::-1]:
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+    try:
+        return kind.ask(*options)
+    except DpstreamError as error:
+        return Said(error.exit_code, "", str(error))
+
+
+def world(kind: Kind, folder: Path) -> None:
+    folder.mkdir()
+    kind.command.world(folder)
+    job = folder / "job.toml"
+    if job.exists():  # so that several questions fit into the limit
+        job.write_text(job.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
+    with within(folder):
+        for words in kind.command.before:
+            said = typed(*words)
+            assert said.code == 0, said.stderr
+
+
+def shown() -> dict[str, object]:
+    out: dict[str, object] = json.loads(typed("account", "show", str(FILE), "--json").stdout)
+    return out
+
+
+def fix_of(said: Said) -> list[str]:
+    """The command that a refusal says to type, without its first word."""
+    command = re.search(r"`(dpstream account recover [^`]+)`", said.stderr)
+    assert said.code == REFUSED and command is not None, said
+    return shlex.split(command[1])[1:]
+
+
+def spent(of: dict[str, object]) -> float:
+    pair = of["spent"]
+    assert isinstance(pair, dict)
+    return float(pair["epsilon"])
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    with within(tmp_path):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_restored_refused_recovered_and_asked_again(name: str, here: Path) -> None:
+    kind = ALL[name]
+    world(kind, here / "world")
+    with within(here / "world"):
+        first = asked(kind)
+        assert first.code == 0, first.stderr
+        shutil.copytree(ACCOUNT, here / "backup")
+        assert asked(kind, "--fresh").code == 0
+        before = shown()
+        restored(here / "backup")
+        refusal = asked(kind)
+        recover = fix_of(refusal)
+        assert len(accounts.charges(str(FILE))) == before["charges"] - 1  # type: ignore[operator]
+        said = typed(*recover)
+        assert said.code == 0, said.stderr
+        after = shown()
+        assert after["charges"] == before["charges"] and spent(after) >= spent(before)
+        again = asked(kind)  # the first answer is in the backup
+        assert again.code == 0, again.stderr
+        assert shown()["charges"] == before["charges"]
+        assert typed(*recover).code == 0 and shown() == after  # nothing more to do
+        new = asked(kind, "--fresh")
+        assert new.code == 0, new.stderr
+        assert shown()["charges"] == before["charges"] + 1  # type: ignore[operator]
+
+
+class Shown(NamedTuple):
+    """What became of one question whose account was restored between its charge and its receipt.
+
+    Attributes:
+        codes: of the command as it was answered, after the restore, and after the recovery.
+        charges: in the end; answers: that were shown.
+    """
+
+    codes: list[int]
+    charges: int
+    answers: int
+
+
+def between(kind: Kind, folder: Path) -> Shown:
+    """Charged, copied, answered; then restored, rows changed, and asked again."""
+    world(kind, folder / "world")
+    with within(folder / "world"):
+        with copied("charged", ACCOUNT, folder / "copy"):
+            codes = [asked(kind).code]
+        kind.change("neighbour")
+        restored(folder / "copy")
+        said = asked(kind)
+        codes.append(said.code)
+        if said.code == REFUSED:
+            assert typed(*fix_of(said)).code == 0
+            said = asked(kind)
+            codes.append(said.code)
+        return Shown(codes, len(accounts.charges(str(FILE))), codes.count(0))
+
+
+def one_charge_one_answer(seen: Shown) -> bool:
+    return seen.answers <= seen.charges
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_charge_that_was_answered_is_never_answered_again(name: str, here: Path) -> None:
+    seen = between(KINDS[name], here)
+    assert one_charge_one_answer(seen)
+    assert seen.codes == [0, REFUSED, 0] and seen.charges == 2
+
+
+def test_without_the_check_a_charge_has_two_answers(here: Path) -> None:
+    """Sabotaged: nobody looks at the head."""
+    with mock.patch.object(HeadFile, "check", lambda *_: None):
+        seen = between(KINDS["sql"], here)
+    assert seen.codes == [0, 0] and not one_charge_one_answer(seen)
+
+
+def test_a_damaged_account_is_restored_and_recovered(here: Path) -> None:
+    """The refusal of a damaged account says "restore a backup": that is not the end."""
+    kind = KINDS["sql"]
+    world(kind, here / "world")
+    with within(here / "world"):
+        assert asked(kind).code == 0
+        shutil.copytree(ACCOUNT, here / "backup")
+        assert asked(kind, "--as-of", "May").code == 0
+        data = bytearray(FILE.read_bytes())
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+        FILE.write_bytes(data)
+        said = asked(kind)
+        assert said.code == REFUSED and "backup" in said.stderr
+        restored(here / "backup")
+        assert typed(*fix_of(asked(kind))).code == 0
+        assert asked(kind).code == 0 and shown()["charges"] == 2
+
+
+def in_a_child(work: Callable[[], object]) -> None:
+    """Done by a process that is then killed: it closes nothing."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+            os._exit(9)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def test_a_session_that_was_killed_after_sixty_charges(here: Path) -> None:
+    """No snapshot has its charges; a record pays nothing twice."""
+    world(KINDS["session"], here / "world")
+    with within(here / "world"):
+        shutil.copytree(ACCOUNT, here / "backup")
+
+        def ask_much() -> None:
+            session = Session("small.toml", "ann")
+            for number in range(60):
+                session.where("epsilon >= 1.5").count(0.02, as_of=str(number))
+
+        in_a_child(ask_much)
+        before = typed("session", "budget", "small.toml", "--json").stdout
+        restored(here / "backup")
+        said = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+                     "--epsilon", "1")  # fmt: skip
+        assert typed(*fix_of(said)).code == 0
+        after = typed("session", "budget", "small.toml", "--json").stdout
+        assert after == before and len(accounts.charges(str(FILE))) == 60
+        said = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+                     "--epsilon", "1")  # fmt: skip
+        assert said.code == REFUSED  # 0.3 is left
+        assert typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+                     "--epsilon", "0.25").code == 0  # fmt: skip
+
+
+def test_a_stream_whose_tokens_alone_are_older(here: Path) -> None:
+    """The account is of a time when the run was going on: it has no entry less."""
+    world(STREAM, here / "world")
+    with within(here / "world"):
+        with copied("step", ACCOUNT, here / "copy"):
+            assert asked(STREAM).code == 0
+        before = shown()
+        restored(here / "copy")
+        assert shown()["charges"] == before["charges"]
+        assert typed(*fix_of(asked(STREAM))).code == 0
+        assert asked(STREAM).code == 0 and shown() == before

@@ -1,0 +1,275 @@
+"""The head file: never older than what was shown, whatever is torn, lost or done at once."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.state.ledger.events import Created
+from dpstream.state.ledger.head import Chain, HeadFile
+from dpstream.state.ledger.open import AccountPlace, head_file_of, open_ledger
+from tests import accounts
+from tests.faults.filecalls.disk import WRITE, Disk, calls
+from tests.faults.filecalls.server import ACTIONS, library
+from tests.state.ledger.conformance import charge
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> AccountPlace:
+    (tmp_path / "jobs").mkdir()
+    made = accounts.create(tmp_path / "account" / "ledger.db", "d", (1e4, 1e-3))
+    return AccountPlace(made.path, "d", made.id, file=str(tmp_path / "jobs" / "job.toml"))
+
+
+def head_of(place: AccountPlace) -> HeadFile:
+    found = head_file_of(place)
+    assert found is not None
+    return found
+
+
+def charged(place: AccountPlace, *runs: int) -> None:
+    with contextlib.closing(open_ledger(place)) as ledger:
+        for run in runs:
+            ledger.charge(charge(run))
+
+
+def end(place: AccountPlace) -> tuple[int, str]:
+    with contextlib.closing(open_ledger(place, looking=True)) as ledger:
+        head = ledger.head()
+    return head.seq, head.digest
+
+
+def proven(head_file: HeadFile) -> tuple[int, str]:
+    head, chain = head_file.head(), head_file.chain()
+    assert head is not None and len(chain.digests) == head.seq == len(chain.events)
+    assert chain.digests[-1] == head.digest
+    return head.seq, head.digest
+
+
+def test_every_change_of_the_account_advances_the_private_file(place: AccountPlace) -> None:
+    head_file = head_of(place)
+    assert head_file.head() is None and head_file.chain() == Chain([], [], {})
+    for run in range(1, 6):
+        charged(place, run)
+        assert proven(head_file) == end(place)
+    with contextlib.closing(open_ledger(place)) as ledger:
+        ledger.set_limit((5e3, 1e-3))
+    assert proven(head_file) == end(place)
+    assert head_file.path.parent == Path(place.file or "").parent
+    assert stat.S_IMODE(os.stat(head_file.path).st_mode) == 0o600
+    assert accounts.events(place.path) == head_file.chain().events
+
+
+def test_whole_numbers_have_one_text(place: AccountPlace) -> None:
+    """A caller may write 3 for 3.0: the copy of the chain is the chain."""
+    whole = charge(1)
+    with contextlib.closing(open_ledger(place)) as ledger:
+        ledger.charge(type(whole)(**{n: getattr(whole, n) for n in whole.__struct_fields__}
+                                  | {"epsilon": 3, "mu": None, "rho": None}))  # fmt: skip
+        ledger.set_limit((7_000, 1e-3))
+    assert proven(head_of(place)) == end(place)
+
+
+def test_an_older_or_another_account_is_refused(place: AccountPlace, tmp_path: Path) -> None:
+    backup = tmp_path / "backup.db"
+    charged(place, 1)
+    shutil.copy(place.path, backup)
+    charged(place, 2)
+    shutil.copy(backup, place.path)
+    for looking in (False, True):
+        with pytest.raises(PolicyError, match="account recover"):
+            open_ledger(place, looking)
+    without = AccountPlace(place.path, place.data_set, place.id)  # named by nothing with a head
+    with pytest.warns(UserWarning, match="head file"):
+        charged(without, 3)
+    charged(without, 4)
+    with pytest.raises(PolicyError, match="account recover"):
+        open_ledger(place)
+
+
+def test_an_account_that_gets_older_while_it_is_open(place: AccountPlace, tmp_path: Path) -> None:
+    """Nothing is charged, and nothing is shown."""
+    backup = tmp_path / "backup.db"
+    charged(place, 1)
+    shutil.copy(place.path, backup)
+    charged(place, 2)
+    with contextlib.closing(open_ledger(place)) as ledger:
+        with open(place.path, "r+b") as file:
+            file.write(backup.read_bytes())
+        with pytest.raises(PolicyError):
+            ledger.charge(charge(3))
+        with pytest.raises(PolicyError):
+            ledger.keep_head()
+
+
+def test_a_missing_file_is_made_again_with_a_warning(place: AccountPlace) -> None:
+    charged(place, 1)  # a new account without a charge has none yet: no warning
+    head_of(place).path.unlink()
+    with pytest.warns(UserWarning, match="head file"):
+        charged(place, 2)
+    assert proven(head_of(place)) == end(place)
+
+
+def test_a_folder_that_cannot_be_written_has_its_head_beside_the_account(
+    place: AccountPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    folder = Path(place.file or "").parent
+    monkeypatch.setattr(os, "access", lambda p, mode: Path(p) != folder and access(p, mode))
+    assert head_of(place).path.parent == Path(place.path).parent
+
+
+def test_a_database_without_a_naming_file_has_its_head_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    url = "spanner://p/i/d"
+    for folder in (tmp_path, tmp_path.parent):
+        monkeypatch.chdir(folder)
+        head_file = head_of(AccountPlace(url, "d", accounts.ID))
+        assert head_file.path.parent == tmp_path / "home" / "dpstream"
+        assert url in head_file.behind().fix
+
+
+# --- torn, damaged, at once ----------------------------------------------------------------------
+
+
+def test_any_part_of_a_write_leaves_a_head(place: AccountPlace) -> None:
+    """After any torn write the file proves what it proved before, or the new end."""
+    head_file, rng = head_of(place), random.Random(3)
+    charged(place, 1)
+    before, old = head_file.path.read_bytes(), end(place)
+    for run in range(2, 12):
+        charged(place, run)
+        after, new = head_file.path.read_bytes(), end(place)
+        for _ in range(20):
+            torn = bytearray(after)
+            for start in range(0, len(after), 512):
+                if rng.random() < 0.5:
+                    part = before[start : start + 512]
+                    torn[start : start + 512] = part + bytes(len(after[start:][:512]) - len(part))
+            head_file.path.write_bytes(torn)
+            head, chain = head_file.head(), head_file.chain()
+            assert head is not None and (head.seq, head.digest) in (old, new)
+            assert len(chain.digests) >= old[0]
+            with contextlib.closing(open_ledger(place)) as ledger:
+                ledger.keep_head()
+            assert proven(head_file) == new
+        before, old = head_file.path.read_bytes(), new
+
+
+def test_damage_is_noticed(place: AccountPlace) -> None:
+    """A flipped bit is refused where it is read, or changes nothing."""
+    charged(place, *range(1, 8))
+    head_file = head_of(place)
+    whole, chain, rng = head_file.path.read_bytes(), head_file.chain(), random.Random(5)
+    ends, damaged = set[tuple[int, str]](), 0
+    for at in [*range(0, 300, 7), *range(4096, 4400, 7), *rng.sample(range(8192, len(whole)), 60)]:
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << rng.randrange(8)
+        head_file.path.write_bytes(flipped)
+        try:
+            seen = head_file.chain()
+        except PolicyError:
+            damaged += 1
+            continue
+        ends.add((len(seen.digests), seen.digests[-1]))
+        assert seen.digests == chain.digests[: len(seen.digests)]
+    assert damaged > 50 and len(ends) <= 2
+    head_file.path.write_bytes(b"no head")
+    with pytest.raises(PolicyError, match="damaged head file"):
+        open_ledger(place)
+
+
+def test_several_processes_at_once(place: AccountPlace) -> None:
+    charged(place, 0)
+    children = []
+    for child in range(3):
+        pid = os.fork()
+        if not pid:
+            try:
+                charged(place, *range(100 * child + 1, 100 * child + 9))
+            finally:
+                os._exit(0)
+        children.append(pid)
+    head_file, seen = head_of(place), list[int]()
+    while children:
+        head = head_file.head()
+        assert head is not None
+        seen.append(head.seq)
+        pid, _ = os.waitpid(children[-1], os.WNOHANG)
+        if pid:
+            children.pop()
+    assert seen == sorted(seen)
+    assert proven(head_file) == end(place) == (26, end(place)[1])
+
+
+SCRIPT = """
+import contextlib, ctypes, os, sys
+from pathlib import Path
+from dpstream.state.ledger.open import AccountPlace, open_ledger
+from tests.state.ledger.conformance import charge
+folder = Path({folder!r})
+ctypes.CDLL(os.environ["LD_PRELOAD"]).filecalls_arm(
+    str(folder).encode(), ctypes.c_long(0), {action}, 0, 0, {journal!r}.encode())
+place = AccountPlace(str(folder / "account.db"), "d", {id!r}, file=str(folder / "job.toml"))
+shown = os.open(folder / "shown", os.O_WRONLY | os.O_APPEND)
+for run in range(1, 5):
+    with contextlib.closing(open_ledger(place)) as ledger:
+        ledger.charge(charge(run))
+        os.write(shown, str(ledger.head().seq).encode())
+"""
+
+
+@pytest.fixture
+def recorder() -> Iterator[None]:
+    try:
+        library()
+    except FileNotFoundError as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{missing}")
+    yield
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_loss_of_power_leaves_what_was_shown(tmp_path: Path) -> None:
+    """Before each write of what was shown, the disk holds a head that covers it."""
+    folder, journal = tmp_path / "folder", tmp_path / "journal"
+    folder.mkdir()
+    place = accounts.create(folder / "account.db", "d")
+    place = AccountPlace(place.path, "d", place.id, file=str(folder / "job.toml"))
+    (folder / "shown").touch()
+    shutil.copytree(folder, tmp_path / "before")
+    script = SCRIPT.format(folder=str(folder), journal=str(journal), id=place.id,
+                           action=ACTIONS["count"])  # fmt: skip
+    env = os.environ | {"LD_PRELOAD": str(library())}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, cwd=ROOT)
+    name, disk, shown = head_of(place).path.name, Disk(tmp_path / "before"), 0
+    for number, call in enumerate(calls(journal)):
+        disk.replay(call)
+        if call.path == "shown" and call.kind == WRITE:
+            shown = json.loads(call.data)
+        if call.path.endswith(("shown", "head")):
+            for model in ("data", "entries"):
+                left = tmp_path / f"{number} {model}"
+                left.mkdir()
+                disk.write(left, model, number)
+                if shown:
+                    head_file = HeadFile(left / name, place.id, "job.toml")
+                    head = head_file.head()
+                    assert head is not None and head.seq >= shown
+                    assert len(head_file.chain().digests) >= shown
+    assert shown == 5
+    assert isinstance(head_of(place).chain().events[0], Created)
