@@ -6,6 +6,7 @@ Error numbers are public; the texts that the system adds to them hold paths, whi
 import errno
 import os
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +120,11 @@ def _out_of_memory(error: BaseException) -> bool:
     return _MEMORY_WORDS.search(str(error)) is not None
 
 
+#: Address space below which libraries fail at random: a small run in process reserves 2.5 GiB, most
+#: of it for the stacks and the heaps of threads.
+MIN_ADDRESS_SPACE = 3 << 30
+
+
 def memory_error(where: str) -> RunError:
     """The error for a process that has no memory left.
 
@@ -131,6 +137,32 @@ def memory_error(where: str) -> RunError:
         "raise the limit of this process or container (`ulimit -v`, resources.limits.memory), or "
         "lower performance.batch_rows and performance.threads of the job; then run it again",
     )
+
+
+def require_memory(where: str) -> None:
+    """Refuse to read data under a limit of address space that a small job already meets.
+
+    A library that meets such a limit in a thread of its own ends the process (std::bad_alloc, a
+    thread that cannot start), and which one does so changes from run to run.
+
+    Args:
+        where: the public name of the command.
+
+    Raises:
+        RunError: the limit of address space is below `MIN_ADDRESS_SPACE`.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
+        raise RunError(
+            "memory",
+            f"is limited to {limit >> 20:,} MiB of address space; {where} reserves up to"
+            f" {MIN_ADDRESS_SPACE >> 20:,} MiB and uses a part of it",
+            f"raise the limit (`ulimit -v {MIN_ADDRESS_SPACE >> 10}`), then run it again",
+        )
 
 
 def file_error(field: str, cannot: str, error: Exception) -> RunError:

@@ -39,12 +39,19 @@ from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.tabulate import tabulate
 from dpstream.pipelines.cli.workload import workload
 from dpstream.state.connecting import show_connecting
+from dpstream.state.disk_errors import require_memory
 from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
     *(init, check, plan, run, report, demo, generate, doctor),
     *(account, answer, audit, choose, folder, key, replay, session, sql, state, tabulate, workload),
 )
+
+#: Commands that read data, and words after which they only look at what is public.
+_READS = frozenset(
+    ("answer", "audit", "check", "choose", "demo", "replay", "run", "session", "sql", "tabulate")
+)
+_READS_NOTHING = frozenset(("-h", "--help", "plan", "budget", "--dry-run"))
 
 
 class Coded(click.Group):
@@ -70,6 +77,14 @@ class Coded(click.Group):
         text = json.dumps(coded.as_dict()) if as_json else f"{coded.kind}: {coded}"
         click.echo(text, err=True)
         ctx.exit(coded.exit_code)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Look a command up; refuse at once one that has too little memory to read data."""
+        if args[:1] and args[0] in _READS and not _READS_NOTHING & {*args}:
+            require_memory(f"dpstream {args[0]}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(
