@@ -48,7 +48,7 @@ class Run(NamedTuple):
         performance: settings without effect on results.
         mixing: how the noise of public keys is mixed, where the plan says that it is.
         upto: last trigger time of this pass, where bounded input grows and more passes follow
-            (see `pipelines.passes`); ``None``: the plan's last.
+            (see `pipelines.stream.passes`); ``None``: the plan's last.
         joined: of partitions that joined the run in a later pass, (the first of them, last trigger
             time that was released before they came), in order.
     """

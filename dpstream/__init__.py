@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from dpstream.dp_transforms.run import Performance, Run, begin_run
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.beam_yaml import DPStreamRows
-    from dpstream.pipelines.begin import begin
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.frames.memory import ReadTable
     from dpstream.pipelines.frames.numbered import Rows
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
-    from dpstream.pipelines.stream import Result, run_job
+    from dpstream.pipelines.stream.begin import begin
+    from dpstream.pipelines.stream.run import Result, run_job
 
 #: Name -> module that defines it, below this package.
 _HOMES = {
@@ -57,14 +57,14 @@ _HOMES = {
     "QuestionPlan": "pipelines.frames.plan",
     "ReadFiles": "pipelines.connectors.files.source",
     "ReadTable": "pipelines.frames.memory",
-    "Result": "pipelines.stream",
+    "Result": "pipelines.stream.run",
     "Rows": "pipelines.frames.numbered",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
     "Session": "pipelines.session.session",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
-    "begin": "pipelines.begin",
+    "begin": "pipelines.stream.begin",
     "begin_run": "dp_transforms.run",
     "connect": "pipelines.sql.dbapi",
     "count": "pipelines.frames.one_shot",
@@ -74,7 +74,7 @@ _HOMES = {
     "mean": "pipelines.frames.one_shot",
     "plan": "pipelines.frames.one_shot",
     "run_in_memory": "dp_transforms.flow",
-    "run_job": "pipelines.stream",
+    "run_job": "pipelines.stream.run",
     "sum": "pipelines.frames.one_shot",
 }
 

@@ -73,7 +73,7 @@ class LedgerAccount:
             PolicyError: beyond the limit, or the store is a copy, older than its ledger, or was
                 restored (only a job knows its sink, with which it has to be compared).
         """
-        from dpstream.pipelines.begin import charge  # with Beam: only of a run
+        from dpstream.pipelines.stream.begin import charge  # with Beam: only of a run
 
         if run.open().restoring:
             raise PolicyError(

@@ -21,7 +21,6 @@ from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, release_schema
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.query import with_query
@@ -32,6 +31,7 @@ from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters
 from dpstream.pipelines.frames.numbered import Gather
 from dpstream.pipelines.frames.values import column_of
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream.begin import begin
 
 #: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
 #: decides, never a value: what becomes of a row is a function of that row alone.

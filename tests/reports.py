@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW, release_schema
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
 from dpstream.pipelines.connectors.inputs import positioned
@@ -20,6 +19,7 @@ from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.report.script import script
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.written import write_release
 

@@ -317,8 +317,8 @@ def test_nothing_unsteady_in_the_flow() -> None:
 
 #: What charges an account, and what commits an answer to it.
 SEQUENCE = ("begin", "commit", "charge_within", "append", "answer", "enter", "promise")
-#: Of the account itself; streams move below `pipelines.stream` with their own sequence.
-OWNERS = ("state/ledger/", "pipelines/ask/", "pipelines/begin.py")
+#: Of the account itself, of questions, and of streams.
+OWNERS = ("state/ledger/", "pipelines/ask/", "pipelines/stream/")
 
 
 def account_calls(source: str) -> list[str]:
@@ -336,10 +336,10 @@ def account_calls(source: str) -> list[str]:
 
 
 def test_one_sequence_charges_and_commits() -> None:
-    """Questions are charged by `pipelines.ask`, streams by their own begin: nobody else."""
+    """Questions are charged by `pipelines.ask`, streams by `pipelines.stream`: nobody else."""
     found = offending(list(sources("pipelines", "dp_transforms")), account_calls)
     assert {name for name in found if not name.startswith(OWNERS)} == set()
-    assert "pipelines/ask/sequence.py" in found and "pipelines/begin.py" in found
+    assert "pipelines/ask/sequence.py" in found and "pipelines/stream/begin.py" in found
 
 
 def test_packages_are_listed() -> None:

@@ -27,7 +27,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.noise_key import key_source, new_key
 from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 
 _SHARDS = 4

@@ -24,7 +24,7 @@ def demo(folder: Path) -> None:
     from dpstream.accounting.guarantee import text
     from dpstream.pipelines.demo import prepare, show
     from dpstream.pipelines.jobs.committed import committed
-    from dpstream.pipelines.stream import run_job
+    from dpstream.pipelines.stream.run import run_job
 
     job = prepare(folder)
     begun = committed(job)

@@ -23,7 +23,7 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_p
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.operate.summary import Released
-    from dpstream.pipelines.stream import Result
+    from dpstream.pipelines.stream.run import Result
 
 _PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.
@@ -138,7 +138,7 @@ def run_checked(
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
-    from dpstream.pipelines.stream import run_job
+    from dpstream.pipelines.stream.run import run_job
 
     privacy = checked.plan.privacy
     warnings = [*weaknesses(privacy.epsilon, privacy.delta), *account_warnings(checked)]

@@ -15,7 +15,6 @@ from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Account, Run
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
@@ -26,6 +25,7 @@ from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.question import keys_table
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_keys_digest
+from dpstream.pipelines.stream.begin import begin
 
 _OF_JOB = "is in the job"
 

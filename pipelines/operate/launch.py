@@ -19,7 +19,7 @@ from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
 from dpstream.pipelines.runners.settings import refuse_at_least_once
-from dpstream.pipelines.stream import Result, run_job
+from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state.ledger.open import file_of
 from dpstream.state.private_log import unexpected
 

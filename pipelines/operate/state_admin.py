@@ -15,7 +15,6 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
 from dpstream.dp_transforms.skipping import exhausted
-from dpstream.pipelines.begin import begun_epoch, charge_restored, prepare
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.connectors.sink import holds_release, known_releases
@@ -24,7 +23,8 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.operate.state_view import open_job_store, store_run
-from dpstream.pipelines.stream import Progress
+from dpstream.pipelines.stream.begin import begun_epoch, charge_restored, prepare
+from dpstream.pipelines.stream.run import Progress
 from dpstream.state import open as stores
 from dpstream.state import retention, transfer
 from dpstream.state.copying import Abandon

@@ -13,8 +13,6 @@ from dpstream.accounting.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines import passes
-from dpstream.pipelines.begin import begun_epoch
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.restored import publish_committed
@@ -24,7 +22,9 @@ from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import FileKind
-from dpstream.pipelines.stream import Progress
+from dpstream.pipelines.stream import passes
+from dpstream.pipelines.stream.begin import begun_epoch
+from dpstream.pipelines.stream.run import Progress
 from dpstream.state import open as stores
 from dpstream.state.retention import reached, settled_trigger_time
 from dpstream.state.store import Store

@@ -19,7 +19,7 @@ from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import CELL, domain_digest
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.stream import Progress, Result, run_job
+from dpstream.pipelines.stream.run import Progress, Result, run_job
 from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text

@@ -22,7 +22,7 @@ from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.audit.leaks import Logs, hits, leaked_files, shown
 from tests.written import read_dead_letters
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.seal import put_seal

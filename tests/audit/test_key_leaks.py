@@ -20,13 +20,13 @@ from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_key
 from dpstream.dp_transforms.noise.secret import Secret
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.begin import begin
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.leaks import Logs, kept, key_forms, make_job, opened, shown
 from tests.secret_server import NAME, REFERENCE, secret_server

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting import guarantee
-from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.audit import run as audit_run
 from dpstream.pipelines.audit import values as audit_values
 from dpstream.pipelines.cli import main as module
@@ -20,7 +19,8 @@ from dpstream.pipelines.operate import account_view, doctor, state_view
 from dpstream.pipelines.report import releases as report_releases
 from dpstream.pipelines.report import report
 from dpstream.pipelines.report import view as report_view
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream import begin as beginning
+from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.tuning import choose
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import Register

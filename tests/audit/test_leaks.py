@@ -21,8 +21,6 @@ from dpstream.dp_transforms.ingest import columns, records
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.telemetry import OPERATOR_COUNTERS, guarded
-from dpstream.pipelines import stream
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.cli import main as cli
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files import sink as sink_files
@@ -30,7 +28,9 @@ from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.stream.begin import begin
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.idtable import PairSet

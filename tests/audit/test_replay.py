@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
-from dpstream.pipelines import begin as beginning
 from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs import charging
+from dpstream.pipelines.stream import begin as beginning
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger

@@ -130,7 +130,7 @@ def commands(folder: Path, say: Say) -> Figures:
         "import: cpu": [
             sys.executable,
             "-c",
-            "import dpstream.dp_transforms, dpstream.pipelines.stream",
+            "import dpstream.dp_transforms, dpstream.pipelines.stream.run",
         ],
         "--help: cpu": [*dpstream, "--help"],
         "plan: cpu": [*dpstream, "plan", str(job)],

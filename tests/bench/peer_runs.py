@@ -50,7 +50,7 @@ def _job(data: Path, out: Path) -> Any:
 def dpstream(data: Path, out: Path) -> None:
     """The whole job: input digest, store, commits, sealed release."""
     from dpstream.pipelines.connectors.records.formats import read_releases
-    from dpstream.pipelines.stream import run_job
+    from dpstream.pipelines.stream.run import run_job
 
     job = _job(data, out)
     run_job(job)

@@ -224,7 +224,7 @@ def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     job = make_job(tmp_path / "job")
     waited = mock.Mock(side_effect=AssertionError)
     monkeypatch.setattr(PipelineResult, "wait_until_finish", waited)
-    monkeypatch.setattr("dpstream.pipelines.stream.wait_or_stop", waited)
+    monkeypatch.setattr("dpstream.pipelines.stream.run.wait_or_stop", waited)
     result = launch.launch(job, "DirectRunner", [])
     assert result.run_id and not waited.called
     assert (tmp_path / "job" / "releases" / "run.json").exists()

@@ -19,7 +19,7 @@ import tomlkit
 
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.faults.processes import files
 from tests.runners.engines import ROOT, Pool
 from tests.runners.flink import session

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines import passes
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream import passes
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state.sqlite.store import SqliteStore
 
 POINTS: dict[str, Any] = {

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files
 from tests.streams import START, STEP

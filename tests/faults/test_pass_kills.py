@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.growing import COURSE, DAYS, arrive, place, released
 

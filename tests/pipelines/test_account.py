@@ -11,13 +11,13 @@ import pytest
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.account import LedgerAccount
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.retention_store import BEGIN, RESTORE
 from tests import accounts
 from tests.audit.replays import Place, new_place
-from tests.pipelines.test_begin import CutOff, cut_off
+from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 
 @pytest.fixture(autouse=True)

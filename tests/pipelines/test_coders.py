@@ -13,13 +13,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.pipelines import stream
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import RUNNERS, Engine
+from dpstream.pipelines.stream import run as stream
 from dpstream.state import open as stores
 from tests.pipelines.cli.test_unbounded_cli import job_file
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo import distances, joined, prepare, read_flights, truth
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 
 
 def flights(count: int, delays: list[float | None]) -> pa.Table:

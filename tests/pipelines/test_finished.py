@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines import stream
 from dpstream.pipelines.connectors import restored
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.sink import FileSink
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.replays import Place, new_place
 

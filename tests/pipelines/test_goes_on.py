@@ -12,8 +12,8 @@ from dpstream.accounting import shares
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms import run as runs
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.pipelines.test_units import call, write
 

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from dpstream.pipelines import stream
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream import run as stream
 from dpstream.state import open as stores
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect

@@ -21,7 +21,7 @@ logging.basicConfig(level=logging.WARNING)
 from pathlib import Path
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.cli.parts import stop_signals
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 with stop_signals(True) as stop:
     run_job(load_job(Path(sys.argv[1])), sys.argv[2], sys.argv[3:], stop=stop)
 print("done")

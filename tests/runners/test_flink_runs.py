@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.faults.flink import job_at, letters, poisoned, published, undisturbed
 from tests.runners.flink import LOCAL, local
 from tests.runners.golden import write_stream

@@ -10,7 +10,7 @@ import pytest
 
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrate, calibrated
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.golden.pinned import check as check_text
 from tests.runners.engines import need_flink
 from tests.runners.golden import (

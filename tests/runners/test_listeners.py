@@ -16,7 +16,7 @@ from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners.listeners import Listener, beyond_loopback, descendants, listeners
 from dpstream.pipelines.runners.table import RUNNERS
 from dpstream.pipelines.runners.worker_pool import LoopbackPool
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.kafka_broker import Broker
 from tests.listening import heard
 from tests.runners import prism

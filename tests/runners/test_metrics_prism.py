@@ -12,7 +12,7 @@ from dpstream.pipelines.connectors.folder.close import close_files, rfc3339
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.metrics import Ports, serving
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests import accounts
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, write

@@ -10,7 +10,7 @@ import pytest
 
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.kafka_broker import Broker

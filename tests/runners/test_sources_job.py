@@ -19,7 +19,7 @@ from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.pubsub_emulator import running
 from tests.runners.prism import binary, wait_for
 from tests.runners.test_kafka_job import JOB, WINDOW, closed, lost, run_while, text_of

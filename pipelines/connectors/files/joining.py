@@ -2,8 +2,8 @@
 
 A run that is begun with ``dpstream run --through`` reads its input in *passes*.  A pass is a set
 of files and the last trigger time that it releases; both are committed in the store before a row
-is read (`pipelines.passes`).  Files of the first pass have their index by name as partition, those
-that join later have the next numbers, by name: a partition, once given, stays.
+is read (`pipelines.stream.passes`).  Files of the first pass have their index by name as partition,
+those that join later have the next numbers, by name: a partition, once given, stays.
 
 Sensitivity: a record's place (pass, partition, offset) is a function of which file it is in and of
 public facts, never of another record.  Its trigger is its own, or the first of its pass if its own

@@ -275,7 +275,7 @@ class FilesInput(Input):
 
 
 class JoinedFiles(Input):
-    """The files of one pass of a run whose input grows (`pipelines.passes`).
+    """The files of one pass of a run whose input grows (`pipelines.stream.passes`).
 
     Args:
         files: all that the run knows by now, by partition: they must not change.

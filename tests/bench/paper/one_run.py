@@ -89,7 +89,7 @@ def main(path: str, as_published: bool = False) -> None:
     logging.disable(logging.CRITICAL)
     from dpstream.pipelines.cli.parts import Bar
     from dpstream.pipelines.jobs.job import load_job
-    from dpstream.pipelines.stream import run_job
+    from dpstream.pipelines.stream.run import run_job
 
     try:
         job = load_job(path)

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
 from tests.bench.paper import baselines
 from tests.bench.paper.baselines import (

@@ -10,7 +10,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import cdp_delta
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.synth import Synth, generate
 from dpstream.state.ledger.open import AccountPlace
 from tests.bench.paper.jobs import Frame, Setting, write_job

@@ -118,7 +118,7 @@ def test_exit_codes_andsilence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("dpstream.pipelines.stream.run_job", fail)
+    monkeypatch.setattr("dpstream.pipelines.stream.run.run_job", fail)
     monkeypatch.setattr(module, "silence", lambda: None)
     result = call("run", make_job().path, *flags)
     assert result.exit_code == code

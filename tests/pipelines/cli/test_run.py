@@ -11,7 +11,7 @@ from dpstream.pipelines.cli import private_counts
 from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_in_words
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate.summary import Released
-from dpstream.pipelines.stream import Result
+from dpstream.pipelines.stream.run import Result
 from dpstream.state import open as stores
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call, examples_of, refused

@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.private_log import DEBUG, NAME
 from tests.growing import arrive, place

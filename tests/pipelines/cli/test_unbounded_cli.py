@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors import restored
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import accounts
 from tests.flowing import Flowing

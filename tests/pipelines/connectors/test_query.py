@@ -16,7 +16,7 @@ from dpstream.pipelines.connectors.query import QueryRows, queried, query_of, wi
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.pipelines.sql.visited import all_rows, rows, with_text
 

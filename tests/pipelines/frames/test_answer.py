@@ -15,7 +15,7 @@ from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state.ledger.charges import Charge
 from tests import accounts
 from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits
-from tests.pipelines.test_begin import CutOff, cut_off
+from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 TABLE = visits()
 ASKED: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}

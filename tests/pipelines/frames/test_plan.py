@@ -17,7 +17,7 @@ from dpstream.pipelines.sql.explain import budget, explain
 from tests import accounts
 from tests.pipelines.frames.visits import LIBRARIES, account, visits
 from tests.pipelines.sql import asking
-from tests.pipelines.test_begin import CutOff, cut_off
+from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 TABLE = visits()
 ASKED: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}

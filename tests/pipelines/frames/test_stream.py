@@ -15,7 +15,7 @@ import pytest
 import dpstream
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.pipelines.begin import begin
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import accounts
 from tests.pipelines.frames.rows import LEDGER, a_job, batches, dicts

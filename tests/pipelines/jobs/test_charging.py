@@ -9,7 +9,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.jobs.charging import check_begin, check_charge, folder_used, store_identity
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
 from tests.pipelines.cli.mistakes import JOB, visits

@@ -20,7 +20,7 @@ from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.leaks import make_job

@@ -15,7 +15,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.check import check_source
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.folders import START, MakeFolderJob, data, line, make_folder_job, mark
 from tests.folders import write as put

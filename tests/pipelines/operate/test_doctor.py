@@ -10,7 +10,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.pipelines.operate import doctor
 from dpstream.pipelines.operate.doctor import examine, installed
 from dpstream.pipelines.runners import parts, prism_build
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.replays import new_place
 from tests.kafka_broker import missing

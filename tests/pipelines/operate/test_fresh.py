@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.operate.fresh import set_aside
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.file import connect
 from tests import accounts

@@ -25,7 +25,7 @@ from dpstream.dp_transforms.telemetry import (
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import metrics
 from dpstream.pipelines.operate.metrics import METRICS, Ports, runner_name, serving
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.leaks import CANARIES, KEY, UNIT, VALUE, hits, make_job
 
@@ -218,7 +218,7 @@ def test_runner_names() -> None:
 PROGRAM = """
 import sys, threading, time, urllib.request
 from dpstream.pipelines.cli import main as cli
-from dpstream.pipelines import stream
+from dpstream.pipelines.stream import run as stream
 real, port = stream.run_job, int(sys.argv[2])
 def run(*args, **options):
     result = real(*args, **options)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
 from dpstream.state.sqlite.database import sqlite3

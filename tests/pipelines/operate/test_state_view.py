@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
 

@@ -8,12 +8,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import summary
 from dpstream.pipelines.operate.summary import Part, Released, causes_of, records_of, tally
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.begin import begin
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.growing import arrive, place
 

@@ -16,7 +16,7 @@ from dpstream.pipelines.connectors.query import queried, query_of
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.dp_transforms.runs import Silent, without_noise

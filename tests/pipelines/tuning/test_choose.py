@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 
 from dpstream.accounting.arrays import Int64
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
 from dpstream.state.ledger.answers import Register
 from tests import accounts

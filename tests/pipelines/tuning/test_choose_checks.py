@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.database import sqlite3

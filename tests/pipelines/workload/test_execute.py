@@ -120,7 +120,7 @@ def test_cut_off_anywhere_it_is_one_charge_and_the_same_bytes(tmp_path: Path) ->
         folder = tmp_path / place
         with mock.patch.object(module, place, side_effect=KeyboardInterrupt):
             if place == "run_job":
-                from dpstream.pipelines import stream
+                from dpstream.pipelines.stream import run as stream
 
                 with (
                     mock.patch.object(stream, "_connect", side_effect=KeyboardInterrupt),

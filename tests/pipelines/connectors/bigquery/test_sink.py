@@ -20,7 +20,6 @@ from google.cloud.bigquery_storage_v1.types import AppendRowsResponse
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.bigquery import sink as sink_bigquery
 from dpstream.pipelines.connectors.bigquery import table as bigquery_table
 from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink, ddl
@@ -28,6 +27,7 @@ from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
 from dpstream.pipelines.connectors.messages import digest_of, messages_of
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.bigquery_server import (
     ANSWER_ERROR,

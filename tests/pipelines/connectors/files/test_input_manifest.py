@@ -11,7 +11,7 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from tests.audit.replays import new_place
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.connectors.files.test_source import CANARY, table, write

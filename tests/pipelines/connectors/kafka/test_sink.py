@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.pipelines.begin import begin, prepare
 from dpstream.pipelines.connectors.kafka import sink as sink_kafka
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink
@@ -23,6 +22,7 @@ from dpstream.pipelines.connectors.run_manifest import write_manifest
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.operate.state_view import export, publish
+from dpstream.pipelines.stream.begin import begin, prepare
 from dpstream.state import open as stores
 from dpstream.state.retention_store import RetentionStore
 from tests.kafka_broker import Broker, running

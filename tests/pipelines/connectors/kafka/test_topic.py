@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.kafka.client import answer
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import refuse_unfit
@@ -21,6 +20,7 @@ from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescripti
 from dpstream.pipelines.connectors.messages import is_row
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.stream.begin import begin
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_sinks import (
     broker,

@@ -19,7 +19,6 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors import messages as release_messages
 from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, messages_of
 from dpstream.pipelines.connectors.pubsub import sink as pubsub_sink
@@ -33,6 +32,7 @@ from dpstream.pipelines.connectors.records.formats import rows_of_text
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.published import RUN_ID, RUNS, Published

@@ -24,7 +24,7 @@ from dpstream.pipelines.connectors.records.compression import (
 from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.stream import run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.tuning.read import refuse_own_data
 from dpstream.state import open as stores
 from tests import accounts

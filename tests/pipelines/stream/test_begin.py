@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.pipelines import begin as beginning
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files.sink import manifest_path
 from dpstream.pipelines.connectors.sink import RunManifest
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream import begin as beginning
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.book import Book
@@ -177,7 +177,7 @@ def begin_together(path: str, together: Any, told: Any) -> None:
 def test_many_begin_at_once(place: Place) -> None:
     """Processes that begin one job on a store that none has made: one run, one charge."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.pipelines.test_begin"])
+    context.set_forkserver_preload(["tests.pipelines.stream.test_begin"])
     together, told = context.Barrier(5), context.Queue()
     arguments = (str(place.job().path), together, told)
     children = [context.Process(target=begin_together, args=arguments) for _ in range(5)]

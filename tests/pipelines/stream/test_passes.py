@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.pipelines import passes
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.joining import Passes
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.stream import Result, run_job
+from dpstream.pipelines.stream import passes
+from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state import open as stores
 from tests.growing import COURSE, DAYS, arrive, day, place, released, write
 from tests.pipelines.cli.called import call
@@ -252,7 +252,7 @@ def test_two_passes_of_one_moment(tmp_path: Path) -> None:
     assert mine is not None and mine.joined == 1
     run(folder, "2024-01-04")
     with pytest.raises(DpstreamError, match="another run has begun a pass"):
-        from dpstream.pipelines.begin import begin
+        from dpstream.pipelines.stream.begin import begin
 
         begun, _ = begin(job, mine.source.identity())
         passes.commit(begun, mine)

@@ -23,8 +23,6 @@ from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from dpstream.pipelines import passes
-from dpstream.pipelines.begin import begin, leave
 from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
@@ -51,11 +49,13 @@ from dpstream.pipelines.connectors.write import (
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.text import duration_micros
 from dpstream.pipelines.operate.summary import Summary, summarised
-from dpstream.pipelines.passes import Due, due
 from dpstream.pipelines.runners.errors import Warn, coded, say
 from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
+from dpstream.pipelines.stream import passes
+from dpstream.pipelines.stream.begin import begin, leave
+from dpstream.pipelines.stream.passes import Due, due
 from dpstream.state import open as stores
 from dpstream.state.retention import expire
 
@@ -107,7 +107,7 @@ def run_job(
         warn: told when nothing has moved for long, and what a run that goes on lacks; without it
             a line on stderr.
         through: of files that grow, the instant through which they are complete (see
-            `pipelines.passes`).
+            `pipelines.stream.passes`).
         fresh: begin a new run at a new charge; the old one is moved away
             (`pipelines.operate.fresh`).
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.begin import begin
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.runners.table import make_runner
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
