@@ -65,10 +65,12 @@ def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> 
     of them is chosen, or a new one is made at TABLE's ledger.path.  The account's id is written
     into TABLE, which names the account from then on.
     """
+    from dpstream.pipelines.drafting.place import keep_out_of_git
     from dpstream.pipelines.session import load
     from dpstream.pipelines.session.account import with_account
 
     config, new = with_account(table, person_of(as_json), account, new_account)
+    keep_out_of_git(table.absolute().parent)
     if new and not as_json:
         click.echo(f"{table.name} names the account {config.account.id} from now on.", err=True)
     loaded = load.init(config)

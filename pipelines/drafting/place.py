@@ -57,6 +57,36 @@ def _free(out: Path) -> str:
     return os.path.relpath(taken)
 
 
+#: Private files that commands leave beside a job, a catalog or a table: heads and logs.
+PRIVATE_FILES = ("dpstream-*.head", "dpstream-errors*.log")
+
+
+def keep_out_of_git(folder: Path, key_file: Path | None = None) -> None:
+    """Name a folder's private files in its ``.gitignore``, where it is part of a repository.
+
+    Args:
+        key_file: a noise key, named if it lies in the folder.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    if not any((each / ".git").exists() for each in (folder, *folder.parents)):
+        return
+    names = [*PRIVATE_FILES]
+    if key_file is not None and key_file.parent == folder:
+        names.insert(0, key_file.name)
+    path = folder / ".gitignore"
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        missing = [name for name in names if name not in text.splitlines()]
+        if missing:
+            with replacing(path) as draft:
+                end = "" if text.endswith("\n") or not text else "\n"
+                draft.write_text("\n".join([text + end + missing[0], *missing[1:], ""]))
+    except (OSError, UnicodeError) as error:
+        raise file_error(".gitignore", "cannot be written", error) from None
+
+
 def write(text: str, out: Path, key_file: Path, replace: bool) -> bool:
     """Write the job file, and the key if there is none; gives whether one was made.
 

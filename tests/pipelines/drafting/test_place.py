@@ -1,11 +1,12 @@
 """Nothing that is there is written over, and the name that is proposed is free."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
-from dpstream.pipelines.drafting.place import check_place, write
+from dpstream.pipelines.drafting.place import PRIVATE_FILES, check_place, keep_out_of_git, write
 
 
 @pytest.mark.parametrize("there", ["job.toml", "job.db", "releases"])
@@ -47,3 +48,23 @@ def test_a_key_is_made_once_and_a_job_only_if_told(tmp_path: Path) -> None:
     assert out.read_text() == "c" and key.read_bytes() == before
     with pytest.raises(RunError):
         write("d", tmp_path / "no" / "job.toml", key, replace=False)
+
+
+def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: Path) -> None:
+    """The names match what git is asked about; what was there stays."""
+    folder, ignored = tmp_path / "jobs", tmp_path / "jobs" / ".gitignore"
+    folder.mkdir()
+    keep_out_of_git(folder, folder / "noise.key")
+    assert not ignored.exists()
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    ignored.write_text("releases/")  # without an end of the line
+    for _ in range(2):
+        keep_out_of_git(folder, folder / "noise.key")
+        keep_out_of_git(folder, tmp_path / "other.key")
+    assert ignored.read_text().splitlines() == ["releases/", "noise.key", *PRIVATE_FILES]
+    names = ["noise.key", "dpstream-0acc0acc0acc0acc.head", "dpstream-errors-2.log", "job.toml"]
+    asked = ["git", "-C", str(folder), "check-ignore", *names]
+    assert (
+        subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+        == names[:3]
+    )
