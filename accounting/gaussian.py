@@ -173,17 +173,3 @@ def cdp_eps(rho: float, delta: float) -> float:
         else:
             low = middle
     return high
-
-
-def cdp_rho(epsilon: float, delta: float) -> float:
-    """Largest rho such that rho-zCDP implies (epsilon, delta)-DP, rounded down."""
-    if epsilon < 0 or not 0 < delta < 1:
-        raise ValueError("epsilon must be >= 0 and delta in (0, 1)")
-    low, high = 0.0, epsilon + 1
-    for _ in range(200):
-        middle = (low + high) / 2
-        if cdp_delta(middle, epsilon) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -166,10 +166,3 @@ def scale_of(kind: Kind, part: QueryPart, amount: Fraction) -> float:
     while Fraction(sd) ** 2 < square:
         sd = math.nextafter(sd, math.inf)
     return sd
-
-
-def loss_of(kind: Kind, moved: int, squared: int, scale: float) -> Fraction:
-    """What a shift of one part costs, rounded in no place: its L1 length, or its squared L2."""
-    if kind == "epsilon":
-        return moved / Fraction(scale)
-    return squared / (2 * Fraction(scale) ** 2)

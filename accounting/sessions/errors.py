@@ -7,15 +7,12 @@ so many records it may be off by, whatever their values are.
 
 from typing import Literal, NamedTuple
 
-import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.calibration import half_width
 from dpstream.accounting.query.parts import half_of
 from dpstream.accounting.query.tree import rank_factor
-from dpstream.accounting.regions.amounts import MOST
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.calibration import Measure, calibrated
@@ -79,33 +76,3 @@ def _expected(measure: Measure) -> tuple[float, float]:
         return sd, width * sd
     sd = noises[0].sd * rank_factor(measure.column)
     return sd, width * sd
-
-
-def amount_for(space: Space, question: Question, boxes: Int64, within: float) -> int:
-    """The least amount, in millionths, at which every error is within a bound.
-
-    Args:
-        question: whose own amount does not matter.
-        within: half-width of the 95% interval, in what `Expected.what` says of each.
-
-    Raises:
-        UsageError: no amount is enough, or the question is refused.
-    """
-    question.check(space)
-
-    def enough(amount: int) -> bool:
-        asked = msgspec.structs.replace(question, amount=amount)
-        try:
-            return all(of.most <= within for of in expected(space, asked, boxes))
-        except UsageError:  # beyond exact draws: more noise than any answer has
-            return False
-
-    low, high = 0, 1
-    while high < MOST and not enough(high):
-        low, high = high, min(2 * high, MOST)
-    if not enough(high):
-        raise UsageError("within", "is less than any budget gives", "allow a larger error")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high

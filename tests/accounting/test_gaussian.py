@@ -13,11 +13,11 @@ from dpstream.accounting.gaussian import (
     _sigma_of,
     cdp_delta,
     cdp_eps,
-    cdp_rho,
     delta_of,
     epsilon_of,
     mu_of,
 )
+from tests.bench.paper.paper import cdp_rho
 
 PAIRS = [
     (6.0, 1e-9),

@@ -24,11 +24,12 @@ from dpstream.accounting.strategies.cells.products import product_optimum
 from dpstream.accounting.strategies.cells.pure import pure
 from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.weighting import Columns, Sines, Vectors, weigh
+from dpstream.accounting.strategies.cells.weighting import Columns, Vectors, weigh
 from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.boxes import box_sums, box_variances
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
+from tests.bench.boxes import box_sums, box_variances
 from tests.bench.common import emit, machine
+from tests.bench.paper.fewer_weights import Sines
 
 Result = dict[str, Any]
 

@@ -5,10 +5,6 @@ the sines of all ranges and the cosines of tables (``cosines``) are chosen, and 
 eigenvalue 0 are not asked.  Completion
 adds to each cell what its column lacks of the largest norm: it raises no sensitivity and can only
 lower the error.
-
-*Separation* weighs groups of eigenvectors one after the other and then the groups; *principal
-vectors* weighs the largest ones and gives the others one common weight.  Both are for comparison:
-the dual with all weights takes a few products.
 """
 
 from typing import NamedTuple
@@ -16,16 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.cosines import of_tables
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.strategy import RANK, Blocks, CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.weighting import (
-    Basis,
-    Columns,
     Vectors,
-    Weights,
     weigh,
 )
 from dpstream.accounting.workloads.workload import Workload
@@ -108,47 +101,3 @@ def completed(gram: Blocks, ridge: float = 0.0) -> Blocks:
             for block, orbits in zip(gram.blocks, gram.folding.orbits, strict=True)
         ),
     )
-
-
-def separation(basis: Basis, c: Float64, size: int, tolerance: float = 1e-3) -> Weights:
-    """Eigen-query separation: groups of ``size``, largest eigenvalues first."""
-    order = np.argsort(-c, kind="stable")
-    merged, u, whole = [], np.zeros(len(c)), np.zeros((basis.cells, 0))
-    groups = [order[at : at + size] for at in range(0, len(c), size)]
-    roots = []
-    for group in groups:
-        part = Columns(_columns(basis, group))
-        weights = weigh(part, c[group], tolerance)
-        u[group] = weights.u
-        merged.append(part.norms(weights.u))
-        roots.append(weights.error)
-    whole = np.array(merged).T
-    factors = weigh(Columns(whole), np.array(roots), tolerance)
-    for group, factor in zip(groups, factors.u, strict=True):
-        u[group] *= factor
-    return _rated(basis, c, u, factors)
-
-
-def principal(basis: Basis, c: Float64, count: int, tolerance: float = 1e-3) -> Weights:
-    """Principal vectors: the ``count`` largest are weighed, the others share one weight."""
-    order = np.argsort(-c, kind="stable")
-    rest = np.zeros(len(c))
-    rest[order[count:]] = 1.0
-    columns = np.column_stack([_columns(basis, order[:count]), basis.norms(rest)])
-    found = weigh(Columns(columns), np.append(c[order[:count]], c[order[count:]].sum()), tolerance)
-    u = np.empty(len(c))
-    u[order[:count]], u[order[count:]] = found.u[:-1], found.u[-1]
-    return _rated(basis, c, u, found)
-
-
-def _columns(basis: Basis, chosen: Int64) -> Float64:
-    """Columns of B by number, runs of them at once."""
-    cuts = np.flatnonzero(np.diff(chosen) != 1) + 1
-    runs = np.split(chosen, cuts)
-    return np.column_stack([basis.squares(slice(int(r[0]), int(r[-1]) + 1)) for r in runs])
-
-
-def _rated(basis: Basis, c: Float64, u: Float64, found: Weights) -> Weights:
-    u = u / basis.norms(u).max()
-    asked = c > 0
-    return Weights(u, found.nu, float((c[asked] / u[asked]).sum()), found.bound, found.steps)

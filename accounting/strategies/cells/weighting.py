@@ -83,40 +83,6 @@ class Vectors(Basis):
         return np.array(found).T
 
 
-class Sines(Basis):
-    """sqrt(2 / (n+1)) sin(pi j k / (n+1)): the eigenvectors of all ranges of n cells, never formed.
-
-    sin^2 = (1 - cos) / 2, so that both products are one Fourier transform of n + 1 numbers.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.cells = self.vectors = size
-
-    def eigenvalues(self) -> Float64:
-        """(n,) of the Gram matrix of all ranges, falling."""
-        k = np.arange(1, self.cells + 1)
-        return (self.cells + 1) / (2 * np.sin(np.pi * k / (2 * self.cells + 2))) ** 2
-
-    @override
-    def norms(self, u: Float64) -> Float64:
-        n = self.cells
-        cosines = np.fft.rfft(np.concatenate([[0.0], u])).real
-        half = np.concatenate([cosines, cosines[1 : (n + 2) // 2][::-1]])[1 : n + 1]
-        return np.asarray((u.sum() - half) / (n + 1))
-
-    @override
-    def spread(self, nu: Float64) -> Float64:
-        return self.norms(nu)
-
-    @override
-    def squares(self, chosen: slice) -> Float64:
-        k = np.arange(1, self.vectors + 1)[chosen]
-        j = np.arange(1, self.cells + 1)[:, None]
-        # Sines repeat after 2 (n + 1): small arguments keep their digits.
-        sines = np.sin(np.pi / (self.cells + 1) * (j * k % (2 * self.cells + 2)))
-        return np.asarray(2 / (self.cells + 1) * sines**2)
-
-
 class Columns(Basis):
     """B written out, e.g. of merged vectors."""
 

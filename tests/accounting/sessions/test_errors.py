@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Question,
@@ -15,7 +14,7 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.cells import Axis, Cells
-from dpstream.accounting.sessions.errors import amount_for, expected
+from dpstream.accounting.sessions.errors import expected
 from tests.sessions import space
 
 SPACE = space()
@@ -46,14 +45,3 @@ def test_errors_by_cell() -> None:
     total_sd, count_sd = (noise.sd for noise in of.each[0].noises)
     assert np.allclose(mean.sd, math.hypot(total_sd, 2 * count_sd) / 2)
     assert (middle.sd > 1).all()
-
-
-@pytest.mark.parametrize("kind", ["epsilon", "rho"])
-def test_the_least_amount_for_an_error(kind: str) -> None:
-    for within in (2.0, 50.0, 400.0):
-        amount = amount_for(SPACE, asked(kind=kind), SPACE.whole, within)
-        most = [max(of.most for of in expected(SPACE, asked(amount - k, kind), SPACE.whole))
-                for k in (0, 1)]  # fmt: skip
-        assert most[0] <= within < most[1]
-    with pytest.raises(UsageError, match="less than any budget"):
-        amount_for(SPACE, asked(kind=kind), SPACE.whole, -1.0)

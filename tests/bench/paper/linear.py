@@ -20,8 +20,6 @@ from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import (
     completed,
     eigen,
-    principal,
-    separation,
     spectrum,
 )
 from dpstream.accounting.strategies.cells.fixed import gaussian_error, wavelet
@@ -30,7 +28,6 @@ from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.weighting import (
     Basis,
     Columns,
-    Sines,
     Vectors,
     Weights,
     weigh,
@@ -38,6 +35,7 @@ from dpstream.accounting.strategies.cells.weighting import (
 from dpstream.accounting.workloads.workload import Workload, of_matrix
 from dpstream.pipelines.workload.picture import strategy_matrices
 from tests.bench.paper import linear_shapes as shapes
+from tests.bench.paper.fewer_weights import Sines, principal, separation
 from tests.bench.paper.linear_shapes import Asked, Table
 
 Row = dict[str, Any]

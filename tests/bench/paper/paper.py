@@ -18,7 +18,7 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import ASSUMPTIONS, Budget, StreamNoise, check_ranges, encoder_of
 from dpstream.accounting.calibration import committed_text
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.gaussian import cdp_rho
+from dpstream.accounting.gaussian import cdp_delta
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.thresholds import fixed_point, isf
 from dpstream.accounting.weights import Statistic
@@ -155,3 +155,17 @@ def _stream(plan: Plan, name: str, step_effect: float, share: float, mu: float) 
     sensitivity = step_effect * math.sqrt(col2)
     sigma = sensitivity / (math.sqrt(share) * mu)
     return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
+
+
+def cdp_rho(epsilon: float, delta: float) -> float:
+    """Largest rho such that rho-zCDP implies (epsilon, delta)-DP, rounded down."""
+    if epsilon < 0 or not 0 < delta < 1:
+        raise ValueError("epsilon must be >= 0 and delta in (0, 1)")
+    low, high = 0.0, epsilon + 1
+    for _ in range(200):
+        middle = (low + high) / 2
+        if cdp_delta(middle, epsilon) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low

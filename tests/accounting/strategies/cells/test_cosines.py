@@ -7,11 +7,12 @@ import pytest
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.cosines import of_tables
-from dpstream.accounting.strategies.cells.eigen import separation, spectrum
+from dpstream.accounting.strategies.cells.eigen import spectrum
 from dpstream.accounting.strategies.cells.folding import folding_of
 from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, over
 from tests.accounting.strategies.cells.shapes import attributes
+from tests.bench.paper.fewer_weights import separation
 
 TABLES = {
     "2-way": marginals(attributes(4, 3, 6), [2]),

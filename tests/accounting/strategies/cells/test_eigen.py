@@ -9,15 +9,14 @@ from dpstream.accounting.strategies.cells.eigen import (
     completed,
     designed,
     eigen,
-    principal,
     root,
-    separation,
     spectrum,
 )
 from dpstream.accounting.strategies.cells.strategy import Blocks, dense_gram
 from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
 from dpstream.accounting.workloads.workload import of_matrix, over
 from tests.accounting.strategies.cells.shapes import EXAMPLE4, rows, singular_bound, small
+from tests.bench.paper.fewer_weights import principal, separation
 
 
 @pytest.mark.parametrize("name", small())

@@ -7,15 +7,14 @@ import pytest
 
 from dpstream.accounting.strategies.cells.eigen import (
     eigen,
-    principal,
     root,
-    separation,
     spectrum,
 )
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.weighting import Sines, Vectors, weigh
+from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, predicates
+from tests.bench.paper.fewer_weights import Sines, principal, separation
 
 CENSUS = (8, 16, 16)
 

@@ -5,9 +5,10 @@ import pytest
 from scipy.optimize import minimize
 
 from dpstream.accounting.strategies.cells.eigen import spectrum
-from dpstream.accounting.strategies.cells.weighting import Columns, Sines, Vectors, weigh
+from dpstream.accounting.strategies.cells.weighting import Columns, Vectors, weigh
 from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import small
+from tests.bench.paper.fewer_weights import Sines
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 33])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpstream.accounting.workloads.boxes import box_sums, box_variances
+from tests.bench.boxes import box_sums, box_variances
 
 
 def boxes(sizes, k=50):
