@@ -74,8 +74,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "write e.g. 1.0",
             )
         if not limits.MIN_DELTA <= self.delta < 1:
-            rule = f"must be at least {limits.MIN_DELTA:g}, and below 1"
-            raise UsageError("privacy.delta", rule, "write 1e-9")
+            raise UsageError(
+                "privacy.delta", f"must be at least {limits.MIN_DELTA:g}, and below 1", "write 1e-9"
+            )
         switch = "privacy.allow_large_delta = true"
         check_delta(self.delta, self.allow_large_delta, "privacy.delta", switch)
         if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:

@@ -102,9 +102,9 @@ def migrate(old: Path, new: Path, as_json: bool) -> None:
     if as_json:
         print_json({"account": config.account.id, "embedded": embedded, "next": following})
         return
-    done = "were embedded before" if embedded is None else f"{embedded:,} are embedded"
+    done = "before" if embedded is None else f"now, with {embedded:,} charge{'s' * (embedded != 1)}"
     click.echo(f"Account    {config.account.id}")
-    click.echo(f"Charges    {done}")
+    click.echo(f"Migrated   {done}")
     click.echo(f"Next       {following}")
 
 

@@ -230,6 +230,8 @@ def _line(entry: dict[str, Any]) -> str:
             return f"{what} limit epsilon {exact(limit[0])}, delta {exact(limit[1])}"
         case "closed":
             return f"closed   {', '.join(entry['run_ids'])}"
+        case "widened":
+            return f"widened  table model {entry['old']} into {entry['new']}"
         case _:
             return f"table    {entry['id']}"
 

@@ -37,12 +37,7 @@ def with_account(
     config = load_config(path, without_account=True)
     place = config.account
     if place.id:
-        if account is not None or new_account:
-            raise UsageError(
-                "--new-account" if new_account else "--account",
-                f"does not fit: {path.name} names the account {place.id} already",
-                "omit the flag, or write a table file without ledger.id",
-            )
+        _check_flags(config, account, new_account)
         return config, False
     refuse_table(config.folder)
     wanted: Wanted = (place.data_set, RECORD, "string", None)
@@ -63,6 +58,25 @@ def with_account(
         created = there.created if there is not None else create_account(taken, *wanted)
     _write(path, seen_from(path.absolute().parent, taken), created)
     return load_config(path), True
+
+
+def _check_flags(config: Config, account: str | None, new_account: bool) -> None:
+    """Refuse flags that say another thing than a file that names its account already, unless the
+    same command wrote it and was cut off behind that.
+
+    Raises:
+        UsageError: they do.
+    """
+    if account is None and not new_account:
+        return
+    with contextlib.closing(open_ledger(config.account)) as ledger:
+        book = ledger.book()
+    if book.charges if new_account else at(account or "")[1].id != book.created.id:
+        raise UsageError(
+            "--new-account" if new_account else "--account",
+            f"does not fit: the table file names the account {book.created.id} already",
+            "omit the flag, or write a table file without ledger.id",
+        )
 
 
 def _check_records(created: Created) -> None:

@@ -122,7 +122,11 @@ def refuse_table(folder: Path) -> None:
         PolicyError: it does.
     """
     if (folder / MANIFEST).exists():
-        raise PolicyError("table.folder", "holds a table already", "use add, replace or delete")
+        raise PolicyError(
+            "table.folder",
+            "holds a table already",
+            "use add, replace or delete, with the table file that it was made with",
+        )
 
 
 def check_account(manifest: Manifest, book: Book) -> None:

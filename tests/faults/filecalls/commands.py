@@ -129,6 +129,14 @@ def session(folder: Path) -> None:
     accounts.write(folder / "small.toml", SESSION)
 
 
+def without_account(folder: Path) -> None:
+    """The records and the table's file, which names no account yet; one of persons is there."""
+    session(folder)
+    (folder / "account" / "ledger.db").unlink()
+    (folder / "small.toml").write_text(SESSION)
+    accounts.create(folder / "shop.db", "shop")
+
+
 def wider(folder: Path) -> None:
     """The same table, and a file with one value more, which names no account yet."""
     session(folder)
@@ -373,6 +381,9 @@ COMMANDS: Mapping[str, Command] = {
     "sql, quantiles": Command(catalog, ("sql", "shop.toml", QUANTILES, "--json"), printed("rows")),
     "session init": Command(session, MADE, nothing, charged=None, repeats=False,
                             done="holds a table already", then=BUDGET),
+    "session init --new-account": Command(without_account, (*MADE, "--new-account"), nothing,
+                                          charged=None, repeats=False,
+                                          done="holds a table already", then=BUDGET),
     "session migrate": Command(wider, ("session", "migrate", "small.toml", "wide.toml"),
                                released("wide.toml"), (MADE, ASK),
                                then=("session", "budget", "wide.toml", "--json")),

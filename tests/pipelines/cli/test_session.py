@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.events import Created, TableNamed
 from tests import accounts
@@ -193,6 +195,9 @@ def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> Non
         assert told_refusal(*words)["field"] == "ledger.data_set"
     assert len(accounts.charges(tmp_path / "ledger.db")) == len(charges) + 2
     assert "1.5" in called("transcript", new).output
+    for words in ((new,), (new, "--json")):  # every event has its line
+        view = CliRunner().invoke(cli, ["account", "show", *words])
+        assert view.exit_code == 0 and "widened" in view.output
 
 
 def test_what_cannot_be_migrated_is_refused_before_anything_is_written(tmp_path: Path) -> None:

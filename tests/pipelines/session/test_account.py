@@ -83,9 +83,17 @@ def test_a_new_account_beside_others(tmp_path: Path) -> None:
     accounts.create(tmp_path / "shop.db", "shop")
     config, made = with_account(path, NOBODY, None, True)
     assert made and Path(config.account.path) == tmp_path / "ledger.db"
-    for account, new in (("shop.db", False), (None, True)):  # the file names one by now
-        with pytest.raises(UsageError):
-            with_account(path, NOBODY, account, new)
+    # The file names one by now: the same flags are as good, until something was charged.
+    own = str(tmp_path / "ledger.db")
+    assert with_account(path, NOBODY, None, True) == (config, False)
+    with pytest.raises(UsageError):
+        with_account(path, NOBODY, str(tmp_path / "shop.db"), False)
+    ledger = accounts.opened(own)
+    ledger.charge(charge(1, kind="session"))
+    ledger.close()
+    assert with_account(path, NOBODY, own, False) == (config, False)
+    with pytest.raises(UsageError):
+        with_account(path, NOBODY, None, True)
 
 
 def test_a_form_that_takes_no_line_says_what_to_add(tmp_path: Path) -> None:
