@@ -14,9 +14,9 @@ budget above the old ``most`` was at ``most``.  All else is refused: with a narr
 dimension less, records of several old points would be at one point.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.amounts import exact
-from dpstream.accounting.regions.boxes import stacked
+from dpstream.accounting.regions.boxes import stacked, taken
 from dpstream.accounting.regions.clubbing import club
 from dpstream.accounting.regions.dimensions import (
     Budget,
@@ -73,12 +73,19 @@ class Embedding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sides: tuple[Side, ...]
 
-    def boxes(self, boxes: Int64) -> Int64:
-        """(m, d', 2) disjoint boxes of all points whose records were in some boxes (k, d, 2).
+    def boxes(self, charges: Sequence[Int64]) -> list[Int64]:
+        """Of each charge, (m, d', 2) disjoint boxes of all points whose records were in its boxes.
+
+        Args:
+            charges: (k, d, 2) disjoint boxes of each; the same list gives the same boxes.
 
         Raises:
             UsageError: they are more than an entry can have.
         """
+        if not charges:
+            return []
+        charge = np.repeat(np.arange(len(charges)), [len(boxes) for boxes in charges])
+        boxes = np.concatenate(charges)
         owners = np.arange(len(boxes))
         wide = np.empty((len(boxes), len(self.sides), 2), np.int64)
         for place, side in enumerate(self.sides):
@@ -88,16 +95,18 @@ class Embedding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             of, ranges = _ranges(boxes[:, side.place], side.pieces)
             counts = np.bincount(of, minlength=len(boxes))
             first, repeats = np.cumsum(counts) - counts, counts[owners]
-            if repeats.sum() > MAX_QUERY_BOXES:
+            if np.bincount(charge[owners], repeats).max(initial=0) > MAX_QUERY_BOXES:
                 raise UsageError(
                     "dimension", "divides a charge of the account into too many boxes",
                     "keep more of the dimensions as they were",
                 )  # fmt: skip
-            begins = np.cumsum(repeats) - repeats
-            number = np.arange(repeats.sum()) - np.repeat(begins, repeats)
+            number = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
             wide, owners = np.repeat(wide, repeats, axis=0), np.repeat(owners, repeats)
             wide[:, place] = ranges[first[owners] + number]
-        return club(stacked([wide]), np.zeros(len(wide), np.int64))[0]
+        wide, labels = club(stacked([wide]), charge[owners])
+        order = np.argsort(labels, kind="stable")
+        ends = np.searchsorted(labels[order], np.arange(len(charges) + 1))
+        return [taken(wide, order[low:high]) for low, high in itertools.pairwise(ends.tolist())]
 
 
 def _ranges(sides: Int64, pieces: tuple[Piece, ...]) -> tuple[Int64, Int64]:
@@ -201,7 +210,7 @@ def _of_codes(old: Category, new: Category) -> Iterator[Piece]:
     if not places.keys() <= set(new.codes):
         raise _refused(new.name, "lacks a code that it had", "keep all codes")
     there = [(x, places[code]) for x, code in enumerate(new.codes) if code in places]
-    for _, run in groupby(there, lambda pair: pair[0] - pair[1]):
+    for _, run in itertools.groupby(there, lambda pair: pair[0] - pair[1]):
         pairs = list(run)
         yield Piece(pairs[0][0], pairs[-1][0] + 1, pairs[0][1], 1)
 

@@ -131,7 +131,7 @@ class Book:
             self.tables.add(event.id)
         elif isinstance(event, Widened):
             self._narrower.append((event, self.charges))
-            self._count([event.charge(charge) for charge in self.charges])
+            self._count(event.charges(self.charges))
         else:
             self.receipts[event.run_id] = event.digest
         self._events.append(event)

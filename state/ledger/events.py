@@ -11,6 +11,7 @@ A program that does not know a field or a kind of an entry refuses the whole acc
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -85,20 +86,26 @@ class Widened(_Event, frozen=True, tag="widened"):
     new: str
     embedding: Embedding
 
-    def charge(self, charge: Charge) -> Charge:
-        """A charge from before, as it counts from here on.
+    def charges(self, charges: Sequence[Charge]) -> list[Charge]:
+        """The charges from before, as they count from here on.
 
         Raises:
-            PolicyError: it is of another table.
+            PolicyError: one is of another table.
         """
-        region = charge.regions
-        if charge.plan_hash != self.old or isinstance(region, msgspec.UnsetType):
+        regions = [charge.regions for charge in charges if charge.plan_hash == self.old]
+        old = [region for region in regions if not isinstance(region, msgspec.UnsetType)]
+        if len(old) < len(charges):
             raise PolicyError(
-                "ledger.data_set", "was charged for other dimensions than those that are migrated",
+                "ledger.data_set",
+                "was charged for other dimensions than those that are migrated",
                 "name the table file that the account was charged with",
-            )  # fmt: skip
-        wide = region.with_boxes(self.embedding.boxes)
-        return msgspec.structs.replace(charge, plan_hash=self.new, regions=wide)
+            )
+        paid = self.embedding.boxes([region.boxes for region in old])
+        read = self.embedding.boxes([region.read for region in old])
+        return [
+            msgspec.structs.replace(charge, plan_hash=self.new, regions=region.with_boxes(*boxes))
+            for charge, region, *boxes in zip(charges, old, paid, read, strict=True)
+        ]
 
 
 Event = Created | LimitChanged | Charge | Received | Closed | TableNamed | Widened

@@ -103,7 +103,7 @@ def _counted(event: Event, wider: Sequence[Widened]) -> Event:
     """A charge of a table as it counts in the dimensions that the account's table has by now."""
     for widened in wider:
         if isinstance(event, Charge) and event.plan_hash == widened.old:
-            event = widened.charge(event)
+            [event] = widened.charges([event])
     return event
 
 

@@ -8,7 +8,6 @@ the same boxes in the same order.
 import base64
 import binascii
 import zlib
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -65,10 +64,10 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reads = charged if read is boxes else packed(read)
         return cls(budget, amount, charged, reads, analyst, at)
 
-    def with_boxes(self, change: Callable[[Int64], Int64]) -> "RegionCharge":
-        """The same with other boxes in the place of each list of them."""
-        charged = packed(change(self.boxes))
-        reads = charged if self.reads == self.charged else packed(change(self.read))
+    def with_boxes(self, boxes: Int64, read: Int64) -> "RegionCharge":
+        """The same of other boxes (k, d, 2) that pay and (m, d, 2) that are read."""
+        charged = packed(boxes)
+        reads = charged if self.reads == self.charged else packed(read)
         return msgspec.structs.replace(self, charged=charged, reads=reads)
 
     @property

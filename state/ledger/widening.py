@@ -47,7 +47,7 @@ def widen(ledger: Ledger, old: SessionTable, new: SessionTable) -> int | None:
         for charge in book.charges:
             region_of(charge, old)
         if book.charges:  # what no reader could take in is refused before it is written
-            Balances.first(new).after([event.charge(charge) for charge in book.charges], "")
+            Balances.first(new).after(event.charges(book.charges), "")
         ledger.append(event)
         return len(book.charges)
 

@@ -91,10 +91,8 @@ def wrong_points(case: Case, how: Embedding, seed: int = 0) -> int:
     rng, old, new = np.random.default_rng(seed), Space(case.old), Space(case.new)
     pairs = list(records(case))
     assert {at for _, at in pairs} == set(itertools.product(*map(range, new.sizes.tolist())))
-    wrong = 0
-    for _ in range(12):
-        boxes = some_boxes(rng, old.sizes.tolist())
-        wide = how.boxes(boxes)
+    wrong, charges = 0, [some_boxes(rng, old.sizes.tolist()) for _ in range(12)]
+    for boxes, wide in zip(charges, how.boxes(charges), strict=True):
         assert ((wide[:, :, 0] >= 0) & (wide[:, :, 1] <= new.sizes)).all()
         wrong += sum(times_in(wide, at) != (before is not None and times_in(boxes, before))
                      for before, at in pairs)  # fmt: skip
@@ -184,8 +182,9 @@ def test_another_embedding_is_seen(name: str) -> None:
 def test_what_is_whole_stays_one_box() -> None:
     case = CASES["codes in another order"]
     old, new = Space(case.old), Space(case.new)
-    assert (embedding(old, new).boxes(old.whole) == new.whole).all()
-    assert len(embedding(old, new).boxes(old.whole[:0])) == 0
+    assert (embedding(old, new).boxes([old.whole])[0] == new.whole).all()
+    none, both = embedding(old, new).boxes([old.whole[:0], old.whole])
+    assert len(none) == 0 and len(both) == 1 and embedding(old, new).boxes([]) == []
 
 
 CODES = tuple(f"{n:03d}" for n in range(80))
@@ -230,6 +229,7 @@ def test_too_many_boxes_are_refused() -> None:
                  EPSILON))  # fmt: skip
     assert len(codes) ** 2 < MAX_QUERY_BOXES
     boxes = np.array([[[0, 60], [0, 60], [0, 1]], [[0, 60], [0, 60], [1, 2]]])
-    assert len(embedding(old, new).boxes(boxes[:1])) == len(codes) ** 2
+    assert len(embedding(old, new).boxes([boxes[:1]])[0]) == len(codes) ** 2
+    assert len(embedding(old, new).boxes([boxes[:1], boxes[:1]])) == 2  # of one charge, not of all
     with pytest.raises(UsageError):
-        embedding(old, new).boxes(boxes)
+        embedding(old, new).boxes([boxes])
