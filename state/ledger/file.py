@@ -106,6 +106,17 @@ def create(path: str | Path, created: Created) -> None:
         raise failed(error, path) from None
 
 
+def is_filled(path: Path) -> bool:
+    """Whether there is a file that is more than what a creation left that was cut off."""
+    if not path.exists():
+        return False
+    with contextlib.suppress(sqlite3.Error, OSError):  # whoever opens it says what it is
+        with contextlib.closing(open_file(path)) as db:
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return bool(tables != (0,))
+    return True
+
+
 def absent() -> UsageError:
     """What is raised where a command that makes no account names one that is not there."""
     return UsageError(

@@ -274,14 +274,17 @@ def make(path: str | Path, created: Created) -> None:
 
 
 def ledger_exists(path: str | Path) -> bool:
-    """Whether there is a file, or a database with an account's tables.
+    """Whether there is a file that holds anything (a creation that was cut off leaves an empty
+    one), or a database with an account's tables.
 
     Raises:
         UsageError: the database may not be used; RunError: it cannot be reached.
     """
     file = file_of(path)
     if file is not None:
-        return file.exists()
+        from dpstream.state.ledger.file import is_filled
+
+        return is_filled(file)
     url = place_below(Path(), str(path))
     from dpstream.state.ledger.spanner import is_there
 

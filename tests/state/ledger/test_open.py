@@ -26,6 +26,9 @@ from tests.state.ledger.conformance import charge
 def test_made_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "ledger.db"
     assert not ledger_exists(path)
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.touch()  # as a creation that was cut off leaves it
+    assert not ledger_exists(path)
     made = create_account(path, "flights", "user", "string", accounts.LIMIT)
     assert ledger_exists(path) and is_id(made.id)
     place = AccountPlace(str(path), "flights", made.id)
