@@ -15,7 +15,12 @@ from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import replacing
 from dpstream.state.ledger.events import RECORD, Created
-from dpstream.state.ledger.open import create_account, ledger_exists, open_ledger
+from dpstream.state.ledger.open import (
+    AccountPlace,
+    create_account,
+    ledger_exists,
+    open_ledger,
+)
 from dpstream.state.ledger.widening import widen
 
 
@@ -109,7 +114,7 @@ def migrate(old_path: Path, new_path: Path) -> tuple[Config, int | None]:
     """
     old, new = load_config(old_path), load_config(new_path, without_account=True)
     own = old.account
-    if new.account.id and new.account != own:
+    if new.account.id and _named(new.account) != _named(own):
         raise UsageError(
             "ledger",
             f"of {new_path.name} names another account",
@@ -131,6 +136,11 @@ def migrate(old_path: Path, new_path: Path) -> tuple[Config, int | None]:
         created = Created(own.id, own.data_set, RECORD, "string", None)
         _write(new_path, seen_from(new_path.absolute().parent, own.path), created)
     return load_config(new_path), embedded
+
+
+def _named(account: AccountPlace) -> tuple[str, str, str]:
+    """What a file says of its account."""
+    return account.path, account.data_set, account.id
 
 
 def _columns(config: Config) -> list[tuple[str | None, float | None]]:
