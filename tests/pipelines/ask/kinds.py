@@ -1,5 +1,9 @@
 """One small world for each kind of question, asked by its real command, and changes of its rows.
 
+Add an entry here for a new kind: `test_question` holds it to everything that a kind must keep.
+``python -m tests.pipelines.ask.kinds NAME OPTIONS`` asks in the current folder, as a process of
+its own.
+
 A world is that of `tests.faults.filecalls.commands`; what is compared is all that a command leaves
 and says, but for its own private inputs.
 """
@@ -7,6 +11,7 @@ and says, but for its own private inputs.
 import contextlib
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 import dpstream
+from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.cli.main import cli
 from tests import accounts
 from tests.faults.filecalls.commands import COMMANDS, Command
@@ -39,14 +45,24 @@ class Kind(NamedTuple):
         command: of the world; ask: asks its question in the current folder, with more options.
         change: makes the rows those of a name of ``ROWS``.
         private: names of files and folders that hold rows.
+        plant: adds private rows that hold a text.
         lost: output that is removed before the question is asked again.
+        large: options with which the account allows one charge and not two, once its limit is
+            ``limit``; no limit: a fifth above what one charge costs.
+        raises: whether it is a function, which raises what nobody foresaw as it is.
+        runner: whether it takes ``--runner``.
     """
 
     command: Command
     ask: Callable[..., Said]
     change: Callable[[str], None]
     private: tuple[str, ...]
+    plant: Callable[[str], None]
     lost: tuple[str, ...] = ()
+    large: tuple[str, ...] = ()
+    limit: tuple[float, float] | None = None
+    raises: bool = False
+    runner: bool = False
 
 
 @contextlib.contextmanager
@@ -95,6 +111,16 @@ def lines_of(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
     return change
 
 
+def _appended(name: str, *lines: str) -> Callable[[str], None]:
+    """Adds lines with a text to a file."""
+
+    def plant(text: str) -> None:
+        with open(name, "a") as file:
+            file.writelines(line.format(text) + "\n" for line in lines)
+
+    return plant
+
+
 def _session(rows: str) -> None:
     """Records are added to a session's table; nobody can take all of them away again."""
     if rows != "same":
@@ -120,16 +146,26 @@ def _keys(*options: str) -> Said:
     return _of_table(dpstream.keys, options, max_keys=4)
 
 
+def _keys_in_sql(*options: str) -> Said:
+    """The same by a statement."""
+    privacy = "OPTIONS(epsilon = 5, delta = 1e-6, max_groups_contributed = 4)"
+    text = f"SELECT WITH DIFFERENTIAL_PRIVACY {privacy} page FROM visits GROUP BY page"
+    return typed("sql", "shop.toml", text, *options)
+
+
 def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: int) -> Said:
     account: Any = dpstream.LedgerAccount("account/ledger.db", "d", id=accounts.ID)
     types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
     table = pa.csv.read_csv("in.csv", convert_options=pa.csv.ConvertOptions(column_types=types))
     how: dict[str, Any] = {"fresh": "--fresh" in options, **bounds}
     how |= {"as_of": options[options.index("--as-of") + 1]} if "--as-of" in options else {}
-    answer = function(
-        table, unit="user", key="page", epsilon=5.0, account=account,
-        noise_key="file:noise.key", **how,
-    )  # fmt: skip
+    try:
+        answer = function(
+            table, unit="user", key="page", epsilon=5.0, account=account,
+            noise_key="file:noise.key", **how,
+        )  # fmt: skip
+    except DpstreamError as error:
+        return Said(error.exit_code, "", str(error))
     return Said(0, f"{answer.guarantee}\n{answer.table.to_pylist()}", "")
 
 
@@ -139,21 +175,34 @@ def _of_user_7(line: str) -> bool:
 
 USERS = lines_of("in.csv", _of_user_7)
 VISITS = ("in.csv", "in.csv.whole")
+RARE = _appended("in.csv", "999,{0},2024-01-01T01:00:00Z", "998,{0},{0}")
 KINDS = {
-    "frame": Kind(COMMANDS["sql"], _frame, USERS, VISITS),
-    "keys": Kind(COMMANDS["sql"], _keys, USERS, VISITS),
-    "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS),
-    "tuning": Kind(COMMANDS["choose"], _by_command("choose"), USERS, VISITS, ("chosen.toml",)),
+    "frame": Kind(COMMANDS["sql"], _frame, USERS, VISITS, RARE, raises=True),
+    "keys": Kind(COMMANDS["sql"], _keys, USERS, VISITS, RARE, raises=True),
+    "keys in SQL": Kind(COMMANDS["sql"], _keys_in_sql, USERS, VISITS, RARE, runner=True),
+    "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS, RARE, runner=True),
+    "tuning": Kind(
+        COMMANDS["choose"], _by_command("choose"), USERS, VISITS, RARE, ("chosen.toml",),
+        limit=(13.0, 0.02),
+    ),
     "workload pure": Kind(
-        COMMANDS["answer --pure"], _by_command("answer --pure"), USERS, VISITS, ("answers",)
+        COMMANDS["answer --pure"], _by_command("answer --pure"), USERS, VISITS, RARE, ("answers",)
     ),
     "session": Kind(
         COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
-        ("small.csv", "more.csv", "small.table"),
+        ("small.csv", "more.csv", "small.table"), _session, large=("--epsilon", "1.25"),
+        runner=True,
     ),
     "census": Kind(
         COMMANDS["tabulate execute"], _by_command("tabulate execute"),
         lines_of("data/person-records.txt", lambda line: line.startswith("023|")),
-        ("data/", "dead_letter"), ("out",),
+        ("data/", "dead_letter"), _appended("data/person-records.txt", "{0}|{0}"), ("out",),
+        runner=True,
     ),
 }  # fmt: skip
+
+if __name__ == "__main__":
+    said = KINDS[sys.argv[1]].ask(*sys.argv[2:])
+    print(said.stdout, end="")
+    print(said.stderr, end="", file=sys.stderr)
+    sys.exit(said.code)
