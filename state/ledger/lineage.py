@@ -169,7 +169,7 @@ def _accept(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
         raise PolicyError(
             "state.store",
             "is an older or forked copy: another copy of this run's store has gone on since",
-            "go on with the newest store and the newest ledger, or restore this store with "
+            "go on with the newest store and the newest account, or restore this store with "
             "`dpstream state restore`",
         )
     for other, previous in known.items():

@@ -263,7 +263,7 @@ class RegionAccount:
         if not held:
             raise PolicyError(
                 "ledger.path",
-                "is an older or replaced ledger: charges that this process has seen are gone",
+                "is an older or replaced account: charges that this process has seen are gone",
                 "run the same command again, which says how to go on",
             )
         if new:
