@@ -2,8 +2,13 @@
 
 import gc
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# Before numpy is loaded, here and in processes of tests: threads of OpenBLAS that wait for each
+# other cost CPU seconds where several workers share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 

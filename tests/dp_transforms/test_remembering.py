@@ -211,7 +211,7 @@ def enumerated(plan: Plan, folder: Path, unit: list[tuple[int, int, int]], every
 @pytest.mark.parametrize("unit", ADDED)
 @pytest.mark.parametrize("name", PLANS)
 def test_weights_and_rounds_on_every_path(name: str, unit: str, tmp_path: Path) -> None:
-    every = {"tumbling": 17, "sliding": 307}[name]
+    every = {"tumbling": 51, "sliding": 907}[name]
     assert enumerated(PLANS[name], tmp_path, ADDED[unit], every) > 1
 
 
@@ -322,7 +322,7 @@ def test_sabotage_is_caught(name: str, tmp_path: Path) -> None:
         for number, unit in enumerate(ADDED.values()):
             folder = tmp_path / str(number)
             folder.mkdir()
-            enumerated(plan, folder, unit, 7)
+            enumerated(plan, folder, unit, 61)
 
 
 # --- rows over nothing ------------------------------------------------------------------------
