@@ -25,11 +25,16 @@ def fixed_run_ids(draw: Callable[[], str] | None = None) -> Iterator[None]:
     """
     numbers = itertools.count(1)
     ours = draw or (lambda: f"{next(numbers):032x}")
+    drawn = SimpleNamespace(token_hex=lambda _: ours())
+    with fixed_date(), mock.patch.object(run_ids, "secrets", drawn):
+        yield
+
+
+@contextlib.contextmanager
+def fixed_date() -> Iterator[None]:
+    """Every answer of this process has one date."""
     clock = SimpleNamespace(now=lambda zone: datetime(2024, 1, 5, tzinfo=zone))
-    with (
-        mock.patch.object(run_ids, "secrets", SimpleNamespace(token_hex=lambda _: ours())),
-        mock.patch.object(receipt, "datetime", clock),
-    ):
+    with mock.patch.object(receipt, "datetime", clock):
         yield
 
 

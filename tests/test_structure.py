@@ -444,7 +444,7 @@ def test_every_check_can_fail(check: Callable[[str], list[str]], source: str) ->
 #: The helpers that skip: they fail where CI=true, or say why a machine of CI may do without.
 SKIPPING = {
     "tests/browser.py", "tests/emulator.py", "tests/kafka_broker.py", "tests/pubsub_emulator.py",
-    "tests/runners/engines.py", "tests/runners/prism.py", "tests/faults/test_file_calls.py",
+    "tests/runners/engines.py", "tests/runners/prism.py", "tests/faults/conftest.py",
     "tests/state/ledger/test_head.py",
 }  # fmt: skip
 

@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from tests.faults.filecalls.commands import (
     every_command,
 )
 from tests.faults.filecalls.disk import NAMES, Disk, calls
-from tests.faults.filecalls.server import ACTIONS, Server, library, serving
+from tests.faults.filecalls.server import ACTIONS, Server, library
 from tests.faults.filecalls.sweep import (
     FAULTS,
     PLACE,
@@ -58,19 +57,6 @@ os.rename("new", "it")
 """
 SYNC_FILE = "os.fsync(fd)"
 SYNC_FOLDER = "os.fsync(os.open('.', os.O_RDONLY))"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    try:
-        library()
-    except FileNotFoundError as missing:
-        if os.environ.get("CI"):
-            raise
-        warnings.warn(pytest.PytestWarning(str(missing)), stacklevel=1)
-        pytest.skip(str(missing))
-    with serving() as running:
-        yield running
 
 
 def failures(server: Server, made: World, chosen: Iterable[Case], folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ draws them, so that a repeated command has those of an undisturbed one.
 """
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import functools
@@ -81,6 +82,9 @@ class Server:
         action: str = "count",
         sticky: bool = False,
         journal: Path | None = None,
+        noise: Path | None = None,
+        held: bool = False,
+        fixed: bool = True,
     ) -> Ended:
         """Run ``dpstream ARGS`` in a folder; at the call number ``at`` the action happens.
 
@@ -89,12 +93,17 @@ class Server:
             action: a key of `ACTIONS`.
             sticky: each later call fails too.
             journal: where calls are recorded; outside the folder.
+            noise: where the blocks of noise that it draws are written, one after the other.
+            fixed: run ids are those of an undisturbed run; else they are drawn.
+            held: sabotage: its noise does not know the exact numbers that it is added to.
         """
         out = folder.parent / f"{folder.name}.printed"
         order = {
             "args": list(args), "folder": str(folder), "at": at, "action": ACTIONS[action],
             "code": getattr(errno, action, 0), "sticky": sticky,
             "journal": None if journal is None else str(journal), "out": str(out),
+            "noise": None if noise is None else str(noise), "held": held,
+            "fixed": fixed,
         }  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -145,6 +154,8 @@ def _run_ids() -> None:
 
 def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
     from dpstream.pipelines.cli.main import main
+    from tests.faults.one_noise import recorded_noise
+    from tests.fixed import fixed_date, held_noise
 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
@@ -153,7 +164,8 @@ def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
         os.close(fd)
     sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
     os.chdir(order["folder"])
-    _run_ids()
+    if order["fixed"]:
+        _run_ids()
     sys.argv = ["dpstream", *order["args"]]
     journal = order["journal"]
     calls.filecalls_arm(
@@ -161,7 +173,14 @@ def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
         int(order["sticky"]), journal.encode() if journal else None,
     )  # fmt: skip
     signal.alarm(LONGEST)
-    main()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fixed_date())
+        if order["held"]:
+            stack.enter_context(held_noise())
+        if order["noise"] is not None:
+            drawn = stack.enter_context(recorded_noise())
+            stack.callback(lambda: Path(order["noise"]).write_bytes(b"".join(sorted(drawn))))
+        main()
 
 
 def _import_all() -> None:
@@ -171,6 +190,7 @@ def _import_all() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith(OPTIONAL):
                 importlib.import_module(module.name)
+    importlib.import_module("tests.faults.one_noise")
 
 
 def _serve(orders: IO[str], answers: IO[str]) -> None:

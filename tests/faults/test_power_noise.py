@@ -1,0 +1,82 @@
+"""One noise meets one input after a loss of power, wherever it comes in a command.
+
+A command is run once and its file calls and noise are recorded.  Then, for some of the calls, the
+disk is what a loss of power at that call leaves; one unit's rows are taken away, and the command is
+typed again.  A question's run id is the same one where its charge was lost, which is the worst
+that can be.  A stream's is drawn: its store has both the run id and the input, or is lost.
+"""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.filecalls.commands import COMMANDS
+from tests.faults.filecalls.disk import Call, Disk, calls
+from tests.faults.filecalls.server import Server
+from tests.faults.filecalls.sweep import LOSSES, PLACE
+from tests.faults.one_noise import Attempt, reused
+from tests.pipelines.ask.kinds import USERS, within
+
+#: Commands on rows of a text file, which a person can change.
+ASKED = ("sql", "sql, quantiles", "choose", "answer --pure", "answer --tables", "run", "answer")
+FAST = {"sql": 3}
+SLOW_CALLS = 12
+STREAMS = ("run", "answer")
+_BLOCK = 16
+
+
+def drawn(path: Path) -> frozenset[bytes]:
+    """The blocks of noise that a command wrote down; none if it was refused."""
+    data = path.read_bytes() if path.exists() else b""
+    path.unlink(missing_ok=True)
+    return frozenset(data[at : at + _BLOCK] for at in range(0, len(data), _BLOCK))
+
+
+def attempts(server: Server, name: str, folder: Path, held: bool, number: int) -> list[Attempt]:
+    """The undisturbed command, and the same on other rows after losses of power."""
+    command, case, before = COMMANDS[name], folder / PLACE, folder / "before"
+    journal, noise, fixed = folder / "journal", folder / "noise", name not in STREAMS
+    command.prepare(server, case)
+    shutil.copytree(case, before, symlinks=True)
+    ended = server.run(command.words, case, journal=journal, noise=noise, held=held, fixed=fixed)
+    assert ended.code == 0, ended.stderr
+    out, recorded, rng = [Attempt("same", drawn(noise))], list(calls(journal)), random.Random(name)
+    for at in sorted(rng.sample(range(1, len(recorded) + 1), min(number, len(recorded)))):
+        lose_power(before, recorded[:at], rng, case)
+        with within(case):
+            USERS("neighbour")
+        ended = server.run(command.words, case, noise=noise, held=held, fixed=fixed)
+        assert ended.code in (0, 3, 4), ended.stderr
+        out.append(Attempt(f"after call {at}", drawn(noise)))
+    return out
+
+
+def lose_power(before: Path, recorded: list[Call], rng: random.Random, case: Path) -> None:
+    """Make the folder what the disk holds after these calls and a loss of power."""
+    disk = Disk(before)
+    for call in recorded:
+        disk.replay(call)
+    shutil.rmtree(case)
+    case.mkdir()
+    disk.write(case, rng.choice(LOSSES), rng.randrange(1 << 30))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in ASKED]
+)
+def test_no_noise_meets_two_inputs_after_a_loss_of_power(
+    name: str, server: Server, tmp_path: Path
+) -> None:
+    first, *others = attempts(server, name, tmp_path, False, FAST.get(name, SLOW_CALLS))
+    assert first.drawn and any(other.drawn for other in others)
+    assert [reused([first, other]) for other in others if reused([first, other])] == []
+
+
+@pytest.mark.parametrize("name", ["sql", pytest.param("choose", marks=pytest.mark.slow)])
+def test_noise_that_does_not_know_its_input_is_seen(
+    name: str, server: Server, tmp_path: Path
+) -> None:
+    first, *others = attempts(server, name, tmp_path, True, 4)
+    assert any(reused([first, other]) for other in others)
