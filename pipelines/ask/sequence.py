@@ -35,7 +35,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+)
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
@@ -85,9 +91,22 @@ def ask(
             register.commit(begun.run_id, receipt, view)
         answer, charged = _read(register, begun.run_id), begun.charged
     if make_view is not None and answer.view is None:
-        register.keep_view(answer.run_id, make_view(answer.receipt))
+        register.keep_view(answer.run_id, _made(make_view, answer.receipt))
         answer = _read(register, answer.run_id)
     return answer._replace(charged=charged)
+
+
+def _made(make_view: MakeView, receipt: bytes) -> bytes:
+    """The view of a committed receipt; its error says that the answer is kept."""
+    try:
+        return make_view(receipt)
+    except DpstreamError as error:
+        failed = RunError(
+            error.field,
+            f"{error.rule}; the answer is committed, and what follows the noise is not done yet",
+            f"{error.fix}; then ask the same again: nothing more is charged",
+        )
+    raise failed
 
 
 def _read(register: Register, run_id: str) -> Answer:

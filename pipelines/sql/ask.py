@@ -176,7 +176,7 @@ def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
     if stamps(catalog, public) != before:
         raise PolicyError(
             "input", "changed while the outer query read it; its rows were not kept",
-            "ask again when it is at rest: nothing more is charged, and no private row is read",
+            "wait until the public tables are at rest",
         )  # fmt: skip
     return table_bytes(rows)
 

@@ -313,8 +313,9 @@ def test_an_outer_query_whose_table_changes_is_asked_again_of_the_released_rows(
         return out
 
     monkeypatch.setattr(asking, step, late)
-    with pytest.raises((PolicyError, RunError, UsageError)) as caught:
+    with pytest.raises(RunError) as caught:
         asked(tmp_path, JOINED)
+    assert caught.value.__context__ is None  # another error's text may quote a value
     assert caught.value.field == ("table pages" if change == "gone" else "input")
     monkeypatch.setattr(asking, step, real)
     (tmp_path / "visits.csv").unlink()
