@@ -5,6 +5,11 @@ from dpstream.accounting.query.cuts import Cut
 from dpstream.pipelines.sql.receipt import Header
 
 INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
+#: After the share of values beyond the bounds of a variance, for which sizes do not add up.
+_SQUARED = (
+    ", each of which is counted as the bound; a variance weighs the squares of distances, so that a"
+    " few far values can make most of it: it may be much too small"
+)
 
 
 def lines_of(header: Header, unit: str, group: str, intervals: bool = True) -> list[str]:
@@ -29,7 +34,7 @@ def _line(name: str, cut: Cut, unit: str, group: str) -> str:
         beyond = (
             f"about {_share(cut.below)} of values are below, {_share(cut.above)} above {within}"
         )
-        return f"{head}; {beyond}{_amount(cut, 'their size')}."
+        return f"{head}; {beyond}{_amount(cut, 'their size') or _SQUARED}."
     if cut.of == "bounds":
         each, times = f" in a {group}" * bool(group), f"{human(cut.high)} times " * (cut.high != 1)
         head = f"The sum of one {unit}{each} counts up to {times}the given bounds"

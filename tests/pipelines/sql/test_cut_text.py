@@ -51,6 +51,11 @@ def test_reported_shares_of_log_normal_values_are_near_the_true_ones(tmp_path: P
         assert abs(row[name] - (kept.sum() if name == "s" else kept.mean())) < 5 * sd
         assert row[name] / (1 - (cuts[name].amount or 0)) == pytest.approx(truth, rel=0.06)
     assert cuts["v"].amount is None and cuts["n"].amount == pytest.approx(0, abs=0.01)
+    # Few values are beyond the variance's bounds, and they are most of what it lacks.
+    assert cuts["v"].below + cuts["v"].above < 0.05 and row["v"] < 0.9 * VALUES.var()
+    lines = {name: line for name in "sav" for line in lines_of(found.header, "uid", "")
+             if line.startswith(f"Bounds of {name},")}  # fmt: skip
+    assert [name for name, line in lines.items() if "variance" in line] == ["v"]
 
 
 def test_shares_are_of_noisy_counts_and_exact_only_without_noise(
