@@ -9,7 +9,7 @@ With a = epsilon/mu - mu/2, b = epsilon/mu + mu/2 and R the Mills ratio it is ph
 R(b)): no term overflows and no two exponentials cancel.  ``delta_of`` adds a bound of the
 remaining float error, so it is never below the true value; the inverses are checked with it.
 The zCDP helpers follow Canonne, Kamath and Steinke's cdp2adp: the composition of spends with a rho
-reads its delta off them, and the experiments the budget that the paper published.
+reads its delta off them.
 """
 
 import math

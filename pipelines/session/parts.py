@@ -13,8 +13,7 @@ version that they opened: parts that no manifest names go when nobody reads.
 Records of a row group lie in the order of their initial budgets: almost every question compares
 those, and rows of equal budget, one after the other, are decoded and compared as runs.  Row groups
 keep the order in which records came, so that bounds of arrivals still tell them apart.  No answer
-depends on the order (sums are of integers), and parts that have another one, as older programs
-wrote them, are read as before.
+depends on the order, because sums are of integers.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
     python -m tests.bench.growth --picture growth.png
 
-Each run is a child process (``experiments.one_run``) on generated data from an empty store; then
+Each run is a child process (``paper.one_run``) on generated data from an empty store; then
 another one begins on the finished store, which has nothing to do but to see that it has not.
 Rounds of all runs are repeated and the least of each is kept, so that a machine that is slow for
 a while does not look like growth.  What a run on almost nothing costs (start-up) is subtracted
