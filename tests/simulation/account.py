@@ -4,11 +4,12 @@ Each step of a world is a process of its own, forked below the preloaded library
 `tests.faults.filecalls`: it makes the account, charges a question, commits a receipt, raises the
 limit, closes what was not answered, or reads.  It may be killed at any of its file calls, or one of
 them fails.  Between steps the power may go: then the disk is what `filecalls.disk` makes of the
-recorded calls.  What the processes said before is what the world goes by:
+recorded calls.  Now and then an older copy of the account is put back, but not of its head file:
+then it is refused until it was recovered.  The world goes by what the processes said before:
 
 * a charge that was said is in the account for ever, so what is spent never decreases;
 * what is spent is never above the limit;
-* an answer that was shown is the answer for ever: no charge has two;
+* an answer that was shown is the answer for ever, or closed by a recovery: no charge has two;
 * the account can be read after everything, and its chain holds.
 
 ``python -m tests.simulation.account --seeds 100`` runs worlds, ``--seed N`` one with its history.
@@ -48,9 +49,11 @@ class BrokenError(AssertionError):
 
 @dataclass
 class World:
-    """What the processes of a world have said; ``made``: that the account is there."""
+    """What the processes of a world have said; ``made``: that the account is there;
+    ``restored``: an older one was put back, so answers may be closed."""
 
     made: bool = False
+    restored: bool = False
     charged: set[str] = field(default_factory=set)
     shown: dict[str, bytes] = field(default_factory=dict)
     limit: Fraction = LIMIT
@@ -68,6 +71,13 @@ class World:
         if "limit" in said:
             self.limit = max(self.limit, Fraction(said["limit"]))
 
+    def restore(self, then: dict[str, Any]) -> None:
+        """An older account is put back: what no answer was shown of may be lost with its charge."""
+        self.restored = True
+        self.charged &= self.shown.keys() | set(then["charges"])
+        self.limit = LIMIT
+        self.history.append("an older account is put back")
+
     def check(self, step: str, seen: dict[str, Any]) -> None:
         """What a reader sees."""
         charges = seen["charges"]
@@ -81,6 +91,8 @@ class World:
         if len(charges) * COST > Fraction(seen["limit"]):
             raise BrokenError(f"{step}: {len(charges)} charges are beyond the limit")
         for run_id, receipt in self.shown.items():
+            if self.restored and run_id not in seen["receipts"]:
+                continue
             if seen["receipts"].get(run_id) != receipt.hex():
                 raise BrokenError(f"{step}: a shown answer is gone or another")
 
@@ -110,7 +122,8 @@ def act(path: str, step: str, number: int) -> dict[str, Any]:
     """One step; what it says."""
     from dpstream.state.ledger.answers import Decision, Register
     from dpstream.state.ledger.events import Closed, Created
-    from dpstream.state.ledger.open import make, open_path
+    from dpstream.state.ledger.open import AccountPlace, make, open_ledger
+    from dpstream.state.ledger.recovery import recover
     from tests import accounts
 
     if step == "make" and not _is_account(path):
@@ -118,7 +131,12 @@ def act(path: str, step: str, number: int) -> dict[str, Any]:
         make(path, Created(accounts.ID, "d", "user", "string", limit))
     if step == "make":
         return {"made": True}
-    with closing(open_path(path)) as ledger:
+    place = AccountPlace(path, "d", accounts.ID)
+    if step == "recover":
+        with closing(open_ledger(place, recovering=True)) as ledger:
+            recover(ledger)
+        return {"recovered": True}
+    with closing(open_ledger(place)) as ledger:
         register = Register(ledger, "sql")
         if step == "raise":
             more = Fraction(ledger.book().persons_limit()[0]) + RAISE
@@ -180,6 +198,7 @@ def sabotage(name: str) -> None:
 
     from dpstream.state.ledger import answers, sqlite
     from dpstream.state.ledger.book import Book
+    from dpstream.state.ledger.head import HeadFile
 
     if name == "no sync":
         real = sqlite.SqliteLedger.transaction
@@ -191,6 +210,8 @@ def sabotage(name: str) -> None:
         mock.patch.object(sqlite.SqliteLedger, "transaction", unsynced).start()
     elif name == "no limit":
         mock.patch.object(Book, "check", lambda *_: None).start()
+    elif name == "no head":
+        mock.patch.object(HeadFile, "check", lambda *_: None).start()
     elif name == "shows what it drew":
         read = answers.Register.read
         drawn = dict[str, bytes]()
@@ -249,12 +270,21 @@ def processes() -> Iterator[Processes]:
         server.close()
 
 
+def lose_power(disk: Disk, folder: Path, rng: random.Random) -> str:
+    """Make the folder what is left of the disk; by which model."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+    model = rng.choice(("data", "entries", "entries"))
+    disk.write(folder, model, rng.randrange(1 << 30))
+    return model
+
+
 def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> World:
     """One world; raises `BrokenError` if what must hold does not."""
     rng, world = random.Random(seed), World()
     folder, journal = scratch / f"world-{seed}", scratch / f"journal-{seed}"
     folder.mkdir()
-    disk = Disk(folder)
+    disk, backups = Disk(folder), list[tuple[bytes, dict[str, Any]]]()
 
     def step(name: str, number: int, action: str, at: int) -> tuple[int, dict[str, Any]]:
         journal.unlink(missing_ok=True)
@@ -282,17 +312,30 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
             raise BrokenError(f"step {number}: refused: {said['refused']}")
         world.hear(f"step {number}", said)
         if rng.random() < 0.3:
-            shutil.rmtree(folder)
-            folder.mkdir()
-            model = rng.choice(("data", "entries", "entries"))
-            disk.write(folder, model, rng.randrange(1 << 30))
+            world.history.append(f"power lost: {lose_power(disk, folder, rng)}")
             disk = Disk(folder)
-            world.history.append(f"power lost: {model}")
         code, seen = step("read", number, "count", 0)
         if code == SAID:
             world.check(f"after step {number}", seen)
         elif world.made:
             raise BrokenError(f"after step {number}: it cannot be read: {seen}")
+        if world.made and rng.random() < 0.2:
+            backups.append(((folder / "account.db").read_bytes(), seen))
+        if backups and rng.random() < 0.15:
+            data, then = rng.choice(backups)
+            (folder / "account.db").write_bytes(data)
+            disk = Disk(folder)
+            world.restore(then)
+            if world.shown.keys() - then["receipts"].keys():
+                code, said = step("charge", number, "count", 0)
+                if code != REFUSED or "recover" not in said["refused"]:
+                    raise BrokenError(f"after step {number}: an older account is used: {said}")
+            step("recover", number, action, rng.randint(1, 16))
+            code, said = step("recover", number, "count", 0)
+            if code != SAID:
+                raise BrokenError(f"after step {number}: it cannot be recovered: {said}")
+            code, seen = step("read", number, "count", 0)
+            world.check(f"after the recovery of step {number}", seen)
     shutil.rmtree(folder)
     return world
 

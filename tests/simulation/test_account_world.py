@@ -14,6 +14,7 @@ from tests.simulation.account import BrokenError, Processes, live, processes
 SABOTAGED = {
     "no sync": "charges are gone|cannot be read",
     "no limit": "beyond the limit",
+    "no head": "an older account is used",
     "shows what it drew": "a shown answer is gone or another|two shown answers",
 }
 
@@ -30,11 +31,12 @@ def server() -> Iterator[Processes]:
 def test_a_world(seed: int, server: Processes, tmp_path: Path) -> None:
     world = live(server, seed, tmp_path)
     assert world.made
+    assert world.restored == ("an older account is put back" in world.history)
 
 
 def test_worlds_have_charges_answers_faults_and_losses(server: Processes, tmp_path: Path) -> None:
-    history = "\n".join("\n".join(live(server, seed, tmp_path).history) for seed in (0, 1))
-    for part in ("charged", "shown", "refused", ": -9", "power lost", "limit"):
+    history = "\n".join("\n".join(live(server, seed, tmp_path).history) for seed in (0, 1, 3))
+    for part in ("charged", "shown", "refused", ": -9", "power lost", "limit", "older"):
         assert part in history, part
 
 
