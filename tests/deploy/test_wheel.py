@@ -1,5 +1,6 @@
 """The wheel: one importable name, beside whatever packages its user has, and without extras."""
 
+import email
 import json
 import os
 import re
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import tomlkit
+from packaging.requirements import Requirement
 
-from dpstream.accounting.extras import EXTRAS
+from dpstream.accounting.extras import EXTRAS, installing
 from tests.docs.pages import README, blocks, lines
 from tests.runners.engines import need
 
@@ -72,6 +74,19 @@ def test_only_one_name_is_installed(wheel: Path) -> None:
         *modules, "dpstream/__init__.py", "dpstream/__main__.py"
     }  # fmt: skip
     assert {"dpstream/py.typed", "dpstream/pipelines/examples/flights.toml"} <= names
+
+
+def test_it_has_every_extra_that_a_fix_installs(wheel: Path) -> None:
+    """`pip install 'dpstream[NAME]'` adds packages, of the names that the fixes print."""
+    [metadata] = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("/METADATA"))
+    message = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata))
+    needs = [Requirement(line) for line in message.get_all("Requires-Dist")]
+    assert set(EXTRAS) <= set(message.get_all("Provides-Extra"))
+    for name in EXTRAS:
+        assert f"[{name}]" in shlex.split(installing(name))[-1]
+        added = [n for n in needs if n.marker and n.marker.evaluate({"extra": name})
+                 and not n.marker.evaluate({"extra": ""})]  # fmt: skip
+        assert added, name
 
 
 def test_it_stands_beside_a_users_own_packages(wheel: Path, tmp_path: Path) -> None:
