@@ -113,6 +113,8 @@ def emptied(path: Path) -> None:
     first, limit = events(path)[0], opened(path).book().limit
     assert isinstance(first, Created)
     path.unlink()
+    for head_file in path.parent.glob("dpstream-*.head"):
+        head_file.unlink()
     make(path, msgspec.structs.replace(first, limit=limit))
 
 
