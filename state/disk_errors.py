@@ -64,6 +64,7 @@ _CAUSES = {
     errno.EEXIST: Cause("a file of that name exists", "choose another path", choice=True),
     errno.ENAMETOOLONG: Cause("its name is too long", "choose a shorter path", choice=True),
     errno.ELOOP: Cause("it has too many symbolic links", "correct the path", choice=True),
+    errno.EINTR: Cause("a signal interrupted it", "run the same command again"),
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
     errno.EIO: DEVICE,
