@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, up
 from dpstream.accounting.tuning.coverage import coverage
 from dpstream.accounting.tuning.outlook import outlook
@@ -73,6 +74,12 @@ def checker(answers: Answers, out: Path) -> Callable[[str], str]:
     """A function that checks an answer: a word or a length that the job accepts."""
 
     def read(covers: str) -> str:
+        if covers.strip().lower() not in (WINDOW, LIFETIME) and not covers.strip()[:1].isdigit():
+            raise UsageError(
+                "--covers",
+                "is neither a length nor what a budget can cover",
+                f"write {WINDOW}, {LIFETIME}, or a length such as 28d",
+            )
         checked(job_text(with_covers(answers, covers), out), out)
         return covers.strip().lower()
 

@@ -55,3 +55,10 @@ def test_a_period_is_whole_windows(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         read("30d")
     assert error.value.field == "--covers"
+
+
+def test_another_word_is_answered_with_those_that_a_budget_covers(tmp_path: Path) -> None:
+    read = checker(answers(tmp_path), tmp_path / "j.toml")
+    with pytest.raises(UsageError) as error:
+        read("everything")
+    assert error.value.field == "--covers" and "lifetime" in error.value.fix
