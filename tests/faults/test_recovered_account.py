@@ -24,7 +24,13 @@ from tests.faults.filecalls.commands import COMMANDS
 from tests.faults.one_noise import copied
 from tests.pipelines.ask.kinds import KINDS, USERS, Kind, Said, typed, within
 
-STREAM = Kind(COMMANDS["run"], lambda *options: typed(*COMMANDS["run"].words, *options), USERS, ())
+STREAM = Kind(
+    COMMANDS["run"],
+    lambda *options: typed(*COMMANDS["run"].words, *options),
+    USERS,
+    (),
+    lambda _: None,
+)
 ALL = {**KINDS, "stream": STREAM}
 ACCOUNT, REFUSED = Path("account"), 3
 #: All of it but for its head file, which lies beside it where no file names it.
