@@ -13,7 +13,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
@@ -170,7 +170,7 @@ class Runner:
             run.destroy_keys()
             stores.close_all()
         if dead:
-            raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")
+            raise InvariantError("records that the audit makes are never refused")
         return released_table(releases)
 
     def _through_beam(self, job: Job, given: TrialInput) -> pa.Table:
@@ -184,7 +184,7 @@ class Runner:
             )
         result = run_job(job)
         if result.operator_only.get("operator_dead_letters"):
-            raise RunError("audit", "synthetic records were refused", "run `dpstream doctor`")
+            raise InvariantError("records that the audit makes are never refused")
         return read_releases(job.sink.path)
 
 

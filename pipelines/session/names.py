@@ -1,6 +1,7 @@
 """Names of the command line, in a public file beside TABLE.toml: predicates of subspaces, and run
 ids of allotments."""
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -54,7 +55,12 @@ def predicate(table: Path, name: str) -> str:
     """
     found = read(table).subspaces
     if name not in found:
-        raise UsageError("--in", "has no such name", "make it with `dpstream session select`")
+        typed = shlex.join(["dpstream", "session", "select", str(table), name])
+        raise UsageError(
+            "--in",
+            "has no such name",
+            f"make it with `{typed} --where 'CONDITION'`",
+        )
     return found[name]
 
 

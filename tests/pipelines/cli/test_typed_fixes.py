@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.state import open as stores
+from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import Hour
 from tests.pipelines.cli.test_plans_and_charges import tabulate
@@ -86,3 +87,14 @@ def test_tables_that_were_charged_before(tmp_path: Path) -> None:
     refused = call(*of.plan[:at], *of.plan[at + 2 :])
     assert refused.exit_code == 2 and "--key-file" in refused.output
     assert call(*of.plan).exit_code == 0
+
+
+def test_a_subspace_without_a_name(tmp_path: Path) -> None:
+    table = sessions.loaded(tmp_path)
+    asking = ("session", "ask", table, "--in", "small", "--epsilon", "0.25", "--drop")
+    refused = call(*asking)
+    assert refused.exit_code == 2
+    [words] = commands_of(refused.output)
+    typed = ["a < 2" if word == "CONDITION" else word for word in words]
+    assert typed != words and call(*typed).exit_code == 0
+    assert call(*asking).exit_code == 0
