@@ -16,7 +16,7 @@ from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import RECORD, Created, Event, Limit
+from dpstream.state.ledger.events import RECORD, Created, Event, Limit, TableNamed
 from dpstream.state.ledger.open import (
     AccountPlace,
     ledger_exists,
@@ -109,13 +109,17 @@ def of_records(path: str | Path, data_set: str = "people") -> Ledger:
 
 
 def emptied(path: Path) -> None:
-    """The account as it was made, with its limit of now and without a charge."""
+    """The account as it was made, with its limit and tables of now and without a charge."""
     first, limit = events(path)[0], opened(path).book().limit
+    tables = [event.id for event in events(path) if isinstance(event, TableNamed)]
     assert isinstance(first, Created)
     path.unlink()
     for head_file in path.parent.glob("dpstream-*.head"):
         head_file.unlink()
     make(path, msgspec.structs.replace(first, limit=limit))
+    with contextlib.closing(open_path(path)) as ledger:
+        for table in tables:
+            ledger.name_table(table)
 
 
 def of_catalog(catalog: Any, limit: Limit = (1e4, 1e-2)) -> Any:

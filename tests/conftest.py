@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.kafka_broker import Broker, running
 #: How many cases of a test ``make test`` runs: lines ``NUMBER TEST``, or ``0 TEST[CASE]``.  The
 #: others are marked slow.  Chosen by CPU seconds, so that the whole ends within 8 minutes.
 SAMPLE = Path(__file__).with_name("sample.txt")
+
+
+_NUMBERS = itertools.count()
 
 
 def sampled(ids: list[str], most: dict[str, int]) -> set[str]:
@@ -47,6 +51,15 @@ def pytest_collection_finish() -> None:
     """Keep the collector from what is there already: a fifth of a second in each run of a job."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_state_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No test reads or writes what belongs to the user: error logs, heads of remote accounts."""
+    name = f"state-{next(_NUMBERS)}"  # not made: few tests need it
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / name))
 
 
 @pytest.fixture

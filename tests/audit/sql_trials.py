@@ -136,7 +136,8 @@ def write(folder: Path, trial: Trial, added: npt.NDArray[np.bool_]) -> None:
 def published(folder: Path, trial: Trial, added: npt.NDArray[np.bool_], run: int = 0) -> Published:
     """What is published of so many trials; ``run``: tells draws apart."""
     claim = claim_of(folder, trial)
-    (folder / "ledger.db").unlink(missing_ok=True)
+    for path in (folder / "ledger.db", *folder.glob("dpstream-*.head")):
+        path.unlink(missing_ok=True)
     write(folder, trial, added)
     with fixed_run_ids(lambda: f"{run + 1:02x}" * 16):
         table = asking.ask(load_catalog(folder / "trials.toml"), trial.text).table

@@ -151,7 +151,7 @@ class Ways:
         self._space = config.table.space
         self._places = {d.name: i for i, d in enumerate(self._space.dimensions)}
         self._global = accounts.opened(
-            toml.parent / "global.db", "rides", limit=(1e6, 1e-9), unit="record"
+            toml.parent / "global.db", "rides", limit=(1e6, 1e-9), unit="record", id_="0" * 16
         )
         self._stack.callback(self._global.close)
         self._base = self.session.where(f"initial >= {NEEDED}")

@@ -193,8 +193,8 @@ answer = dpstream.count(table, unit="user", epsilon=1.0)
 print(answer)
 answer.to_pandas()
 """
-SESSION = ("init", "add", "replace", "delete", "close", "ask", "plan", "allot", "select", "stand",
-           "budget", "transcript", "picture")  # fmt: skip
+SESSION = ("init", "migrate", "add", "replace", "delete", "close", "ask", "plan", "allot", "select",
+           "stand", "budget", "transcript", "picture")  # fmt: skip
 
 
 class Plain:

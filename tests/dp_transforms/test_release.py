@@ -5,6 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.calibration import calibrate
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.batches import SHARD, release_schema, shard_release_schema
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -60,8 +61,10 @@ def test_rows_ahead_of_their_stamps_wait() -> None:
     assert due is rows and later.num_rows == 0
 
 
-IDENTITY = RunIdentity("ab" * 16, "22" * 16, 0, 2, "key", "source", "{}")
 PLAN = make_plan(aggregates=(COUNT, MEAN), windows=3)
+IDENTITY = RunIdentity(
+    "ab" * 16, "22" * 16, 0, 2, "key", "source", "{}", calibration=calibrate(PLAN)
+)
 
 
 def part(*keys: str) -> pa.RecordBatch:

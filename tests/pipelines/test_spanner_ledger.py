@@ -1,5 +1,6 @@
 """Streams, questions and tables on a ledger in Spanner: by its URL alone, the same answers."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import open as stores
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import TableNamed
 from tests import accounts, emulator
 from tests.faults.processes import files
 from tests.pipelines.session import small
@@ -188,7 +190,12 @@ def test_a_session(tmp_path: Path, url: str) -> None:
     config = small.config_at(tmp_path)
     text = (tmp_path / "TABLE.toml").read_text()
     accounts.write(tmp_path / "TABLE.toml", text.replace("ledger.db", url))
-    accounts.of_records(url, config.account.data_set)
+    with contextlib.closing(accounts.of_records(url, config.account.data_set)) as ledger:
+        for event in accounts.events(config.base / "ledger.db"):
+            if isinstance(event, TableNamed):
+                ledger.name_table(event.id)
+    for head_file in tmp_path.glob("dpstream-*.head"):
+        head_file.unlink()  # of the account of the same id that the file named before
     with Session(tmp_path / "TABLE.toml", "alice") as mine, \
             Session(tmp_path / "TABLE.toml", "bob") as other:  # fmt: skip
         first = mine.where("epsilon >= 1").count(0.5)

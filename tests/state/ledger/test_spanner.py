@@ -210,10 +210,10 @@ def test_an_attempt_that_lands_when_nobody_waits(
         real(database, fill)
         raise RunError("state.store", "the database does not answer", "run again")
 
-    monkeypatch.setattr("dpstream.state.ledger.spanner.commit", lost)
-    with pytest.raises(RunError, match=r"ledger\.path: the database does not answer"):
-        one.charge(charge(1))
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("dpstream.state.ledger.spanner.commit", lost)
+        with pytest.raises(RunError, match=r"ledger\.path: the database does not answer"):
+            one.charge(charge(1))
     assert one.charge(charge(1)) is False and again().entries() == [charge(1)]
 
 

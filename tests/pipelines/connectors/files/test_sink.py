@@ -359,20 +359,20 @@ def test_a_manifest_is_flushed_with_the_folders_above_it(
 
 
 def test_drafts_of_the_dead_are_removed(tmp_path: Path) -> None:
-    """Those of earlier versions, which held no lock, after a day; those of the living never."""
+    """Those of the living stay, and so does what is no draft of this program."""
     write_release(tmp_path, "csv", release(1, 1, ["a"]))
     window = tmp_path / "window-000001"
-    old, young = (window / f".trigger-000001.csv.{n}.tmp" for n in range(2))
+    foreign = window / ".trigger-000001.csv.0.tmp"
     dead = [
         window / ".trigger-000002.csv.0.dpstream-draft",
         tmp_path / ".run.json.0.dpstream-draft",
     ]
-    for draft in (old, young, *dead):
+    for draft in (foreign, *dead):
         draft.write_bytes(b"half")
-    os.utime(old, (0, 0))
+    os.utime(foreign, (0, 0))
     with drafted(window / "trigger-000003.csv") as alive:
         FileSink(tmp_path, "csv").prepare()
-        assert sorted(window.iterdir()) == [young, alive, window / "trigger-000001.csv"]
+        assert sorted(window.iterdir()) == [foreign, alive, window / "trigger-000001.csv"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["window-000001"]
 
 

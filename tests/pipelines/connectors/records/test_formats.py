@@ -76,7 +76,7 @@ def test_what_is_no_release_is_named_by_its_file(kind: str, tmp_path: Path) -> N
 
 def test_drafts_of_writers_that_died_go_and_releases_stay(tmp_path: Path) -> None:
     write_release(tmp_path, "csv", release(0, 1, ["a"]))
-    draft = tmp_path / "window-000000" / ".trigger-000002.csv.0a0b.tmp"
+    draft = tmp_path / "window-000000" / ".trigger-000002.csv.0a0b.dpstream-draft"
     draft.write_bytes(b"")
     os.utime(draft, (0, 0))
     remove_drafts(tmp_path)
