@@ -60,8 +60,7 @@ class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         source_fingerprint: keyed fingerprint of the input.
         plan: the plan itself as JSON, for people.
         insecure: a fixed test key or run id was used; releases are stamped with it.
-        calibration: the numbers of the run (``accounting.calibration``), empty for one from
-            before they were kept.
+        calibration: the numbers of the run (``accounting.calibration``).
     """
 
     plan_hash: str

@@ -209,12 +209,12 @@ def composed(charges: Sequence[Charged]) -> Composed:
     if not charges:
         return Composed(None, [], [], [])
     own = [UnitIdentity.read(charge.identity) for charge in charges]
-    whole = common_unit(own)
+    common = common_unit(own)
     pairs = list(zip(charges, own, strict=True))
-    units = [_parts(whole, unit, charge) for charge, unit in pairs]
+    units = [_parts(common, unit, charge) for charge, unit in pairs]
     spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
     several = [_SEVERAL] if len(set(own)) > 1 else []
-    return Composed(whole.words, spends, units, several, whole)
+    return Composed(common.words, spends, units, several, common)
 
 
 def cost_to(common: UnitIdentity | None, charge: Charged) -> Spend:

@@ -65,7 +65,7 @@ def histogram(
         public_keys: the keys of the answer, all of which are published with noise, whatever the
             rows hold: a list, or a table with the key's columns.  They must not come from the
             private rows.  Without them a key is published if enough units have it.
-        account: the ledger that the answer is charged in; ``None``: nobody counts what is spent.
+        account: the account that the answer is charged in; ``None``: nobody counts what is spent.
         noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
             account, which tells by it that a question was asked before.
         fresh: ask anew, at a new charge, what was answered before.

@@ -47,8 +47,8 @@ class DPStream(flow.DPStream):
             goes on only with the input that it was begun with.  A job's own files and a table of
             ``ReadTable`` tell it themselves.
         key_file, key, store, shards, account: of a plan whose run is begun here: a file with the
-            noise key, or a reference to it; the store's URL and its shards; the ledger that the run
-            is charged in (``LedgerAccount``), without which nobody counts what is spent.
+            noise key, or a reference to it; the store's URL and its shards; the account that the
+            run is charged in (``LedgerAccount``), without which nobody counts what is spent.
         clock: announces trigger times (`dp_transforms.beam.clock`).
 
     Raises:

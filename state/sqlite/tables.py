@@ -39,11 +39,11 @@ def check_format(db: sqlite3.Connection) -> None:
     Raises:
         PolicyError: of another program version, or damaged.
     """
-    found = read_meta(db, "format")
-    if found == FORMAT:
+    number = read_meta(db, "format")
+    if number == FORMAT:
         return
     before = db.execute("SELECT 1 FROM meta WHERE name = ?", (_BEFORE,)).fetchone()
-    raise damaged() if found is None and before is None else other_format(FORMAT)
+    raise damaged() if number is None and before is None else other_format(FORMAT)
 
 
 def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:

@@ -63,13 +63,13 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Worst
             structure: worst(part, tolerance / len(workload.sizes), most)
             for structure, part in parts.items()
         }
-        found = [solved[part.structure] for part in workload.axes(product)]
+        of_axes = [solved[part.structure] for part in workload.axes(product)]
         return Worst(
-            CellStrategy("worst", Kron(tuple(f.strategy.gram for f in found))),  # type: ignore[misc]
-            product.weight * math.prod(f.error for f in found),
-            product.weight * math.prod(f.floor for f in found),
-            tuple(f.certificate[0] for f in found),
-            max(f.steps for f in found),
+            CellStrategy("worst", Kron(tuple(f.strategy.gram for f in of_axes))),  # type: ignore[misc]
+            product.weight * math.prod(f.error for f in of_axes),
+            product.weight * math.prod(f.floor for f in of_axes),
+            tuple(f.certificate[0] for f in of_axes),
+            max(f.steps for f in of_axes),
         )
     if workload.queries * workload.cells > MAX_WORST:
         raise PolicyError(

@@ -34,6 +34,7 @@ from dpstream.accounting.strategies.cells.weighting import (
 )
 from dpstream.accounting.workloads.workload import Workload, of_matrix
 from dpstream.pipelines.workload.picture import strategy_matrices
+from tests.accounting.strategies.cells.shapes import EXAMPLE4
 from tests.bench.paper import linear_shapes as shapes
 from tests.bench.paper.fewer_weights import Sines, principal, separation
 from tests.bench.paper.linear_shapes import Asked, Table
@@ -107,7 +108,7 @@ def example4(study: Study, say: Say) -> list[Row]:
     """Example 4: noise on each query (``gaussian``), the same with least squares (``workload``),
     cells, wavelets, the eigen-design, the optimum."""
     rivals = ("workload", "identity", "haar")
-    asked = Asked("Example 4", of_matrix(shapes.EXAMPLE4), rivals)
+    asked = Asked("Example 4", of_matrix(EXAMPLE4), rivals)
     row = rated(asked, study.scale)
     plain = gaussian_error(asked.workload) / spectrum(asked.workload).bound
     row["errors"] = {"gaussian": math.sqrt(plain), **row["errors"]}

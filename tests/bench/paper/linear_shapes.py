@@ -19,20 +19,6 @@ from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron, de
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 
-#: Figure 1(b) of the paper, up to the order of cells: Example 4's workload.
-EXAMPLE4 = np.array(
-    [
-        [1, 1, 1, 1, 1, 1, 1, 1],
-        [1, 1, 1, 1, 0, 0, 0, 0],
-        [0, 0, 0, 0, 1, 1, 1, 1],
-        [1, 1, 0, 0, 1, 1, 0, 0],
-        [0, 0, 1, 1, 0, 0, 1, 1],
-        [0, 0, 0, 0, 0, 0, 1, 1],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 1, -1, -1, -1, -1],
-    ],
-    np.float64,
-)
 RANGE_RIVALS, TABLE_RIVALS = ("haar", "hierarchical"), ("fourier", "datacube")
 _MAKERS = {
     "identity": fixed.identity, "workload": fixed.itself, "haar": fixed.haar,
