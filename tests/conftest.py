@@ -13,6 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 
+from dpstream.state.private_log import keep_in
 from tests.kafka_broker import Broker, running
 
 #: How many cases of a test ``make test`` runs: lines ``NUMBER TEST``, or ``0 TEST[CASE]``.  The
@@ -57,9 +58,13 @@ def pytest_collection_finish() -> None:
 def own_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """No test reads or writes what belongs to the user: error logs, heads of remote accounts."""
+    """No test reads or writes what belongs to the user: error logs, heads of remote accounts.
+
+    Its tracebacks go there too, and not beside a job that an earlier test of this process loaded.
+    """
     name = f"state-{next(_NUMBERS)}"  # not made: few tests need it
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / name))
+    keep_in(None)
 
 
 @pytest.fixture

@@ -72,6 +72,11 @@ def test_the_first_local_place_is_taken(tmp_path: Path) -> None:
     assert str(tmp_path / "job" / NAME) in what_next(failure())
 
 
+def test_no_test_writes_beside_the_job_of_another() -> None:
+    """The jobs of this repository are loaded in their places, and tests share a process."""
+    assert os.environ["XDG_STATE_HOME"] in what_next(failure())
+
+
 def test_without_a_place_it_is_the_user_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
