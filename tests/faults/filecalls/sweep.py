@@ -1,7 +1,7 @@
 """Cases: a command, a call of it, and what happens there; and what came of it.
 
 ``python -m tests.faults.filecalls.sweep --seconds 600 --seed 3 [COMMAND ...]`` runs cases drawn
-from a seed and prints those that fail.
+from a seed and prints those that fail; ``--every`` takes every call of each command instead.
 """
 
 import argparse
@@ -114,12 +114,21 @@ def cases(name: str, made: World, seed: int) -> Iterator[Case]:
 
 
 def at_every_call(name: str, made: World, seed: int) -> Iterator[Case]:
-    """Each call of a command: the process dies before it, and one of the other faults."""
+    """Each call of a command: the process dies before it, and one of the other faults.
+
+    A kill behind a call that changed no byte leaves the files of the kill before that call.
+    """
     rng = random.Random(f"{name} {seed}")
     for at in range(1, len(made.recorded) + 1):
-        yield Case(name, at, "kill")
+        if at == 1 or changes(made.recorded[at - 2]):
+            yield Case(name, at, "kill")
         what = rng.choice((*FAULTS[1:], *LOSSES))
         yield Case(name, at, what, what not in ("EINTR", *LOSSES) and rng.random() < 0.5)
+
+
+def changes(call: Call) -> bool:
+    """Whether a call changes a file: a sync does not, nor an open that makes and cuts none."""
+    return call.kind != SYNC and not (call.kind == OPEN and call.flags == 0)
 
 
 def written(recorded: Iterable[Call]) -> list[Call]:
@@ -152,23 +161,28 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commands", nargs="*", default=list(COMMANDS))
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--every", action="store_true", help="every call, however long it takes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    seconds = float("inf") if options.every else options.seconds / len(options.commands)
+    drawn = at_every_call if options.every else cases
     failed = run = 0
     with serving() as server, tempfile.TemporaryDirectory() as scratch:
         for name in options.commands:
             folder = Path(scratch) / name.replace(" ", "_")
             folder.mkdir()
             made = world(server, name, folder)
-            until = time.monotonic() + options.seconds / len(options.commands)
-            for case in cases(name, made, options.seed):
+            begin, before = time.monotonic(), run
+            for case in drawn(name, made, options.seed):
                 wrong = failure(server, made, case, folder / PLACE)
                 run += 1
                 if wrong:
                     failed += 1
                     print(f"{described(made, case)}: {wrong}", flush=True)
-                if time.monotonic() > until:
+                if time.monotonic() - begin > seconds:
                     break
+            print(f"{name}: {len(made.recorded)} calls, {run - before} cases, "
+                  f"{time.monotonic() - begin:.0f} s", flush=True)  # fmt: skip
     print(f"{run} cases, {failed} failed")
     return failed
 
