@@ -14,7 +14,6 @@ _PAGE = Path("report.html")
     epilog=examples(
         "dpstream report job.toml",
         "dpstream report job.toml --out week.html",
-        "dpstream report job.toml --compare other.toml --out both.html",
         "dpstream report job.toml --serve",
         "dpstream report job.toml --truth 'public/*.parquet'",
     )
@@ -24,11 +23,6 @@ _PAGE = Path("report.html")
     "--out",
     type=click.Path(path_type=Path),
     help="The page.  [default: report.html]",
-)
-@click.option(
-    "--compare",
-    type=click.Path(path_type=Path),
-    help="Another job file: the page holds both runs against each other.",
 )
 @click.option(
     "--serve",
@@ -45,7 +39,6 @@ _PAGE = Path("report.html")
 def report(
     job: Path,
     out: Path | None,
-    compare: Path | None,
     serve: bool,
     port: int | None,
     truth: Path | None,
@@ -54,18 +47,14 @@ def report(
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
     from dpstream.accounting.errors import UsageError
 
-    given = {"--out": out, "--compare": compare, "--truth": truth, "--json": as_json or None}
+    given = {"--out": out, "--truth": truth, "--json": as_json or None}
     others = [name for name, value in given.items() if value is not None]
     if serve and others:
         raise UsageError(others[0], "does not go with --serve", "leave one of them out")
     if port is not None and not serve:
         raise UsageError("--port", "is of --serve", "add --serve, or leave it out")
-    if compare is not None and truth is not None:
-        raise UsageError("--truth", "does not go with --compare", "leave one of them out")
     if serve:
         _serve(job, port or 0)
-    elif compare is not None:
-        _compare(job, compare, out or _PAGE, as_json)
     else:
         _write(job, out or _PAGE, truth, as_json)
 
@@ -89,26 +78,6 @@ def _write(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:
         click.echo(f"True errors are {TRUTH_LABEL}.")
-
-
-def _compare(job: Path, other: Path, out: Path, as_json: bool) -> None:
-    from dpstream.pipelines.report import comparison
-    from dpstream.pipelines.report.comparison_view import render
-    from dpstream.pipelines.report.report import as_dict, build, write
-
-    a, b = build(load_job(job)), build(load_job(other))
-    found = comparison.compare(a, b)
-    write(a, render(found), out)
-    if as_json:
-        both = comparison.as_dict(found)
-        print_json({"page": str(out), "a": as_dict(a), "b": as_dict(b), "comparison": both})
-        return
-    values = max(agreement.values for agreement in found.agreements.values())
-    click.echo(
-        f"Comparison in {out}: {len(found.windows):,} windows and {values:,} values in both runs."
-    )
-    for stamp in dict.fromkeys([*a.stamps, *b.stamps]):
-        click.echo(f"{stamp}: do not publish.")
 
 
 def _serve(job: Path, port: int) -> None:

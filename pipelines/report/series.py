@@ -75,33 +75,28 @@ def limits(values: Float64, reach: Float64, bounds: Bounds) -> tuple[float, floa
     return low - (0.0 if at_low else room), high + (0.0 if at_high else room)
 
 
-def over_time(
-    name: str, lines: Sequence[Series], bounds: Bounds, words: str, joined: bool = True
-) -> Picture:
-    """Values over time, one colour for each line; the first line's points can be pointed at.
+def over_time(name: str, line: Series, bounds: Bounds, words: str, joined: bool = True) -> Picture:
+    """Values over time, whose points can be pointed at.
 
     Args:
-        lines: each with a finite value at least.
+        line: with a finite value at least.
         joined: whether neighbours are values of one thing that grows (a band), not of windows of
             their own (bars, while there are few).
     """
     figure, axes = axes_of(3.6, 2.2)
-    for index, line in reversed(list(enumerate(lines))):  # the first lies above the others
-        _draw(axes, line, SERIES[index], joined or len(line.when) > MARKED)
-    values = np.concatenate([line.values for line in lines])
-    reach = WIDTH * np.concatenate([line.sds for line in lines])
-    known = np.isfinite(values) & np.isfinite(reach)
-    axes.set_ylim(*limits(values[known], reach[known], bounds))
+    _draw(axes, line, joined or len(line.when) > MARKED)
+    reach = WIDTH * line.sds
+    defined = np.isfinite(line.values) & np.isfinite(reach)
+    axes.set_ylim(*limits(line.values[defined], reach[defined], bounds))
     locator = dates.AutoDateLocator(minticks=2, maxticks=5)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
     drawn = svg(figure, name, words)
-    first = lines[0]
-    seen = np.isfinite(first.values)
-    when = np.asarray(dates.date2num(first.when))[seen]
-    return Picture(drawn, words, places(figure, axes, when, first.values[seen]))
+    seen = np.isfinite(line.values)
+    when = np.asarray(dates.date2num(line.when))[seen]
+    return Picture(drawn, words, places(figure, axes, when, line.values[seen]))
 
 
 def unbroken(values: Float64) -> bool:
@@ -111,8 +106,8 @@ def unbroken(values: Float64) -> bool:
     return bool(since.all()) and len(since) > 2
 
 
-def _draw(axes: Any, line: Series, colour: str, band: bool) -> None:
-    reach = WIDTH * line.sds
+def _draw(axes: Any, line: Series, band: bool) -> None:
+    colour, reach = SERIES[0], WIDTH * line.sds
     few = len(line.when) <= MARKED
     if band and len(line.when) > 2:
         low, high = line.values - reach, line.values + reach
@@ -125,17 +120,3 @@ def _draw(axes: Any, line: Series, colour: str, band: bool) -> None:
         axes.plot(line.when, line.values, "-", lw=0.8, alpha=0.5, color=colour)
     axes.errorbar(line.when, line.values, reach, fmt="none", color=colour, lw=1, capsize=0)
     axes.plot(line.when, line.values, "o", ms=2.5, color=colour, clip_on=False)
-
-
-def against(name: str, first: Float64, second: Float64, words: str) -> Picture:
-    """One value against another; on the dashed line they are equal."""
-    figure, axes = axes_of(5.2, 3.6)
-    axes.plot(first, second, "o", ms=3, color=SERIES[0], alpha=0.55, mew=0)
-    ends = [min(first.min(), second.min()), max(first.max(), second.max())]
-    axes.plot(ends, ends, ls="--", lw=1, color=SERIES[1])
-    axes.set_xlabel("A")
-    axes.set_ylabel("B")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(5))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
-    return Picture(svg(figure, name, words), words)

@@ -232,7 +232,7 @@ def over_time(
     words = f"{words}: {len(said)} values, the last {with_error(*_last(values, sds, known))}"
     when: list[datetime] = list(line.when)
     bounds = series.bounds_of(aggregate)
-    picture = series.over_time(chart, [series.Series(when, values, sds)], bounds, words, joined)
+    picture = series.over_time(chart, series.Series(when, values, sds), bounds, words, joined)
     return shown(picture, said)
 
 

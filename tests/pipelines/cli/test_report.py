@@ -1,6 +1,5 @@
 """``dpstream report``: its examples; a run without releases gets a page too."""
 
-import json
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from tests.reports import put, row
 
 
 def test_examples() -> None:
-    assert len(examples_of("report")) == 5
+    assert len(examples_of("report")) == 4
 
 
 def test_a_page_before_the_first_release(make_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -35,23 +34,10 @@ def test_a_page_that_cannot_be_written(make_job: Callable[..., Job], tmp_path: P
     assert "--out" in refused("report", make_job().path, "--out", out, code=RunError.exit_code)
 
 
-def test_two_runs_on_one_page(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    job, out = make_job(), tmp_path / "both.html"
-    put(job, 1, [row("a", 50.0)])
-    said = call("report", job.path, "--compare", job.path, "--out", out)
-    assert said.exit_code == 0 and "1 windows and 1 values in both runs" in said.output
-    assert "Two runs compared" in out.read_text() and "do not publish" in said.output
-    told = json.loads(
-        call("report", job.path, "--compare", job.path, "--out", out, "--json").stdout
-    )
-    assert told["comparison"]["same_run"] and told["a"] == told["b"]
-
-
 def test_flags_that_do_not_go_together(make_job: Callable[..., Job]) -> None:
     job = make_job().path
-    assert "--truth" in refused("report", job, "--compare", job, "--truth", job)
     assert "--port" in refused("report", job, "--port", "1")
-    for flags in (["--out", "x.html"], ["--compare", job], ["--truth", job], ["--json"]):
+    for flags in (["--out", "x.html"], ["--truth", job], ["--json"]):
         assert str(flags[0]) in refused("report", job, "--serve", *flags)
 
 

@@ -1,11 +1,8 @@
 """Jobs with releases of several windows, for tests of pages."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 
-from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.job import Job
 from tests.reports import edit, put
 
 #: Keys that a page must bear: marks of HTML and of spreadsheets, directions, quotes, length.
@@ -44,11 +41,3 @@ def weeks(job: Job, keys: list[str], windows: int, seed: int = 0, trigger: int =
         ]  # fmt: skip
         put(job, trigger, rows, window)
     return job
-
-
-def second(job: Job, folder: Path, change: Callable[[str], str] = str) -> Job:
-    """The same job file in another folder."""
-    folder.mkdir()
-    (folder / "in").mkdir()
-    (folder / "job.toml").write_text(change(job.path.read_text()))
-    return load_job(folder / "job.toml")

@@ -11,13 +11,11 @@ import pytest
 from dpstream.pipelines.connectors.records.formulas import unguarded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import server as module
-from dpstream.pipelines.report.comparison import compare
-from dpstream.pipelines.report.comparison_view import render as render_both
 from dpstream.pipelines.report.report import build
 from dpstream.pipelines.report.server import Server
 from dpstream.pipelines.report.view import render
 from tests.browser import DESK, PHONE, Browser, Tab, browser
-from tests.pipelines.report.runs import HOSTILE, second, weeks
+from tests.pipelines.report.runs import HOSTILE, weeks
 from tests.pipelines.test_demo_page import demo_page
 from tests.reports import put, row
 
@@ -136,21 +134,6 @@ def test_hostile_keys_are_text_everywhere(
         assert "'=1+1" in written and "''-quoted\"" in written
         fits(tab)
         assert tab.run("document.querySelectorAll('img, b, iframe').length") == 0
-
-
-def test_comparison(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:
-    plain = make_job()
-    b = weeks(second(plain, tmp_path / "b"), KEYS, 5, seed=1)
-    text = render_both(compare(build(weeks(plain, KEYS, 5, seed=2)), build(b)))
-    for screen in SCREENS:
-        tab = opened(chromium, text, tmp_path, screen)
-        write(tab, "plain 149")
-        [line] = rows(tab)
-        assert len(line) == 2 + 9 + 1
-        found = saved(chromium, tab, "comparison.csv")
-        assert found.column_names[3:5] == ["records in A", "records in A_sd"]
-        assert found.num_rows == 1
-        fits(tab)
 
 
 def test_pages_without_a_table(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.report.series import (
     Bounds,
     Series,
-    against,
     bounds_of,
     limits,
     over_time,
@@ -63,8 +62,8 @@ def test_a_series_without_gaps_is_joined(values: list[float], whole: bool) -> No
     line = Series(days(len(values)), np.array(values, float), np.ones(len(values)))
     assert unbroken(line.values) == whole
     if np.isfinite(line.values).any():
-        drawn = over_time("c", [line], Bounds(0.0), "words", joined=False).svg
-        again = over_time("c", [line], Bounds(0.0), "words", joined=False).svg
+        drawn = over_time("c", line, Bounds(0.0), "words", joined=False).svg
+        again = over_time("c", line, Bounds(0.0), "words", joined=False).svg
         assert drawn == again and ("stroke-opacity: 0.5" in drawn) == whole
 
 
@@ -77,20 +76,10 @@ def test_points_can_be_pointed_at(count: int, joined: bool) -> None:
     values = np.linspace(10.0, 20.0, count)
     values[count // 2] = NAN if count > 1 else 10.0
     line = Series(days(count), values, np.ones(count))
-    picture = over_time("x", [line], Bounds(0.0), "Values of a key by window", joined)
+    picture = over_time("x", line, Bounds(0.0), "Values of a key by window", joined)
     places = picture.places
     assert places is not None and len(places) == (count - 1 if count > 1 else 1)
     assert ((places > 0) & (places < 1)).all()
     # From left to right, and the greater the higher.
     assert (np.diff(places[:, 0]) > 0).all() and (np.diff(places[:, 1]) < 0).all()
     assert picture.svg.startswith('<svg role="img"') and "Values of a key" in picture.svg
-
-
-def test_two_runs_in_one_picture() -> None:
-    first = Series(days(4), np.array([1.0, 2.0, NAN, 4.0]), np.ones(4))
-    second = Series(days(4), np.array([NAN, 2.0, 3.0, 5.0]), np.ones(4))
-    picture = over_time("x", [first, second], Bounds(0.0), "Both runs by window", False)
-    assert "var(--s0)" in picture.svg and "var(--s1)" in picture.svg
-    assert picture.places is not None and len(picture.places) == 3
-    both = against("x", np.array([1.0, 2.0]), np.array([1.5, 1.8]), "One run against another")
-    assert "var(--s0)" in both.svg and "One run against another" in both.svg
