@@ -51,7 +51,9 @@ def chart(table: pa.Table, releases: pa.Table, keys: Sequence[Key]) -> Figure:
             axes = figure.add_subplot(grid[row, column])
             _panel(axes, _of_key(table, key), name, _PRINTED)
             axes.set_title(f"{key[0]} {key[1]}: {_unit(name)}", fontsize=10, loc="left")
-            axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=3)
+            # Counts are far above 0, so the legend covers nothing there.
+            corner = "lower left" if name == "flights" else "upper right"
+            axes.legend(fontsize=8, frameon=False, loc=corner, ncols=3)
     axes = figure.add_subplot(grid[len(keys), :])
     _growth(axes, _of_key(releases, keys[0]), _PRINTED)
     title = f"{keys[0][0]} {keys[0][1]}: the count of the week so far, over three weeks"

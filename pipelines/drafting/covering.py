@@ -77,7 +77,7 @@ def checker(answers: Answers, out: Path) -> Callable[[str], str]:
         if covers.strip().lower() not in (WINDOW, LIFETIME) and not covers.strip()[:1].isdigit():
             raise UsageError(
                 "--covers",
-                "is neither a length nor what a budget can cover",
+                f"'{covers}' is neither a length nor what a budget can cover",
                 f"write {WINDOW}, {LIFETIME}, or a length such as 28d",
             )
         checked(job_text(with_covers(answers, covers), out), out)

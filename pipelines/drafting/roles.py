@@ -90,14 +90,17 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
         raise UsageError(flag, "must not be empty", "name a column")
     if columns is None:
         return None
-    found = [c for c in columns if c.name == name]
-    if len(found) == 1:
-        return found[0]
+    named = [c for c in columns if c.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        problem = f"the file has {len(named)} columns '{name}'"
+        raise UsageError(flag, problem, "rename all but one of them in the file")
     choices = listed(columns, lambda c: True)
     raise UsageError(
         flag,
-        f"the file has {'more than one' if found else 'no'} column '{name}'",
-        f"name one of {choices}" if choices else "name a column of the file once",
+        f"the file has no column '{name}'",
+        f"name one of {choices}" if choices else "write the name as the file's first line has it",
     )
 
 

@@ -51,7 +51,10 @@ _LEAST_PAIRS = 1 << 17
 _FILES, _LINES = "correct or remove these files", "correct or remove these lines"
 #: What the source's own reasons mean, and what helps.
 _AT_SOURCE = {
-    Reason.MALFORMED: ("is not a well-formed line, object or row", _LINES),
+    Reason.MALFORMED: (
+        "is not a well-formed line, object or row",
+        f"{_LINES}; in CSV neither a line break inside quotes nor a NUL byte is read",
+    ),
     Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
     Reason.UNREADABLE_FILE: ("the file is not of the kind that source.kind names", _FILES),

@@ -104,7 +104,7 @@ def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Pict
     kept = _kept(values.astype(np.float64))
     few = len(kept) <= MARKED
     axes.plot(at[kept], values[kept], "-", marker="o" if few else "", ms=3, color=SERIES[0])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.06 * max(1, int(values.max(initial=0))))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     _numbers(axes, across, "keys")

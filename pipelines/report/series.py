@@ -85,6 +85,9 @@ def over_time(name: str, line: Series, bounds: Bounds, words: str, joined: bool 
     """
     figure, axes = axes_of(3.6, 2.2)
     _draw(axes, line, joined or len(line.when) > MARKED)
+    # Windows without a value have room too: panels of one page have the same times.
+    axes.dataLim.update_from_data_x(np.asarray(dates.date2num(line.when)), ignore=False)
+    axes.autoscale_view(scaley=False)
     reach = WIDTH * line.sds
     defined = np.isfinite(line.values) & np.isfinite(reach)
     axes.set_ylim(*limits(line.values[defined], reach[defined], bounds))

@@ -130,7 +130,7 @@ def _set_aside(job: Job, warn: Warn) -> None:
 
     for name, path in set_aside(job)._asdict().items():
         if path is not None:
-            warn(f"The old run's {name.replace('_', ' ')} moved to {path.name}.")
+            warn(f"The old run's {name.replace('_', ' ')} moved to {path}.")
 
 
 class _Asked(NamedTuple):

@@ -36,7 +36,7 @@ def test_what_will_not_do_names_flag_and_fix() -> None:
         (lambda: field_of("size", COLUMNS, "--unit"), "--unit", "names nobody"),
         (lambda: field_of("pushed", COLUMNS, "--key"), "--key", "names nobody"),
         (lambda: field_of("user", COLUMNS, "--unit"), "--unit", "name one of sha, author_id"),
-        (lambda: field_of("twice", COLUMNS, "--key"), "--key", "more than one"),
+        (lambda: field_of("twice", COLUMNS, "--key"), "--key", "2 columns 'twice'. Fix: rename"),
         (lambda: field_of("", None, "--key"), "--key", "must not be empty"),
         (lambda: time_of("size", COLUMNS, micros=True), "--time", "is no time"),
         (lambda: time_of("micros", COLUMNS, micros=False), "--time", "--micros"),

@@ -22,6 +22,7 @@ def released(folder: Path) -> dict[str, bytes]:
 def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     first = ran(job(tmp_path, 60.0))
     old = released(tmp_path / "releases")
+    (tmp_path / "dead_letter" / "releases").mkdir(parents=True, exist_ok=True)
     changed = job(tmp_path, 60.0, contributions="5")
     done = call("run", changed.path, "--fresh", "--quiet", "--json")
     stores.close_all()
@@ -30,7 +31,9 @@ def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     assert run_id != first
     kept = tmp_path / f"releases-{first[:12]}"
     assert released(kept) == old and released(tmp_path / "releases").keys() == old.keys()
-    assert kept.name in done.stderr
+    assert str(kept) in done.stderr
+    dead_letters = tmp_path / "dead_letter" / kept.name
+    assert dead_letters.is_dir() and str(dead_letters) in done.stderr
     assert [charge.run_id for charge in accounts.charges(tmp_path / "ledger.db")] == [first, run_id]
     # Without --fresh it goes on, at no charge; with it again it is a third run.
     assert ran(changed) == run_id

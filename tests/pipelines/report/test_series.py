@@ -83,3 +83,15 @@ def test_points_can_be_pointed_at(count: int, joined: bool) -> None:
     # From left to right, and the greater the higher.
     assert (np.diff(places[:, 0]) > 0).all() and (np.diff(places[:, 1]) < 0).all()
     assert picture.svg.startswith('<svg role="img"') and "Values of a key" in picture.svg
+
+
+def test_panels_of_one_page_have_the_same_times() -> None:
+    late = np.array([NAN, NAN, NAN, 11.0, 12.0])
+    pictures = [
+        over_time("x", Series(days(5), values, np.ones(5)), Bounds(0.0), "words", joined=False)
+        for values in (np.arange(10.0, 15.0), late)
+    ]
+    all_days, last_days = (picture.places for picture in pictures)
+    assert all_days is not None and last_days is not None
+    np.testing.assert_allclose(last_days[:, 0], all_days[3:, 0], atol=0.03)  # widths of labels
+    assert last_days[0, 0] > 0.6
