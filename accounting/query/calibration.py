@@ -253,7 +253,11 @@ def _check_ranges(budget: QueryBudget) -> None:
             )
     chosen = budget.selection
     # Q of 2^30 units, and 27 sds of its noise, fit int64.
-    if chosen is not None and (chosen.threshold >= 1 << 60 or chosen.most >= 1 << 32):
+    if chosen is not None and (
+        chosen.threshold >= 1 << 60
+        or chosen.most >= 1 << 32
+        or chosen.sigma > limits.MAX_REAL_SIGMA
+    ):
         raise UsageError(
             "epsilon", "is too small for any group to be selected", "use a larger epsilon"
         )

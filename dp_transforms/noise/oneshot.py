@@ -102,9 +102,11 @@ class OneShot:
         scale: Float64 | float,
         kernel: Callable[[Ids, Float64], Int64],
     ) -> Int64:
-        scales = np.broadcast_to(np.asarray(scale, np.float64), len(items))
-        if not ((scales >= LEAST_SCALE) & (scales <= MAX_SCALE)).all():
+        given = np.asarray(scale, np.float64)
+        # Also where nothing is drawn: an error must not depend on whether there are items.
+        if not ((given >= LEAST_SCALE) & (given <= MAX_SCALE)).all():
             raise ValueError("a scale is outside the range of one-shot draws")
+        scales = np.broadcast_to(given, len(items))
         out = np.empty(len(items), np.int64)
         for begin in range(0, len(items), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)

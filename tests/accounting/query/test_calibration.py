@@ -3,6 +3,7 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -20,6 +21,7 @@ from dpstream.accounting.query.laplace import threshold
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.tree import rank_factor
+from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 
 PLANS = [
@@ -160,6 +162,22 @@ def test_a_threshold_beyond_integers_is_refused() -> None:
     with pytest.raises(UsageError, match="too small for any group") as caught:
         allocate_query(query(COUNT, epsilon=1e-12, delta=1e-12))
     assert caught.value.field == "epsilon"
+
+
+@pytest.mark.parametrize("columns", [(COUNT,), (UNITS,), ()])
+@pytest.mark.parametrize("epsilon", 10.0 ** np.arange(-12, 0))
+def test_a_budget_has_noise_that_can_be_drawn(
+    columns: tuple[QueryColumn, ...], epsilon: float
+) -> None:
+    """That of the selection as well: else its draw would fail behind the charge."""
+    try:
+        budget = allocate_query(query(*columns, epsilon=epsilon, delta=1e-8))
+    except UsageError as refused:
+        assert refused.field == "epsilon" and epsilon < 1e-6
+        return
+    scales = [part.scale for part in budget.parts]
+    scales += [] if budget.selection is None else [budget.selection.sigma]
+    assert all(LEAST_SCALE <= scale <= MAX_SCALE for scale in scales)
 
 
 def test_expected_errors_of_every_part() -> None:

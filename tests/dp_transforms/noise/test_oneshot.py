@@ -324,6 +324,8 @@ def test_scales_outside_the_range_are_refused(ring: KeyRing) -> None:
         for wrong in (0.0, -1.0, float("nan"), float("inf"), 2.0**41, 2.0**-11):
             with pytest.raises(ValueError, match="range"):
                 drawn(ring, law, np.array([1.0, wrong]), 2)
+            with pytest.raises(ValueError, match="range"):  # whether there are items or not
+                drawn(ring, law, wrong, 0)
 
 
 # --- sabotage ------------------------------------------------------------------------------------

@@ -228,6 +228,24 @@ def test_nothing_is_charged_for_what_cannot_run_or_is_refused(tmp_path: Path) ->
     assert charges(tmp_path) == []
 
 
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-8, 1e-6, 1e-3])
+def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon: float) -> None:
+    """Noise that cannot be drawn is refused before the charge, also where no group has a row."""
+    options = f"epsilon = {epsilon}, delta = 1e-8, max_groups_contributed = 3"
+    item, ended = "page, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n", []
+    data_set(tmp_path)
+    for unit in (1, -1):
+        rest = f"FROM visits WHERE uid = {unit} GROUP BY page"
+        try:
+            asked(tmp_path, dp(item, rest, options))
+            ended.append("answered")
+        except UsageError as refused:
+            ended.append(refused.field)
+    assert ended[0] == ended[1]
+    assert len(charges(tmp_path)) == ended.count("answered")
+    assert (ended[0] == "answered") == (epsilon > 1e-7)
+
+
 def test_a_key_is_needed(tmp_path: Path) -> None:
     path = data_set(tmp_path)
     path.write_text(path.read_text().replace('key_file = "noise.key"', ""))
