@@ -75,10 +75,6 @@ class Ledger(abc.ABC):
         """
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Let go of it."""
-
-    @abc.abstractmethod
     def book(self) -> Book:
         """The checked events as they stand now; not to be changed by the caller."""
 
@@ -124,6 +120,11 @@ class Ledger(abc.ABC):
         """Give an answered request that has none its view, in a transaction."""
 
     # --- what holds for every ledger -------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of it and of its head file."""
+        if self.head_file is not None:
+            self.head_file.close()
 
     def transact(
         self, work: Callable[[], Result], runs: Sequence[str] = (), show: bool = True

@@ -35,6 +35,8 @@ If a head is removed, the next command makes it again of the account as it is, a
 """
 
 import contextlib
+import errno
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +44,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError
 from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import sweep
 from dpstream.state.durable import PRIVATE, put_entry, sync
@@ -106,7 +108,18 @@ class HeadFile:
 
     def __init__(self, path: Path, id_: str, named: str) -> None:
         self.path, self._id, self._named = path, id_, named
+        self._descriptor: int | None = None
+        self._opened: tuple[int, ...] | None = None  # by which process, and which file it was
         self._flushed = 0  # the log's end that this object has seen on disk
+
+    def close(self) -> None:
+        """Close the file, which the next use opens again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = self._opened = None
+
+    def __del__(self) -> None:
+        self.close()
 
     # --- what stands -----------------------------------------------------------------------------
 
@@ -117,7 +130,7 @@ class HeadFile:
             PolicyError: the file is damaged; RunError: it cannot be read.
         """
         with self._reading() as descriptor:
-            return None if descriptor is None else self._slots(descriptor)[0].head
+            return None if descriptor is None else self._slots(descriptor)[0][1].head
 
     def check(self, book: Book, head: Head | None) -> None:
         """Refuse an account that lacks what a head has.
@@ -139,7 +152,8 @@ class HeadFile:
         Raises:
             PolicyError: they are; or the file is damaged.
         """
-        lines = (msgspec.json.decode(t, type=_Tokens) for t in self._log()[1] if _of_tokens(t))
+        texts = [text for text in self._log()[1] if text.startswith('{"event":"tokens"')]
+        lines = (msgspec.json.decode(text, type=_Tokens) for text in texts)
         history = [line.tokens for line in lines if line.run_id == run_id]
         if is_older(tokens, history):
             raise self.behind()
@@ -188,7 +202,7 @@ class HeadFile:
         with self._reading() as descriptor:
             if descriptor is None:
                 return None, []
-            for slot in self._slots(descriptor):
+            for _, slot in self._slots(descriptor):
                 with contextlib.suppress(_TornError):
                     return slot.head, _texts(descriptor, _LOG, slot.end)
         raise self.damaged()
@@ -205,18 +219,21 @@ class HeadFile:
         slot = self._slot(_Slot(end_of(book), _LOG, _LOG + len(log)))
         try:
             sweep(self.path.parent)
-            made = put_entry(self.path, slot + bytes(_SLOT) + log, PRIVATE)
+            made = put_entry(self.path, slot.ljust(_LOG, b"\0") + log, PRIVATE)
             sync(self.path.parent)
         except OSError as error:
             raise self._failed(error) from None
         return made
 
-    def advance(self, read: Callable[[], tuple[Book, Mapping[str, Tokens]]]) -> None:
+    def advance(
+        self, read: Callable[[], tuple[Book, Mapping[str, Tokens]]], cut: int | None = None
+    ) -> None:
         """Bring the file up to the account's end; on disk on return.
 
         Args:
             read: the account as it stands, and the tokens of runs that have new ones; called while
                 no other process advances.
+            cut: the account goes on behind the entry of this number, with all that the head has.
 
         Raises:
             PolicyError: the account lacks what the head has; or the file is damaged.
@@ -224,97 +241,86 @@ class HeadFile:
         """
         with self._reading() as descriptor:
             if descriptor is not None:
-                newest = self._slots(descriptor)[0]
-                book, tokens = read()
-                if not tokens and newest.head == end_of(book) and self._on_disk(descriptor, newest):
-                    return
-        with self._reading(os.O_RDWR) as descriptor:
-            if descriptor is not None:
                 with held_on(descriptor):
-                    self._advance(descriptor, *read())
+                    self._advance(descriptor, *read(), cut)
                 return
         self.create(read()[0])
 
-    def _on_disk(self, descriptor: int, slot: _Slot) -> bool:
-        """Whether a slot and its lines are on disk, where they are brought if they are whole."""
-        if slot.end != self._flushed and _intact(descriptor, slot):
-            os.fdatasync(descriptor)  # whoever wrote them may have been killed before
-            self._flushed = slot.end
-        return slot.end == self._flushed
-
     def _advance(
-        self, descriptor: int, book: Book, tokens: Mapping[str, Tokens], cut: int | None = None
+        self, descriptor: int, book: Book, tokens: Mapping[str, Tokens], cut: int | None
     ) -> None:
-        newest, *older = self._slots(descriptor)
+        (place, last), *older = self._slots(descriptor)
         if cut is None:
-            self.check(book, newest.head)
-        last = newest
-        if newest.end != self._flushed and not _intact(descriptor, newest):
-            if not older or not _intact(descriptor, older[0]):
+            self.check(book, last.head)
+        if last.end != self._flushed and not _intact(descriptor, last):
+            if not older or not _intact(descriptor, older[0][1]):
                 raise self.damaged()
-            last = older[0]  # the newest was written by a machine that then lost its power
+            place, last = older[0]  # the newest was written by a machine that then lost its power
         events = book.events(last.head.seq if cut is None else cut)
-        texts = [*_cut_texts(cut), *(text_of(event) for event in events)]
+        texts = [] if cut is None else [_text(_Cut(cut))]
+        texts += [text_of(event) for event in events]
         texts += [_text(_Tokens(run_id, dict(of))) for run_id, of in tokens.items()]
-        if not texts:
-            return
-        log = _lines(texts)
-        slot = _Slot(end_of(book), last.end, last.end + len(log))
-        _write(descriptor, log, last.end)
-        # Never over the one that the log goes on from.
-        _write(descriptor, self._slot(slot), self._place(descriptor, last))
-        os.fdatasync(descriptor)
-        self._flushed = slot.end
-
-    def recovered(self, book: Book, common: int) -> None:
-        """The account goes on behind entry ``common``, with all that the head has.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
-        with self._reading(os.O_RDWR) as descriptor:
-            if descriptor is None:
-                raise InvariantError("only a head that is there proves something")
-            with held_on(descriptor):
-                self._advance(descriptor, book, {}, common)
+        end = last.end
+        if texts:
+            log = _lines(texts)
+            end += len(log)
+            _write(descriptor, log, last.end)
+            # Never over the one that the log goes on from.
+            _write(descriptor, self._slot(_Slot(end_of(book), last.end, end)), _SLOT - place)
+        if end != self._flushed:  # also of lines whose writer may have been killed before its flush
+            os.fdatasync(descriptor)
+            self._flushed = end
 
     # --- bytes -----------------------------------------------------------------------------------
 
     def _slot(self, slot: _Slot) -> bytes:
-        return sealed_text(_NAME, msgspec.json.encode(slot).decode()).encode().ljust(_SLOT)
+        return sealed_text(_NAME, msgspec.json.encode(slot).decode()).encode() + b"\n"
 
-    def _slots(self, descriptor: int) -> list[_Slot]:
-        """The slots that are whole, the one that counts first.
+    def _slots(self, descriptor: int) -> list[tuple[int, _Slot]]:
+        """Place and content of the slots that are whole, the one that counts first.
 
         Raises:
             PolicyError: there is none.
         """
-        slots = [slot for _, slot in _read_slots(descriptor) if slot.head.id == self._id]
+        data = os.pread(descriptor, _LOG, 0)
+        read = [(at, _slot_of(data[at : at + _SLOT].partition(b"\n")[0])) for at in (0, _SLOT)]
+        slots = [(at, slot) for at, slot in read if slot is not None and slot.head.id == self._id]
         if not slots:
             raise self.damaged()
-        return sorted(slots, key=lambda slot: -slot.end)
-
-    def _place(self, descriptor: int, last: _Slot) -> int:
-        """Where a slot goes that takes not the place of ``last``."""
-        return next((_SLOT - at for at, slot in _read_slots(descriptor) if slot == last), 0)
+        return sorted(slots, key=lambda each: -each[1].end)
 
     @contextlib.contextmanager
-    def _reading(self, flags: int = os.O_RDONLY) -> Iterator[int | None]:
+    def _reading(self) -> Iterator[int | None]:
+        """The open file; ``None``: there is none."""
         try:
-            descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+            yield self._open()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _open(self) -> int | None:
+        """The file that has the path now, opened by this process.
+
+        A lock of a descriptor is one with that of a forked process, and a file that was removed or
+        replaced proves nothing any more.
+        """
+        try:
+            at = os.stat(self.path, follow_symlinks=False)
+            if self._opened != (os.getpid(), at.st_dev, at.st_ino):
+                self.close()
+                how = os.O_NOFOLLOW | os.O_CLOEXEC
+                try:
+                    self._descriptor = os.open(self.path, os.O_RDWR | how)
+                except OSError:  # whoever only looks need not write
+                    self._descriptor = os.open(self.path, os.O_RDONLY | how)
+                at = os.fstat(self._descriptor)
+                self._opened, self._flushed = (os.getpid(), at.st_dev, at.st_ino), 0
         except FileNotFoundError:
-            yield None
-            return
-        except OSError as error:
-            raise self._failed(error) from None
-        try:
-            yield descriptor
-        except OSError as error:
-            raise self._failed(error) from None
-        finally:
-            os.close(descriptor)
+            self.close()
+        return self._descriptor
 
     def _failed(self, error: OSError) -> Exception:
+        if error.errno == errno.EBADF:  # it was opened to be read
+            error = PermissionError(errno.EACCES, "")
         return file_error("ledger.path", "its head file cannot be used", error)
 
 
@@ -327,10 +333,6 @@ class _TornError(Exception):
     """Lines are not what was written."""
 
 
-def _of_tokens(text: str) -> bool:
-    return text.startswith('{"event":"tokens"')
-
-
 def end_of(book: Book) -> Head:
     """The end of an account's chain."""
     return Head(book.created.id, len(book.digests), book.digests[-1])
@@ -338,10 +340,6 @@ def end_of(book: Book) -> Head:
 
 def _text(line: _Tokens | _Cut) -> str:
     return msgspec.json.encode(line).decode()
-
-
-def _cut_texts(cut: int | None) -> list[str]:
-    return [] if cut is None else [_text(_Cut(cut))]
 
 
 def _lines(texts: Iterator[str] | Sequence[str]) -> bytes:
@@ -372,13 +370,12 @@ def _intact(descriptor: int, slot: _Slot) -> bool:
     return True
 
 
-def _read_slots(descriptor: int) -> Iterator[tuple[int, _Slot]]:
-    """Place and content of the slots that are whole."""
-    data = os.pread(descriptor, _LOG, 0)
-    for at in (0, _SLOT):
-        with contextlib.suppress(PolicyError, UnicodeError, msgspec.MsgspecError):
-            text = unsealed_text(_NAME, data[at : at + _SLOT].decode().rstrip(" \0"))
-            yield at, msgspec.json.decode(text, type=_Slot)
+@functools.lru_cache(maxsize=8)
+def _slot_of(line: bytes) -> _Slot | None:
+    """A slot, unless it is not what was written."""
+    with contextlib.suppress(PolicyError, UnicodeError, msgspec.MsgspecError):
+        return msgspec.json.decode(unsealed_text(_NAME, line.decode()), type=_Slot)
+    return None
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:

@@ -84,7 +84,7 @@ def recover(ledger: Ledger) -> Recovered:
     finally:
         ledger.head_file = head_file
     if head is not None and head_file is not None and ledger.digest_at(head.seq) != head.digest:
-        head_file.recovered(ledger.book(), common)
+        head_file.advance(lambda: (ledger.book(), {}), common)
     else:
         ledger.keep_head()
     return done

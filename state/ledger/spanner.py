@@ -101,9 +101,6 @@ class SpannerLedger(Ledger):
             self._db = connect(url)
         self._refreshed()
 
-    def close(self) -> None:
-        """Nothing: the process shares the connection."""
-
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """See the contract."""

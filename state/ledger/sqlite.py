@@ -69,7 +69,8 @@ class SqliteLedger(Ledger):
             raise failed(error, self._path) from None
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and its head file."""
+        super().close()
         self._db.close()
 
     @contextlib.contextmanager

@@ -7,9 +7,10 @@ CPU milliseconds, which other work on the machine disturbs least.  ``decide`` an
 that nothing can be joined.  Queries are of three shapes, equally
 often: one cell, a range in every dimension, everything.  Medians of all of them, the 99th
 percentile, and the median by shape.  ``whole`` is a charge from the request to the committed entry
-of a SQLite ledger (`state.ledger.regions`): CPU milliseconds, and those of the clock with its
-flushes to the disk, beside the clock's of two flushes alone; and the seconds of a snapshot written
-and read.  Then N boxes of 6 dimensions without a common edge, one after
+of a SQLite account (`state.ledger.regions`) and of its head file: CPU milliseconds, and those of
+the clock with its flushes to the disk, beside the clock's of two flushes alone; the CPU
+milliseconds of the same charges of an account without a head file, taken in turn; and the seconds
+of a snapshot written and read.  Then N boxes of 6 dimensions without a common edge, one after
 the other under a cap: most regions at any time, seconds of a charge, and how much more the points
 are charged than they paid; and the same with a public grid of 4 cells a dimension.
 
@@ -17,6 +18,7 @@ The exit code is 1 when a limit is exceeded.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import sys
@@ -36,6 +38,8 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
+from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.open import AccountPlace, open_ledger, open_path
 from dpstream.state.ledger.orders import Order
 from tests import accounts
 from tests.bench.common import emit, machine
@@ -105,21 +109,26 @@ def speed(regions: int, repeats: int) -> dict[str, Any]:
 
 
 def whole(regions: int, repeats: int) -> dict[str, Any]:
-    """Charges in a ledger whose account holds so many regions."""
+    """Charges in two accounts that hold so many regions, one of them with a head file."""
     spent, rng = filled(regions), np.random.default_rng(1)
     table = SessionTable(name="bench", dimensions=spent.space.dimensions)  # type: ignore[arg-type]
-    cpu, clock, flushes = list[float](), list[float](), list[float]()
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = accounts.of_records(Path(folder) / "ledger.db", "bench")
-        account = Payer(ledger, table)
+    cpu: dict[bool, list[float]] = {True: [], False: []}
+    clock, flushes = list[float](), list[float]()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
+        ledgers = {headed: account(Path(folder), headed) for headed in cpu}
+        for ledger in ledgers.values():
+            closing.enter_context(contextlib.closing(ledger))
+        payers = {headed: Payer(ledger, table) for headed, ledger in ledgers.items()}
         for number in range(repeats):
-            account._state = replace(account._state, spent={"epsilon": spent})
             box = query(rng, SHAPES[number % len(SHAPES)], spent.space.sizes)
             order = Order("epsilon", 1_000, "bench", lambda _, box=box: box)  # type: ignore[misc]
-            start, begun = time.thread_time(), time.perf_counter()
-            account.pay(f"request {number}", order)
-            cpu.append(time.thread_time() - start)
-            clock.append(time.perf_counter() - begun)
+            for headed, payer in payers.items():
+                payer._state = replace(payer._state, spent={"epsilon": spent})
+                start, begun = time.thread_time(), time.perf_counter()
+                payer.pay(f"request {number}", order)
+                cpu[headed].append(time.thread_time() - start)
+                if headed:
+                    clock.append(time.perf_counter() - begun)
             begun = time.perf_counter()
             with open(Path(folder) / "flushed", "ab") as out:
                 for _ in range(2):
@@ -128,15 +137,24 @@ def whole(regions: int, repeats: int) -> dict[str, Any]:
                     os.fsync(out.fileno())
             flushes.append(time.perf_counter() - begun)
         start, file = time.thread_time(), Path(folder) / "account.npz"
-        snapshots.write(file, "bench", account._state)
+        snapshots.write(file, "bench", payers[True]._state)
         written = time.thread_time()
-        assert snapshots.read(file, table, ledger) is not None
+        assert snapshots.read(file, table, ledgers[True]) is not None
         taken = time.thread_time() - written
-        ledger.close()
-    ms = {"cpu_ms": cpu, "clock_ms": clock, "two_flushes_ms": flushes}
+    ms = {"cpu_ms": cpu[True], "without_head_ms": cpu[False], "clock_ms": clock,
+          "two_flushes_ms": flushes}  # fmt: skip
     return {"what": "whole", "regions": regions} | {
         name: round(float(np.median(values)) * 1e3, 3) for name, values in ms.items()
     } | {"snapshot_s": round(written - start, 3), "restored_s": round(taken, 3)}  # fmt: skip
+
+
+def account(folder: Path, headed: bool) -> Ledger:
+    """An open account of its own, with or without a head file."""
+    path = folder / str(headed) / "ledger.db"
+    accounts.of_records(path, "bench").close()
+    if not headed:
+        return open_path(path)
+    return open_ledger(AccountPlace(str(path), "bench", accounts.ID))
 
 
 def unaligned(queries: int, cap: int, grid: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The head file: never older than what was shown, whatever is torn, lost or done at once."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -8,14 +9,16 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.events import Created
-from dpstream.state.ledger.head import Chain, HeadFile
+from dpstream.state.ledger.head import Chain, HeadFile, Tokens
 from dpstream.state.ledger.open import AccountPlace, head_file_of, open_ledger
 from tests import accounts
 from tests.faults.filecalls.disk import WRITE, Disk, calls
@@ -213,6 +216,98 @@ def test_several_processes_at_once(place: AccountPlace) -> None:
             children.pop()
     assert seen == sorted(seen)
     assert proven(head_file) == end(place) == (26, end(place)[1])
+
+
+def test_a_file_that_is_replaced_or_removed_while_it_is_open(place: AccountPlace) -> None:
+    """The file that has the name is the head, whatever a process has opened before."""
+    charged(place, 1)
+    head_file = head_of(place)
+    with contextlib.closing(open_ledger(place)) as ledger:
+        ledger.charge(charge(2))
+        copy = head_file.path.with_name("copy")
+        shutil.copy(head_file.path, copy)
+        copy.replace(head_file.path)
+        ledger.charge(charge(3))
+        assert proven(head_file) == end(place)
+        head_file.path.unlink()
+        ledger.charge(charge(4))
+        assert proven(head_file) == end(place)
+        with contextlib.closing(open_ledger(place)) as other:
+            other.charge(charge(5))
+        head_file.path.write_bytes(b"no head")
+        with pytest.raises(PolicyError, match="damaged head file"):
+            ledger.charge(charge(6))
+
+
+def test_a_forked_process_holds_a_lock_of_its_own(place: AccountPlace) -> None:
+    """A descriptor that is open since before the fork would share its lock."""
+    charged(place, 1)
+    steps, write = os.pipe()
+    with contextlib.closing(open_ledger(place)) as ledger:
+        ledger.keep_head()
+        book, head_file = ledger.book(), ledger.head_file
+        assert head_file is not None
+
+        def slow() -> tuple[Book, dict[str, Tokens]]:
+            os.write(write, b"1")
+            time.sleep(0.3)
+            os.write(write, b"2")
+            return book, {}
+
+        def quick() -> tuple[Book, dict[str, Tokens]]:
+            os.write(write, b"3")
+            return book, {}
+
+        pid = os.fork()
+        if not pid:
+            try:
+                head_file.advance(slow)
+            finally:
+                os._exit(0)
+        assert os.read(steps, 1) == b"1"  # the lock is held
+        head_file.advance(quick)
+        os.waitpid(pid, 0)
+        assert os.read(steps, 9) == b"23"
+    os.close(steps)
+    os.close(write)
+
+
+def test_an_open_account_opens_its_head_file_once(
+    place: AccountPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, opening = list[str](), os.open
+
+    def counted(path: str, *how: int, **more: int) -> int:
+        opened.append(str(path))
+        return opening(path, *how, **more)
+
+    charged(place, 1)
+    monkeypatch.setattr(os, "open", counted)
+    with contextlib.closing(open_ledger(place)) as ledger:
+        for run in range(2, 6):
+            ledger.charge(charge(run))
+    assert [Path(path).suffix for path in opened].count(".head") == 1
+    assert proven(head_of(place)) == end(place)
+
+
+def test_a_file_that_may_only_be_read(place: AccountPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it covers is shown; what it lacks is not, and the error says why."""
+    opening = os.open
+
+    def refusing(path: str, flags: int, *how: int, **more: int) -> int:
+        if str(path).endswith(".head") and flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(errno.EACCES, "")
+        return opening(path, flags, *how, **more)
+
+    charged(place, 1)
+    monkeypatch.setattr(os, "open", refusing)
+    with contextlib.closing(open_ledger(place, looking=True)) as ledger:
+        ledger.keep_head()
+    with contextlib.closing(open_ledger(place)) as ledger:
+        with pytest.raises(RunError, match="this user may not use it"):
+            ledger.charge(charge(2))
+        with pytest.raises(RunError, match="this user may not use it"):
+            ledger.keep_head()
 
 
 SCRIPT = """
