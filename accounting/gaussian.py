@@ -15,8 +15,8 @@ reads its delta off them.
 import math
 
 import numpy as np
-import scipy
 
+from dpstream.accounting import special
 from dpstream.accounting.roots import brentq
 
 #: Relative float error allowed for erfcx, exp and their arguments (a few ulps each).
@@ -43,13 +43,13 @@ def delta_of(epsilon: float, mu: float) -> float:
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     if a < -5 or b < -5:
         # delta is within 1e-6 of its largest value; the plain difference is accurate enough.
-        plain = scipy.special.ndtr(-a) - _exp(epsilon) * scipy.special.ndtr(-b)
+        plain = special.ndtr(-a) - _exp(epsilon) * special.ndtr(-b)
         return float(
-            min(1.0, max(plain, at_zero) + _SLACK * (1 + _exp(epsilon) * scipy.special.ndtr(-b)))
+            min(1.0, max(plain, at_zero) + _SLACK * (1 + _exp(epsilon) * special.ndtr(-b)))
         )
     mills_a, mills_b = (
-        float(scipy.special.erfcx(a / math.sqrt(2))),
-        float(scipy.special.erfcx(b / math.sqrt(2))),
+        float(special.erfcx(a / math.sqrt(2))),
+        float(special.erfcx(b / math.sqrt(2))),
     )
     # Rounding of a and b moves R by at most |R'| <= 1 + |x| R times the absolute error.
     shift = _SLACK * (abs(epsilon) / mu + mu) * (2 + abs(a) * mills_a + abs(b) * mills_b)
@@ -66,8 +66,8 @@ def _log_delta(sigma: float, epsilon: float) -> float:
     """ln delta_G(epsilon; 1/sigma) to the float's accuracy; -inf where that is below its error."""
     middle = epsilon * sigma + 1 / (2 * sigma)
     more, less = (
-        scipy.special.log_ndtr(1 / sigma - middle),
-        epsilon + scipy.special.log_ndtr(-middle),
+        special.log_ndtr(1 / sigma - middle),
+        epsilon + special.log_ndtr(-middle),
     )
     if less > more:
         return -math.inf

@@ -34,8 +34,8 @@ unit's b for the same tests, so it stays for one unit, and k units take the sum 
 import math
 
 import numpy as np
-import scipy
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.limits import DECODE_BITS
@@ -56,7 +56,7 @@ def isf(log_tail: float) -> float:
     """
     if not log_tail <= 0:
         raise ValueError("the log of a probability is at most 0")
-    return max(0.0, -float(scipy.special.ndtri_exp(log_tail)) * (1 + _SLACK))
+    return max(0.0, -float(special.ndtri_exp(log_tail)) * (1 + _SLACK))
 
 
 def fixed_point(values: Float64) -> Int64:

@@ -35,9 +35,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import scipy
 
-from dpstream.accounting import limits
+from dpstream.accounting import limits, special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
@@ -184,7 +183,7 @@ def histogram(
     # Rounding adds at most 1/12 to a node's variance; a union bound over the cells.
     rounding = 0.0 if math.isinf(mu) else 1 / 12
     sd = math.sqrt(sigma**2 + rounding) * factor_of(cells, targets)
-    rank_error = sd * float(-scipy.special.ndtri(_MISS / (2 * cells)))
+    rank_error = sd * float(-special.ndtri(_MISS / (2 * cells)))
     return Histogram(name, candidates, cells, targets, col2, sensitivity, share, sigma, rank_error)
 
 

@@ -6,6 +6,7 @@ and the class are shown, because its message may hold data.  Its traceback goes 
 (`state.private_log`), whose name is shown.
 """
 
+import gc
 import json
 import logging
 import os
@@ -131,7 +132,10 @@ def main() -> None:
     threading.excepthook = _tell
     # Files that libraries make, as charts, are written by their owner alone too.
     os.umask(os.umask(0o077) | 0o022)
-    cli(prog_name="dpstream")
+    try:
+        cli(prog_name="dpstream")
+    finally:
+        gc.freeze()  # the interpreter would look through all that is loaded once more
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """``dpstream session``: what is asked, planned, allotted and named."""
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,8 @@ def plan(
     Nothing is spent or written, and no record is read.  Where `ask` would be refused now, the exit
     code is that of the refusal.
     """
+    gc.disable()  # what a plan loads and reads is in use until it ends
+    click.get_current_context().call_on_close(gc.enable)
     from dpstream.pipelines.session import plan as planning
 
     with opened(table, analyst, looking=True) as session:

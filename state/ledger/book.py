@@ -20,6 +20,7 @@ from dpstream.state.ledger.events import (
     Event,
     Limit,
     LimitChanged,
+    Received,
     TableNamed,
     Widened,
 )
@@ -119,12 +120,14 @@ class Book:
         """
         if isinstance(event, Created) != (not self._events):
             raise damaged()
-        if isinstance(event, Created | LimitChanged):
-            self._limits.append(event.limit)
+        if isinstance(event, Received):  # first what accounts have thousands of
+            self.receipts[event.run_id] = event.digest
         elif isinstance(event, Charge):
             self.charges.append(event)
             self.account.add(event)
             self._names[event.name] = _Charged(event, digest)
+        elif isinstance(event, Created | LimitChanged):
+            self._limits.append(event.limit)
         elif isinstance(event, Closed):
             self.closed.update(event.run_ids)
         elif isinstance(event, TableNamed):
@@ -132,8 +135,6 @@ class Book:
         elif isinstance(event, Widened):
             self._narrower.append((event, self.charges))
             self._count(event.charges(self.charges))
-        else:
-            self.receipts[event.run_id] = event.digest
         self._events.append(event)
         self.digests.append(digest)
 

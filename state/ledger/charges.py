@@ -59,13 +59,13 @@ class Charge(
     def __post_init__(self) -> None:
         noise = (self.mu or 0.0, self.rho or 0.0)
         figures = (self.epsilon, *noise, self.delta, self.threshold_delta)
-        if not all(0 <= x < math.inf for x in figures) or self.epoch < 0:
+        if min(figures) < 0 or not math.isfinite(sum(figures)) or self.epoch < 0:
             raise ValueError("a charge is made of finite figures that are not negative")
         if self.mu is not None and self.rho is not None:
             raise ValueError("a charge has a mu or a rho, not both")
         if self.mu is None and self.rho is None and self.threshold_delta:
             raise ValueError("a plain charge has all its delta in delta")
-        if min(1 if n is None else n for n in (self.periods, self.together)) < 1:
+        if 0 in (self.periods, self.together) or min(self.periods or 1, self.together or 1) < 1:
             raise ValueError("a person has at least one unit")
 
     @property

@@ -7,7 +7,7 @@ Whoever opens a ledger adds all rows up and holds the sums against the seal.  Th
 not somebody who can write to the ledger, as everywhere in ``state.seals``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -24,11 +24,12 @@ COLUMNS = {
 }
 _PLACES = {table: place_of(f"ledger {table}") for table in COLUMNS}
 _MODULUS = 2**128
+_ENCODER = msgspec.msgpack.Encoder()
 
 Sums = dict[str, int]
 
 
-def sum_of(table: str, rows: Iterable[Sequence[object]], begin: int = 0) -> int:
+def sum_of(table: str, rows: Iterable[tuple[object, ...]], begin: int = 0) -> int:
     """The sum of rows added to one.
 
     Raises:
@@ -37,14 +38,14 @@ def sum_of(table: str, rows: Iterable[Sequence[object]], begin: int = 0) -> int:
     place, total = _PLACES[table], begin
     try:
         for row in rows:
-            packed = msgspec.msgpack.encode(tuple(row))
+            packed = _ENCODER.encode(row)
             total += int.from_bytes(digest_at(place, 0, packed), "big")
     except UnicodeError:
         raise damaged() from None
     return total % _MODULUS
 
 
-def without(table: str, rows: Iterable[Sequence[object]], begin: int) -> int:
+def without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
     """The sum without rows that were in it."""
     return (begin - sum_of(table, rows)) % _MODULUS
 

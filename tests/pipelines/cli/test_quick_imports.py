@@ -153,8 +153,8 @@ def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Pa
 
 #: A plan of a session neither draws nor reads records, and answers in SQL have another dialect.
 NOT_FOR_SESSION_PLANS = {
-    *("numba", "scipy.special", "apache_beam", "matplotlib", "dpstream.state.store"),
-    *("pyarrow", "flint", "duckdb", "sqlglot.dialects.bigquery"),
+    *("numba", "scipy", "apache_beam", "matplotlib", "dpstream.state.store"),
+    *("pyarrow", "flint", "duckdb", "sqlglot.dialects.bigquery", "sqlglot.generators.duckdb"),
 }
 
 
