@@ -49,11 +49,16 @@ class BrokenError(AssertionError):
 
 @dataclass
 class World:
-    """What the processes of a world have said; ``made``: that the account is there;
-    ``restored``: an older one was put back, so answers may be closed."""
+    """What the processes of a world have said.
+
+    Attributes:
+        made: that the account is there; restored: an older one was put back.
+        closed: shown answers that an older account lacked, for which nobody gets another.
+    """
 
     made: bool = False
     restored: bool = False
+    closed: set[str] = field(default_factory=set)
     charged: set[str] = field(default_factory=set)
     shown: dict[str, bytes] = field(default_factory=dict)
     limit: Fraction = LIMIT
@@ -71,12 +76,21 @@ class World:
         if "limit" in said:
             self.limit = max(self.limit, Fraction(said["limit"]))
 
-    def restore(self, then: dict[str, Any]) -> None:
-        """An older account is put back: what no answer was shown of may be lost with its charge."""
+    def restore(self, then: dict[str, Any], closed: frozenset[str]) -> bool:
+        """An older account is put back: what no answer was shown of may be lost with its charge.
+
+        Args:
+            then: what a reader saw in it; closed: which answers it had lost before.
+
+        Returns: whether it lacks an answer that was shown.
+        """
         self.restored = True
+        lacks = self.shown.keys() - then["receipts"].keys() - closed
+        self.closed |= lacks
         self.charged &= self.shown.keys() | set(then["charges"])
         self.limit = LIMIT
         self.history.append("an older account is put back")
+        return bool(lacks)
 
     def check(self, step: str, seen: dict[str, Any]) -> None:
         """What a reader sees."""
@@ -91,7 +105,7 @@ class World:
         if len(charges) * COST > Fraction(seen["limit"]):
             raise BrokenError(f"{step}: {len(charges)} charges are beyond the limit")
         for run_id, receipt in self.shown.items():
-            if self.restored and run_id not in seen["receipts"]:
+            if run_id in self.closed and run_id not in seen["receipts"]:
                 continue
             if seen["receipts"].get(run_id) != receipt.hex():
                 raise BrokenError(f"{step}: a shown answer is gone or another")
@@ -284,7 +298,7 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
     rng, world = random.Random(seed), World()
     folder, journal = scratch / f"world-{seed}", scratch / f"journal-{seed}"
     folder.mkdir()
-    disk, backups = Disk(folder), list[tuple[bytes, dict[str, Any]]]()
+    disk, backups = Disk(folder), list[tuple[bytes, dict[str, Any], frozenset[str]]]()
 
     def step(name: str, number: int, action: str, at: int) -> tuple[int, dict[str, Any]]:
         journal.unlink(missing_ok=True)
@@ -320,13 +334,13 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
         elif world.made:
             raise BrokenError(f"after step {number}: it cannot be read: {seen}")
         if world.made and rng.random() < 0.2:
-            backups.append(((folder / "account.db").read_bytes(), seen))
+            data = (folder / "account.db").read_bytes()
+            backups.append((data, seen, frozenset(world.closed)))
         if backups and rng.random() < 0.15:
-            data, then = rng.choice(backups)
+            data, then, closed = rng.choice(backups)
             (folder / "account.db").write_bytes(data)
             disk = Disk(folder)
-            world.restore(then)
-            if world.shown.keys() - then["receipts"].keys():
+            if world.restore(then, closed):
                 code, said = step("charge", number, "count", 0)
                 if code != REFUSED or "recover" not in said["refused"]:
                     raise BrokenError(f"after step {number}: an older account is used: {said}")
