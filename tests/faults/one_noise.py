@@ -9,16 +9,20 @@ inputs: the difference of the two answers is the exact difference of the rows.
 import contextlib
 import itertools
 import shutil
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 from dpstream.accounting.arrays import Ids
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.state.ledger.answers import Register
 from dpstream.state.sqlite.store import SqliteStore
+from tests.faults.filecalls.commands import COMMANDS
+from tests.fixed import held_noise
+from tests.pipelines.ask.kinds import KINDS, Kind, lines_of, typed
 
 #: When the copy is made that is put back later: between a question's charge and its receipt, behind
 #: the charge and before the receipt; and of a stream, between two steps.
@@ -27,6 +31,47 @@ HOOKS = {
     "drawn": (Register, "commit"),
     "step": (SqliteStore, "commit_step"),
 }
+
+
+def _more(name: str, like: str) -> Kind:
+    """A command on the rows of a kind."""
+    command = COMMANDS[name]
+    return KINDS[like]._replace(
+        command=command, ask=lambda *options: typed(*command.words, *options)
+    )
+
+
+def _stream(name: str, *lost: str) -> Kind:
+    """A command whose releases come from a stream's store."""
+    command = COMMANDS[name]
+    return KINDS["sql"]._replace(command=command, ask=lambda: typed(*command.words), lost=lost)
+
+
+STREAMS = {"run": _stream("run", "out"), "answer": _stream("answer", "answers")}
+#: Kinds of questions, and commands that draw by other laws than the first of their kind.
+ASKED = KINDS | {
+    "sql, quantiles": _more("sql, quantiles", "sql"),
+    "answer --tables": _more("answer --tables", "workload pure"),
+    "households": _more("tabulate execute, households", "census")._replace(
+        change=lines_of("data/household-records.txt", lambda line: line.startswith("72|"))
+    ),
+}
+
+
+def asked_of(name: str) -> NoReturn:
+    """Ask a question, or run a stream, in the current folder, and exit as a command does."""
+    said = (ASKED | STREAMS)[name].ask()
+    print(said.stdout, end="")
+    print(said.stderr, end="", file=sys.stderr)
+    sys.exit(said.code)
+
+
+@contextlib.contextmanager
+def any_input() -> Iterator[None]:
+    """Sabotage: noise that does not know the numbers that it is added to, nor a stream's input."""
+    one = mock.patch.object(KeyRing, "source_fingerprint", lambda *_: "0" * 32)
+    with held_noise(), one:
+        yield
 
 
 class Attempt(NamedTuple):

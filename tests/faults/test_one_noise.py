@@ -3,44 +3,26 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.faults.filecalls.commands import COMMANDS
-from tests.faults.one_noise import Attempt, copied, put_back, recorded_noise, reused
-from tests.fixed import held_noise
-from tests.pipelines.ask.kinds import KINDS, Kind, lines_of, typed, within
+from tests.faults.one_noise import (
+    ASKED,
+    STREAMS,
+    Attempt,
+    any_input,
+    copied,
+    put_back,
+    recorded_noise,
+    reused,
+)
+from tests.pipelines.ask.kinds import KINDS, Kind, within
 from tests.pipelines.ask.test_question import emptied, world
 from tests.postgresql import postgresql_server
 
-
-def _more(name: str, like: str) -> Kind:
-    """A command on the rows of a kind."""
-    command = COMMANDS[name]
-    return KINDS[like]._replace(
-        command=command, ask=lambda *options: typed(*command.words, *options)
-    )
-
-
-def _stream(name: str, *lost: str) -> Kind:
-    """A command whose releases come from a stream's store."""
-    command = COMMANDS[name]
-    return KINDS["sql"]._replace(command=command, ask=lambda: typed(*command.words), lost=lost)
-
-
-STREAMS = {"run": _stream("run", "out"), "answer": _stream("answer", "answers")}
 #: What is put back: the account from a backup, or all that is not an input.
 BACKUPS = {"account": "account", "store": "state", "clone": "."}
-#: Kinds of questions, and commands that draw by other laws than the first of their kind.
-ASKED = KINDS | {
-    "sql, quantiles": _more("sql, quantiles", "sql"),
-    "answer --tables": _more("answer --tables", "workload pure"),
-    "households": _more("tabulate execute, households", "census")._replace(
-        change=lines_of("data/household-records.txt", lambda line: line.startswith("72|"))
-    ),
-}
 FAST = [("frame", "drawn", "account"), ("session", "charged", "clone")]
 ALL = [(k, w, what) for k in ASKED for w in ("charged", "drawn") for what in ("account", "clone")]
 CASES = [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for case in ALL]
@@ -82,7 +64,7 @@ def test_no_noise_meets_two_inputs(name: str, window: str, what: str, tmp_path: 
     "name", [pytest.param(n, marks=[] if n == "frame" else pytest.mark.slow) for n in ASKED]
 )
 def test_noise_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
-    with held_noise():
+    with any_input():
         found = reused(attempts(ASKED[name], "drawn", "account", tmp_path))
     assert ("same", "neighbour") in {pair[:2] for pair in found}
 
@@ -105,7 +87,7 @@ def test_a_stream_draws_nothing_for_other_rows(name: str, what: str, tmp_path: P
 
 @pytest.mark.parametrize("name", ["run", pytest.param("answer", marks=pytest.mark.slow)])
 def test_a_stream_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
-    with mock.patch.object(KeyRing, "source_fingerprint", lambda *_: "0" * 32):
+    with any_input():
         found = reused(attempts(STREAMS[name], "step", "clone", tmp_path))
     assert ("same", "neighbour") in {pair[:2] for pair in found}
 
@@ -149,6 +131,6 @@ def test_rows_of_a_database_that_change(window: str, database: Kind, tmp_path: P
 
 @pytest.mark.slow
 def test_noise_that_does_not_know_a_database_is_seen(database: Kind, tmp_path: Path) -> None:
-    with held_noise():
+    with any_input():
         found = reused(attempts(database, "drawn", "account", tmp_path))
     assert ("same", "neighbour") in {pair[:2] for pair in found}

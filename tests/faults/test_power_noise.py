@@ -12,18 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.filecalls.commands import COMMANDS
 from tests.faults.filecalls.disk import Call, Disk, calls
-from tests.faults.filecalls.server import Server
+from tests.faults.filecalls.server import Ended, Server
 from tests.faults.filecalls.sweep import LOSSES, PLACE
-from tests.faults.one_noise import Attempt, reused
-from tests.pipelines.ask.kinds import USERS, within
+from tests.faults.one_noise import ASKED, STREAMS, Attempt, reused
+from tests.pipelines.ask.kinds import within
 
-#: Commands on rows of a text file, which a person can change.
-ASKED = ("sql", "sql, quantiles", "choose", "answer --pure", "answer --tables", "run", "answer")
 FAST = {"sql": 3}
 SLOW_CALLS = 12
-STREAMS = ("run", "answer")
 _BLOCK = 16
 
 
@@ -36,18 +32,22 @@ def drawn(path: Path) -> frozenset[bytes]:
 
 def attempts(server: Server, name: str, folder: Path, held: bool, number: int) -> list[Attempt]:
     """The undisturbed command, and the same on other rows after losses of power."""
-    command, case, before = COMMANDS[name], folder / PLACE, folder / "before"
+    kind, case, before = (ASKED | STREAMS)[name], folder / PLACE, folder / "before"
     journal, noise, fixed = folder / "journal", folder / "noise", name not in STREAMS
-    command.prepare(server, case)
+
+    def asked(into: Path | None = None) -> Ended:
+        return server.run((), case, journal=into, noise=noise, held=held, fixed=fixed, kind=name)
+
+    kind.command.prepare(server, case)
     shutil.copytree(case, before, symlinks=True)
-    ended = server.run(command.words, case, journal=journal, noise=noise, held=held, fixed=fixed)
+    ended = asked(journal)
     assert ended.code == 0, ended.stderr
     out, recorded, rng = [Attempt("same", drawn(noise))], list(calls(journal)), random.Random(name)
     for at in sorted(rng.sample(range(1, len(recorded) + 1), min(number, len(recorded)))):
         lose_power(before, recorded[:at], rng, case)
         with within(case):
-            USERS("neighbour")
-        ended = server.run(command.words, case, noise=noise, held=held, fixed=fixed)
+            kind.change("neighbour")
+        ended = asked()
         assert ended.code in (0, 3, 4), ended.stderr
         out.append(Attempt(f"after call {at}", drawn(noise)))
     return out
@@ -63,9 +63,13 @@ def lose_power(before: Path, recorded: list[Call], rng: random.Random, case: Pat
     disk.write(case, rng.choice(LOSSES), rng.randrange(1 << 30))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in ASKED]
+EACH = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in ASKED | STREAMS],
 )
+
+
+@EACH
 def test_no_noise_meets_two_inputs_after_a_loss_of_power(
     name: str, server: Server, tmp_path: Path
 ) -> None:
@@ -74,9 +78,9 @@ def test_no_noise_meets_two_inputs_after_a_loss_of_power(
     assert [reused([first, other]) for other in others if reused([first, other])] == []
 
 
-@pytest.mark.parametrize("name", ["sql", pytest.param("choose", marks=pytest.mark.slow)])
+@EACH
 def test_noise_that_does_not_know_its_input_is_seen(
     name: str, server: Server, tmp_path: Path
 ) -> None:
-    first, *others = attempts(server, name, tmp_path, True, 4)
+    first, *others = attempts(server, name, tmp_path, True, FAST.get(name, SLOW_CALLS))
     assert any(reused([first, other]) for other in others)

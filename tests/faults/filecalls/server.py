@@ -85,6 +85,7 @@ class Server:
         noise: Path | None = None,
         held: bool = False,
         fixed: bool = True,
+        kind: str | None = None,
     ) -> Ended:
         """Run ``dpstream ARGS`` in a folder; at the call number ``at`` the action happens.
 
@@ -95,7 +96,10 @@ class Server:
             journal: where calls are recorded; outside the folder.
             noise: where the blocks of noise that it draws are written, one after the other.
             fixed: run ids are those of an undisturbed run; else they are drawn.
-            held: sabotage: its noise does not know the exact numbers that it is added to.
+            held: sabotage: its noise does not know the exact numbers that it is added to, nor a
+                stream's the input.
+            kind: instead of a command, ask the question of this name (`one_noise.ASKED`), which may
+                be a function of a program.
         """
         out = folder.parent / f"{folder.name}.printed"
         order = {
@@ -103,7 +107,7 @@ class Server:
             "code": getattr(errno, action, 0), "sticky": sticky,
             "journal": None if journal is None else str(journal), "out": str(out),
             "noise": None if noise is None else str(noise), "held": held,
-            "fixed": fixed,
+            "fixed": fixed, "kind": kind,
         }  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -154,8 +158,8 @@ def _run_ids() -> None:
 
 def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
     from dpstream.pipelines.cli.main import main
-    from tests.faults.one_noise import recorded_noise
-    from tests.fixed import fixed_date, held_noise
+    from tests.faults.one_noise import any_input, asked_of, recorded_noise
+    from tests.fixed import fixed_date
 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
@@ -176,10 +180,12 @@ def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(fixed_date())
         if order["held"]:
-            stack.enter_context(held_noise())
+            stack.enter_context(any_input())
         if order["noise"] is not None:
             drawn = stack.enter_context(recorded_noise())
             stack.callback(lambda: Path(order["noise"]).write_bytes(b"".join(sorted(drawn))))
+        if order["kind"] is not None:
+            asked_of(order["kind"])
         main()
 
 
