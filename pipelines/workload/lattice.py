@@ -26,7 +26,6 @@ import scipy.linalg
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
-from dpstream.accounting.strategies.cells import pure
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.dp_transforms.noise.inputs import InputDigest
@@ -112,17 +111,11 @@ def planned_purely(
     bits = bits_of(len(workload.sizes))
     name, strategy, cached = solved_purely(workload, bits, folder)
     chosen = lattice_of(strategy, epsilon, contributions)
-    errors, absent = dict[str, float](), dict[str, str]()
-    for kind, other in pure.by_kind(workload).items():
-        if kind == name:
-            continue
-        try:
-            errors[kind] = _rmse(lattice_of(other.lattice(bits), epsilon, contributions), workload)
-        except PolicyError as refused:
-            absent[kind] = refused.rule
     best = solved(workload, folder)[0]
     floor = sd_of(contributions / epsilon) * math.sqrt(best.floor / workload.weight)
-    rmse = _rmse(chosen, workload)
+    # One row's noise has sd ``sd``; least squares adds the strategy's own factor.
+    trace = chosen.strategy.floats().gram.trace(workload)
+    rmse = math.sqrt(trace / workload.weight) * chosen.sd
     spreads = chosen.strategy.floats().gram.spreads(workload)
     guarantee = Guarantee(None, epsilon, 0.0, contributions)
     return {
@@ -139,18 +132,10 @@ def planned_purely(
         "certificate": [len(array) for array in best.certificate],
         "stored": None,
         "cached": cached,
-        "strategies": errors,
-        "absent": absent,
         "answered_by": "lattice",
         "refused": None,
         "warnings": guarantee.warnings,
     }
-
-
-def _rmse(lattice: Lattice, workload: Workload) -> float:
-    """Of a query; one row's noise has sd ``sd``, least squares adds the strategy's own factor."""
-    trace = lattice.strategy.floats().gram.trace(workload)
-    return math.sqrt(trace / workload.weight) * lattice.sd
 
 
 def published(lattice: Lattice, cells: Int64, keys: KeyRing, run_name: tuple[bytes, ...]) -> Int64:

@@ -1,4 +1,4 @@
-"""Pictures of a plan: error of every query, by strategy, against the floor; and the strategy."""
+"""Pictures of a plan: error of every query against the floor; and the strategy."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.mixing import matrices
-from dpstream.accounting.strategies.cells.named import named
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
@@ -22,7 +21,6 @@ from dpstream.state.disk_errors import file_error
 mpl.use("Agg")
 #: Points of a curve.
 _POINTS = 512
-_NAMES = ("identity", "workload", "haar", "hierarchical", "eigen")
 
 
 #: What the floor is a floor of, and what an error is, by objective.
@@ -33,8 +31,8 @@ _FLOORS = {
 }
 
 
-def curves(planned: Planned) -> dict[str, Float64]:
-    """Sorted errors of all queries at mu = 1, by strategy: what the objective is about.
+def curve(planned: Planned) -> Float64:
+    """Sorted errors of all queries at mu = 1: what the objective is about.
 
     Standard errors; for ``relative`` over the query's norm, for ``worst`` times the root of its
     weight.
@@ -42,34 +40,27 @@ def curves(planned: Planned) -> dict[str, Float64]:
     Raises:
         UsageError: more queries than are computed one by one.
     """
-    found, workload, objective = {}, planned.workload, planned.plan.objective
+    workload, objective = planned.workload, planned.plan.objective
     asked = workload.relative() if objective == "relative" else workload
     pairs = zip(workload.products, asked.products, strict=True)
     factors = [
         own.weight if objective == "worst" else scaled.weight / own.weight for own, scaled in pairs
     ]
-    for name in (planned.plan.strategy.name, *_NAMES):
-        if name in found or (name in _NAMES and name not in planned.compared.errors):
-            continue
-        chosen = planned.plan.strategy
-        strategy = chosen if name == chosen.name else named(asked, name)
-        listed = errors(asked, strategy)
-        each = [math.sqrt(f) * sds for f, sds in zip(factors, listed, strict=True)]
-        found[name] = np.sort(np.concatenate(each))
-    return found
+    listed = errors(asked, planned.plan.strategy)
+    each = [math.sqrt(f) * sds for f, sds in zip(factors, listed, strict=True)]
+    return np.sort(np.concatenate(each))
 
 
 def draw(planned: Planned, guarantee: Guarantee) -> Figure:
     """The figure of errors."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    own = planned.plan.strategy.name
-    for name, values in curves(planned).items():
-        at = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
-        axes.plot(
-            (at + 0.5) / len(values), values[at] * guarantee.scale, label=name,
-            linewidth=2.4 if name == own else 1.2, zorder=3 if name == own else 2,
-        )  # fmt: skip
+    values = curve(planned)
+    at = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
+    axes.plot(
+        (at + 0.5) / len(values), values[at] * guarantee.scale,
+        label=planned.plan.strategy.name, linewidth=2.4,
+    )  # fmt: skip
     floor = planned.per_query(planned.plan.floor) * guarantee.scale
     words, unit = _FLOORS[planned.plan.objective]
     axes.axhline(floor, color="#4a4a4a", linestyle="--", label=words, zorder=1)

@@ -1,7 +1,5 @@
 """What a workload's answers would cost: errors, floors and gaps, before any data is there."""
 
-import contextlib
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +12,11 @@ from dpstream.accounting.figures import exact, human, up
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MIN_DELTA
 from dpstream.accounting.strategies.cells.auto import Plan
-from dpstream.accounting.strategies.cells.named import Comparison, comparison
 from dpstream.accounting.strategies.cells.strategy import MAX_LISTED, CellStrategy, Spread
 from dpstream.accounting.strength import weaknesses, weaknesses_of_mu
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.cache import solved
 from dpstream.pipelines.workload.ways import HALF_WIDTH, MAX_ANSWERS, way_of
-from dpstream.state.durable import PRIVATE, replacing
 
 
 class Guarantee(NamedTuple):
@@ -85,14 +81,12 @@ class Planned(NamedTuple):
 
     Attributes:
         plan: the strategy and its proof; place: its file; cached: whether it was there before.
-        compared: weighted mean of squared errors (or the largest) of other strategies, at mu = 1.
     """
 
     workload: Workload
     plan: Plan
     place: Path
     cached: bool
-    compared: Comparison
 
     def per_query(self, variance: float) -> float:
         """Standard error of a query, of a total or of the largest, at mu = 1."""
@@ -107,32 +101,12 @@ class Planned(NamedTuple):
 def planned(
     workload: Workload, folder: Path, objective: str = "total", strategy: str = "auto"
 ) -> Planned:
-    """Solve a workload, or read what was solved, and compare it with what is known.
+    """Solve a workload, or read what was solved.
 
     Raises:
         DpstreamError: see `cache.solved`.
     """
-    plan, place, cached = solved(workload, folder, objective, strategy)
-    asked = workload.relative() if objective == "relative" else workload
-    beside = place.with_suffix(".json")
-    compared = _read(beside) if cached else None
-    if compared is None:
-        compared = comparison(asked, objective == "worst")
-        if place.exists():
-            with contextlib.suppress(OSError), replacing(beside, PRIVATE) as draft:
-                draft.write_text(json.dumps(compared._asdict()))
-    return Planned(workload, plan, place, cached, compared)
-
-
-def _read(path: Path) -> Comparison | None:
-    """What was compared before."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-        stored = json.loads(path.read_bytes())
-        return Comparison(
-            {str(name): float(error) for name, error in stored["errors"].items()},
-            {str(name): str(reason) for name, reason in stored["absent"].items()},
-        )
-    return None
+    return Planned(workload, *solved(workload, folder, objective, strategy))
 
 
 def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:
@@ -152,7 +126,6 @@ def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:
 def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
     """What is shown of a plan: public figures by name."""
     workload, plan, scale = planned.workload, planned.plan, guarantee.scale
-    compared = planned.compared
     return {
         **queries_of(workload, plan.strategy.spreads(workload), scale, HALF_WIDTH),
         "structure": workload.structure,
@@ -167,10 +140,6 @@ def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
         "certificate": [len(array) for array in plan.certificate],
         "stored": str(planned.place) if planned.place.exists() else None,
         "cached": planned.cached,
-        "strategies": {
-            name: planned.per_query(error) * scale for name, error in compared.errors.items()
-        },
-        "absent": compared.absent,
         **answered_by(workload, plan.strategy),
         "warnings": guarantee.warnings,
     }
@@ -245,14 +214,6 @@ def words(result: dict[str, Any], most: int = 12) -> str:
     if result["stored"] is not None:
         proof = "closed form" if not result["certificate"] else "weights that prove the floor"
         lines.append(f"Certificate {proof}, with the strategy in {result['stored']}")
-    rated = sorted([*result["strategies"].items(), (result["strategy"] + " *", result["rmse"])],
-                   key=lambda one: one[1])  # fmt: skip
-    lines += ["", f"{'Strategy':<14}{'error':>12}{'over the floor':>16}"]
-    for name, error in rated:
-        over = error / result["floor"]
-        ratio = f"{over:.4f}" if over < 10**6 else f"{over:.3g}"
-        lines.append(f"{name:<14}{error:>12.6g}{ratio:>16}")
-    lines += [f"{name:<14}{'absent':>12}  {reason}" for name, reason in result["absent"].items()]
     lines += ["", f"{'Queries':<40}{'number':>10}{'RMSE':>12}{'least':>12}{'most':>12}"]
     for product in result["products"][:most]:
         asked = " x ".join(f"{a}: {k}" for a, k in product["attributes"].items()) or "total"

@@ -139,14 +139,6 @@ def _best(part: Workload, bits: int | None) -> PureStrategy:
     return min(found, key=error)
 
 
-def by_kind(workload: Workload) -> dict[str, PureStrategy]:
-    """Strategies that depend on the domain alone, one kind on all axes: to compare with."""
-    return {
-        name: PureStrategy(name, tuple(make(size) for size in workload.sizes))
-        for name, make in _FIXED.items()
-    }
-
-
 def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
     """(n + rows, n) the p-identity that L-BFGS finds from a fixed start.
 

@@ -14,7 +14,7 @@ so that domains of 10^100 cells stay in range.
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -296,16 +296,3 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
     kept = [k for k, y in enumerate(best[1]) if y > 0 and spaces.dims[k] > 0]
     gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), best[1][kept])
     return WorstTable(CellStrategy("residual", gram), best[0], floor, certificate)
-
-
-def tables(workload: Workload, chosen: Sequence[tuple[int, ...]], name: str) -> CellStrategy:
-    """The strategy that asks some tables of counts as they are, all alike."""
-    _check_number(1 << max(map(len, chosen), default=0))
-    found: dict[tuple[int, ...], float] = {}
-    for table in chosen:
-        cells = math.prod(float(workload.sizes[axis]) for axis in table)
-        for count in range(len(table) + 1):
-            for key in itertools.combinations(table, count):
-                found[key] = found.get(key, 0.0) + 1 / cells
-    kept = {key: y for key, y in found.items() if all(workload.sizes[axis] > 1 for axis in key)}
-    return CellStrategy(name, Residual(workload.sizes, tuple(kept), np.array(list(kept.values()))))

@@ -22,7 +22,7 @@ from dpstream.accounting.strategies.cells.eigen import (
     eigen,
     spectrum,
 )
-from dpstream.accounting.strategies.cells.fixed import gaussian_error, wavelet
+from dpstream.accounting.strategies.cells.fixed import wavelet
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.weighting import (
@@ -36,6 +36,7 @@ from dpstream.accounting.workloads.workload import Workload, of_matrix
 from dpstream.pipelines.workload.picture import strategy_matrices
 from tests.accounting.strategies.cells.shapes import EXAMPLE4
 from tests.bench.paper import linear_shapes as shapes
+from tests.bench.paper.cell_baselines import gaussian_error
 from tests.bench.paper.fewer_weights import Sines, principal, separation
 from tests.bench.paper.linear_shapes import Asked, Table
 

@@ -13,17 +13,13 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron, dense_gram
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
+from tests.bench.paper.cell_baselines import BY_NAME
 
 RANGE_RIVALS, TABLE_RIVALS = ("haar", "hierarchical"), ("fourier", "datacube")
-_MAKERS = {
-    "identity": fixed.identity, "workload": fixed.itself, "haar": fixed.haar,
-    "hierarchical": fixed.hierarchical, "fourier": fixed.fourier, "datacube": fixed.datacube,
-}  # fmt: skip
 #: Random queries of a workload.
 QUERIES = 1000
 
@@ -51,8 +47,8 @@ class Asked(NamedTuple):
     def rival(self, name: str) -> CellStrategy:
         """A strategy that is known beforehand, over the attributes."""
         if self.grid is None:
-            return _MAKERS[name](self.workload)
-        made = _MAKERS[name](self.grid)
+            return BY_NAME[name](self.workload)
+        made = BY_NAME[name](self.grid)
         if not isinstance(made.gram, Kron):
             return made
         return CellStrategy(made.name, dense_gram(kron([f.dense() for f in made.gram.factors])))

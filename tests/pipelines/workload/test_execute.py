@@ -14,7 +14,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.fixed import haar, identity
+from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.dp_transforms.noise import mixing as noise
 from dpstream.pipelines.workload import execute as module
 from dpstream.pipelines.workload.estimate import Estimate
@@ -22,6 +22,7 @@ from dpstream.pipelines.workload.execute import Done, Order, execute
 from dpstream.pipelines.workload.release import read_release
 from dpstream.state import open as stores
 from tests import accounts
+from tests.bench.paper.cell_baselines import haar
 from tests.pipelines.workload.survey import JOB, exact, survey, workload
 
 STRATEGY = auto(workload()).strategy

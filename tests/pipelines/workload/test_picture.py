@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.workload import planning
-from dpstream.pipelines.workload.picture import curves, draw, draw_matrices, save, strategy_matrices
+from dpstream.pipelines.workload.picture import curve, draw, draw_matrices, save, strategy_matrices
 from dpstream.pipelines.workload.planning import guarantee_of, planned
 from tests.pipelines.workload.survey import workload
 
@@ -16,10 +16,8 @@ GUARANTEE = guarantee_of(None, None, 2.0, 1)
 
 def test_errors_of_all_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = planned(workload(), tmp_path)
-    by_name = curves(found)
-    assert {"identity", "haar", found.plan.strategy.name} <= set(by_name)
-    assert all(len(c) == found.workload.queries and (np.diff(c) >= 0).all()
-               for c in by_name.values())  # fmt: skip
+    errors = curve(found)
+    assert len(errors) == found.workload.queries and (np.diff(errors) >= 0).all()
     [axes] = draw(found, GUARANTEE).axes
     floor = next(line for line in axes.lines if "floor" in str(line.get_label()))
     drawn = found.per_query(found.plan.floor) / 2
@@ -32,24 +30,20 @@ def test_errors_of_all_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         save(found, GUARANTEE, tmp_path / "none" / "a.png")
     monkeypatch.setattr(planning, "MAX_LISTED", 1)
     with pytest.raises(UsageError):
-        curves(found)
+        curve(found)
 
 
-def test_curves_are_of_what_the_objective_is_about(tmp_path: Path) -> None:
+def test_the_curve_is_of_what_the_objective_is_about(tmp_path: Path) -> None:
     """So that the floor in the picture is a floor of what is drawn."""
     asked = workload(
         [{"factors": {"age": "prefix"}}, {"weight": 9, "factors": {"sex": "identity"}}]
     )
     worst = planned(asked, tmp_path, "worst")
-    largest = {name: values[-1] for name, values in curves(worst).items()}
-    own = largest[worst.plan.strategy.name]
-    assert own == pytest.approx(worst.plan.error**0.5, rel=1e-6)
-    assert largest["identity"] == pytest.approx(worst.compared.errors["identity"] ** 0.5)
+    assert curve(worst)[-1] == pytest.approx(worst.plan.error**0.5, rel=1e-6)
+    cells = planned(asked, tmp_path, "relative", "identity")
+    # A cell's variance is 1, a query's its norm.
+    assert curve(cells) == pytest.approx(np.ones(asked.queries))
     relative = planned(asked, tmp_path, "relative")
-    each = curves(relative)["identity"]
-    assert each == pytest.approx(
-        np.ones(asked.queries)
-    )  # a cell's variance is 1, a query's its norm
     label = draw(relative, GUARANTEE).axes[0].get_ylabel()
     assert "norm" in label and "weighted" in draw(worst, GUARANTEE).axes[0].get_ylabel()
 

@@ -5,13 +5,14 @@ from unittest import mock
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.auto import auto
+from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, over
 from dpstream.pipelines.workload import ways
 from dpstream.pipelines.workload.ways import way_of
+from tests.bench.paper.cell_baselines import haar
 
 
 def tables(size: int, attributes: int, kind: str = "range") -> Workload:
@@ -42,6 +43,6 @@ def test_what_cannot_be_answered_is_refused() -> None:
     with mock.patch.object(ways, "MAX_PUBLISHED", 3), pytest.raises(PolicyError):
         way_of(large, residual(large)[0])
     with pytest.raises(PolicyError):
-        way_of(over([9000, 2], ["identity"] * 2), fixed.identity(large))
+        way_of(over([9000, 2], ["identity"] * 2), identity(large))
     with pytest.raises(PolicyError):  # a product answers nothing of 10^20 cells
-        way_of(tables(10, 20), fixed.haar(tables(10, 20)))
+        way_of(tables(10, 20), haar(tables(10, 20)))

@@ -7,7 +7,6 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells import auto as module
 from dpstream.accounting.strategies.cells.auto import LARGE, auto
-from dpstream.accounting.strategies.cells.named import comparison
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import floor_of
 from dpstream.accounting.strategies.cells.residual import residual
@@ -16,14 +15,11 @@ from tests.accounting.strategies.cells.shapes import attributes, floor, rows, sm
 
 
 @pytest.mark.parametrize("name", small())
-def test_auto_is_the_best_of_all_and_says_how_far_from_the_floor(name) -> None:
+def test_auto_says_how_far_it_is_from_the_floor(name) -> None:
     workload = small()[name]
     plan = auto(workload)
     assert plan.gap <= 1e-3 and plan.note == ""
     assert plan.strategy.error(workload) == pytest.approx(plan.error, rel=1e-6)
-    errors = comparison(workload).errors
-    assert len(errors) >= 6 and plan.error <= min(errors.values()) * (1 + 1e-3)
-    assert min(errors.values()) >= plan.floor * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", small())
@@ -67,7 +63,6 @@ def test_cells_themselves_and_tables_of_large_domains() -> None:
     assert plan.strategy.error(cells) == pytest.approx(27e6)
     table = over([100, 60_000], ["identity", "total"])
     assert auto(table).error == pytest.approx(100) and auto(table).gap == 0
-    assert min(comparison(table).errors.values()) == pytest.approx(100)
 
 
 def test_many_ranges_of_many_attributes() -> None:

@@ -5,7 +5,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
 from dpstream.accounting.strategies.cells.mixing import matrices
 from dpstream.accounting.strategies.cells.optimum import optimum
@@ -14,14 +13,10 @@ from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.worst import worst
 from dpstream.accounting.workloads.workload import of_matrix, over
 from tests.accounting.strategies.cells.shapes import rows, small
+from tests.bench.paper import cell_baselines as baselines
 
 STRATEGIES = {
-    "identity": fixed.identity,
-    "workload": fixed.itself,
-    "haar": fixed.haar,
-    "hierarchical": fixed.hierarchical,
-    "fourier": fixed.fourier,
-    "datacube": fixed.datacube,
+    **baselines.BY_NAME,
     "eigen": lambda w: eigen(spectrum(w)),
     "root": lambda w: root(spectrum(w)),
     "optimum": lambda w: optimum(w).strategy,
@@ -84,7 +79,7 @@ def test_trees_do_depend_on_the_order() -> None:
     """The check above can fail."""
     matrix = over([16], ["range"]).products[0].factors[0].dense()
     order = np.random.default_rng(4).permutation(16)
-    errors = [fixed.haar(w).error(w) for w in (of_matrix(matrix), of_matrix(matrix[:, order]))]
+    errors = [baselines.haar(w).error(w) for w in (of_matrix(matrix), of_matrix(matrix[:, order]))]
     assert errors[1] > 1.2 * errors[0]
 
 

@@ -11,7 +11,6 @@ from dpstream.accounting.strategies.cells.residual import (
     Residual,
     residual,
     spaces_of,
-    tables,
     worst_table,
 )
 from dpstream.accounting.workloads.factors import interval
@@ -23,6 +22,7 @@ from tests.accounting.strategies.cells.shapes import (
     singular_bound,
     small,
 )
+from tests.bench.paper.cell_baselines import tables
 
 SMALL = marginals(attributes(3, 4, 1, 2), [1, 2, 3])
 
