@@ -6,24 +6,20 @@ launcher's disk is refused.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
-from dpstream.pipelines.runners.settings import refuse_at_least_once
+from dpstream.pipelines.operate import dataflow
 from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state.ledger.open import file_of
-from dpstream.state.private_log import unexpected
 
-RUNNER = "DataflowRunner"
 _FILES = ("parquet", "csv", "jsonl")
 
 
@@ -59,25 +55,6 @@ def check_remote(job: Job) -> None:
         )
 
 
-def flags(job: Job, given: Sequence[str]) -> list[str]:
-    """Beam's flags for Dataflow: those given, and what the flow rests on.
-
-    Raises:
-        UsageError: a flag that breaks exactly-once processing, or another runner.
-    """
-    asked = PipelineOptions(list(given))
-    refuse_at_least_once(asked)
-    options = asked.get_all_options()
-    if options["runner"] not in (None, RUNNER):
-        raise UsageError("--runner", f"must be {RUNNER} here", "leave it out")
-    added = [f"--runner={RUNNER}"] if options["runner"] is None else []
-    if job.source.unbounded and not options["streaming"]:
-        added.append("--streaming")
-    if options["sdk_container_image"] and options["sdk_location"] == "default":
-        added.append("--sdk_location=container")  # the image has the SDK: nothing is staged
-    return [*given, *added]
-
-
 def fetch(path: str, folder: Path) -> Path:
     """A job file from any of Beam's file systems (``gs://...``) as a local one.
 
@@ -100,50 +77,37 @@ def fetch(path: str, folder: Path) -> Path:
 
 def launch(job: Job, runner: str, beam_args: Sequence[str]) -> Result:
     """Begin the run, hand the pipeline over, and come back."""
-    without = [flag for flag in beam_args if not flag.startswith("--runner=")]
-    return run_job(job, runner, without, detach=True)
+    return run_job(job, runner, dataflow.without_runner(beam_args), detach=True)
 
 
 def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
     """What would be started: public names and options only."""
-    options = PipelineOptions(list(beam_args)).get_all_options(drop_default=True)
     return {
         "plan_hash": job.plan.hash,
         "source": job.plan.source,
         "store": job.state.store,
         "shards": job.state.shards,
-        "options": {name: value for name, value in sorted(options.items()) if value is not None},
+        "options": dataflow.options_of(beam_args),
     }
 
 
 def parser() -> argparse.ArgumentParser:
     """Parameters of the template; all others are Beam's."""
-    found = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    found.add_argument("--job_file", required=True, help="the job's TOML, local or gs://")
-    found.add_argument(
-        "--dry_run", nargs="?", const="true", default="false", choices=("true", "false"),
-        help="print the options, start nothing",
-    )  # fmt: skip
-    return found
+    return dataflow.parser(__doc__.splitlines()[0], job_file="the job's TOML, local or gs://")
+
+
+def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+    """Start the job, or say what would be started."""
+    with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
+        job = load_job(fetch(own.job_file, Path(folder)))
+        check_remote(job)
+        whole = dataflow.flags(beam_args, job.source.unbounded)
+        if own.dry_run == "true":
+            return describe(job, whole)
+        result = launch(job, dataflow.RUNNER, whole)
+        return {"run_id": result.run_id, "plan_hash": result.plan_hash}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The launcher's command line; exit codes as of ``dpstream``."""
-    own, beam_args = parser().parse_known_args(argv)
-    try:
-        with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
-            job = load_job(fetch(own.job_file, Path(folder)))
-            check_remote(job)
-            whole = flags(job, beam_args)
-            if own.dry_run == "true":
-                print(json.dumps(describe(job, whole)))
-                return 0
-            result = launch(job, RUNNER, whole)
-            print(json.dumps({"run_id": result.run_id, "plan_hash": result.plan_hash}))
-            return 0
-    except DpstreamError as error:
-        coded = error
-    except Exception as error:
-        coded = unexpected("launch", error)
-    print(f"{coded.kind}: {coded}")
-    return coded.exit_code
+    """The launcher's command line."""
+    return dataflow.launched(parser(), start, argv)

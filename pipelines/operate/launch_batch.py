@@ -8,23 +8,20 @@ refused.  The answer is put last, whole.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 import msgspec
-from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.key_source import KeySource
-from dpstream.pipelines.operate.launch_tables import flags, submit
+from dpstream.pipelines.operate import dataflow
 from dpstream.pipelines.session.batch import shards_for
 from dpstream.pipelines.session.flow import ANSWER, Task, build
 from dpstream.pipelines.session.ticket import Ticket, opened
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import get, put
-from dpstream.state.private_log import unexpected
 
 #: Of which ticket an output is.
 BATCH = "batch.json"
@@ -52,18 +49,9 @@ class Asked(NamedTuple):
         Raises:
             UsageError: a place or the key is on a machine that is thrown away.
         """
-        for name in ("ticket", "table_folder", "out_folder"):
-            if "://" not in getattr(own, name):
-                raise UsageError(
-                    f"--{name}", "is on the launcher's machine, which is thrown away", "use gs://"
-                )
-        if not own.key.startswith("gcp:"):
-            raise UsageError(
-                "--key", "is on the launcher's machine, which is thrown away",
-                "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
-            )  # fmt: skip
-        table, out = own.table_folder.rstrip("/"), own.out_folder.rstrip("/")
-        return cls(own.ticket, table, out, KeySource(own.key))
+        names = ("ticket", "table_folder", "out_folder")
+        (ticket, table, out), keys = dataflow.in_stores(own, *names)
+        return cls(ticket, table, out, keys)
 
 
 class Begin(NamedTuple):
@@ -113,45 +101,27 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Parameters of the template; all others are Beam's."""
-    found = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    found.add_argument("--ticket", required=True, help="the ticket of the paid batch")
-    found.add_argument("--table_folder", required=True, help="the table's parts")
-    found.add_argument("--out_folder", required=True, help="where the answer is put")
-    found.add_argument("--key", required=True, help="gcp:projects/P/secrets/S/versions/N")
-    found.add_argument(
-        "--dry_run", nargs="?", const="true", default="false", choices=("true", "false"),
-        help="check the names and print the options, start nothing",
-    )  # fmt: skip
-    return found
+    return dataflow.parser(
+        __doc__.splitlines()[0],
+        ticket="the ticket of the paid batch",
+        table_folder="the table's parts",
+        out_folder="where the answer is put",
+        key="gcp:projects/P/secrets/S/versions/N",
+    )
+
+
+def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+    """Start the batch, or say what would be started: public names and options only."""
+    asked, whole = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    if own.dry_run == "true":
+        names = {"ticket": asked.ticket, "table_folder": asked.table, "out_folder": asked.out}
+        return {**names, "options": dataflow.options_of(whole)}
+    began = begin(asked)
+    if not began.done:
+        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), whole)
+    return {"run_id": began.ticket.run_id, "done": began.done}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The launcher's command line; exit codes as of ``dpstream``."""
-    own, beam_args = parser().parse_known_args(argv)
-    try:
-        asked, whole = Asked.of(own), flags(beam_args)
-        if own.dry_run == "true":
-            print(json.dumps(describe(asked, whole)))
-            return 0
-        began = begin(asked)
-        if not began.done:
-            submit(lambda pipeline: pipeline_of(began, pipeline), whole)
-        print(json.dumps({"run_id": began.ticket.run_id, "done": began.done}))
-        return 0
-    except DpstreamError as error:
-        coded = error
-    except Exception as error:
-        coded = unexpected("launch", error)
-    print(f"{coded.kind}: {coded}")
-    return coded.exit_code
-
-
-def describe(asked: Asked, beam_args: Sequence[str]) -> dict[str, Any]:
-    """What would be started: public names and options only."""
-    options = PipelineOptions(list(beam_args)).get_all_options(drop_default=True)
-    return {
-        "ticket": asked.ticket,
-        "table_folder": asked.table,
-        "out_folder": asked.out,
-        "options": {name: value for name, value in sorted(options.items()) if value is not None},
-    }
+    """The launcher's command line."""
+    return dataflow.launched(parser(), start, argv)

@@ -15,7 +15,8 @@ from apache_beam.runners.runner import PipelineResult
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import launch
-from dpstream.pipelines.operate.launch import check_remote, describe, fetch, flags, main, parser
+from dpstream.pipelines.operate.dataflow import flags
+from dpstream.pipelines.operate.launch import check_remote, describe, fetch, main, parser
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.state import open as stores
 from tests import accounts
@@ -115,14 +116,14 @@ def test_flags_for_dataflow(tmp_path: Path) -> None:
     job = remote(tmp_path)
     given = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
              f"--sdk_container_image={IMAGE}"]  # fmt: skip
-    whole = flags(job, given)
+    whole = flags(given, streaming=True)
     options = describe(job, whole)["options"]
     assert options["runner"] == "DataflowRunner" and options["streaming"] is True
     assert options["sdk_location"] == "container"
     assert options.get("enable_streaming_engine", True) is True
     assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
-    assert flags(job, whole) == whole, "nothing is given twice"
-    assert "--sdk_location=container" not in flags(job, given[:3])
+    assert flags(whole, streaming=True) == whole, "nothing is given twice"
+    assert "--sdk_location=container" not in flags(given[:3], streaming=True)
     _refuse_unknown([flag for flag in whole if not flag.startswith("--runner")], KNOWN)
 
 
@@ -136,7 +137,7 @@ def test_flags_for_dataflow(tmp_path: Path) -> None:
 )
 def test_flags_that_are_refused(tmp_path: Path, flag: str) -> None:
     with pytest.raises(UsageError):
-        flags(remote(tmp_path), [flag])
+        flags([flag], streaming=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job
 from dpstream.pipelines.jobs.tables import SinkConfig, SourceConfig
-from dpstream.pipelines.operate.launch import check_remote, fetch, flags, main, parser
+from dpstream.pipelines.operate.launch import check_remote, fetch, main, parser
 
 
 @pytest.fixture
@@ -49,17 +49,6 @@ def test_what_lies_on_its_disk(table: str, change: dict, field: str, remote: Job
     with pytest.raises(UsageError) as error:
         check_remote(msgspec.structs.replace(remote, **{table: changed}))
     assert error.value.field == field
-
-
-def test_flags_are_added_once(remote: Job) -> None:
-    added = flags(remote, ["--sdk_container_image=i"])
-    assert added[1:] == ["--runner=DataflowRunner", "--streaming", "--sdk_location=container"]
-    assert flags(remote, added) == added
-    files = msgspec.structs.replace(remote, source=SourceConfig("parquet", path="gs://b/x"))
-    assert "--streaming" not in flags(files, [])
-    with pytest.raises(UsageError) as error:
-        flags(remote, ["--runner=DirectRunner"])
-    assert error.value.field == "--runner"
 
 
 def test_a_job_file_is_fetched_or_refused(tmp_path: Path) -> None:

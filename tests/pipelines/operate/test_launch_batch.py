@@ -16,11 +16,11 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.session import encoded
 from dpstream.pipelines.operate import launch_batch
+from dpstream.pipelines.operate.dataflow import flags
 from dpstream.pipelines.operate.launch_batch import (
     BATCH,
     Asked,
     begin,
-    flags,
     main,
     parser,
     pipeline_of,
@@ -103,7 +103,9 @@ def test_nothing_is_done_without_a_ticket_of_the_key(table: Made, tmp_path: Path
 def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_path: Path) -> None:
     """What Dataflow is handed: a pipeline that ends, without the key."""
     began = begin(asked_of(table, tmp_path))
-    options = PipelineOptions([flag for flag in flags(CLOUD) if not flag.startswith("--runner")])
+    options = PipelineOptions(
+        [flag for flag in flags(CLOUD, streaming=False) if not flag.startswith("--runner")]
+    )
     pipeline = beam.Pipeline(options=options)
     pipeline_of(began, pipeline)
     proto = pipeline.to_runner_api()

@@ -16,10 +16,10 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.operate import launch_tables
+from dpstream.pipelines.operate.dataflow import flags
 from dpstream.pipelines.operate.launch_tables import (
     Asked,
     begin,
-    flags,
     main,
     parser,
     pipeline_of,
@@ -102,7 +102,9 @@ def test_the_template_is_built_with_the_options_of_the_service(own: Office, tmp_
     key.write_text(KEY + "\n")
     key.chmod(0o600)
     began = begin(asked_of(own, tmp_path / "out")._replace(keys=KeySource(f"file:{key}")))
-    options = PipelineOptions([flag for flag in flags(CLOUD) if not flag.startswith("--runner")])
+    options = PipelineOptions(
+        [flag for flag in flags(CLOUD, streaming=False) if not flag.startswith("--runner")]
+    )
     pipeline = beam.Pipeline(options=options)
     pipeline_of(began, pipeline)
     proto = pipeline.to_runner_api()
@@ -116,15 +118,15 @@ def test_the_template_is_built_with_the_options_of_the_service(own: Office, tmp_
 
 
 def test_flags_for_dataflow() -> None:
-    whole = flags(CLOUD)
+    whole = flags(CLOUD, streaming=False)
     assert whole[-2:] == ["--runner=DataflowRunner", "--sdk_location=container"]
-    assert flags(whole) == whole
+    assert flags(whole, streaming=False) == whole
     _refuse_unknown([flag for flag in whole if "--runner" not in flag],
                     RUNNERS["DataflowRunner"].flags)  # fmt: skip
     for flag in ("--streaming", "--runner=DirectRunner",
                  "--experiments=streaming_mode_at_least_once"):  # fmt: skip
         with pytest.raises(UsageError):
-            flags([flag])
+            flags([flag], streaming=False)
 
 
 @pytest.mark.parametrize(
