@@ -88,11 +88,8 @@ def plan(
     The starred line is the best way to noise the job as it stands, on a public reference shape.
     Of a run that was begun on the job's store file the figures are those committed then.
     """
-    import msgspec
-
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.guarantee import describe, text
-    from dpstream.accounting.tuning import alternatives
     from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
     from dpstream.accounting.tuning.outlook import KEYS, outlook
     from dpstream.accounting.tuning.outlook_text import outlook_text
@@ -119,15 +116,13 @@ def plan(
         more: dict[str, Any] = {"state": state_figures} if state_figures else {}
         more |= {"acceptance": accepted.as_dict(), "coverage": covered}
         more |= {"outlook": outlook(planned, budget, *stated, checked)}
-        others = alternatives.compare(checked)
-        print_json(figures | more | {"alternatives": msgspec.to_builtins(others)})
+        print_json(figures | more)
     else:
         first = [*accepted.lines(), *coverage_lines(planned, covered)]
         whole = "\n".join(first) + "\n"
         whole += outlook_text(planned, budget, tuned, *stated, checked)
         if details:
             whole += "\n" + text(planned, budget, tuned)
-            whole += alternatives.text(alternatives.compare(checked)) + "\n"
         if begun:
             whole += f"Figures     of run {begun.run_id}, committed when it began\n"
         whole += "".join(f"Warning     {warning}\n" for warning in warnings_of(covered))

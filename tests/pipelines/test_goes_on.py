@@ -61,10 +61,10 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
         other = shown("plan", write(tmp_path, "b"))
         text = call("plan", job).stdout
     assert late.selection is not None and late.selection.share == 0.5
-    # What would be better is said of a new run; the answers are of this one.
-    changed = {"run_id": run_id, "alternatives": planned["alternatives"]}
     assert planned["acceptance"]["run_id"] == run_id and planned["acceptance"]["charged"] is None
-    assert planned == new | changed | {of: planned[of] for of in ("outlook", "acceptance")}
+    assert planned == new | {"run_id": run_id} | {
+        of: planned[of] for of in ("outlook", "acceptance")
+    }
     for answer in ("appears", "exact", "shares"):
         assert planned["outlook"][answer] == new["outlook"][answer]
         assert other["outlook"][answer] != new["outlook"][answer]

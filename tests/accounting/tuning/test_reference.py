@@ -2,19 +2,24 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy.stats import binom, norm
 
 from dpstream.accounting.budget import allocate
+from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.reference import (
     _MASS,
     LARGEST,
     SIZES,
     expected_keys,
+    final_sd,
     harmonic,
     kept,
     stand,
 )
-from dpstream.accounting.weights import MILD, SPARED
+from dpstream.accounting.weights import MILD, SPARED, STEEP
 from tests.accounting.plans import COUNT, MEAN, UNITS, Make
 
 
@@ -29,6 +34,72 @@ def test_a_plan_against_itself_and_half_the_budget(make_plan: Make) -> None:
     half["count"] *= 8
     mixed = type(own)(own.keys, own.early, own.units, half)
     assert mixed.noise_against(own) == pytest.approx(math.sqrt((16 + 1 / 4) / 2))
+
+
+def mean_weights(plan: Plan, triggers: int) -> list[float]:
+    """What a record weighs on average up to each of T triggers, records in the order of time."""
+    if plan.privacy.weights is None:
+        return [1.0] * triggers
+    total = plan.privacy.contributions
+    weighs, fine = plan.privacy.weights.integers(total), 40
+    times = (np.arange(triggers * fine) + 0.5) / (triggers * fine)
+    at, whole = np.zeros(len(times)), 0.0
+    for records in range(1, total + 1):
+        # At least i records with chance 1/i; others of the unit are earlier with chance s each.
+        units = records * (1 / records - (0 if records == total else 1 / (records + 1)))
+        earlier = binom.pmf(np.arange(records)[:, None], records - 1, times)
+        at, whole = at + units * (weighs[:records] @ earlier), whole + units
+    return list((np.cumsum(at / whole) / np.arange(1, len(at) + 1))[fine - 1 :: fine])
+
+
+def expected(plan: Plan) -> tuple[float, float]:
+    """(keys, units of an even chance) on the reference population, size by size."""
+    budget = allocate(plan)
+    statistic, tau = budget.statistic, budget.tau
+    assert statistic is not None and tau is not None
+    triggers = len(tau)
+    adds = [statistic.weighted * of + statistic.counted for of in mean_weights(plan, triggers)]
+    sizes, keys, even = np.geomspace(1, 1e6, 400), [], math.nan
+    for n in sizes:
+        best = max(
+            (n * adds[t - 1] * t / triggers - tau[t - 1] / 256) / statistic.sd[t - 1]
+            for t in range(1, triggers + 1)
+        )
+        chance = norm.cdf(best)
+        even = n if chance < 0.5 else even
+        keys.append(n**-1.7 * chance)
+    return np.trapezoid(keys, sizes), even
+
+
+@pytest.mark.parametrize("strategy", ["tree", "blt"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"selection_share": 0.7},
+        {"select_every": 5, "refresh_every": 5},
+        {"aggregates": (Aggregate("total", "sum", "v", (-1.0, 7.0), 0.5),)},
+        {"weights": MILD},
+        {"per_key_bound": 1},
+        {"per_key_bound": 1, "weights": STEEP, "combine": True},
+    ],
+)
+def test_standings_by_their_definition(
+    make_plan: Make, strategy: str, options: dict[str, object]
+) -> None:
+    plan = make_plan(20, strategy=strategy, skip=False, **options)
+    keys, even = expected(plan)
+    own = stand(plan, allocate(plan))
+    assert own.keys == pytest.approx(keys, rel=1e-3)
+    assert even <= own.units <= even * 1.04
+    sd = allocate(plan).values[0].sd[-1]
+    assert final_sd(plan, allocate(plan)) == sd / plan.design.streams[0].sensitivity
+
+
+def test_the_last_sd_of_a_count_of_units(make_plan: Make) -> None:
+    plan = make_plan(24, aggregates=(Aggregate("people", "units"),), strategy="tree")
+    units = allocate(plan).units
+    assert units is not None and len(set(units.sd[-3:].tolist())) > 1
+    assert final_sd(plan, allocate(plan)) == units.sd[-1]
 
 
 def test_only_columns_that_both_have_are_compared(make_plan: Make) -> None:

@@ -57,7 +57,7 @@ def test_answers_first_and_tables_with_details(make_job: Callable[..., Job]) -> 
 
 def test_json_is_complete(make_job: Callable[..., Job]) -> None:
     said = json.loads(call("plan", make_job().path, "--json", "--units", "2000").output)
-    assert {"guarantee", "streams", "tau", "periods", "outlook", "alternatives"} <= set(said)
+    assert {"guarantee", "streams", "tau", "periods", "outlook"} <= set(said)
     assert said["outlook"]["appears"]["units"] == 2000
     assert said["outlook"]["appears"]["expected_keys"] > 0
 
