@@ -6,11 +6,16 @@ the account has gone on by itself, all that was spent is appended behind its end
 it lacks, tables, and what was closed; of limits only one that is not above the account's own.
 
 Receipts and requests are not in the chain.  So every charge whose receipt the account has not is
-closed: its answer may have been shown, and whoever asks the question again is charged again.
+closed: its answer may have been shown, and whoever asks the question again is charged again.  Where
+somebody without this head file has got another answer for it meanwhile, two were shown, and it is
+charged a second time.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from dpstream.accounting.errors import InvariantError
 from dpstream.state.ledger.book import Book
@@ -65,6 +70,7 @@ def recover(ledger: Ledger) -> Recovered:
             wider = [event for event in book.events(common) if isinstance(event, Widened)]
             missing = [_counted(event, wider) for event in missing
                        if _still_holds(event, book, wider)]  # fmt: skip
+            missing += _answered_twice(chain.events[common:], book)
         for event in missing:
             ledger.append(event)
         for run_id in tokens:
@@ -88,6 +94,21 @@ def recover(ledger: Ledger) -> Recovered:
     else:
         ledger.keep_head()
     return done
+
+
+def _answered_twice(events: Sequence[Event], book: Book) -> Iterator[Charge]:
+    """Charges for the second answer of those that the account has another receipt of, by run ids
+    that follow from the lost receipts: a recovery that is cut off is repeated."""
+    for event in events:
+        if not isinstance(event, Received):
+            continue
+        charge, digest = book.find(event.run_id), book.receipts.get(event.run_id)
+        if charge is None or digest in (None, event.digest):
+            continue
+        lost = f"{event.run_id} {event.digest}".encode()
+        run_id = hashlib.blake2b(lost, digest_size=16, person=b"dpstream-twice").hexdigest()
+        if book.find(run_id) is None:
+            yield msgspec.structs.replace(charge, run_id=run_id)
 
 
 def _common(one: list[str], other: list[str]) -> int:

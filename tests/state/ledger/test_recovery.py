@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
@@ -138,6 +139,23 @@ def test_both_histories_are_counted(bench: Bench) -> None:
     bench.charged(5, by=1)  # whose head file is a part of it still
     bench.charged(6)
     assert bench.runs == [1, 4, 3, 2, 5, 6]
+
+
+@pytest.mark.filterwarnings("ignore:the account has charges")
+def test_a_charge_with_two_answers_is_charged_twice(bench: Bench) -> None:
+    """The second was given to somebody whose head file does not know the first."""
+    run_id = bench.asked(1, "a", None)
+    bench.asked(2, "b")
+    bench.keep()
+    bench.asked(99, "a", b"first")
+    bench.restore()
+    assert bench.asked(99, "a", b"second", by=1) == run_id
+    assert bench.recover() == (1, 1, ())
+    first, answered, again = accounts.charges(bench.file)
+    assert msgspec.structs.replace(again, run_id=run_id) == first and answered == charge(2)
+    bench.charged(3, by=1)
+    assert bench.asked(99, "a", b"third") == run_id  # the second answer stays
+    assert len(accounts.charges(bench.file)) == 4
 
 
 def test_two_restores_in_turn(bench: Bench) -> None:
