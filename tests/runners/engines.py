@@ -19,7 +19,7 @@ import pytest
 from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners.guard import with_parent
 from dpstream.pipelines.runners.listeners import descendants
-from dpstream.pipelines.runners.table import make_runner
+from dpstream.pipelines.runners.table import Engine, make_runner
 from tests.runners import spike
 
 ROOT = Path(__file__).parents[2]
@@ -53,12 +53,21 @@ def need_flink() -> Path:
 @contextmanager
 def started(runner: str, flags: list[str], shape: spike.Shape, folder: Path) -> Iterator[Any]:
     """The stream on an engine, cancelled at the end if it still runs."""
+    with launched(runner, flags, shape, folder) as (result, _):
+        yield result
+
+
+@contextmanager
+def launched(
+    runner: str, flags: list[str], shape: spike.Shape, folder: Path
+) -> Iterator[tuple[Any, Engine]]:
+    """The same, with its engine: what waits for the stream must drain it before a cancel."""
     engine = make_runner(runner, flags)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     spike.build(pipeline, shape, str(folder))
     result = pipeline.run()
     try:
-        yield result
+        yield result, engine
     finally:
         engine.drain()
         with suppress(Exception):

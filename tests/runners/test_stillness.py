@@ -12,7 +12,7 @@ from dpstream.pipelines.runners import waiting
 from dpstream.pipelines.runners.errors import say
 from dpstream.pipelines.runners.waiting import QUIET_SECONDS, Stillness, quiet_seconds
 from dpstream.state import open as stores
-from tests.runners.engines import started
+from tests.runners.engines import launched
 from tests.runners.prism import binary
 from tests.runners.spike import Shape
 from tests.streams import begin, make_plan
@@ -72,11 +72,11 @@ def test_a_stream_that_hangs_is_told_of(
         stop.set()
 
     flags = [f"--prism_location={binary()}"]
-    with started("PrismRunner", flags, Shape(endless=True), tmp_path) as result:
+    with launched("PrismRunner", flags, Shape(endless=True), tmp_path) as (result, engine):
         stuck = threading.Timer(60, stop.set)
         stuck.start()
         try:
-            assert waiting.wait_or_stop(result, run, False, stop, None, Stillness(1.0, warn))
+            assert waiting.wait_or_stop(result, run, False, stop, engine, Stillness(1.0, warn))
         finally:
             stuck.cancel()
     assert len(said) == 1 and "has not done a step" in said[0]

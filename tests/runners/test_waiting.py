@@ -9,7 +9,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.runners import waiting
 from dpstream.state import open as stores
-from tests.runners.engines import started
+from tests.runners.engines import launched
 from tests.runners.prism import binary
 from tests.runners.spike import Shape
 from tests.streams import begin, make_plan
@@ -30,11 +30,11 @@ def test_a_stop_is_seen_whatever_the_store_does(
 
     monkeypatch.setattr(waiting, "delivered_through", through)
     flags = [f"--prism_location={binary()}"]
-    with started("PrismRunner", flags, Shape(endless=True), tmp_path) as result:
+    with launched("PrismRunner", flags, Shape(endless=True), tmp_path) as (result, engine):
         stuck = threading.Timer(30, result.cancel)
         stuck.start()
         try:
-            assert waiting.wait_or_stop(result, run, False, stop)
+            assert waiting.wait_or_stop(result, run, False, stop, engine)
         finally:
             stuck.cancel()
     assert len(asked) == away + 1
@@ -47,7 +47,7 @@ def test_the_last_trigger_time_ends_it(tmp_path: Path, monkeypatch: pytest.Monke
     said = iter([0, last - 1, last])
     monkeypatch.setattr(waiting, "delivered_through", lambda store: next(said))
     flags = [f"--prism_location={binary()}"]
-    with started("PrismRunner", flags, Shape(endless=True), tmp_path) as result:
-        assert waiting.wait_or_stop(result, run, False)
+    with launched("PrismRunner", flags, Shape(endless=True), tmp_path) as (result, engine):
+        assert waiting.wait_or_stop(result, run, False, None, engine)
     assert next(said, None) is None
     stores.close_all()

@@ -105,14 +105,14 @@ def seconds(*arguments: str) -> float:
 
 
 def test_a_plan_and_a_first_job_take_little_time(tmp_path: Path) -> None:
-    """0.6 CPU seconds each on a quiet machine, for imports and all they do; here the least of
-    three, twice that at most."""
+    """0.6 CPU seconds each on a quiet machine, for imports and all they do; here one of three
+    takes less than twice that."""
     from tests.pipelines.drafting import FLAGS, commits
 
     file, out = str(commits(tmp_path / "a.parquet")), str(tmp_path / "job.toml")
     first = ["init", file, *FLAGS, "--out", out, "--replace"]
-    assert min(seconds(*first) for _ in range(3)) < 1.2
-    assert min(seconds("plan", out) for _ in range(3)) < 1.2
+    assert any(seconds(*first) < 1.2 for _ in range(3))
+    assert any(seconds("plan", out) < 1.2 for _ in range(3))
 
 
 def test_a_first_job_waits_for_neither(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) ->
     command = ["session", "plan", table, "--where", "epsilon >= 1", "--epsilon", "0.25"]
     assert NOT_FOR_SESSION_PLANS & (names := loaded(command)) == set()
     assert "dpstream.pipelines.session.plan" in names
-    assert min(seconds(*command) for _ in range(3)) < 0.8  # 0.3 on a quiet machine
+    assert any(seconds(*command) < 0.8 for _ in range(3))  # 0.3 on a quiet machine
 
 
 def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:

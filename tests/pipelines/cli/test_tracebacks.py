@@ -92,8 +92,9 @@ def test_debug_in_a_real_process(tmp_path: Path) -> None:
     """The traceback comes after the warning, and only with the variable."""
     job(tmp_path, False)
     code = (
-        "from tests.pipelines.cli.test_tracebacks import fail;"
-        "from dpstream.pipelines.jobs import job; job.source_path = fail;"
+        "from dpstream.pipelines.jobs import job\n"
+        f"def fail(*_, **__): raise ValueError({CANARY!r})\n"
+        "job.source_path = fail\n"
         "from dpstream.pipelines.cli.main import main; main()"
     )
     command = [sys.executable, "-c", code, "plan", str(tmp_path / "job.toml")]

@@ -89,8 +89,10 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put
 
 
-def undisturbed(folder: Path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The releases of the same job on input that stays as it is."""
+    folder = tmp_path_factory.mktemp("calm")
     assert call("run", job_of(folder), "--quiet").exit_code == 0
     stores.close_all()
     return released(folder)
@@ -144,35 +146,38 @@ def test_without_the_comparison_they_are(
     assert released(tmp_path)
 
 
-def test_a_touched_file_goes_on(tmp_path: Path, hook: Callable[..., None]) -> None:
-    expected = undisturbed(tmp_path / "calm")
+def test_a_touched_file_goes_on(
+    tmp_path: Path, hook: Callable[..., None], undisturbed: dict[str, bytes]
+) -> None:
     job = job_of(tmp_path)
     hook(lambda: os.utime(tmp_path / f"in/{SECRET}-1.csv"))
     assert call("run", job, "--quiet").exit_code == 0
-    assert released(tmp_path) == expected
+    assert released(tmp_path) == undisturbed
     assert call("run", job, "--quiet").exit_code == 0
 
 
-def test_a_file_that_is_gone_decides_nothing(tmp_path: Path, hook: Callable[..., None]) -> None:
-    expected = undisturbed(tmp_path / "calm")
+def test_a_file_that_is_gone_decides_nothing(
+    tmp_path: Path, hook: Callable[..., None], undisturbed: dict[str, bytes]
+) -> None:
     job, path = job_of(tmp_path), tmp_path / f"in/{SECRET}-1.csv"
     hook(lambda: path.rename(tmp_path / "aside") and None, after=True)
     assert SECRET not in refused("run", job, "--quiet", code=RUN)
     assert released(tmp_path) == {} and not information(job)["input_changed"]
     (tmp_path / "aside").rename(path)
     assert call("run", job, "--quiet").exit_code == 0
-    assert released(tmp_path) == expected
+    assert released(tmp_path) == undisturbed
 
 
-def test_a_file_that_is_added_is_no_change(tmp_path: Path, hook: Callable[..., None]) -> None:
-    expected = undisturbed(tmp_path / "calm")
+def test_a_file_that_is_added_is_no_change(
+    tmp_path: Path, hook: Callable[..., None], undisturbed: dict[str, bytes]
+) -> None:
     job, new = job_of(tmp_path), tmp_path / "in/late.csv"
     hook(lambda: new.write_bytes((tmp_path / "other.csv").read_bytes()) and None)
     refused("run", job, "--quiet", code=POLICY)
     assert not information(job)["input_changed"]
     new.rename(tmp_path / "late.csv")
     assert call("run", job, "--quiet").exit_code == 0
-    assert released(tmp_path) == expected
+    assert released(tmp_path) == undisturbed
 
 
 def test_the_verdict_outlives_backup_restore_and_reshard(
@@ -278,8 +283,7 @@ cli(["run", "job.toml", "--quiet"])
 """
 
 
-def test_killed_then_changed_then_run(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path / "calm")
+def test_killed_then_changed_then_run(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     job = job_of(tmp_path)
     killed = [sys.executable, "-c", CHILD.format(do="os.kill(os.getpid(), signal.SIGKILL)")]
     assert subprocess.run(killed, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
@@ -289,7 +293,7 @@ def test_killed_then_changed_then_run(tmp_path: Path) -> None:
     assert released(tmp_path) == {}
     (tmp_path / f"in/{SECRET}-1.csv").write_bytes(before)
     assert call("run", job, "--quiet").exit_code == 0
-    assert released(tmp_path) == expected
+    assert released(tmp_path) == undisturbed
 
 
 def test_a_watch_without_files_compares_nothing() -> None:
@@ -297,8 +301,9 @@ def test_a_watch_without_files_compares_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_on_prism_only_what_came_before_is_visible(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path / "calm")
+def test_on_prism_only_what_came_before_is_visible(
+    tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
     job_of(tmp_path)
     os.environ.setdefault("PRISM_LOCATION", binary())
     command = [
@@ -313,6 +318,6 @@ def test_on_prism_only_what_came_before_is_visible(tmp_path: Path) -> None:
     _, errors = run.communicate(timeout=180)
     assert run.returncode == POLICY and SECRET not in errors
     there = released(tmp_path)
-    assert there and there.items() < expected.items()
+    assert there and there.items() < undisturbed.items()
     refused("run", tmp_path / "job.toml", code=POLICY)
     assert released(tmp_path) == there

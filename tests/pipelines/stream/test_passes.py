@@ -1,6 +1,7 @@
 """Files that join a run: the same bytes as if all had been there, and rules that are kept."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,12 +130,20 @@ def test_a_late_row_counts_by_the_plans_lateness(tmp_path: Path, late: str, coun
         assert first[1]["visits"].sum() > first[0]["visits"].sum() + 1_000
 
 
-def joined(folder: Path) -> Path:
-    """Two files were read; a third is there."""
+@pytest.fixture(scope="module")
+def read_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files were read; a third is there.  Tests work on copies."""
+    folder = place(tmp_path_factory.mktemp("joined"))
     arrive(folder, 2)
     run(folder, "2024-01-03")
+    stores.close_all()
     arrive(folder, 3)
     return folder
+
+
+@pytest.fixture
+def joined(read_two: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(read_two, tmp_path / "copy")
 
 
 def lost(folder: Path) -> None:
@@ -150,8 +159,8 @@ def changed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lost, renamed, changed])
-def test_files_that_were_read_must_stay(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    folder = joined(place(tmp_path))
+def test_files_that_were_read_must_stay(joined: Path, change: Callable[[Path], None]) -> None:
+    folder = joined
     before = released(folder)
     old = (folder / "in" / "day-0.parquet").read_bytes()
     change(folder)
@@ -175,8 +184,8 @@ def test_files_that_were_read_must_stay(tmp_path: Path, change: Callable[[Path],
         ("tomorrow", "neither a day nor an RFC 3339 time"),
     ],
 )
-def test_instants_that_are_refused(tmp_path: Path, through: str | None, says: str) -> None:
-    folder = joined(place(tmp_path))
+def test_instants_that_are_refused(joined: Path, through: str | None, says: str) -> None:
+    folder = joined
     before = released(folder)
     with pytest.raises(UsageError, match=says) as error:
         run(folder, through)
@@ -193,8 +202,8 @@ def test_events_ahead_of_their_stamps_are_not_read_in_passes(tmp_path: Path) -> 
     assert error.value.field == passes.FLAG and not (folder / "s.db").exists()
 
 
-def test_nothing_joins_behind_the_end(tmp_path: Path) -> None:
-    folder = joined(place(tmp_path))
+def test_nothing_joins_behind_the_end(joined: Path) -> None:
+    folder = joined
     run(folder, "2030-01-01")
     arrive(folder, 4)
     with pytest.raises(PolicyError, match=r"everything through time\.end is released"):
@@ -213,8 +222,8 @@ def test_a_run_on_the_whole_input_stays_one(tmp_path: Path) -> None:
     assert error.value.field == "source"
 
 
-def test_a_new_file_of_another_type_does_not_join(tmp_path: Path) -> None:
-    folder = joined(place(tmp_path))
+def test_a_new_file_of_another_type_does_not_join(joined: Path) -> None:
+    folder = joined
     table = day(2)
     write(folder, "day-2.parquet", table.set_column(3, "amount", table["amount"].cast("string")))
     with pytest.raises(UsageError, match="'amount' is string in file 2"):
@@ -244,9 +253,9 @@ def test_a_pass_that_was_cut_off_is_done_before_files_join(tmp_path: Path, whole
     assert released(folder) == released(whole)
 
 
-def test_two_passes_of_one_moment(tmp_path: Path) -> None:
+def test_two_passes_of_one_moment(joined: Path) -> None:
     """Who finds that another pass was begun meanwhile is refused."""
-    folder = joined(place(tmp_path))
+    folder = joined
     job = load_job(folder / "job.toml")
     (mine,) = passes.due(job, "2024-01-04")
     assert mine is not None and mine.joined == 1
@@ -304,8 +313,8 @@ def test_now_is_a_clock_on_the_wall(tmp_path: Path) -> None:
     assert passes.trigger_time_of(line, "end") == 16
 
 
-def test_the_note_holds_no_name(tmp_path: Path) -> None:
-    folder = joined(place(tmp_path))
+def test_the_note_holds_no_name(joined: Path) -> None:
+    folder = joined
     noted = passes.noted_of(load_job(folder / "job.toml"))
     assert isinstance(noted, Passes) and all(len(one) == 32 for one in noted.files)
     assert noted.done == 8 and not noted.pending
