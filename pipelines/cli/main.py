@@ -26,7 +26,6 @@ from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.demo import demo
 from dpstream.pipelines.cli.doctor import doctor
 from dpstream.pipelines.cli.folder import folder
-from dpstream.pipelines.cli.generate import generate
 from dpstream.pipelines.cli.init import init
 from dpstream.pipelines.cli.key import key
 from dpstream.pipelines.cli.parts import examples, print_warnings
@@ -44,7 +43,7 @@ from dpstream.state.disk_errors import require_memory
 from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
-    *(init, check, plan, run, report, demo, generate, doctor),
+    *(init, check, plan, run, report, demo, doctor),
     *(account, answer, audit, choose, folder, key, replay, session, sql, state, tabulate, workload),
 )
 

@@ -18,7 +18,9 @@ _SPANNER = "as of 2025, us-central1, Standard edition, cloud.google.com/spanner/
 _LIMITS = "cloud.google.com/spanner/docs/performance, a regional SSD node"
 #: What ``records_per_core_second()`` gives on the machine of `RATES`.
 REFERENCE = 1_000_000.0
-_USERS = 50_000
+_USERS, _KEYS = 50_000, 100_000
+#: Instant of the first record (2024-01-01, micros), and micros of a day.
+_START, _DAY = 1_704_067_200_000_000, 86_400_000_000
 #: What is measured: a day of 20 triggers.
 _JOB = """
 [source]
@@ -142,13 +144,12 @@ def records_per_core_second(runs: int = 3) -> float:
     from dpstream.pipelines.connectors.files.source import batches
     from dpstream.pipelines.jobs.job import load_job
     from dpstream.pipelines.jobs.noise_key import key_source, new_key
-    from dpstream.pipelines.synth import Synth, generate
     from dpstream.state import open as stores
 
     best = 0.0
     with tempfile.TemporaryDirectory(prefix="dpstream-measure-") as scratch:
         folder = Path(scratch)
-        rows = generate(Synth(users=_USERS, keys=100_000), folder / "data.parquet")
+        rows = _generated(folder / "data.parquet")
         new_key(folder / "noise.key")
         for number in range(runs + 1):  # the first one compiles kernels
             path = folder / f"job{number}.toml"
@@ -164,6 +165,25 @@ def records_per_core_second(runs: int = 3) -> float:
             run.destroy_keys()
             stores.close_all()
     return best
+
+
+def _generated(path: Path) -> int:
+    """A file of six records a user on average, of keys by a Zipf-Mandelbrot law, and their number.
+
+    Their times fall on one day, in order.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(0)
+    user = np.repeat(np.arange(_USERS), rng.geometric(1 / 6, _USERS))
+    law = (np.arange(_KEYS) + 1000.0) ** -1.4
+    key = pa.array(rng.choice(_KEYS, len(user), p=law / law.sum())).cast(pa.string())
+    at = pa.array(np.sort(rng.integers(0, _DAY, len(user))) + _START)
+    at = at.view(pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"user": rng.permutation(user), "key": key, "time": at}), path)
+    return len(user)
 
 
 def measured_rates() -> dict[str, Figure]:

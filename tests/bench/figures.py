@@ -24,16 +24,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines import synth
 from dpstream.pipelines.connectors.records.formats import read_releases
 from tests import accounts
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
+from tests.bench.paper import synth
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import Mode, parse_mode
 from tests.bench.paper.one_run import in_child
 from tests.bench.paper.truth import Truth, errors, load
 
+EXAMPLE = Path(__file__).parents[2] / "pipelines" / "examples" / "flights.toml"
 RECORDED = Path(__file__).with_name("figures.json")
 #: How far a figure may lie from the recorded one, by the last word of its name.
 TOLERANCES = {"cpu": 0.2, "speed": 0.2, "share": 0.2, "memory": 0.1, "keys": 0.1, "l1": 0.1}
@@ -121,8 +122,8 @@ def parts(say: Say) -> Figures:
 def commands(folder: Path, say: Say) -> Figures:
     """What a command costs before it does anything, beside the import of what it stands on."""
     say("imports and commands")
-    example, job = Path(synth.__file__).with_name("examples") / "flights.toml", folder / "job.toml"
-    job.write_text(example.read_text())
+    job = folder / "job.toml"
+    job.write_text(EXAMPLE.read_text())
     accounts.create(folder / "ledger.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]

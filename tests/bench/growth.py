@@ -34,11 +34,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.synth import Synth, generate
 from tests.bench import cliffs
 from tests.bench.common import emit, machine
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.synth import Synth, generate
 
 LIMIT = 1.15
 #: Half of all records are of these keys, so that some are published whatever the number of keys.

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.noise_key import key_source
-from dpstream.pipelines.synth import DAY_MICROS
 from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.one_run import in_child
+from tests.bench.paper.synth import DAY_MICROS
 
 SHARDS, TRIGGERS = 8, 100
 START = 1_704_067_200_000_000  # 2024-01-01

@@ -34,9 +34,9 @@ from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream.run import run_job
-from dpstream.pipelines.synth import Synth, generate
 from dpstream.state import open as stores
 from tests.bench.common import emit, machine, tree_seconds
+from tests.bench.paper.synth import Synth, generate
 from tests.runners.engines import worker_pool
 from tests.runners.golden import digest, published
 

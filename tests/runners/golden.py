@@ -29,7 +29,7 @@ from pyarrow import csv as pacsv
 from dpstream.dp_transforms import run
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
-from dpstream.pipelines.synth import Synth, batches
+from tests.bench.paper.synth import Synth, batches
 from tests.golden.pinned import SHOWN
 
 GOLDEN = Path(__file__).parents[1] / "golden"

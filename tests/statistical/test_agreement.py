@@ -12,12 +12,12 @@ import pytest
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
 from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.synth import Synth, generate
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.one_run import in_child
 from tests.bench.paper.paper import published_budget
 from tests.bench.paper.runs import AS_PUBLISHED, ONE_RUN
+from tests.bench.paper.synth import Synth, generate
 from tests.bench.paper.truth import Truth, errors, load
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
 

@@ -61,7 +61,7 @@ from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.pipelines.demo import first_of_each
-from dpstream.pipelines.synth import DAY_MICROS
+from tests.bench.paper.synth import DAY_MICROS
 from tests.bench.paper.truth import (
     ByTrigger,
     Columns,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tomlkit
 
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.pipelines.synth import DAY_MICROS
 from tests.bench.paper.modes import Mode
+from tests.bench.paper.synth import DAY_MICROS
 
 
 class Frame(NamedTuple):

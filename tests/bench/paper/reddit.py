@@ -44,7 +44,7 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
 from dpstream.pipelines.connectors.records.rows import Refused
-from dpstream.pipelines.synth import (
+from tests.bench.paper.synth import (
     DAY_MICROS,
     MAX_USERS,
     Synth,

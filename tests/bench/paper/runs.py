@@ -20,11 +20,11 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.doctor import installed
-from dpstream.pipelines.synth import DAY_MICROS
 from dpstream.state.durable import replacing
 from tests.bench.paper.baselines import Guarantee, query_of, run_baseline
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.one_run import in_child
+from tests.bench.paper.synth import DAY_MICROS
 from tests.bench.paper.truth import Columns, Truth, errors, load
 
 ONE_RUN = "tests.bench.paper.one_run"

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines import synth
-from tests.bench.paper import charts, reddit
+from tests.bench.paper import charts, reddit, synth
 from tests.bench.paper.baselines import NAMES
 from tests.bench.paper.jobs import Frame, Setting
 from tests.bench.paper.modes import parse_mode

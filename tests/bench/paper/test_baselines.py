@@ -22,7 +22,6 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
-from dpstream.pipelines.synth import DAY_MICROS, Synth, generate
 from tests.bench.paper import baselines
 from tests.bench.paper.baselines import (
     NAMES,
@@ -35,6 +34,7 @@ from tests.bench.paper.baselines import (
 )
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.synth import DAY_MICROS, Synth, generate
 from tests.bench.paper.truth import Columns, Scoreboard, Truth, load
 
 PAPER = Guarantee(6.0, 1e-9, 32)

@@ -17,12 +17,12 @@ from matplotlib.image import imread
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.demo import first_of_each
 from dpstream.pipelines.jobs.text import parse_toml
-from dpstream.pipelines.synth import DAY_MICROS, Synth
 from tests.bench.paper import charts, runs
 from tests.bench.paper.__main__ import BASELINES, paper
 from tests.bench.paper.baselines import NAMES
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.paper import TABLE1, TABLE1_RECORDS
+from tests.bench.paper.synth import DAY_MICROS, Synth
 from tests.bench.paper.truth import (
     Columns,
     Scoreboard,

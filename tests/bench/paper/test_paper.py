@@ -11,11 +11,11 @@ from dpstream.accounting.gaussian import cdp_delta
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
-from dpstream.pipelines.synth import Synth, generate
 from dpstream.state.ledger.open import AccountPlace
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.paper import begin_as_published, published_budget
+from tests.bench.paper.synth import Synth, generate
 from tests.oracle.simulation import table1_plan
 
 

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from scipy import stats
 
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
-from dpstream.pipelines.synth import DAY_MICROS
 from tests.bench.paper import reddit
 from tests.bench.paper.__main__ import paper
 from tests.bench.paper.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
+from tests.bench.paper.synth import DAY_MICROS
 
 
 def call(*args: str | Path) -> Result:

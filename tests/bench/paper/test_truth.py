@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.demo import first_of_each
-from dpstream.pipelines.synth import DAY_MICROS, Synth
+from tests.bench.paper.synth import DAY_MICROS, Synth
 from tests.bench.paper.truth import (
     Columns,
     Scoreboard,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Bool, Float64, Int32, Int64
-from dpstream.pipelines.synth import DAY_MICROS, Synth
+from tests.bench.paper.synth import DAY_MICROS, Synth
 
 
 @dataclass(frozen=True)

@@ -442,8 +442,6 @@ COMMANDS: Mapping[str, Command] = {
                       nothing, charged=None, repeats=False, done="exists|not empty"),
     "folder close": Command(growing, ("folder", "close", "in", "--new"), lines("in/*.csv"),
                             charged=None),
-    "generate zipf": Command(empty, ("generate", "zipf", "z.parquet", "--users", "50", "--keys",
-                                     "9", "--overwrite"), released("z.parquet"), charged=None),
 }  # fmt: skip
 #: Commands that write nothing: the world, what was done before, and the words.
 READ_ONLY: Mapping[str, Command] = {

@@ -136,7 +136,6 @@ def test_exit_codes_andsilence(
         ("run",),
         ("report",),
         ("choose",),
-        ("generate", "zipf"),
         ("key", "new"),
         ("doctor",),
     ],
@@ -177,18 +176,6 @@ def test_key_new(tmp_path: Path) -> None:
     assert json.loads(call("key", "new", tmp_path / "b.key", "--json").stdout) == {
         "created": "b.key"
     }
-
-
-def test_generate(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    result = call("generate", "zipf", path, "--users", "100", "--keys", "50", "--json")
-    assert result.exit_code == 0, result.output
-    records = json.loads(result.stdout)["records"]
-
-    assert pq.read_metadata(path).num_rows == records > 100
-    assert call("generate", "zipf", path, "--users", "100").exit_code == 2
-    assert call("generate", "zipf", path, "--users", "0", "--overwrite").exit_code == 2
-    assert call("generate", "zipf", path, "--start", "noon", "--overwrite").exit_code == 2
 
 
 def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

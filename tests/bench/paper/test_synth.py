@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.synth import (
+from tests.bench.paper.synth import (
     DAY_MICROS,
     KEY_Q,
     KEY_S,
