@@ -4,6 +4,10 @@ Every refusal a person can meet is one of these classes.  The text is built from
 parts only: the name of a field of the job, the rule it broke and what to do about it.
 """
 
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
 
 class DpstreamError(Exception):
     """Base of all coded errors.
@@ -66,3 +70,25 @@ class InvariantError(AssertionError):
     Args:
         rule: what does not hold, in public words.
     """
+
+
+def required(value: Value | None, rule: str) -> Value:
+    """A value that the program's own rules say is there.
+
+    Raises:
+        InvariantError: it is ``None``.
+    """
+    if value is None:
+        raise InvariantError(rule)
+    return value
+
+
+def instance(value: object, kind: type[Value]) -> Value:
+    """A value that the program's own rules say is of a kind.
+
+    Raises:
+        InvariantError: it is of another.
+    """
+    if not isinstance(value, kind):
+        raise InvariantError(f"{type(value).__name__} is no {kind.__name__}")
+    return value

@@ -16,7 +16,7 @@ import numpy as np
 from dpstream.accounting.aggregates import COUNT, kind_of
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget, StreamNoise
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.evidence.distinguishability import Seen, calendar, layouts, spread
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import ValueStream
@@ -219,9 +219,8 @@ def _columns(
         if a.name in made or (kind_of(a).divides and not use_means):
             continue
         if kind_of(a).counts_units:
-            if budget.units is None:
-                raise InvariantError("budget.units is not None")
-            columns.append(TrialColumn(a.name, a.kind, 1.0, 0, budget.units, 1.0, 1.0, True))
+            units = required(budget.units, "units are counted")
+            columns.append(TrialColumn(a.name, a.kind, 1.0, 0, units, 1.0, 1.0, True))
             continue
         stream, noise = pairs.get(a.name) or pairs[COUNT]
         own, other = 1.0, 1.0

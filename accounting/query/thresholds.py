@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.thresholds import isf
 
@@ -196,6 +196,4 @@ def gaussian_selection(
             best = Selection(
                 share, weights, sigma, _WEIGHTED, d, tested, sd, alone[0], tau, math.ceil(tau)
             )
-    if best is None:
-        raise InvariantError("best is not None")
-    return best
+    return required(best, "best is there")

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, instance
 from dpstream.accounting.regions.boxes import checked, disjoint, overlapped, points, stacked
 from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
@@ -57,9 +57,7 @@ class Spent:
     def step(self) -> int:
         """Millionths of one coordinate of it."""
         dimension = self.space.dimensions[self.place]
-        if not isinstance(dimension, Budget):
-            raise InvariantError("isinstance(dimension, Budget)")
-        return dimension.step
+        return instance(dimension, Budget).step
 
     def most_in(self, boxes: Any) -> int:
         """The most that a point of the boxes has spent, in millionths.

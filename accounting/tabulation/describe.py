@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, instance, required
 from dpstream.accounting.figures import up
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
@@ -100,8 +100,7 @@ def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:
     budgets = dict[str, dict[str, float]]()
     for table, level, noise in plan.measured():
         budget = plan.parameters.budget(table.name, level)
-        if not isinstance(budget, Fraction):
-            raise InvariantError("isinstance(budget, Fraction)")
+        budget = instance(budget, Fraction)
         least = same_margins(noise, budget, plan.stability[level].groups, gamma)
         # Six digits are what a person writes into a file.
         written = min(Fraction(up(float(least))), budget)
@@ -190,8 +189,7 @@ def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[d
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:
         own = noise.total if detail is None else noise.detail
-        if own is None:
-            raise InvariantError("a figure is measured")
+        own = required(own, "a figure is measured")
         first = None if detail is None else noise.first
         margin = published_margin(asked, first, own, size, part)
         out.append({"table": name, "figure": what, "detail": detail, "cells": part,

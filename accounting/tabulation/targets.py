@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from scipy.special import ndtri
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.roots import brentq
 from dpstream.accounting.tabulation.margins import margin, tail
 from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
@@ -62,9 +62,7 @@ def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -
     Args:
         noise: of the level at its budget; groups: s.
     """
-    if noise.detail is None:
-        raise InvariantError("noise.detail is not None")
-    found = least_of(noise.detail) * groups / (1 - gamma)
+    found = least_of(required(noise.detail, "noise.detail is there")) * groups / (1 - gamma)
     if noise.total is not None:
         found = max(found, least_of(noise.total) * groups)
     return min(found, budget)

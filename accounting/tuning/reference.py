@@ -23,7 +23,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.growing import Published, published
 
@@ -128,9 +128,7 @@ def final_sd(plan: Plan, budget: Budget) -> float:
     """sd at close of the first published column, in records at the bound."""
     if budget.values:
         return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
-    if budget.units is None:
-        raise InvariantError("budget.units is not None")
-    return float(budget.units.sd[-1])
+    return float(required(budget.units, "budget.units is there").sd[-1])
 
 
 def kept(contributions: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from dpstream.accounting.arrays import Float64, Ids
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.strategies.base import ExactNoise, Strategy
 from dpstream.dp_transforms.noise import doubles, quantile
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
@@ -76,8 +76,7 @@ def error_in_sds(strategy: Strategy) -> float:
     moves in a prefix is at most the response of a step or a buffer (``Generators.responses``).
     """
     generators, reach = strategy.generators, strategy.reach
-    if generators is None:
-        raise InvariantError("generators is not None")
+    generators = required(generators, "generators is there")
     found, size = generators.responses(), generators.theta.shape[1]
     around = 1 + (np.abs(generators.out) * found.filled).sum(axis=1)
     of_steps = (3 * size + 4) * found.step * generators.gain * around

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.query.parts import QueryPart, parts_by_column, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -113,9 +113,7 @@ def _scale(
     """Multiply a column's partials by each unit's factor, rounded towards 0."""
     leads = next((n for n, p in enumerate(parts) if p.what == "count"), 0)
     norm = parts[leads].norm
-    if norm is None:
-        raise InvariantError("norm is not None")
-    factor = _factor(unit, sums[mine[leads]], norm)
+    factor = _factor(unit, sums[mine[leads]], required(norm, "norm is there"))
     for part, index in zip(parts, mine, strict=True):
         sums[index] = _times(sums[index] << part.refine, factor)
 

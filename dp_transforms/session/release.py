@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance, required
 from dpstream.accounting.query.calibration import half_width
 from dpstream.accounting.query.tree import cells_of, tree_of
 from dpstream.accounting.regions.amounts import MICRO, exact
@@ -98,9 +98,7 @@ def estimated(measures: Measures, sums: tuple[Int64, ...]) -> Estimate:
             out = Estimate(*(np.zeros(shape) for _ in found))
         for into, part in zip(out, found, strict=True):
             into[at] = part
-    if out is None:
-        raise InvariantError("a batch has cells")
-    return out
+    return required(out, "a batch has cells")
 
 
 def _estimate(measure: Measure, noisy: list[Int64]) -> Estimate:
@@ -124,8 +122,7 @@ def _estimate(measure: Measure, noisy: list[Int64]) -> Estimate:
 def _in_values(measure: Measure, of: Estimate) -> Estimate:
     """An estimate of coordinates, in the values of the column and within its range."""
     line, (low, high) = measure.line, measure.bounds
-    if line is None:
-        raise InvariantError("line is not None")
+    line = required(line, "line is there")
 
     def value(at: Float64) -> Float64:
         return _times(line.first + line.by * np.clip(at, low, high - 1), line.unit)
@@ -184,7 +181,6 @@ def _values(dimension: Dimension, at: list[int], begin: list[int]) -> pa.Array:
         return array([edge * dimension.step / MICRO for edge in at], pa.float64())
     if isinstance(dimension, Integer):
         return array([dimension.low + edge for edge in at], pa.int64())
-    if not isinstance(dimension, Real):
-        raise InvariantError("isinstance(dimension, Real)")
+    dimension = instance(dimension, Real)
     low, step = exact(dimension.low, dimension.name), exact(dimension.step, dimension.name)
     return array([float(low + step * edge) for edge in at], pa.float64())

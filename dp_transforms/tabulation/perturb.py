@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.tabulation.scales import Draws, Noise
 from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.tabulation.aggregate import Counts
@@ -77,9 +77,8 @@ def perturbed(
     out = list[Measured]()
     first: Int64 | None = None
     if draws.first is None:
-        if published is None:
-            raise InvariantError("without a step 1 totals are published already")
-        groups, totals = published.within(shard.first, shard.last)
+        totals_of = required(published, "without a step 1 totals are published already")
+        groups, totals = totals_of.within(shard.first, shard.last)
         detail = _detail(totals, thresholds)
     else:
         if only.any():

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.tabulation.combined import combine, published_margin, weight
 from dpstream.accounting.tabulation.margins import quantile
 from dpstream.accounting.tabulation.parameters import Parameters
@@ -173,9 +173,8 @@ def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> lis
         elif len(row.cells) == 1:
             out.append(found.cells[:, row.cells[0]])
         else:
-            if found.sexes is None:
-                raise InvariantError("a margin is one of two")
-            out.append(found.sexes[:, row.cells[0] // (size // 2)])
+            sexes = required(found.sexes, "a margin is one of two")
+            out.append(sexes[:, row.cells[0] // (size // 2)])
     return out
 
 

@@ -35,13 +35,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from dpstream.accounting.errors import (
-    DpstreamError,
-    InvariantError,
-    PolicyError,
-    RunError,
-    UsageError,
-)
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
@@ -111,9 +105,7 @@ def _made(make_view: MakeView, receipt: bytes) -> bytes:
 
 def _read(register: Register, run_id: str) -> Answer:
     answer = register.read(run_id)
-    if answer is None:
-        raise InvariantError("a committed answer is read back")
-    return answer
+    return required(answer, "a committed answer is read back")
 
 
 def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json, stop_signals
 
 _PAGE = Path("report.html")
@@ -86,9 +86,7 @@ def _serve(job: Path, port: int) -> None:
     from dpstream.pipelines.report.server import Server
 
     with Server(load_job(job), port) as server, stop_signals(True) as stop:
-        if stop is None:
-            raise InvariantError("stop is not None")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         click.echo(f"Report at {server.address}\nFor this machine only; Ctrl-C ends it.")
-        stop.wait()
+        required(stop, "stop is there").wait()
         server.shutdown()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.figures import down, up
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
@@ -143,8 +143,7 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
 def _read(path: Path | None) -> str:
     from dpstream.accounting.errors import UsageError
 
-    if path is None:
-        raise InvariantError("path is not None")
+    path = required(path, "path is there")
     try:
         with open(path, encoding="utf-8") as file:
             return file.read(1 << 22)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.query.bounds import Settled, not_estimated
 from dpstream.accounting.query.grids import regridded
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -120,9 +120,7 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
     table: dict[str, pa.Array | pa.ChunkedArray] = {}
     if question.key:
         values = rows.groups.values
-        if values is None:
-            raise InvariantError("values is not None")
-        chosen = values.take(numbers(found.group))
+        chosen = required(values, "values is there").take(numbers(found.group))
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for column, estimate in found.columns.items():
         table |= estimated(column, estimate, absent=null)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import msgspec
 
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError, required
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.operate import dataflow
 from dpstream.pipelines.tabulation.config import Choice
@@ -104,9 +104,7 @@ def begin(asked: Asked) -> Begin:
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     """Put the transforms of an execution into a pipeline."""
     task = began.task
-    if task.stamp is None:
-        raise InvariantError("records of a store have one")
-    name, size, _ = task.stamp
+    name, size, _ = required(task.stamp, "records of a store have one")
     path = f"{task.inputs.data}/{name}"
     pieces = [
         Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)

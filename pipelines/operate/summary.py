@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.dp_transforms.run import Run
@@ -164,8 +164,7 @@ class _Distinct:
 
 def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
     """The releases of a folder."""
-    if not isinstance(sink, FileSink):
-        raise InvariantError("isinstance(sink, FileSink)")
+    sink = instance(sink, FileSink)
     whole, names = release_schema(plan), _names(plan)
     schema = pa.schema([whole.field(name) for name in names])
     for file in release_files(sink.folder):

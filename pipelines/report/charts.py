@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.figures import human
 
 #: Colours there are; further lines repeat them, dashed.
@@ -224,8 +224,7 @@ def svg(figure: Figure, name: str, words: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     text = buffer.getvalue().decode("utf-8")
     view = re.search(r'viewBox="([^"]*)"', text)
-    if view is None:
-        raise InvariantError("view is not None")
+    view = required(view, "view is there")
     text = text[text.index(">", text.index("<svg")) + 1 :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
     text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), text)

@@ -30,7 +30,7 @@ from apache_beam.runners.portability.job_server import SubprocessJobServer
 from apache_beam.runners.portability.prism_runner import PrismJobServer
 from typing_extensions import override
 
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, required
 from dpstream.pipelines.runners import listeners
 from dpstream.pipelines.runners.errors import say
 from dpstream.pipelines.runners.guard import stop, with_parent
@@ -172,9 +172,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
         if self._log_filter is not None:
             logger.addFilter(self._log_filter)
             logger.setLevel(logging.INFO)
-        if process.stdout is None:
-            raise InvariantError("process.stdout is not None")
-        with process.stdout as lines:
+        with required(process.stdout, "process.stdout is there") as lines:
             for line in lines:
                 log_stdout(logger, line.decode(errors="backslashreplace").rstrip())
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, without
 from dpstream.accounting.regions.clubbing import club
 from dpstream.accounting.regions.space import Space
@@ -91,8 +91,7 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
         case Within(place=place, ranges=ranges):
             return _ranged(space, place, ranges)
         case Level():
-            if views is None:
-                raise InvariantError("consumption needs what was spent")
+            views = required(views, "consumption needs what was spent")
             return _levelled(condition, views.spent(condition.kind))
         case All(parts=parts):
             parts = tuple(_merged(parts, met=True))

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError, required
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.manifest import (
@@ -241,9 +241,7 @@ class _Change:
     def _known(self, new: Iterable[Records], there: Bool, found: IdTable) -> Iterator[Records]:
         """Those whose ids the table had."""
         for some in new:
-            if some.ids is None:
-                raise InvariantError("some.ids is not None")
-            known = there[found.find(some.ids)]
+            known = there[found.find(required(some.ids, "some.ids is there"))]
             self._refuse(some.file, some.rows[~known], UNKNOWN_ID)
             yield some.kept(known)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
 from dpstream.accounting.regions.dimensions import Budget
@@ -52,8 +52,7 @@ def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
     counted = amounts[~closed] if not closed.all() else np.zeros(1, np.int64)
     place = spent.place
     dimension = space.dimensions[place]
-    if not isinstance(dimension, Budget):
-        raise InvariantError("isinstance(dimension, Budget)")
+    dimension = instance(dimension, Budget)
     order = np.lexsort((np.arange(len(amounts)), -amounts))[: words.SHOWN]
     return {
         "most_spent": int(counted.max()) / MICRO,

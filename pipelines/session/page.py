@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, instance
 from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.dimensions import Budget
@@ -156,8 +156,7 @@ def _kind(desk: Desk, kind: str, found: dict[str, Any], chosen: Chosen) -> dict[
 def _top(spent: Spent, chosen: Chosen) -> int | None:
     """The chosen initial budget, if records can have it of this kind; else the most."""
     dimension = spent.space.dimensions[spent.place]
-    if not isinstance(dimension, Budget):
-        raise InvariantError("isinstance(dimension, Budget)")
+    dimension = instance(dimension, Budget)
     most = (dimension.values - 1) * dimension.step
     return chosen.initial if chosen.initial is None or chosen.initial <= most else None
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import InvariantError, UsageError, instance
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import volumes
 from dpstream.accounting.regions.charging import charge
@@ -69,8 +69,7 @@ def heat_map(
     at = None
     if place not in (x, y):
         dimension = space.dimensions[place]
-        if not isinstance(dimension, Budget):
-            raise InvariantError("isinstance(dimension, Budget)")
+        dimension = instance(dimension, Budget)
         top = (dimension.values - 1) * dimension.step
         at = (top if initial is None else initial) // dimension.step
         if not 0 <= at < dimension.values:

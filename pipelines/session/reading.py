@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import InvariantError, UsageError, required
 from dpstream.accounting.regions.dimensions import (
     Budget,
     Category,
@@ -194,9 +194,7 @@ def _records(
 
 
 def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:
-    if config.id is None:
-        raise InvariantError("config.id is not None")
-    column = batch.column(config.id)
+    column = batch.column(required(config.id, "config.id is there"))
     if config.id_type == "string" and pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     found, given = columns.identity(column, config.id_type)

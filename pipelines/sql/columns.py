@@ -8,7 +8,7 @@ import glob
 import re
 from pathlib import Path
 
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.places import refuse_url
 
 #: Types of columns, as statements name them.
@@ -41,8 +41,7 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
         if kind == "sqlite":
             return kind, f"sqlite:///{folder / sqlite_file(uri)}"
         return kind, uri
-    if path is None:
-        raise InvariantError("path is not None")
+    path = required(path, "path is there")
     refuse_url(path, f"{where}.path")
     plain = path.lower()
     for ending in _PACKED:

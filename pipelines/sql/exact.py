@@ -9,7 +9,7 @@ import itertools
 
 from sqlglot import exp
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, required
 from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.expressions import DECIMALS, FLOATS, decimal, duckdb
 from dpstream.pipelines.sql.forms import exact
@@ -205,9 +205,8 @@ def _owned(table: Table, catalog: Catalog) -> exp.Select:
     while at.via is not None:
         at = catalog.tables[at.via.table]
         chain.append(at)
-    if at.unit is None:
-        raise InvariantError("at.unit is not None")
-    owner = exp.column(at.unit, table=f"t{len(chain) - 1}", quoted=True)
+    unit = required(at.unit, "a chain ends at a table with a unit")
+    owner = exp.column(unit, table=f"t{len(chain) - 1}", quoted=True)
     items: list[exp.Expr] = [exp.column(c, table="t0", quoted=True) for c in table.columns]
     if table.via is not None:
         items.append(exp.alias_(owner.copy(), table.unit or "", quoted=True))

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
 from dpstream.dp_transforms.beam.keyed import Keyed
@@ -102,8 +102,7 @@ def _owned(
         own = Own(task, column)
         return rows | f"Own{number}" >> beam.ParDo(own).with_output_types(pa.RecordBatch)
     via = table.via
-    if via is None:
-        raise InvariantError("via is not None")
+    via = required(via, "via is there")
     pairs = sorted((theirs, mine) for mine, theirs in via.on)
     sides = [
         (owned[via.table], via.table, tuple(theirs for theirs, _ in pairs)),

@@ -45,7 +45,7 @@ from collections.abc import Mapping
 
 from sqlglot import exp
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance, required
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
 from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -98,16 +98,13 @@ class Validator:
             node.set("order", None)  # it changes no multiset, and could fail on a row
         if isinstance(node, exp.SetOperation):
             return self._combined(node)
-        if not isinstance(node, exp.Select):
-            raise InvariantError("isinstance(node, exp.Select)")
-        return self._selected(node)
+        return self._selected(instance(node, exp.Select))
 
     def scope(self, node: exp.Select) -> Scope:
         """What FROM, its joins and WHERE of a SELECT give."""
         first = node.args.get("from_")
         require(first is not None, "from", node)
-        if first is None:
-            raise InvariantError("first is not None")
+        first = required(first, "first is there")
         scope = Scope(first.this.alias_or_name, self._source(first.this))
         for join in node.args.get("joins") or ():
             scope.joined(join.this.alias_or_name, self._source(join.this), join)

@@ -8,7 +8,7 @@ no private row meets are released too, with noise like all others.  No group is 
 
 from sqlglot import exp
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.ownership import Validator
 from dpstream.pipelines.sql.relations import equalities
@@ -50,8 +50,7 @@ def public_side(core: exp.Select) -> PublicSide:
     last = joins[-1]
     kept = {"RIGHT": last.this, "LEFT": first if len(joins) == 1 else None}.get(last.side.upper())
     require(isinstance(kept, exp.Subquery), "public-groups", at)
-    if not isinstance(kept, exp.Subquery):
-        raise InvariantError("isinstance(kept, exp.Subquery)")
+    kept = instance(kept, exp.Subquery)
     fits = isinstance(kept.this, exp.Select)
     require(fits and kept.this.args.get("distinct") is not None, "public-groups", at)
     require(last.args.get("on") is not None, "public-groups", at)

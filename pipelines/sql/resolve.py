@@ -16,7 +16,7 @@ from sqlglot.optimizer.qualify_tables import qualify_tables
 from sqlglot.schema import MappingSchema
 from sqlglot.tokens import TokenType
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.pipelines.sql.allowed import (
     MAX_CHARACTERS,
     MAX_DEPTH,
@@ -55,9 +55,7 @@ def parsed(text: str) -> exp.Query:
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
         # The parser met something that it does not expect: it never passes on what.
         raise refusal("syntax") from None
-    if not isinstance(tree, exp.Query):
-        raise InvariantError("isinstance(tree, exp.Query)")
-    return tree
+    return instance(tree, exp.Query)
 
 
 def _check_tokens(tokens: list) -> None:  # type: ignore[type-arg]

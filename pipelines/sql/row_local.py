@@ -31,7 +31,7 @@ import dataclasses
 
 from sqlglot import exp
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.catalog import Table, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -84,8 +84,7 @@ def row_query(text: str, tables: RowTables) -> exp.Select:
 def _checked(text: str, tables: RowTables) -> exp.Select:
     tree = qualified(inlined(parsed(text)), tables.schema)
     require(isinstance(tree, exp.Select), "stream-rows", tree)
-    if not isinstance(tree, exp.Select):
-        raise InvariantError("isinstance(tree, exp.Select)")
+    tree = instance(tree, exp.Select)
     require(tree.args.get("hint") is None, "one-dp-select", tree)
     check_row_local(tree, tables)
     tree.set("order", None)  # rows keep the order they came in

@@ -12,7 +12,7 @@ import msgspec
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
 from dpstream.pipelines.sql.catalog import RELEASED, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -172,9 +172,7 @@ class _Released:
             require(name not in self.names, "duplicate-column", node)
             self.names.add(name)
         kind = type_of(node)
-        if kind is None:
-            raise InvariantError("kind is not None")
-        return Group(name, node.copy(), kind)
+        return Group(name, node.copy(), required(kind, "kind is there"))
 
     def _collect(self, node: exp.Expr, label: str | None) -> None:
         """Every function in an expression; nothing else in it may depend on a row."""

@@ -29,7 +29,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import InlineTable
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.jobs.committed import check_tuning
@@ -105,9 +105,7 @@ def stream_job(path: Path, statement: str) -> StreamJob:
             fits = error
             continue
         return StreamJob(job, text)
-    if fits is None:
-        raise InvariantError("fits is not None")
-    raise fits
+    raise required(fits, "fits is there")
 
 
 def _readable(tables: dict[str, Any], folder: Path) -> Readable:

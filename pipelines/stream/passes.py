@@ -18,13 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import (
-    DpstreamError,
-    InvariantError,
-    PolicyError,
-    RunError,
-    UsageError,
-)
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.waiting import waiting_partitions
@@ -234,8 +228,7 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
     check_types(job, arranged.new)
     files = (*arranged.known, *arranged.new)
     if noted is None:
-        if upto is None:
-            raise InvariantError("upto is not None")
+        upto = required(upto, "upto is there")
         passes = Passes((Pass(arranged.digests, upto),), 0, tuple(range(len(files))))
     elif not arranged.new and (upto is None or upto == noted.done):
         return Due(JoinedFiles(job, files, (), arranged.first), noted, noted, 0)

@@ -8,13 +8,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from dpstream.accounting.errors import (
-    DpstreamError,
-    InvariantError,
-    PolicyError,
-    RunError,
-    UsageError,
-)
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.accounting.guarantee import warnings_of
 from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
@@ -120,9 +114,7 @@ def run_job(
     result = None
     for pass_ in due(job, through):
         result = _run(job, asked, pass_)
-    if result is None:
-        raise InvariantError("there is at least one pass")
-    return result
+    return required(result, "there is at least one pass")
 
 
 def _set_aside(job: Job, warn: Warn) -> None:

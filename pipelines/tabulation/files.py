@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.pipelines.tabulation import characteristics, geography
@@ -58,9 +58,7 @@ def load(
     """
     loaded, found = _read(parameters, data, choice, records, totals)
     refuse(found)
-    if loaded is None:
-        raise InvariantError("loaded is not None")
-    return loaded
+    return required(loaded, "loaded is there")
 
 
 def records_path(data: Path, program: str) -> Path:

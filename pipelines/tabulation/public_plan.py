@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.limits import MIN_DELTA
 from dpstream.accounting.tabulation.describe import describe, text
 from dpstream.accounting.tabulation.guarantee import DELTA
@@ -94,9 +94,7 @@ def _without_block(prepared: Prepared) -> int:
     """Groups of published totals in regions without a block, where no record can be."""
     count = 0
     for level, published in (prepared.published or {}).items():
-        domain = prepared.domain.of(level)
-        if domain is None:
-            raise InvariantError("totals are of levels that run")
+        domain = required(prepared.domain.of(level), "totals are of levels that run")
         region = published.groups // len(domain.iterations)
         count += int((~np.isin(region, prepared.domain.regions_of[level.region_type])).sum())
     return count

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, required
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
@@ -210,9 +210,7 @@ def _expected(known: Prepared) -> dict[Kind, tuple[int, float, int]]:
     for table, level, noise in known.plan.measured():
         for row in figures_of(known.plan, table, level, noise):
             own = noise.total if row["detail"] is None else noise.detail
-            if own is None:
-                raise InvariantError("own is not None")
-            rmse = math.sqrt(row["cells"] * margins.chances(own).variance)
+            rmse = math.sqrt(row["cells"] * margins.chances(required(own, "own is there")).variance)
             kind = Kind(level.label, row["table"], row["figure"], row["detail"])
             out[kind] = row["margin"], rmse, row["cells"]
     return out

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.tabulation.describe import NO_GUARANTEE
 from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import Table
@@ -143,8 +143,7 @@ def finished(
     parameters = found.plan.parameters
     table, level = parameters.tables[part.table], found.domain.levels[part.shard.level]
     kinds = draws(parameters, table, level.level, level.stability.groups)
-    if kinds is None:
-        raise InvariantError("a part is of a level that is on")
+    kinds = required(kinds, "a part is of a level that is on")
     measured = perturbed(
         level,
         table,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
 from dpstream.accounting.tuning.answer import Figures, rule_in_words
 from dpstream.accounting.tuning.question import encoder_matrix
@@ -121,8 +121,7 @@ class TuningQuestion(NamedTuple):
 
 def _private(asked: Asked, ring: KeyRing) -> Outcome:
     place = asked.job.ledger
-    if place is None:
-        raise InvariantError("a private tuning has an account")
+    place = required(place, "a private tuning has an account")
     with contextlib.closing(open_ledger(place)) as ledger:
         answer = sequence.ask(TuningQuestion(asked), ledger, ring, asked.request.how)
     return _tell(asked, answer)

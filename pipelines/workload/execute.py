@@ -13,7 +13,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.calibration import calibrated
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
@@ -109,8 +109,7 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
     store = stores.open_store(job.state.store or "", plan, run_id)
     budget = calibrated(plan, store.identity.calibration).budget
     [aggregate], own = plan.aggregates, job.cells
-    if own is None:
-        raise InvariantError("own is not None")
+    own = required(own, "own is there")
     line, cells, scale, moments = plan.timeline, [], [], []
     for window, last in sorted(store.completed(store.identity.shards).items()):
         for trigger in range(1, last + 1):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact, human, up
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MIN_DELTA
@@ -37,17 +37,13 @@ class Guarantee(NamedTuple):
     def warnings(self) -> list[str]:
         """Of what it promises."""
         if self.epsilon is None or self.delta is None:
-            if self.mu is None:
-                raise InvariantError("self.mu is not None")
-            return weaknesses_of_mu(self.mu)
+            return weaknesses_of_mu(required(self.mu, "self.mu is there"))
         return weaknesses(self.epsilon, self.delta)
 
     @property
     def scale(self) -> float:
         """Standard errors at this guarantee for one of 1 at mu = 1."""
-        if self.mu is None:
-            raise InvariantError("self.mu is not None")
-        return self.contributions / self.mu
+        return self.contributions / required(self.mu, "self.mu is there")
 
 
 def guarantee_of(

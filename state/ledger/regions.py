@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
 from dpstream.accounting.regions.boxes import checked
 from dpstream.accounting.regions.closing import closable
@@ -268,9 +268,7 @@ class RegionAccount:
             )
         if new:
             digest = ledger.digest_of(new[-1].name)
-            if digest is None:
-                raise InvariantError("digest is not None")
-            self._state = state.after(new, digest)
+            self._state = state.after(new, required(digest, "digest is there"))
         self._book = book
         return self._state
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from google.cloud import spanner
 
-from dpstream.accounting.errors import InvariantError, RunError
+from dpstream.accounting.errors import InvariantError, RunError, required
 from dpstream.accounting.limits import COMMIT_BYTES
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Asked, Ledger, LedgerMovedError
@@ -160,9 +160,7 @@ class SpannerLedger(Ledger):
                 last = self._last
                 if last is None or commits_from(self._db, last.number) != [last]:
                     administered(self._read)
-        if self._rows is None:
-            raise InvariantError("self._rows is not None")
-        return self._rows
+        return required(self._rows, "self._rows is there")
 
     def _read(self) -> None:
         rows, last = self._rows, self._last
@@ -225,8 +223,7 @@ class SpannerLedger(Ledger):
         if self._pending is not None and run_id in self._pending.answers:
             return self._pending.answers[run_id]
         last = self._last
-        if last is None:
-            raise InvariantError("rows are those of a commit")
+        last = required(last, "rows are those of a commit")
         with of_ledger(), self._db.snapshot(multi_use=True) as snapshot:
             moved = commits_from(self._db, last.number, snapshot) != [last]
             read = [] if moved else list(answers_of(self._db, [run_id], snapshot))

@@ -22,7 +22,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
@@ -133,8 +133,7 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
-        if not isinstance(states, SpannerKeyShard):
-            raise InvariantError("isinstance(states, SpannerKeyShard)")
+        states = instance(states, SpannerKeyShard)
         group = self._group.shards
         if group:
             # What waits must fit into one commit together with this step.
@@ -150,8 +149,7 @@ class SpannerStore(SpannerRetention, Store):
     def commit_step(
         self, window: int, shard: int, trigger: int, states: KeyShard, result: StepResult
     ) -> pa.RecordBatch:
-        if not isinstance(states, SpannerKeyShard):
-            raise InvariantError("isinstance(states, SpannerKeyShard)")
+        states = instance(states, SpannerKeyShard)
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self._drop([states])
             raise OvertakenError
@@ -361,8 +359,7 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
-        if not isinstance(units, SpannerUnitShard):
-            raise InvariantError("isinstance(units, SpannerUnitShard)")
+        units = instance(units, SpannerUnitShard)
         units.load(self._db, ids)
         units.ahead = units.pieces > 0 or units.reach > units.decided
 
@@ -370,8 +367,7 @@ class SpannerStore(SpannerRetention, Store):
     def commit_units(
         self, shard: int, trigger_time: int, units: UnitShard, admitted: Admitted
     ) -> None:
-        if not isinstance(units, SpannerUnitShard):
-            raise InvariantError("isinstance(units, SpannerUnitShard)")
+        units = instance(units, SpannerUnitShard)
         try:
             slots = units.take(admitted)
             runs = parts(slots, ROW_MUTATIONS, units.row_bytes(slots))
@@ -410,9 +406,7 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
-        if not isinstance(units, SpannerUnitShard):
-            raise InvariantError("isinstance(units, SpannerUnitShard)")
-        return units.admitted()
+        return instance(units, SpannerUnitShard).admitted()
 
     # --- progress -----------------------------------------------------------------------
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import (
+    DpstreamError,
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+    instance,
+    required,
+)
 
 
 def test_errors_travel_between_processes() -> None:
@@ -30,3 +38,11 @@ def test_scripts_tell_them_apart_by_exit_code_and_word(
     assert isinstance(error, DpstreamError) and (error.field, error.rule, error.fix) == (
         "state.store", "is busy", "wait",
     )  # fmt: skip
+
+
+def test_values_that_must_be_there_and_of_a_kind() -> None:
+    assert required(0, "a number is there") == 0 and instance(True, int) is True
+    with pytest.raises(InvariantError, match="a number is there"):
+        required(None, "a number is there")
+    with pytest.raises(InvariantError, match="str is no int"):
+        instance("1", int)

@@ -20,7 +20,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.residual import Residual
@@ -97,9 +97,7 @@ def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
         )
     if isinstance(gram, Residual):
         return [gram.dense()]
-    if not isinstance(gram, Blocks):
-        raise InvariantError("isinstance(gram, Blocks)")
-    return [gram.dense()]
+    return [instance(gram, Blocks).dense()]
 
 
 def _factored(matrix: Float64) -> tuple[Float64, Float64, bool]:

@@ -20,7 +20,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.strategies.cells.climb import Slopes, climb, points_for, sure_sum
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
@@ -94,8 +94,7 @@ def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Sol
             best = error, make
         if best[0] <= floor * (1 + tolerance):
             break
-    if best is None:
-        raise InvariantError("best is not None")
+    best = required(best, "best is there")
     gram = best[1]()
     spread = folding.spread(certificate / folding.counts)
     return Solved(CellStrategy("optimum", gram), best[0], floor, (spread,), steps)

@@ -22,7 +22,7 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64, kron
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.limits import MAX_RESIDUAL_PARTS, MAX_RESIDUAL_SPACES
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Spread
@@ -291,8 +291,7 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
             best = error, y / value
         if best[0] <= floor * (1 + tolerance):
             break
-    if best is None:
-        raise InvariantError("best is not None")
+    best = required(best, "best is there")
     kept = [k for k, y in enumerate(best[1]) if y > 0 and spaces.dims[k] > 0]
     gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), best[1][kept])
     return WorstTable(CellStrategy("residual", gram), best[0], floor, certificate)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.folding import Folding
@@ -105,9 +105,7 @@ def _gram(gram: Gram) -> dict[str, Any]:
     factors = gram.factors if isinstance(gram, Kron) else (gram,)
     found: dict[str, Any] = {"form": np.array("kron" if isinstance(gram, Kron) else "blocks")}
     found["factors"] = np.array(len(factors))
-    for k, factor in enumerate(factors):
-        if not isinstance(factor, Blocks):
-            raise InvariantError("isinstance(factor, Blocks)")
+    for k, factor in enumerate(instance(factor, Blocks) for factor in factors):
         found[f"sizes{k}"] = np.array(factor.folding.sizes, np.int64)
         found[f"folded{k}"] = np.array(factor.folding.folded)
         found |= {f"block{k}.{j}": block for j, block in enumerate(factor.blocks)}

@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.folding import Folding
 from dpstream.accounting.strategies.cells.threads import one_thread
@@ -153,6 +153,4 @@ def weigh(basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20) -
         best = best._replace(bound=bound, steps=step)
         if best.gap <= tolerance:
             break
-    if best is None:
-        raise InvariantError("best is not None")
-    return best
+    return required(best, "best is there")

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.strategies.cells.climb import Slopes, climb, points_for, sure_sum
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
@@ -117,8 +117,7 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
             best = error, half @ half.T
         if best[0] <= floor * (1 + tolerance):
             break
-    if best is None:
-        raise InvariantError("best is not None")
+    best = required(best, "best is there")
     # Completion makes it invertible too: what it adds for that raises a variance by 1e-7 of itself.
     gram = completed(dense_gram(best[1], workload.sizes), 1e-7)
     error = gram.sensitivity2 * _largest(gram, rows)
