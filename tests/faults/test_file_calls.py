@@ -85,8 +85,10 @@ def test_every_call(name: str, server: Server, tmp_path: Path) -> None:
 
 def test_every_command_is_here() -> None:
     """A new command is tested, declared to write nothing, or set apart with a reason."""
-    cases_of = {command_of(case) for case in (*COMMANDS, *READ_ONLY)}
-    assert cases_of | APART.keys() == every_command()
+    write, read = ({command_of(case) for case in cases} for cases in (COMMANDS, READ_ONLY))
+    assert write | read | APART.keys() == every_command()
+    anew = {command_of(case) for case in COMMANDS if case.endswith("--fresh")}
+    assert anew == every_command("--fresh") & write
 
 
 def _writes(server: Server, command: Command, folder: Path) -> list[str]:

@@ -376,6 +376,8 @@ COMMANDS: Mapping[str, Command] = {
                                       "--delta", "1e-6", "--cache", "cache", "--json"),
                              printed("rmse"), charged=None),
     "choose": Command(stream, CHOOSE, released("chosen.toml")),
+    "choose --fresh": Command(stream, (*CHOOSE[:-1], "again.toml", "--fresh"), nothing, (CHOOSE,),
+                              repeats=False, done="exists", anew=True),
     "sql": Command(catalog, SQL, printed("rows")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
     "sql, quantiles": Command(catalog, ("sql", "shop.toml", QUANTILES, "--json"), printed("rows")),
@@ -412,6 +414,10 @@ COMMANDS: Mapping[str, Command] = {
                                  charged=None),
     "tabulate execute": Command(census, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key"),
                                 released("out"), (GENERATE,)),
+    "tabulate execute --fresh": Command(
+        census, (*EXECUTE, "again", *CHARGED, "--key-file", "noise.key", "--fresh"), nothing,
+        (GENERATE, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key")), repeats=False,
+        done="exists|not empty", anew=True),
     "tabulate execute, households": Command(
         homes, (*EXECUTE, "out", "--program", "h", *CHARGED, "--key-file", "noise.key"),
         released("out"),
@@ -478,8 +484,8 @@ def command_of(case: str) -> str:
     return re.split(" --|,", case)[0]
 
 
-def every_command() -> set[str]:
-    """The names of all commands of the command line."""
+def every_command(option: str | None = None) -> set[str]:
+    """The names of all commands of the command line, or of those with an option."""
     import click
 
     from dpstream.pipelines.cli.main import cli
@@ -488,7 +494,7 @@ def every_command() -> set[str]:
         for name, command in group.commands.items():
             if isinstance(command, click.Group):
                 yield from names(command, f"{before}{name} ")
-            else:
+            elif option is None or any(option in param.opts for param in command.params):
                 yield f"{before}{name}"
 
     return set(names(cli))
