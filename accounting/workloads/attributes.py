@@ -81,11 +81,11 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
     kinds = {type(value) for value in listed}
     if kinds not in ({str}, {int}):
         raise PolicyError(
-            where, "values are all text or all whole numbers", "list at least one, of one type"
+            where, "must be all text or all whole numbers", "list at least one value, of one type"
         )
     if not all(_storable(value) for value in listed):
         raise PolicyError(
-            where, "text is Unicode, and whole numbers have 64 bits, as those of records", "mend it"
+            where, "must be Unicode text, or whole numbers of 64 bits", "correct these values"
         )
     if len({normal(value) for value in listed}) < len(listed):
         raise PolicyError(where, "a value is listed twice, as text in normal form (NFC)",
@@ -102,7 +102,7 @@ def of_size(name: str, size: int) -> Attribute:
     where = f"domain.{name}.size"
     if type(size) is not int or not 1 <= size <= MAX_ATTRIBUTE_CELLS:
         raise PolicyError(
-            where, f"a size is a whole number from 1 to {MAX_ATTRIBUTE_CELLS}", "give another"
+            where, f"must be a whole number from 1 to {MAX_ATTRIBUTE_CELLS}", "correct it"
         )
     return Attribute(name, values=tuple(range(size)))
 
@@ -116,13 +116,13 @@ def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
     where = f"domain.{name}.edges"
     listed = tuple(edges)
     if any(type(edge) not in (int, float) or not abs(edge) <= _MAX_EDGE for edge in listed):
-        raise PolicyError(where, "edges are finite numbers", "correct them")
-    found = tuple(float(edge) for edge in listed)
-    if len(found) < 2 or any(low >= high for low, high in itertools.pairwise(found)):
+        raise PolicyError(where, "must be finite numbers", "correct them")
+    ends = tuple(float(edge) for edge in listed)
+    if len(ends) < 2 or any(low >= high for low, high in itertools.pairwise(ends)):
         raise PolicyError(
-            where, "edges are at least two numbers, each above the one before", "sort them"
+            where, "must be two numbers or more, each above the one before", "sort them"
         )
-    return _limited(Attribute(name, edges=found), where)
+    return _limited(Attribute(name, edges=ends), where)
 
 
 def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
@@ -133,10 +133,10 @@ def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
     """
     if not 1 <= len(attributes) <= MAX_WORKLOAD_ATTRIBUTES:
         raise PolicyError(
-            "domain", f"a domain has 1 to {MAX_WORKLOAD_ATTRIBUTES} attributes", "name as many"
+            "domain", f"must have 1 to {MAX_WORKLOAD_ATTRIBUTES} attributes", "list as many"
         )
     if not all(_storable(attribute.name) for attribute in attributes):
-        raise PolicyError("domain", "names are Unicode text", "rename what is not")
+        raise PolicyError("domain", "has a name that is not Unicode text", "rename that attribute")
     if len({attribute.name for attribute in attributes}) < len(attributes):
         raise PolicyError("domain", "two attributes have one name", "rename one of them")
     return tuple(attributes)

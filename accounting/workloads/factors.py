@@ -206,11 +206,11 @@ def interval(kind: str, size: int, width: int = 0, relative: bool = False) -> Fa
     """
     if kind not in INTERVALS:
         raise PolicyError(
-            "queries.factors", f"a factor is one of {', '.join(INTERVALS)} or a matrix", "use one"
+            "queries.factors", f"must be one of {', '.join(INTERVALS)} or a matrix", "correct it"
         )
     if (kind == "width") != bool(width) or not 0 <= width <= size:
         raise PolicyError(
-            "queries.factors", "a width is a whole number from 1 to the number of cells", "mend it"
+            "queries.factors", f"width must be a whole number from 1 to {size}", "correct it"
         )
     return Factor(kind, size, width, relative=relative)
 
@@ -228,21 +228,23 @@ def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor
         found = np.zeros(0)
     if found.ndim != 2 or found.shape[1] != size or not found.size:
         raise PolicyError(
-            where, "a matrix has at least one row, and a number for each cell in each", "mend it"
+            where, "must have a row or more, each with a number for each cell", "correct it"
         )
     if found.size > MAX_EXPLICIT_NUMBERS:
         raise PolicyError(
-            where, f"a matrix has at most {MAX_EXPLICIT_NUMBERS} numbers", "use fewer queries"
+            where, f"must have at most {MAX_EXPLICIT_NUMBERS} numbers", "use fewer queries"
         )
     if not np.abs(found).max() <= MAX_COEFFICIENT:
         raise PolicyError(
-            where, f"coefficients are finite and at most {MAX_COEFFICIENT:.0e}", "rescale the row"
+            where,
+            f"must have finite coefficients of at most {MAX_COEFFICIENT:.0e}",
+            "rescale the row",
         )
     if not np.abs(found).max(axis=1).all():
-        raise PolicyError(where, "a query asks no cell", "remove the row of zeros")
+        raise PolicyError(where, "has a row of zeros, which asks nothing", "remove it")
     if np.abs(found).max(axis=1).min() < 1 / MAX_COEFFICIENT:
         raise PolicyError(
-            where, f"a row's largest coefficient is at least {1 / MAX_COEFFICIENT:.0e}",
+            where, f"must have a coefficient of at least {1 / MAX_COEFFICIENT:.0e} in each row",
             "rescale the row",
         )  # fmt: skip
     found += 0.0  # One zero, so that equal matrices have equal bytes.

@@ -40,7 +40,7 @@ def from_dict(text: Any) -> Workload:
     _keys(text, "workload", {"domain", "queries"})
     domain, queries = text["domain"], text["queries"]
     if not isinstance(domain, list) or not isinstance(queries, list):
-        raise PolicyError("workload", "domain and queries are lists", "write them as lists")
+        raise PolicyError("workload", "domain and queries must be lists", "write them in [ ]")
     attributes = domain_of([_attribute(entry) for entry in domain])
     numbers = {attribute.name: axis for axis, attribute in enumerate(attributes)}
     products: list[tuple[float, dict[int, Factor]]] = []
@@ -49,7 +49,9 @@ def from_dict(text: Any) -> Workload:
             "weight", "factors", "ways", "kind",
         }:  # fmt: skip
             raise PolicyError(
-                "queries", "a query has factors or ways and kind, and a weight", "mend its keys"
+                "queries",
+                "a query may have the keys factors, or ways and kind, and weight, and no others",
+                "correct its keys",
             )
         weight = query.get("weight", 1)
         if "ways" in query:
@@ -69,33 +71,37 @@ def from_arrays(arrays: Mapping[str, Any]) -> Workload:
         PolicyError: no ``W``, or not a query matrix.
     """
     if set(arrays) != {"W"}:
-        raise PolicyError("workload", "a file of arrays holds W and nothing else", "save W alone")
+        raise PolicyError("workload", "an NPZ file must hold W and nothing else", "save W alone")
     matrix = np.asarray(arrays["W"])
     if matrix.dtype.kind not in "iuf" or matrix.ndim != 2:
-        raise PolicyError("workload.W", "W is a matrix of numbers", "save it as one")
+        raise PolicyError("workload.W", "W must be a matrix of numbers", "save it as one")
     return of_matrix(matrix)
 
 
 def _keys(entry: Any, where: str, keys: set[str]) -> None:
     if not isinstance(entry, Mapping) or set(entry) != keys:
-        raise PolicyError(where, f"an object of {' and '.join(sorted(keys))}", "mend its keys")
+        names = " and ".join(sorted(keys))
+        raise PolicyError(
+            where, f"must be an object with the keys {names} alone", "correct its keys"
+        )
+
+
+def _not_an_attribute() -> PolicyError:
+    rule = "each attribute must have a name (text) and one of values, edges and size"
+    return PolicyError("domain", rule, 'write {"name": "age", "edges": [0, 18, 65]}')
 
 
 def _attribute(entry: Any) -> Attribute:
     if not isinstance(entry, Mapping) or len(entry) != 2 or "name" not in entry:
-        raise PolicyError(
-            "domain", "an attribute has a name, and values, edges or a size", "mend its keys"
-        )
+        raise _not_an_attribute()
     [form] = set(entry) - {"name"}
     name, given = entry["name"], entry[form]
     if not isinstance(name, str) or not name or form not in _FORMS:
-        raise PolicyError(
-            "domain", "an attribute has a name, and values, edges or a size", "mend its keys"
-        )
+        raise _not_an_attribute()
     if form != "size" and not isinstance(given, list):
-        raise PolicyError(f"domain.{name}.{form}", "values and edges are lists", "write a list")
-    found: Attribute = _FORMS[form](name, given)  # type: ignore[operator]
-    return found
+        raise PolicyError(f"domain.{name}.{form}", "must be a list", "write it in [ ]")
+    attribute: Attribute = _FORMS[form](name, given)  # type: ignore[operator]
+    return attribute
 
 
 def _factor(given: Any, size: int) -> Factor:
@@ -106,11 +112,15 @@ def _factor(given: Any, size: int) -> Factor:
     if isinstance(given, Mapping) and set(given) == {"matrix"}:
         if not _numbers(given["matrix"]):
             raise PolicyError(
-                "queries.factors.matrix", "a matrix is a list of rows of numbers", "mend it"
+                "queries.factors.matrix",
+                "must be a list of rows of numbers",
+                "write [[1, 0], [0, 1]]",
             )
         return explicit(given["matrix"], size)
     raise PolicyError(
-        "queries.factors", 'a factor is a name, {"width": k} or {"matrix": rows}', "use one"
+        "queries.factors",
+        'a factor must be a name, {"width": k} or {"matrix": rows}',
+        'write "identity", "total", "prefix" or "range"',
     )
 
 
@@ -126,7 +136,7 @@ def _factors(
 ) -> dict[int, Factor]:
     named = query.get("factors")
     if not isinstance(named, Mapping) or "kind" in query:
-        raise PolicyError("queries.factors", "factors are an object by attribute", "write one")
+        raise PolicyError("queries.factors", "must be an object", 'write {"ATTRIBUTE": "identity"}')
     if not named.keys() <= numbers.keys():
         raise PolicyError(
             "queries.factors", "a factor names no attribute of the domain", "name one of them"
@@ -143,7 +153,9 @@ def _ways(
     ways = query["ways"]
     if type(ways) is not int or not 0 <= ways <= len(attributes) or "factors" in query:
         raise PolicyError(
-            "queries.ways", "ways is a whole number of attributes, without factors", "mend it"
+            "queries.ways",
+            f"must be a whole number from 0 to {len(attributes)}, in a query without factors",
+            "correct it, or remove factors",
         )
     if (sets := math.comb(len(attributes), ways)) > MAX_WORKLOAD_PRODUCTS:
         raise PolicyError(

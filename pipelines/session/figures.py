@@ -47,7 +47,7 @@ def figure_of(text: str) -> Aggregate:
             return quantiles(parts[0], [float(part) for part in parts[1:]])
         except ValueError:
             pass
-    raise UsageError("figure", "is none", _USE)
+    raise UsageError("figure", "is not a figure that a session can ask for", _USE)
 
 
 def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int | None]:

@@ -180,8 +180,10 @@ def lines(plan: Plan) -> list[str]:
         return found
     if not decision.accepted:
         largest = words.amount(decision.largest)
-        said = f"{len(decision.lacking):,} boxes lack {paid}; all points asked have {largest}"
-        found.append(f"Refused     {said} or more")
+        boxes = f"{len(decision.lacking):,} box{'es' * (len(decision.lacking) != 1)}"
+        found.append(
+            f"Refused     points in {boxes} lack {paid}; all points have {largest} or more"
+        )
         if plan.enough:
             found.append(f'            all points have enough where "{plan.enough}"; or --drop')
         return found

@@ -99,7 +99,8 @@ class Session:
             if entry == run_id and charge.allots and charge.budget != "closed":
                 selection = Selection(self.desk.space).cut_to(charge.read)
                 return Allotment(self, selection, run_id, charge.budget, charge.amount)
-        raise PolicyError("allotment", "is not in the account", "make one with as_pinq")
+        fix = "make it with `dpstream session allot`, or with as_pinq in Python"
+        raise PolicyError("allotment", "is not in the account", fix)
 
     def close(self) -> None:
         """Let go of the ledger and wipe the key."""

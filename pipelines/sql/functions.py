@@ -16,6 +16,7 @@ from dpstream.accounting.query.plan import MAX_QUANTILES
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import Clamped, Private, WithReport
 from dpstream.pipelines.sql.numbers import number, pair, usable, whole
+from dpstream.pipelines.sql.ownership import type_of
 from dpstream.pipelines.sql.relations import Scope
 
 Kind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
@@ -135,6 +136,11 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
 
 
 _UNITS = exp.var("units")
+#: Types of which no value is a number: a figure of them would be NULL, after its charge.
+_NO_NUMBERS = {
+    exp.DType.TEXT, exp.DType.VARBINARY, exp.DType.BOOLEAN, exp.DType.DATE, exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ, exp.DType.TIME,
+}  # fmt: skip
 
 
 def _default(kind: Kind) -> Per:
@@ -190,4 +196,5 @@ def _argument(kind: Kind, given: exp.Expr, scope: Scope, node: exp.Expr) -> exp.
     if isinstance(given, exp.Star):
         require(kind == "count", "arguments", node)
         return None
+    require(kind == "count" or type_of(given) not in _NO_NUMBERS, "numbers", node)
     return given

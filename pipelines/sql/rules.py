@@ -137,6 +137,10 @@ RULES: dict[str, Rule] = {
         "gives a private function other arguments than it takes",
         "write FUNCTION(expression, contribution_bounds_per_group => (low, high))",
     ),
+    "numbers": Rule(
+        "gives a function of numbers an argument that holds none",
+        "name a column of numbers, or write CAST(x AS FLOAT64); a table's types are in its catalog",
+    ),
     "bounds": Rule(
         "has contribution bounds that are not two numbers (0, or 1e-60 to 1e60 in size), low below "
         "high, or are given twice",

@@ -64,7 +64,7 @@ def _parsed(text: str) -> Any:
     except DpstreamError:
         raise
     except (ValueError, RecursionError):
-        raise UsageError(_FIELD, "is not JSON", "mend its syntax") from None
+        raise UsageError(_FIELD, "is not JSON", "correct its syntax") from None
 
 
 def _no_number(_: str) -> float:

@@ -67,7 +67,7 @@ def guarantee_of(
         raise UsageError("--epsilon", "and --delta belong together", "give both")
     if not (0 < epsilon < math.inf and MIN_DELTA <= delta < 1):
         raise PolicyError(
-            "--epsilon", f"is positive, and --delta from {MIN_DELTA:g} to 1", "give a budget"
+            "--epsilon", f"must be positive, and --delta from {MIN_DELTA:g} to 1", "correct them"
         )
     return Guarantee(mu_of(epsilon, delta), epsilon, delta, contributions)
 

@@ -23,7 +23,15 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import down
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.boxes import checked, cut, overlapped, stacked, taken, union
+from dpstream.accounting.regions.boxes import (
+    checked,
+    cut,
+    overlapped,
+    points,
+    stacked,
+    taken,
+    union,
+)
 from dpstream.accounting.regions.clubbing import club
 from dpstream.accounting.regions.decision import Decision, Own, decide
 from dpstream.accounting.regions.dimensions import Budget
@@ -85,6 +93,9 @@ class Planned(NamedTuple):
     read: Int64
 
 
+_NOTHING_LEFT = "ask other points: `dpstream session budget` shows which have budget left"
+
+
 class SessionRefusedError(PolicyError):
     """A query that points lack budget for.
 
@@ -101,9 +112,10 @@ class SessionRefusedError(PolicyError):
                 f"ask for at most {down(decision.largest / MICRO, 10)}" * (decision.largest > 0),
                 f'ask only points with enough (--where "{enough}", and what else is asked)'
                 * bool(enough),
-                "leave those points out (--drop)",
+                "leave those points out (--drop)"
+                * (points(decision.lacking) < points(decision.asked)),
             ]
-            fix = ", or ".join(way for way in ways if way)
+            fix = ", or ".join(way for way in ways if way) or _NOTHING_LEFT
         else:
             rule, fix = "no point of the table is asked", "ask a range that holds points"
         super().__init__("budget", rule, fix)

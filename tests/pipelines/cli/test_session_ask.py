@@ -52,6 +52,17 @@ def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
     assert told("ask", table, "--epsilon", "0.5", "--drop")["charged"]
 
 
+def test_dropping_is_no_way_out_where_every_point_lacks_budget(tmp_path: Path) -> None:
+    table = loaded(tmp_path)
+    first = told("ask", table, "--epsilon", "0.25")
+    assert first["charged"]
+    result = called("ask", table, "--epsilon", "1.9", "--drop", "--json")
+    fix = json.loads(result.stderr)["fix"]
+    assert result.exit_code == 3 and "--drop" not in fix
+    [command] = re.findall(r"`dpstream session (\w+)`", fix)
+    assert called(command, table).exit_code == 0
+
+
 def test_several_figures_and_rho(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     found = told("ask", table, "count", "sum(b)", "average(b)", "median(b)",

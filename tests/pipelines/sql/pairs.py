@@ -354,6 +354,7 @@ STATEMENTS: list[tuple[str, str, str]] = [
      "count-distinct"),
     (_OK, _sel("dept, SUM(DISTINCT age) AS k"), "arguments"),
     (_OK, _sel("dept, SUM(COUNT(*)) AS k"), "nested-aggregate"),
+    (_sel("dept, SUM(age) AS k"), _sel("dept, SUM(dept) AS k"), "numbers"),
     (_OK, _sel("dept, COUNTIF(age > 3) AS k"), "dp-aggregate"),
     (_OK, _sel("dept, STRING_AGG(dept) AS k"), "inner-aggregate"),
     (_OK, _sel("dept, COUNT(*) AS dept"), "duplicate-column"),

@@ -27,7 +27,8 @@ def test_plain_aggregates_have_a_private_form(name: str) -> None:
      ("COUNT(DISTINCT uid, contribution_bounds_per_group => (0, 1))", "bounds"),
      ("PERCENTILE_CONT(n, 1.5)", "quantile"), ("APPROX_QUANTILES(n, 1000)", "quantile"),
      ("SUM(n, contribution_norm => 1e61)", "norm"), ("SUM(n, contribution_norm => 1e-61)", "norm"),
-     ("SUM(n, contribution_norm => 0)", "norm")],
+     ("SUM(n, contribution_norm => 0)", "norm"), ("SUM(page)", "numbers"),
+     ("AVG(flag)", "numbers"), ("MEDIAN(CONCAT(page, 'x'))", "numbers")],
 )  # fmt: skip
 def test_what_no_private_function_takes(call: str, code: str) -> None:
     form = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9)"
