@@ -1,14 +1,22 @@
 """Streams, questions and tables on a ledger in Spanner: by its URL alone, the same answers."""
 
 import contextlib
+import re
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 from click.testing import CliRunner
+from google.cloud.spanner import KeySet
 
-from dpstream.accounting.errors import PolicyError, UsageError
+import dpstream
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
@@ -20,10 +28,15 @@ from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import open as stores
+from dpstream.state.ledger.answers import Register
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.events import TableNamed
+from dpstream.state.ledger.tables import COLUMNS_OF
+from dpstream.state.spanner.client import connect
 from tests import accounts, emulator
+from tests.faults.filecalls.commands import COMMANDS, STATEMENT
 from tests.faults.processes import files
+from tests.pipelines.ask.kinds import Said, typed
 from tests.pipelines.session import small
 from tests.pipelines.sql import test_registration
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
@@ -209,3 +222,84 @@ def test_a_session(tmp_path: Path, url: str) -> None:
             other.where("b < 5 AND epsilon = 2").count(0.1)
     assert [charge.kind for charge in charges(url)] == ["session"] * 4
     assert accounts.charges(config.base / "ledger.db") == []
+
+
+def rows_of(url: str) -> dict[str, list[Any]]:
+    """All rows of an account's database, as an export has them."""
+    with connect(url).snapshot(multi_use=True) as snapshot:
+        return {
+            table: list(snapshot.read(table, columns, KeySet(all_=True)))
+            for table, columns in COLUMNS_OF.items()
+        }
+
+
+def put_back(url: str, rows: dict[str, list[Any]]) -> None:
+    """The database as an earlier export has it."""
+    with connect(url).batch() as batch:
+        for table in reversed(COLUMNS_OF):
+            batch.delete(table, KeySet(all_=True))
+        for table in filter(rows.get, COLUMNS_OF):
+            batch.insert(table, COLUMNS_OF[table], rows[table])
+
+
+def by_a_function(url: str, *options: str) -> Said:
+    """A DataFrame function, whose account no file names."""
+    types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
+    read = pa.csv.ConvertOptions(column_types=types)
+    try:
+        answer = dpstream.count(
+            pa.csv.read_csv("in.csv", convert_options=read), unit="user", key="page",
+            epsilon=5.0, max_keys=4, max_rows=5, noise_key="file:noise.key",
+            account=LedgerAccount(url, "d", id=accounts.ID), fresh="--fresh" in options,
+            as_of="May" if "May" in options else "",
+        )  # fmt: skip
+    except DpstreamError as error:
+        return Said(error.exit_code, "", str(error))
+    return Said(0, str(answer.table.to_pylist()), "")
+
+
+def by_a_catalog(_: str, *options: str) -> Said:
+    """A statement, whose account the catalog names."""
+    return typed("sql", "shop.toml", STATEMENT, *options)
+
+
+@pytest.mark.parametrize(
+    ("ask", "head"),
+    [(by_a_function, "home/dpstream"), (by_a_catalog, "shop")],
+)
+def test_a_database_that_was_restored(
+    ask: Callable[..., Said], head: str, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, recovered as the refusal says, and asked again: no charge has two answers."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "shop").mkdir()
+    monkeypatch.chdir(tmp_path / "shop")
+    COMMANDS["sql"].world(Path())
+    catalog = Path("shop.toml")
+    catalog.write_text(catalog.read_text().replace("account/ledger.db", url))
+    accounts.create(url, "d", (40.0, 1e-5), "user", "int")
+    first = ask(url)
+    assert first.code == 0, first.stderr
+    commit, exported = Register.commit, list[dict[str, list[Any]]]()
+
+    def exporting(register: Register, *answer: Any) -> None:
+        """Between the charge and its receipt."""
+        exported.append(rows_of(url))
+        commit(register, *answer)
+
+    with mock.patch.object(Register, "commit", exporting):
+        assert ask(url, "--as-of", "May").code == 0
+    assert ask(url, "--fresh").code == 0 and len(charges(url)) == 3
+    assert [path.parent for path in tmp_path.rglob("*.head")] == [tmp_path / head]
+    put_back(url, exported[0])
+    assert len(charges(url)) == 2
+    refused = ask(url)
+    command = re.search(r"`(dpstream account recover [^`]+)`", refused.stderr)
+    assert refused.code == 3 and command is not None, refused
+    recovered = typed(*shlex.split(command[1])[1:])
+    assert recovered.code == 0, recovered.stderr
+    assert len(charges(url)) == 3
+    assert ask(url).stdout == first.stdout and len(charges(url)) == 3  # its answer was exported
+    for number, options in enumerate((("--as-of", "May"), ("--fresh",)), 4):
+        assert ask(url, *options).code == 0
+        assert len(charges(url)) == number
