@@ -5,6 +5,12 @@ rest is appended as it was, so that the chain is the one that stores of streams 
 the account has gone on by itself, all that was spent is appended behind its end: the charges that
 it lacks, tables, and what was closed; of limits only one that is not above the account's own.
 
+**Wider tables** (`state.ledger.widening`).  Where both have made the account's table wider, the
+account's table of now stays.  A charge of another table counts in it where entries of either chain
+embed the one in the other, and a wider table of the head file takes its place where it was made of
+it.  Else recovery is refused, and changes nothing: what was spent in dimensions that the account's
+table does not have cannot be charged to its points.
+
 Receipts and requests are not in the chain.  So every charge whose receipt the account has not is
 closed: its answer may have been shown, and whoever asks the question again is charged again.  Where
 somebody without this head file has got another answer for it meanwhile, two were shown, and it is
@@ -17,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -67,10 +73,7 @@ def recover(ledger: Ledger) -> Recovered:
             return Recovered(0, 0, ()), common
         missing = chain.events[common:]
         if common < len(book.digests):
-            wider = [event for event in book.events(common) if isinstance(event, Widened)]
-            missing = [_counted(event, wider) for event in missing
-                       if _still_holds(event, book, wider)]  # fmt: skip
-            missing += _answered_twice(chain.events[common:], book)
+            missing = list(_merged(missing, book, common))
         for event in missing:
             ledger.append(event)
         for run_id in tokens:
@@ -120,15 +123,43 @@ def _common(one: list[str], other: list[str]) -> int:
     return low
 
 
-def _counted(event: Event, wider: Sequence[Widened]) -> Event:
-    """A charge of a table as it counts in the dimensions that the account's table has by now."""
-    for widened in wider:
-        if isinstance(event, Charge) and event.plan_hash == widened.old:
-            [event] = widened.charges([event])
-    return event
+def _merged(missing: Sequence[Event], book: Book, common: int) -> Iterator[Event]:
+    """What an account lacks that has gone on behind entry ``common``, as it counts there.
+
+    Raises:
+        PolicyError: a charge is of a table that has no place in the account's.
+    """
+    own = [event for event in book.events(common) if isinstance(event, Widened)]
+    others = [event for event in missing if isinstance(event, Widened)]
+    table = own[-1].new if own else None
+    for event in (*missing, *_answered_twice(missing, book)):
+        if isinstance(event, Widened):
+            if table not in (None, event.old):
+                continue
+            table = event.new
+        if not _still_holds(event, book):
+            continue
+        if isinstance(event, Charge) and table is not None:
+            yield _counted(event, table, (*own, *others, *own))
+        else:
+            yield event
 
 
-def _still_holds(event: Event, book: Book, wider: Sequence[Widened]) -> bool:
+def _counted(charge: Charge, table: str, wider: Sequence[Widened]) -> Charge:
+    """A charge as it counts in a wider table."""
+    for each in wider:
+        if charge.plan_hash == each.old != table:
+            [charge] = each.charges([charge])
+    if charge.plan_hash != table:
+        raise PolicyError(
+            "ledger.path",
+            "was migrated to other dimensions than its head file, in which more was charged",
+            "bring back the newest account of the data set: these charges fit into no other",
+        )
+    return charge
+
+
+def _still_holds(event: Event, book: Book) -> bool:
     """Whether an entry is to be added to an account that has gone on without it."""
     match event:
         case Charge():
@@ -138,9 +169,7 @@ def _still_holds(event: Event, book: Book, wider: Sequence[Widened]) -> bool:
             return now is not None and event.limit[0] <= now[0] and event.limit[1] <= now[1]
         case TableNamed():
             return event.id not in book.tables
-        case Widened():
-            return all(event.new != widened.new for widened in wider)
-        case Closed():
+        case Closed() | Widened():
             return True
         case Received():  # of a receipt that the account has not
             return False

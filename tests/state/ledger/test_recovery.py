@@ -10,12 +10,17 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.regions.dimensions import Budget, Category
+from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.answers import Decision, Register
 from dpstream.state.ledger.events import Closed, LimitChanged, Received, TableNamed
 from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.ledger.recovery import Recovered, recover
+from dpstream.state.ledger.widening import widen
 from tests import accounts
+from tests.accounting.regions.spaces import amounts_of
 from tests.state.ledger.conformance import charge
+from tests.state.ledger.region_conformance import Payer, order
 
 LIMIT = (1e4, 1e-3)
 
@@ -218,3 +223,103 @@ def test_nothing_that_was_charged_is_ever_missing(bench: Bench, seed: int) -> No
             mine[by].add(number)
             assert mine[by] <= set(bench.runs)
             assert len(bench.runs) == len(set(bench.runs))
+
+
+# --- tables that were made wider -----------------------------------------------------------------
+
+BUDGET = Budget(name="initial", most="0.000020", step=1)
+
+
+def of_codes(*codes: str) -> SessionTable:
+    """A table of one dimension."""
+    return SessionTable(name="people", dimensions=(Category(name="c", codes=codes), BUDGET))
+
+
+OLD, WIDER, WIDEST = of_codes("x"), of_codes("x", "y"), of_codes("x", "y", "z")
+OTHER = of_codes("w", "x")
+TABLES = {"old": OLD, "wider": WIDER, "widest": WIDEST, "other": OTHER}
+EVERYBODY = ("0.000010", None)
+
+
+class Migrated(Bench):
+    """An account of records whose table is made wider."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.file.unlink()
+        accounts.of_records(self.file, "d").close()
+
+    def went(self, *steps: str, by: int) -> None:
+        """Charge a table by its name, or migrate from one to another."""
+        with contextlib.closing(open_ledger(self.places[by])) as ledger:
+            for step in steps:
+                old, _, new = step.partition(" to ")
+                if new:
+                    widen(ledger, TABLES[old], TABLES[new])
+                else:
+                    table = TABLES[old]
+                    request = f"{step} by {by}, {len(ledger.entries())}"
+                    Payer(ledger, table).pay(request, order(table.space.box(initial=EVERYBODY)))
+            ledger.keep_head()  # as whoever shows an answer
+
+    def spent(self, table: str) -> list[int]:
+        """Millionths of each code, of records whose budget was asked."""
+        with contextlib.closing(open_ledger(self.places[0])) as ledger:
+            return amounts_of(Payer(ledger, TABLES[table]).spent("epsilon"))[:, -1].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:the account has charges")
+@pytest.mark.parametrize(
+    ("head", "account", "table", "spent"),
+    [
+        (("old", "old to wider", "wider"), (), "wider", [3, 1]),
+        (("old", "old to wider", "wider"), ("old",), "wider", [4, 1]),
+        (("old", "old to wider", "wider"), ("old to wider", "wider"), "wider", [4, 2]),
+        (("old", "old to wider", "wider", "wider to widest", "widest"), ("old to wider", "wider"),
+         "widest", [5, 3, 1]),
+        (("old", "old to wider", "wider"), ("old to wider", "wider to widest", "widest"),
+         "widest", [4, 2, 1]),
+        (("old", "old to wider", "wider", "wider to widest", "widest"),
+         ("old", "old to widest", "widest"), "widest", [6, 3, 2]),
+        (("old", "old to widest", "widest"), ("old to wider", "wider", "wider to widest"),
+         "widest", [4, 2, 1]),
+        (("old", "old to wider"), ("old to other", "other"), "other", [1, 3]),
+    ],
+)  # fmt: skip
+def test_tables_that_both_histories_made_wider(
+    tmp_path: Path, head: tuple[str, ...], account: tuple[str, ...], table: str, spent: list[int]
+) -> None:
+    """Each record pays what it paid in both: the first charge is common to them."""
+    bench = Migrated(tmp_path)
+    bench.went("old", by=0)
+    bench.keep()
+    bench.went(*head, by=0)
+    bench.restore()
+    bench.went(*account, by=1)
+    bench.recover()
+    assert bench.spent(table) == spent
+    bench.went(table, by=0)
+    bench.went(table, by=1)
+    assert bench.spent(table) == [amount + 2 for amount in spent]
+
+
+@pytest.mark.filterwarnings("ignore:the account has charges")
+def test_charges_of_dimensions_that_the_account_has_not_are_refused(tmp_path: Path) -> None:
+    bench = Migrated(tmp_path)
+    bench.went("old", by=0)
+    bench.keep()
+    bench.went("old to wider", "wider", by=0)
+    newest = tmp_path / "newest.db"
+    shutil.copy(bench.file, newest)
+    bench.restore()
+    bench.went("old to other", "other", by=1)
+    before = accounts.events(bench.file)
+    with (
+        contextlib.closing(open_ledger(bench.places[0], recovering=True)) as ledger,
+        pytest.raises(PolicyError) as refused,
+    ):
+        recover(ledger)
+    assert refused.value.field == "ledger.path" and "newest account" in refused.value.fix
+    assert accounts.events(bench.file) == before
+    shutil.copy(newest, bench.file)  # as the message says
+    assert bench.spent("wider") == [2, 1]
