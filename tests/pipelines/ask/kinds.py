@@ -9,6 +9,8 @@ and says, but for its own private inputs.
 """
 
 import contextlib
+import re
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -78,6 +80,13 @@ def typed(*words: str) -> Said:
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Said(done.exit_code, done.stdout, done.stderr)
+
+
+def fix_of(said: Said) -> list[str]:
+    """The command that the refusal of an older account says to type, without its first word."""
+    command = re.search(r"`(dpstream account recover [^`]+)`", said.stderr)
+    assert said.code == 3 and command is not None, said
+    return shlex.split(command[1])[1:]
 
 
 def account_of(path: Path) -> list[str]:

@@ -23,8 +23,19 @@ from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.pipelines.ask import sequence
 from dpstream.state.ledger.answers import Register
 from tests import accounts
+from tests.faults.one_noise import Attempt, copied, recorded_noise, reused
 from tests.fixed import fixed_run_ids
-from tests.pipelines.ask.kinds import KINDS, ROWS, Kind, Said, account_of, left, typed, within
+from tests.pipelines.ask.kinds import (
+    KINDS,
+    ROWS,
+    Kind,
+    Said,
+    account_of,
+    fix_of,
+    left,
+    typed,
+    within,
+)
 
 ACCOUNT = Path("account/ledger.db")
 
@@ -92,6 +103,39 @@ def test_as_of_and_fresh_are_new_charges(kind: Kind, tmp_path: Path) -> None:
         emptied(kind)
         assert kind.ask("--as-of", "May").code == 0
         assert entries() == 3
+
+
+def test_an_account_that_was_rolled_back(kind: Kind, tmp_path: Path) -> None:
+    """Its backup is from between the charge and the receipt of the second of two questions.
+
+    Nothing is drawn before it is recovered.  Then the first question has its answer still, and the
+    second is a new charge with a noise of its own: no noise meets two inputs.
+    """
+    world(kind, tmp_path / "world")
+    with within(tmp_path / "world"), recorded_noise() as drawn:
+
+        def attempt(rows: str, *options: str) -> tuple[Said, Attempt]:
+            drawn.clear()
+            emptied(kind)
+            said = kind.ask(*options)
+            return said, Attempt(rows, frozenset(drawn))
+
+        kept, first = attempt("same")
+        with copied("charged", ACCOUNT.parent, tmp_path / "backup"):
+            shown, second = attempt("same", "--as-of", "May")
+        assert (kept.code, shown.code, entries()) == (0, 0, 2), (kept.stderr, shown.stderr)
+        kind.change("neighbour")
+        shutil.copyfile(tmp_path / "backup" / ACCOUNT.name, ACCOUNT)
+        refused, nothing = attempt("neighbour", "--as-of", "May")
+        recover = fix_of(refused)
+        assert nothing.drawn == frozenset() and entries() == 2
+        assert typed(*recover).code == 0
+        again, nothing = attempt("neighbour")
+        assert again.code == 0 and nothing.drawn == frozenset() and entries() == 2, again.stderr
+        new, third = attempt("neighbour", "--as-of", "May")
+        assert new.code == 0 and entries() == 3, new.stderr
+        assert first.drawn and second.drawn and third.drawn
+        assert reused([first, second, third]) == []
 
 
 def shape(text: str) -> str:
