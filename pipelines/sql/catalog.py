@@ -148,13 +148,14 @@ class Catalog(Tables):
 def canonical(table: Table) -> dict[str, Any]:
     """A table by frozen names, as JSON-able values: what digests and notes of it are made from.
 
-    Its place is no part of it: the same tables may lie elsewhere.
+    Its place is no part of it: the same tables may lie elsewhere, a public table of a database
+    also under another name.
     """
     via = table.via
     return {
         "name": table.name,
         "kind": table.kind,
-        "remote": table.remote,
+        "remote": None if table.unit is None else table.remote,
         "columns": table.columns,
         "unit": table.unit,
         "units": list(table.units),

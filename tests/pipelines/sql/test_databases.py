@@ -1,7 +1,7 @@
 """Tables of a SQLite file and of a real PostgreSQL server, as Arrow."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,17 @@ from dpstream.state.ledger.answers import Register
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.faults.journals import leave_journal
-from tests.pipelines.sql.asking import COUNTED, FRESH, KEY, OPTIONS, dp
+from tests.pipelines.sql.asking import (
+    COUNTED,
+    FRESH,
+    KEY,
+    OPTIONS,
+    asked,
+    charges,
+    data_set,
+    dp,
+)
+from tests.pipelines.sql.test_ask import BEFORE_NOISE
 from tests.postgresql import postgresql_server
 
 _COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
@@ -241,16 +251,89 @@ def test_rows_of_a_server_that_change_get_other_noise(
     assert noise[2] not in (noise[0], noise[0] + 1)
 
 
-def test_postgresql_keeps_a_declared_key_unique(server: str, tmp_path: Path) -> None:
-    """Its rows may change unseen, so that only a constraint will do."""
+@pytest.fixture
+def run(server: str) -> Callable[..., None]:
+    """Commits statements in a transaction of their own."""
     import adbc_driver_postgresql.dbapi as postgresql
 
-    def run(*texts: str) -> None:
+    def committed(*texts: str) -> None:
         with postgresql.connect(server) as connection, connection.cursor() as cursor:
             for text in texts:
                 cursor.execute(text)
             connection.commit()
 
+    return committed
+
+
+@pytest.mark.parametrize("name", BEFORE_NOISE)
+def test_public_rows_of_a_server_are_part_of_a_question_by_content(
+    server: str, run: Callable[..., None], name: str, tmp_path: Path
+) -> None:
+    """Whatever their order, schema and way of storage; another row is another question."""
+    path, place = data_set(tmp_path), f"{name}_pages"
+    config, text = path.read_text(), BEFORE_NOISE[name]
+
+    def at(remote: str) -> None:
+        there = f'uri = "{server}"\nremote = "{remote}"'
+        path.write_text(config.replace('path = "pages.csv"', there))
+
+    def charged(*changes: str) -> list[bool]:
+        """Of the question after each change."""
+        out = list[bool]()
+        for change in changes:
+            run(change)
+            out.append(asked(tmp_path, text).charged)
+        return out
+
+    run(f"CREATE TABLE {place} (page text, title text)")
+    at(place)
+    fill = f"INSERT INTO {place} SELECT 'p' || i, 'Title ' || i % 3 FROM generate_series(0, 11) i"
+    assert charged(fill, f"UPDATE {place} SET title = title WHERE page < 'p3'") == [True, False]
+    first = asked(tmp_path, text)
+    more = f"INSERT INTO {place} VALUES ('p3', 'Title 0')"  # a row that is there already
+    assert charged(more) == [True]
+    run(f"CREATE SCHEMA {name}",
+        f"CREATE VIEW {name}.v AS SELECT title::varchar(9), page FROM (SELECT DISTINCT * FROM "
+        f"{place}) AS t ORDER BY page DESC")  # fmt: skip
+    at(f"{name}.v")
+    again = asked(tmp_path, text)
+    assert not again.charged and again.receipt == first.receipt and len(charges(tmp_path)) == 2
+    odd = (f"UPDATE {place} SET title = {to} WHERE page = 'p1'" for to in ("NULL", "''", "'NULL'"))
+    assert charged(*odd, f"DELETE FROM {place}") == [True] * 4
+    assert charged(fill) == [False] and len(charges(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", BEFORE_NOISE)
+def test_public_rows_of_a_server_that_change_before_they_are_read(
+    server: str, run: Callable[..., None], name: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Between the digest, the charge and the scan: the answer would be of another question."""
+    path, place = data_set(tmp_path), f"{name}_late"
+    there = f'uri = "{server}"\nremote = "{place}"'
+    path.write_text(path.read_text().replace('path = "pages.csv"', there))
+    run(f"CREATE TABLE {place} AS SELECT 'p' || i AS page, 'Title' AS title "
+        "FROM generate_series(0, 11) i")  # fmt: skip
+    begin = Register.begin
+
+    def late(*of: Any) -> Any:
+        begun = begin(*of)
+        run(f"INSERT INTO {place} VALUES ('p99', 'Title')")
+        return begun
+
+    monkeypatch.setattr(Register, "begin", late)
+    with pytest.raises(PolicyError) as caught:
+        asked(tmp_path, BEFORE_NOISE[name])
+    monkeypatch.setattr(Register, "begin", begin)
+    assert caught.value.field == "input" and len(charges(tmp_path)) == 1
+    run(f"DELETE FROM {place} WHERE page = 'p99'")
+    assert not asked(tmp_path, BEFORE_NOISE[name]).charged and len(charges(tmp_path)) == 1
+
+
+def test_postgresql_keeps_a_declared_key_unique(
+    server: str, run: Callable[..., None], tmp_path: Path
+) -> None:
+    """Its rows may change unseen, so that only a constraint will do."""
     run('CREATE TABLE "People" (uid bigint, code bigint)',
         "CREATE TABLE orders (person bigint, item text)",
         'INSERT INTO "People" SELECT i, i + 1 FROM generate_series(1, 300) i',
