@@ -93,3 +93,7 @@ def test_definitions() -> None:
     ] * 5
     rows = texts.expected_jsonl(b'{"user": 1, "user": "b"}\n[]\n{"n": 1.5}\n{"n": [1]}\n{"n": NaN}')
     assert rows == [("b", None, None), "malformed", (None, None, 1.5), "malformed", "malformed"]
+    halves = rb'{"x": {"y": [{"\ud800": 1}]}}', rb'{"x": ["\ud800"]}', rb'{"\ud800": 1, "n": 2}'
+    open_ = [("either", "malformed", (None, None, n)) for n in (None, None, "2")]
+    assert texts.expected_jsonl(b"\n".join(halves)) == open_
+    assert texts.expected_jsonl(rb'{"page": "\ud800"}') == ["malformed"]

@@ -242,9 +242,8 @@ def _json_row(line: bytes) -> Any:
 def _scalars(value: Any) -> Any:
     if not isinstance(value, _Pairs):
         return "malformed"
-    row, unclear = dict[str, Any](), False
+    row = dict[str, Any]()
     for name, scalar in value:
-        unclear |= not _is_storable(name)
         if name in COLUMNS:
             if isinstance(scalar, list) or (isinstance(scalar, float) and math.isinf(scalar)):
                 return "malformed"
@@ -252,15 +251,18 @@ def _scalars(value: Any) -> Any:
                 return "malformed"
             row[name] = scalar
     values = tuple(_json_text(row.get(name)) for name in COLUMNS)
-    return ("either", "malformed", values) if unclear else values
+    return values if _is_storable(value) else ("either", "malformed", values)
 
 
-def _is_storable(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, which UTF-8 does not write.
+def _is_storable(value: Any) -> bool:
+    """Whether no text in it has half of a surrogate pair, which UTF-8 does not write.
 
-    RFC 8259 leaves open what becomes of one; in a name that no job has, the row may be read.
+    RFC 8259 leaves open what becomes of one; in what no job names, at any depth, the row may be
+    read.
     """
-    return not any(0xD800 <= ord(char) < 0xE000 for char in text)
+    if isinstance(value, str):
+        return not any(0xD800 <= ord(char) < 0xE000 for char in value)
+    return not isinstance(value, list | tuple) or all(map(_is_storable, value))
 
 
 def _json_text(value: Any) -> Any:
