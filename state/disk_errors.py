@@ -3,10 +3,12 @@
 Error numbers are public; the texts that the system adds to them hold paths, which are not shown.
 """
 
+import contextlib
 import errno
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,6 +176,19 @@ def file_error(field: str, cannot: str, error: Exception) -> RunError:
     """
     cause = cause_of(error)
     return RunError(field, f"{cannot}: {cause.reason}", cause.fix)
+
+
+@contextlib.contextmanager
+def file_errors(field: str, cannot: str) -> Iterator[None]:
+    """What cannot be done with a file is said by ``file_error``.
+
+    Raises:
+        RunError: instead of ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise file_error(field, cannot, error) from None
 
 
 def unreadable(field: str, error: OSError) -> UsageError:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.locks import free, held
 
 _FOLDER, _MAKING, _LOCK = ".dpstream-work-", "making", "lock"
@@ -39,14 +39,12 @@ def private_folder(beside: Path, field: str) -> Iterator[Path]:
     """
     sweep(beside)
     with contextlib.ExitStack() as stack:
-        try:
+        with file_errors(field, "has a folder that cannot be written"):
             folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=beside))
             stack.callback(_discard, folder)
             stack.enter_context(held(folder / _MAKING))
             (folder / _MAKING).rename(folder / _LOCK)  # from here on it may be looked at
             (folder / "files").mkdir(mode=0o700)
-        except OSError as error:
-            raise file_error(field, "has a folder that cannot be written", error) from None
         yield folder / "files"
 
 

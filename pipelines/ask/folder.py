@@ -22,10 +22,13 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_THREADS
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, publish_folder, sync, sync_tree
 from dpstream.state.ledger.open import file_of
 from dpstream.state.private_folders import private_folder
+
+#: What an error of the system means for either folder.
+_CANNOT = "cannot be written or read back"
 
 #: Puts files of these names into a folder.
 Fill = Callable[[Path, Iterable[str]], None]
@@ -62,9 +65,9 @@ class Archive:
         Raises:
             RunError: it cannot be made, or the block cannot write into it.
         """
-        with _writing(self._field):
+        with file_errors(self._field, _CANNOT):
             make_folder(self._place, PRIVATE)
-        with private_folder(self._place, self._field) as draft, _writing(self._field):
+        with private_folder(self._place, self._field) as draft, file_errors(self._field, _CANNOT):
             yield draft
 
     def seal(self, draft: Path, names: Iterable[str]) -> dict[str, Written]:
@@ -74,7 +77,7 @@ class Archive:
             RunError: one is missing, or cannot be read or flushed.
         """
         wanted = set(names)
-        with _writing(self._field):
+        with file_errors(self._field, _CANNOT):
             paths = {path.relative_to(draft).as_posix(): path for path in _files(draft)}
             for name in paths.keys() - wanted:
                 paths.pop(name).unlink()  # of a worker that was cut off
@@ -98,7 +101,7 @@ class Archive:
         place = self._of(receipt)
         if place.exists():  # the same files, of somebody who was cut off before the commit
             return
-        with _writing(self._field):
+        with file_errors(self._field, _CANNOT):
             sync(draft)
             os.rename(draft, place)
             sync(self._place)
@@ -120,7 +123,7 @@ class Archive:
                     "restore its folder of answers from a backup, or ask with --fresh: a new"
                     " charge",
                 )
-            with _writing(self._field):
+            with file_errors(self._field, _CANNOT):
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(place / name, into / name)
 
@@ -188,9 +191,12 @@ class Output:
         damaged = [name for name, of in files.items() if not is_written(self._out / name, of)]
         if standing is not None and not damaged:
             return []
-        with _writing(self._field):
+        with file_errors(self._field, _CANNOT):
             make_folder(self._out.parent)
-        with private_folder(self._out.parent, self._field) as draft, _writing(self._field):
+        with (
+            private_folder(self._out.parent, self._field) as draft,
+            file_errors(self._field, _CANNOT),
+        ):
             fill(draft, damaged)
             if standing is None:
                 (draft / self._manifest).write_bytes(manifest)
@@ -224,14 +230,6 @@ def archive_of(account: str | Path, beside: Path) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
-
-
-@contextlib.contextmanager
-def _writing(field: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise file_error(field, "cannot be written or read back", error) from None
 
 
 def written(path: Path) -> Written:

@@ -3,7 +3,7 @@
 import click
 
 from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
 
@@ -48,10 +48,8 @@ def find(path: str, partition: int, offset: int, as_json: bool) -> None:
     """Say which file and row a dead letter's position stands for (for the operator only)."""
     from dpstream.pipelines.connectors.folder import store
 
-    try:
+    with file_errors("folder", "cannot be read"):
         names = [file.name for file in store.Folder(path).list()]
-    except OSError as error:
-        raise file_error("folder", "cannot be read", error) from None
     found = store.find(names, partition, offset)
     if as_json:
         print_json([{"file": name, "row": row} for name, row in found])

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from dpstream.accounting.errors import RunError
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 
 def check_dead_letters(folder: Path, field: str = "sink.dead_letter") -> None:
@@ -19,12 +19,10 @@ def check_dead_letters(folder: Path, field: str = "sink.dead_letter") -> None:
     Raises:
         RunError: a file is damaged, or cannot be read.
     """
-    try:
+    with file_errors(field, "cannot be read"):
         damaged = sum(
             path.stem != f"part-{_digest_of(path)}" for path in folder.glob("part-*.parquet")
         )
-    except OSError as error:
-        raise file_error(field, "cannot be read", error) from None
     if damaged:
         raise RunError(
             field,

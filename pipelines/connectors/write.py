@@ -28,7 +28,7 @@ from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.sink import Sink, name_of_release
 from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, put_again, put_once, sync_folders
 
 #: Dead letters that one bundle buffers before they are written.
@@ -157,10 +157,8 @@ class _WriteDeadLetters(beam.DoFn):
     @guarded("dead_letter")
     def finish_bundle(self) -> None:
         """Write what the bundle refused."""
-        try:
+        with file_errors("sink.dead_letter", "cannot be written"):
             write_dead_letters(Path(self.folder), self._buffered)
-        except OSError as error:
-            raise file_error("sink.dead_letter", "cannot be written", error) from None
         self.start_bundle()
 
 

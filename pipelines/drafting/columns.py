@@ -22,7 +22,7 @@ from dpstream.pipelines.connectors.records.compression import (
 )
 from dpstream.pipelines.connectors.records.packed_names import unpacked_name
 from dpstream.pipelines.jobs.tables import FileKind
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 KINDS: dict[str, FileKind] = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
@@ -84,15 +84,13 @@ def data_file(given: str) -> DataFile:
             "must end in .parquet, .csv or .jsonl (text also in .csv.gz, .bz2 or .zst)",
             "rename it, or convert it: in DuckDB COPY (FROM 'FILE') TO 'data.parquet'",
         )
-    try:
+    with file_errors(FIELD, "cannot be read"):
         if kind == "parquet":
             return DataFile(given, first, kind, _of_parquet(first))
         if kind == "csv":
             return DataFile(given, first, kind, _of_csv(first))
         with open(first, "rb"):
             return DataFile(given, first, kind, None)
-    except OSError as error:
-        raise file_error(FIELD, "cannot be read", error) from None
 
 
 def is_file(given: str) -> bool:

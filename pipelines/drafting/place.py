@@ -6,7 +6,7 @@ from pathlib import Path
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.drafting.draft import release_folder
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import put_once, replacing
 
 
@@ -97,13 +97,11 @@ def write(text: str, out: Path, key_file: Path, replace: bool) -> bool:
     made = not key_file.exists()
     if made:
         new_key(key_file)
-    try:
+    with file_errors("--out", "cannot be written"):
         os.stat(out.absolute().parent)  # a folder is not made: its name may be misspelt
         if replace:
             with replacing(out) as draft:
                 draft.write_text(text, encoding="utf-8")
         elif not put_once(out, text.encode()):
             raise PolicyError("--out", "exists, and is not written over unasked", "add --replace")
-    except OSError as error:
-        raise file_error("--out", "cannot be written", error) from None
     return made

@@ -12,7 +12,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, put_entry, sync
 
 if TYPE_CHECKING:
@@ -27,12 +27,10 @@ def new_key(path: Path) -> None:
         RunError: the file cannot be written.
     """
     text = secrets.token_bytes(KEY_BYTES).hex() + "\n"
-    try:
+    with file_errors("key file", "cannot be created"):
         os.stat(path.absolute().parent)  # a folder is not made: its name may be misspelt
         made = not path.is_symlink() and put_entry(path.absolute(), text.encode(), PRIVATE)
         sync(path.absolute().parent)
-    except OSError as error:
-        raise file_error("key file", "cannot be created", error) from None
     if not made:
         raise PolicyError(
             "key file",

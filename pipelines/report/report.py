@@ -20,7 +20,7 @@ from dpstream.pipelines.report.keys import newest_rows
 from dpstream.pipelines.report.releases import Inventory, inventory
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.pipelines.report.truth import Decade, by_size
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, PUBLIC, replacing
 
 #: What a page begins with; a file that begins otherwise is never replaced.
@@ -166,13 +166,11 @@ def write(report: Report, page: str, out: Path) -> None:
         raise PolicyError(
             "--out", "lies in the folder of the releases", "keep what is not private elsewhere"
         )
-    try:
+    with file_errors("--out", "cannot be written"):
         if out.exists() and not _is_report(out):
             raise UsageError("--out", "exists and is no report", "choose another name")
         with replacing(out, PRIVATE if report.truth is not None else PUBLIC) as draft:
             draft.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise file_error("--out", "cannot be written", error) from None
 
 
 def _is_report(path: Path) -> bool:

@@ -34,7 +34,7 @@ from dpstream.pipelines.report.releases import inventory
 from dpstream.pipelines.report.report import build
 from dpstream.pipelines.report.script import parts
 from dpstream.pipelines.report.view import render
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 LOCAL = "127.0.0.1"
 #: Seconds between two questions of the page, at least; a page that is slow to make waits longer.
@@ -190,10 +190,8 @@ class Server(ThreadingHTTPServer):
         if job.sink.folder is None:
             inventory(job)  # says how to make files of them
         self.live, self.token = Live(job), secrets.token_urlsafe(24)
-        try:
+        with file_errors("--port", "cannot be listened on"):
             super().__init__((LOCAL, port), _Handler)
-        except OSError as error:
-            raise file_error("--port", "cannot be listened on", error) from None
 
     @override
     def server_bind(self) -> None:

@@ -12,7 +12,7 @@ from dpstream.pipelines.drafting.account import Wanted, at, chosen_account, list
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_table
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import replacing
 from dpstream.state.ledger.events import RECORD, Created
 from dpstream.state.ledger.open import (
@@ -165,11 +165,11 @@ def _write(path: Path, account: str, created: Created) -> None:
     if tomllib.loads(new).get("ledger") != {**before, **pairs}:
         add = ", ".join(lines.values())
         raise UsageError("ledger", "cannot be written to", f"write {add} into [ledger]")
-    try:
-        with replacing(path, path.stat().st_mode & 0o666) as draft:
-            draft.write_text(new, encoding="utf-8")
-    except OSError as error:
-        raise file_error("table file", "cannot be written", error) from None
+    with (
+        file_errors("table file", "cannot be written"),
+        replacing(path, path.stat().st_mode & 0o666) as draft,
+    ):
+        draft.write_text(new, encoding="utf-8")
 
 
 def _in_ledger(text: str, name: str, line: str) -> str:

@@ -59,7 +59,7 @@ from dpstream.pipelines.session.manifest import Part, digest
 from dpstream.pipelines.session.parts import USABLE, damaged
 from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.remote import put
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.ledger.region_charge import unpacked
 
 ANSWER = "answer.arrow"
@@ -173,11 +173,11 @@ def totals_of(task: Task, part: Part) -> Totals:
     needs = task.question.needs(space, boxes)
     names = columns_of(space, boxes, cells, needs)
     columns = [f"x{space.place(name)}" for name in names]
-    try:
-        with Folder(task.source).stream(part.name) as file:
-            content = file.read()
-    except OSError as error:
-        raise file_error("table.folder", "cannot be read", error) from None
+    with (
+        file_errors("table.folder", "cannot be read"),
+        Folder(task.source).stream(part.name) as file,
+    ):
+        content = file.read()
     if digest(content) != part.digest:
         raise damaged()
     found = nothing(cells.count, needs)

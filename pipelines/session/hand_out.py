@@ -7,8 +7,7 @@ the draft goes.  So no file of a ticket is to be had whose name does not stand i
 off beside an answer of other records it would be a second answer of one charge.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from dpstream.pipelines.session.ask import SessionQuestion, Wish, committed, hea
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.receipt import ticket_name
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
@@ -67,7 +66,7 @@ class TicketQuestion(NamedTuple):
         read = region_of(charge, desk.table).read
         ticket = ticket_of(desk.table, parts, question, read, charge.run_id, keys)
         draft = _draft(self.out, charge.run_id)
-        with _written():
+        with file_errors("--ticket", "cannot be written"):
             put_once(draft, ticket.data, PRIVATE)
         written = _read(desk, draft)  # that of somebody who was cut off here is as good
         if written is None or written[0].run_id != charge.run_id:
@@ -87,7 +86,7 @@ def hand_out(desk: Desk, wish: Wish, out: Path) -> Committed:
         raise PolicyError("--ticket", "is a file of something else", "choose another name")
     answer = committed(desk, TicketQuestion(SessionQuestion(desk, wish), out), wish.how)
     name = ticket_name(answer.receipt)
-    with _written():
+    with file_errors("--ticket", "cannot be written"):
         _settled(desk, _draft(out, answer.run_id), out, name)
     there = _read(desk, out)
     if name is None or there is None or there[1] != name:
@@ -108,14 +107,6 @@ def _settled(desk: Desk, draft: Path, out: Path, name: str | None) -> None:
     if found is not None and found[1] == name:
         put_once(out, draft.read_bytes(), PRIVATE)
     draft.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise file_error("--ticket", "cannot be written", error) from None
 
 
 def _read(desk: Desk, out: Path) -> tuple[Ticket, str] | None:

@@ -65,7 +65,7 @@ from dpstream.pipelines.session.reading import (
     ids_of,
     records_of,
 )
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.idtable import IdTable
 from dpstream.state.ledger.contract import Ledger
@@ -317,10 +317,8 @@ class _Change:
         pq.write_table(found, buffer)
         folder = self._folder / "dead_letter"
         path = folder / f"version-{version}-{secrets.token_hex(8)}.parquet"
-        try:
+        with file_errors("table.folder", "cannot be written"):
             put_once(path, buffer.getvalue(), PRIVATE)
-        except OSError as error:
-            raise file_error("table.folder", "cannot be written", error) from None
         return path
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.ledger.balances import migrated
 from dpstream.state.ledger.book import Book
@@ -108,11 +108,11 @@ def commit(folder: Path, manifest: Manifest) -> None:
         RunError: it cannot be written.
     """
     text = msgspec.json.encode(manifest)
-    try:
-        with replacing(folder / MANIFEST, PRIVATE) as draft:
-            draft.write_bytes(text + b"\n" + digest(text).encode())
-    except OSError as error:
-        raise file_error("table.folder", "cannot be written", error) from None
+    with (
+        file_errors("table.folder", "cannot be written"),
+        replacing(folder / MANIFEST, PRIVATE) as draft,
+    ):
+        draft.write_bytes(text + b"\n" + digest(text).encode())
 
 
 def refuse_table(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
@@ -78,17 +78,14 @@ def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None
         RunError: the file cannot be written.
     """
     file = file_of(table)
-    try:
-        with held(file.with_name(f".{file.name}.lock")):
-            found = read(table)
-            if run_id:
-                found = Names(found.subspaces, found.allotments | {name: run_id})
-            else:
-                found = Names(found.subspaces | {name: predicate}, found.allotments)
-            with replacing(file, PRIVATE) as draft:
-                draft.write_bytes(msgspec.json.encode(found, order="sorted"))
-    except OSError as error:
-        raise file_error("names", "cannot be written", error) from None
+    with file_errors("names", "cannot be written"), held(file.with_name(f".{file.name}.lock")):
+        found = read(table)
+        if run_id:
+            found = Names(found.subspaces, found.allotments | {name: run_id})
+        else:
+            found = Names(found.subspaces | {name: predicate}, found.allotments)
+        with replacing(file, PRIVATE) as draft:
+            draft.write_bytes(msgspec.json.encode(found, order="sorted"))
 
 
 def check(name: str) -> None:

@@ -42,7 +42,7 @@ from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.inputs import stamps, table_parts
 from dpstream.pipelines.sql.keys import check_keys
 from dpstream.pipelines.sql.wellformed import check_files
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
@@ -163,10 +163,10 @@ def _read(path: Path) -> list[str]:
 
 def _noted(path: Path, less: set[str], more: list[str]) -> None:
     """Take notes away and add some; of two checks at once neither loses the other's."""
-    try:
-        with held(Path(f"{path}.lock")):
-            notes = [note for note in _read(path) if note not in less] + more
-            with replacing(path, PRIVATE) as draft:
-                draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")
-    except OSError as error:
-        raise file_error("ledger.path", "has a folder that cannot be written", error) from None
+    with (
+        file_errors("ledger.path", "has a folder that cannot be written"),
+        held(Path(f"{path}.lock")),
+    ):
+        notes = [note for note in _read(path) if note not in less] + more
+        with replacing(path, PRIVATE) as draft:
+            draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.pipelines.connectors.records.rows import Refused
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 
 def dead_letter_folder(out: Path) -> Path:
@@ -50,8 +50,6 @@ def write(folder: Path, refused: Iterable[Refused]) -> int:
         return 0
     from dpstream.pipelines.connectors.write import write_dead_letters
 
-    try:
+    with file_errors("--dead-letter", "cannot be written"):
         write_dead_letters(folder, some)
-    except OSError as error:
-        raise file_error("--dead-letter", "cannot be written", error) from None
     return sum(batch.num_rows for batch in some)

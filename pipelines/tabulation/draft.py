@@ -7,7 +7,6 @@ no account is (`operate.launch_tables`), ``run.json`` in the output names the ru
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.ask.receipt import Header, header_of
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.drafts import drafted
 from dpstream.state.durable import PUBLIC, make_folder
 
@@ -120,19 +119,6 @@ def standing(out: Path) -> Manifest | None:
     raise PolicyError("OUT", "exists and is no output of this command", "name a new folder")
 
 
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """What the system says of a file that cannot be written, as an error with a way out.
-
-    Raises:
-        RunError: instead of ``OSError``.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise file_error("OUT", "cannot be written", error) from None
-
-
 def write_file(folder: Path, file: File) -> None:
     """Write a file of a draft; who writes it again writes the same.
 
@@ -142,7 +128,7 @@ def write_file(folder: Path, file: File) -> None:
         RunError: it cannot be written.
     """
     path = folder / file.name
-    with _writing():
+    with file_errors("OUT", "cannot be written"):
         make_folder(path.parent)
         with drafted(path, PUBLIC) as draft:
             draft.write_bytes(file.content)

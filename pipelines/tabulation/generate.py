@@ -18,7 +18,7 @@ from dpstream.pipelines.tabulation.geography import texts
 from dpstream.pipelines.tabulation.invented import groups, people, regions
 from dpstream.pipelines.tabulation.invented.regions import BLOCKS_PER_TRACT, Regions
 from dpstream.pipelines.tabulation.layouts import LAYOUTS
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
 
 #: Households for each person.
@@ -180,12 +180,10 @@ def _thresholds(level: Level, production: bool) -> tuple[int, ...]:
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
     """A file that appears whole or not at all."""
-    try:
+    with file_errors(path.name, "cannot be written"):
         make_folder(path.parent)
         with replacing(path) as draft, open(draft, "wb", buffering=0) as file:
             for part in parts:
                 left = memoryview(part)
                 while left:
                     left = left[file.write(left) :]
-    except OSError as error:
-        raise file_error(path.name, "cannot be written", error) from None

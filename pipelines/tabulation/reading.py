@@ -7,7 +7,7 @@ from dpstream.dp_transforms.tabulation.records import Records
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.pieces import Piece, pieces
 from dpstream.pipelines.tabulation.private import Lookup, read_piece, strict_refusal
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 
 def read(path: Path, lookup: Lookup, letters: Path | None) -> Iterator[Records]:
@@ -36,20 +36,16 @@ def read_one(
         told: how many there are, for the operator.
     """
     name, refused = Path(piece.path).name, []
-    try:
+    with file_errors(name, "cannot be read"):
         for parsed in read_piece(piece, lookup):
             if letters is None and len(parsed.refused.offsets):
                 raise strict_refusal(name)
             refused.append(parsed.refused)
             yield parsed.records
-    except OSError as error:
-        raise file_error(name, "cannot be read", error) from None
     if letters is not None:
         told(dead_letters.write(letters, refused))
 
 
 def _pieces(path: Path) -> list[Piece]:
-    try:
+    with file_errors(path.name, "cannot be read"):
         return pieces(path)
-    except OSError as error:
-        raise file_error(path.name, "cannot be read", error) from None

@@ -17,7 +17,7 @@ from dpstream.pipelines.tabulation.config import CONFIG
 from dpstream.pipelines.tabulation.draft import File, write_file
 from dpstream.pipelines.tabulation.layouts import LAYOUTS
 from dpstream.pipelines.tabulation.totals import TOTALS
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 #: Enough for a header.
 _HEAD_BYTES = 1 << 16
@@ -116,13 +116,11 @@ def put(folder: str, file: File) -> Written:
 
     place = Folder(folder)
     system, path = place.open(), place.path(file.name)
-    try:
+    with file_errors("out_folder", "cannot be written"):
         if place.local:
             system.create_dir(path.rpartition("/")[0], recursive=True)
         with system.open_output_stream(path) as out:
             out.write(file.content)
-    except OSError as error:
-        raise file_error("out_folder", "cannot be written", error) from None
     return _written(file)
 
 

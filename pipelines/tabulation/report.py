@@ -41,7 +41,7 @@ from dpstream.pipelines.tabulation.report_files import run_file, write_runs
 from dpstream.pipelines.tabulation.report_page import render
 from dpstream.pipelines.tabulation.report_releases import released_figures
 from dpstream.pipelines.tabulation.work import Tally, counted
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, replacing
 
 STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
@@ -91,7 +91,7 @@ def report(
         raise UsageError("--run", "is missing", "name the folder of an output")
     _check_place(out, [*runs, parameters, data])
     found = Found({}, {}, {})
-    try:
+    with file_errors("OUT", "cannot be written, or a file not read"):
         make_folder(out, PRIVATE)
         tally = truth(known, inputs)
         with contextlib.ExitStack() as files:
@@ -107,8 +107,6 @@ def report(
         for name, text in ((PAGE, render(figures)), (NOTICE, STAMP + "\n")):
             with replacing(out / name, PRIVATE) as draft:
                 draft.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise file_error("OUT", "cannot be written, or a file not read", error) from None
     return figures
 
 

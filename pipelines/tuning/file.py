@@ -21,7 +21,7 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
 from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.jobs.text import parse_toml
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_once
 
 
@@ -168,9 +168,7 @@ def write(out: Path, text: str, field: str = "--out") -> None:
         UsageError: another file is there.
         RunError: it cannot be written.
     """
-    try:
+    with file_errors(field, "cannot be written"):
         os.stat(out.absolute().parent)  # a folder is not made: its name may be misspelt
         if not put_once(out, text.encode()) and out.read_bytes() != text.encode():
             raise UsageError(field, "exists and says otherwise", "choose another name")
-    except OSError as error:
-        raise file_error(field, "cannot be written", error) from None

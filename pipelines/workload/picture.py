@@ -16,7 +16,7 @@ from dpstream.accounting.strategies.cells.mixing import matrices
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 mpl.use("Agg")
 #: Points of a curve.
@@ -135,7 +135,5 @@ def save(
         if file.suffix not in (".svg", ".png", ".pdf"):
             raise UsageError(option, "ends with .svg, .png or .pdf", "name such a file")
         figure = draw(planned, guarantee) if file is path else draw_matrices(planned)
-        try:
+        with file_errors(option, "cannot be written"):
             figure.savefig(file, dpi=130)
-        except OSError as error:
-            raise file_error(option, "cannot be written", error) from None

@@ -33,7 +33,7 @@ from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.stored import of_arrays, to_arrays
 from dpstream.pipelines.workload.tables import TableEstimate
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
 from dpstream.state.private_folders import private_folder
 
@@ -127,7 +127,7 @@ def write_release(
         PolicyError: something else stands there.
         RunError: it cannot be written.
     """
-    try:
+    with file_errors("--out", "cannot be written"):
         make_folder(out.parent)
         with private_folder(out.parent, "--out") as draft:
             write_estimate(draft, estimate)
@@ -142,8 +142,6 @@ def write_release(
 
             for name in Output(out, RECEIPT, "--out").publish(encoded(receipt), files, fill):
                 print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)
-    except OSError as error:
-        raise file_error("--out", "cannot be written", error) from None
     return receipt
 
 
@@ -229,17 +227,18 @@ def write_table(path: Path, table: pa.Table) -> None:
     """
     if path.suffix not in (".parquet", ".csv", ".arrow"):
         raise UsageError("--out", "ends with .parquet, .csv or .arrow", "name such a file")
-    try:
-        with replacing(path) as draft, open(draft, "wb") as file:
-            if path.suffix == ".parquet":
-                pq.write_table(table, file)
-            elif path.suffix == ".csv":
-                write_csv(table, file)
-            else:
-                with pa.ipc.new_file(file, table.schema) as writer:
-                    writer.write_table(table)
-    except OSError as error:
-        raise file_error("--out", "cannot be written", error) from None
+    with (
+        file_errors("--out", "cannot be written"),
+        replacing(path) as draft,
+        open(draft, "wb") as file,
+    ):
+        if path.suffix == ".parquet":
+            pq.write_table(table, file)
+        elif path.suffix == ".csv":
+            write_csv(table, file)
+        else:
+            with pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
 
 
 def write_csv(table: pa.Table, file: Any) -> None:

@@ -35,7 +35,7 @@ from dpstream.pipelines.connectors.sink import (
 )
 from dpstream.pipelines.jobs.charging import folder_used
 from dpstream.pipelines.jobs.tables import SinkKind
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
 
 
@@ -82,10 +82,8 @@ class FileSink(ReadableSink):
     @override
     def put_manifest(self, manifest: RunManifest) -> None:
         data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-        try:
+        with file_errors("sink.path", "cannot be written"):
             put_once(manifest_path(self.folder, manifest.epoch), data)
-        except OSError as error:
-            raise file_error("sink.path", "cannot be written", error) from None
 
     @override
     def published(self) -> Iterator[PublishedRelease]:
@@ -114,30 +112,24 @@ class FileSink(ReadableSink):
 
     @override
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
-        try:
+        with file_errors("sink.path", "cannot be compared"):
             return self._compared(one.proof, batch, self._repairs)
-        except OSError as error:
-            raise file_error("sink.path", "cannot be compared", error) from None
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
         path = self._path(batch)
-        try:
+        with file_errors("sink.path", "cannot be read"):
             return path.exists() and self._verdict(path, batch) is Verdict.SAME
-        except OSError as error:
-            raise file_error("sink.path", "cannot be read", error) from None
 
     @override
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
         """Their waits for the disk overlap, and each folder is synced once."""
         if only_compare:
             batches = [batch for batch in batches if self._path(batch).exists()]
-        try:
+        with file_errors("sink.path", "cannot be written"):
             written = self._put(batches, only_compare)
             # Also of files that are there already: who made them may have died before this.
             sync_folders(written)
-        except OSError as error:
-            raise file_error("sink.path", "cannot be written", error) from None
         return [name_of_release(batch) for batch in batches]
 
     @override

@@ -50,7 +50,7 @@ from dpstream.pipelines.connectors.records.compression import (
 )
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows, refuse
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 
 #: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
 #: compressed file is ``csv+gzip`` or alike.
@@ -76,10 +76,8 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
     """The pieces of the source (or of some of its files), those of small files together; see
     `pieces`."""
     files = manifest(job) if files is None else files
-    try:
+    with file_errors("source.path", "cannot be read"):
         found = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
-    except OSError as error:
-        raise file_error("source.path", "cannot be read", error) from None
     out, size = list[list[Piece]](), 0
     for piece, bytes_ in found:
         alone = bytes_ > SMALL_BYTES or piece[0] not in ("parquet", "csv", "jsonl")

@@ -15,7 +15,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.folder.store import MARKERS, Folder, is_hidden, is_name
 from dpstream.pipelines.connectors.folder.watch import Markers, nothing_seen
 from dpstream.pipelines.connectors.unbounded import wall_micros
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_once
 
 
@@ -48,10 +48,8 @@ def close_files(path: str | Path, files: Iterable[str] = (), at: int | None = No
     lines = b"".join(msgspec.json.encode({"file": n, "closed": closed}) + b"\n" for n in names)
     instant = rfc3339(at)
     marker = f"{MARKERS}/{instant[:10]}/{instant}.jsonl"
-    try:
+    with file_errors("folder", "cannot be written"):
         _put(folder, marker, lines)
-    except OSError as error:
-        raise file_error("folder", "cannot be written", error) from None
     return marker
 
 
@@ -62,12 +60,10 @@ def new_files(path: str | Path) -> list[str]:
         UsageError, RunError: see `close_files`.
     """
     folder = Folder(str(path))
-    try:
+    with file_errors("folder", "cannot be read"):
         steps = Markers(folder).steps(nothing_seen(0, True), 1 << 62)
         named = {file[0] for step in steps for file in step.files}
         found = {file.name for file in folder.list()}
-    except OSError as error:
-        raise file_error("folder", "cannot be read", error) from None
     return sorted(name for name in found - named if is_name(name) and not is_hidden(name))
 
 
