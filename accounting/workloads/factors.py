@@ -127,21 +127,6 @@ class Factor:
         return counts
 
     @functools.cached_property
-    def norms2(self) -> Float64:
-        """(n,) squared norm of each cell's column: the diagonal of the Gram matrix."""
-        if self.matrix is not None:
-            rows = self.matrix if self.scale is None else self.matrix * self.scale[:, None]
-            return np.asarray((rows**2).sum(axis=0))
-        if self.kind == "range" and self.relative:
-            return np.diag(self.gram()).copy()
-        if self.kind == "range":  # one of the lows up to a cell, one of the highs from it
-            return np.arange(1.0, self.size + 1) * np.arange(float(self.size), 0.0, -1.0)
-        lo, hi = self.spans
-        each = np.ones(len(lo)) if self.scale is None else self.scale**2
-        steps = np.bincount(lo, each, self.size + 1) - np.bincount(hi + 1, each, self.size + 1)
-        return np.asarray(np.cumsum(steps)[:-1])
-
-    @functools.cached_property
     def reversible(self) -> bool:
         """Whether the Gram matrix stays the same when the cells are reversed."""
         if self.matrix is None:

@@ -13,8 +13,12 @@ good: a run must go on with the key it was begun with, so moving names are refus
 import os
 import re
 import stat
+from pathlib import Path
+
+import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.places import below
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 
 FIELD = "privacy.key"
@@ -25,6 +29,32 @@ MIN_DISTINCT = 12
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _SECRET = re.compile(r"projects/[a-z0-9.:-]{1,100}/secrets/[A-Za-z0-9_-]{1,255}/versions/(.*)")
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
+
+
+class KeyPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[privacy]`` of a catalog or a table file: where the noise key is, as in a job file."""
+
+    key_file: str | None = None
+    key: str | None = None
+    insecure_test_key: str | None = None
+
+    def below(self, folder: Path) -> "KeyPlace":
+        """The same with a file's absolute path, in whichever spelling it came.
+
+        Args:
+            folder: from which a path starts.
+
+        Raises:
+            UsageError: the key is given twice, or the path is no path.
+        """
+        if sum(part is not None for part in (self.key_file, self.key, self.insecure_test_key)) > 1:
+            raise UsageError(FIELD, "is given twice", "keep one of key_file, key")
+        path = self.key_file
+        if self.key is not None and self.key.startswith("file:"):
+            path = self.key.removeprefix("file:")
+        if path is None:
+            return self
+        return KeyPlace(key=f"file:{below(folder, path, 'privacy.key_file')}")
 
 
 def parse_reference(text: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from dpstream.accounting.extras import require
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.runners.bounded import Runner
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 ALLOW_LARGE_DELTA = click.option(
@@ -178,3 +179,19 @@ class Bar:
     def update(self, done: int, total: int) -> None:
         """Show ``done`` of ``total`` steps (0: nobody knows)."""
         self._progress.update(self._task, completed=done, total=total or None)
+
+
+def runner_of(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
+    """The runner of a command.
+
+    Raises:
+        UsageError: there is none, and something is said of it.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.runners.bounded import Runner
+
+    if name is None:
+        if flags or parallelism > 1:
+            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
+        return None
+    return Runner(name, flags, parallelism)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import human
-from dpstream.pipelines.cli.parts import AS_JSON, AS_OF, FRESH, examples, options, print_json
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    AS_OF,
+    FRESH,
+    examples,
+    options,
+    print_json,
+    runner_of,
+)
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
     BUDGET,
@@ -20,7 +28,6 @@ from dpstream.pipelines.cli.session_parts import (
     cells,
     lacking,
     opened,
-    runner_of,
     subspace,
 )
 

@@ -40,22 +40,6 @@ RUNNER = options(
 _BOXES = 8
 
 
-def runner_of(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
-    """The runner of a command.
-
-    Raises:
-        UsageError: there is none, and something is said of it.
-    """
-    from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.runners.bounded import Runner
-
-    if name is None:
-        if flags or parallelism > 1:
-            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
-        return None
-    return Runner(name, flags, parallelism)
-
-
 def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
     """(amount, kind) of what is paid.
 

@@ -17,6 +17,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     print_json,
     print_warnings,
+    runner_of,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR
 
@@ -85,7 +86,7 @@ def sql(
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.catalog_file import load_catalog
 
-    where, how = _runner(runner, parallelism, beam_flag), Asking(fresh, as_of)
+    where, how = runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of)
     _check_form(stream, explain or how != ONCE, emit is not None)
     if stream:
         if (statement is None) == (file is None):
@@ -110,17 +111,6 @@ def sql(
     text = statement if file is None else _read(file)
     code = _answer(loaded, text, explain, how, as_json, where)
     click.get_current_context().exit(code)
-
-
-def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
-    from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.runners.bounded import Runner
-
-    if name is None:
-        if flags or parallelism > 1:
-            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
-        return None
-    return Runner(name, flags, parallelism)
 
 
 def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:

@@ -17,12 +17,12 @@ from dpstream.pipelines.cli.parts import (
     options,
     print_json,
     print_warnings,
+    runner_of,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
-    from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.tabulation.config import Choice
     from dpstream.state.ledger.open import AccountPlace
 
@@ -215,7 +215,7 @@ def execute(
     key, ledger = _key(given["key_file"], given["key"]), _ledger(given)
     order = Order(
         inputs_of(parameters, data, choice), out.absolute(), key, ledger,
-        _runner(runner, parallelism, beam_flag), Asking(fresh, as_of), strict, dead_letter,
+        runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of), strict, dead_letter,
     )  # fmt: skip
     if ledger is None:
         click.echo("Warning: no --ledger: nobody keeps account of what these records pay", err=True)
@@ -282,17 +282,6 @@ def _ledger(given: dict[str, Any]) -> "AccountPlace | None":
     check_names(given["data_set"], given["account_id"])
     place = place_below(Path.cwd(), given["ledger"])
     return AccountPlace(place, given["data_set"], given["account_id"])
-
-
-def _runner(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
-    from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.runners.bounded import Runner
-
-    if name is None:
-        if flags or parallelism > 1:
-            raise UsageError("--runner", "is required with its flags", "name one, or omit them")
-        return None
-    return Runner(name, flags, parallelism)
 
 
 @tabulate.command(

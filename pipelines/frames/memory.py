@@ -8,10 +8,10 @@ import apache_beam as beam
 import pyarrow as pa
 
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
-from dpstream.pipelines.frames.numbered import one_array
 from dpstream.pipelines.frames.table import columns_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.arrow import to_bytes
+from dpstream.state.numbers import one_array
 
 
 class ReadTable(beam.PTransform):

@@ -32,7 +32,7 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.frames.table import columns_of
 from dpstream.pipelines.frames.values import INSTANT, column_of, instants_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.numbers import values_of
+from dpstream.state.numbers import one_array, values_of
 
 _ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
 _NO_NUMBER = (
@@ -201,14 +201,6 @@ def runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
     rows = np.diff(first, append=len(offset))
     said = {PARTITION: partition[first], OFFSET: offset[first], RUNS: rows}
     return {name: b",".join(b"%d" % n for n in numbers) for name, numbers in said.items()}
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a table as one array."""
-    found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):
-        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.nulls(0, found.type)
-    return found
 
 
 def _of_rows(

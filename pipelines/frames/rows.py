@@ -29,7 +29,7 @@ from dpstream.dp_transforms.one_shot import Rows as Values
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
 from dpstream.pipelines.frames.question import Question
-from dpstream.state.numbers import mask, numbers, values_of
+from dpstream.state.numbers import mask, numbers, one_array, values_of
 
 #: Steps that a row is limited to where bounds hold for a group, far beyond any bound: 2^30 of them
 #: add up in 64 bits.
@@ -73,7 +73,7 @@ def rows_of(
         good &= ok
     value = None
     if question.value is not None:
-        value, ok = measure(_whole(columns[question.value]))
+        value, ok = measure(one_array(columns[question.value]))
         value = value + 0.0  # no -0.0
         good &= ok
     kept = slice(None) if good.all() else np.flatnonzero(good)
@@ -212,21 +212,13 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Texts in their plain layout; of a dictionary, the values."""
     kind, of = column.type, pa.types
     if of.is_dictionary(kind):
-        column = pa.chunked_array([decoded(_whole(column))])
+        column = pa.chunked_array([decoded(one_array(column))])
         kind = column.type
     if of.is_null(kind) or of.is_large_string(kind) or of.is_string_view(kind):
         return column.cast(pa.string())
     if of.is_large_binary(kind) or of.is_binary_view(kind) or of.is_fixed_size_binary(kind):
         return column.cast(pa.binary())
     return column
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array, of whatever many chunks."""
-    found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):
-        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.nulls(0, found.type)
-    return found
 
 
 def _ends(texts: pa.Array) -> Int64:

@@ -73,6 +73,7 @@ from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Re
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.references import KeyPlace
 from dpstream.pipelines.connectors.records.packed_names import unpacked_name
 from dpstream.pipelines.jobs.text import (
     duration_micros,
@@ -102,14 +103,6 @@ class LedgerPlace(_Part, frozen=True):
     path: str
     data_set: str
     id: str | None = None
-
-
-class KeyPlace(_Part, frozen=True):
-    """``[privacy]``: where the noise key is, as in a job file; needed by whoever asks."""
-
-    key_file: str | None = None
-    key: str | None = None
-    insecure_test_key: str | None = None
 
 
 class TablePart(_Part, frozen=True):
@@ -289,7 +282,7 @@ def config_of(tables: dict[str, Any], folder: Path) -> Config:
         account=AccountPlace(
             place_below(folder, file.ledger.path), file.ledger.data_set, file.ledger.id or ""
         ),
-        key=_key(file.privacy, folder),
+        key=file.privacy.below(folder),
         rules=_rules(file),
         base=folder,
     )
@@ -389,16 +382,6 @@ def _steps(where: str, grid: Fraction, step: Fraction) -> int:
     if step <= 0:
         raise UsageError(f"{where}.step", "must be above 0", "use a positive step")
     return _whole(f"{where}.grid", grid / step, "steps")
-
-
-def _key(key: KeyPlace, folder: Path) -> KeyPlace:
-    """The same with a file's absolute path, in whichever spelling it came."""
-    if sum(part is not None for part in (key.key_file, key.key, key.insecure_test_key)) > 1:
-        raise UsageError("privacy.key", "is given twice", "keep one of key_file, key")
-    path = key.key_file
-    if key.key is not None and key.key.startswith("file:"):
-        path = key.key.removeprefix("file:")
-    return key if path is None else KeyPlace(key=f"file:{below(folder, path, 'privacy.key_file')}")
 
 
 def _rules(file: TableFile) -> Rules:

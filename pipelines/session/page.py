@@ -21,13 +21,14 @@ from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.report.shown import shown
 from dpstream.pipelines.session import drawing, words
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.overview import overview
 from dpstream.pipelines.session.pictures import heat_map, kinds, over_time
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.transcript import Line, transcript
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import replacing
 
 #: What a page begins with; a file that begins otherwise is never replaced.
@@ -105,8 +106,8 @@ def png(desk: Desk, chosen: Chosen) -> bytes:
     if len(by) != 1:
         raise UsageError("--by", "must be one pair of dimensions for a .png", "name one pair")
     spent = desk.account.spent(kind)  # type: ignore[arg-type]
-    shown = heat_map(spent, *by[0], chosen.initial, chosen.within)
-    return drawing.heat_png(desk.space, shown, kind)
+    heat = heat_map(spent, *by[0], chosen.initial, chosen.within)
+    return drawing.heat_png(desk.space, heat, kind)
 
 
 def context(desk: Desk, chosen: Chosen) -> dict[str, Any]:
@@ -144,8 +145,8 @@ def _kind(desk: Desk, kind: str, found: dict[str, Any], chosen: Chosen) -> dict[
         "least": _amount(found["least_spent"]),
         "initial": _amount(found["most_initial"]),
         "regions": found["regions"],
-        "maps": [_marked(picture) for picture in maps],
-        "time": _marked(drawing.spending(moments, kind)) if moments else None,
+        "maps": [shown(picture) for picture in maps],
+        "time": shown(drawing.spending(moments, kind)) if moments else None,
         "shown": [
             row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
             for row in found["shown"]
@@ -169,11 +170,6 @@ def _amount(budget: float) -> str:
     return words.amount(round(budget * MICRO))
 
 
-def _marked(picture: charts.Picture) -> dict[str, Any]:
-    # Its texts are names of dimensions and codes, which matplotlib escapes, and numbers.
-    return {"svg": Markup(picture.svg), "words": picture.words}
-
-
 def default_by(desk: Desk) -> tuple[tuple[str, str], ...]:
     """The first two dimensions that are no budgets; of fewer, with a budget."""
     names = [d.name for d in desk.space.dimensions if not isinstance(d, Budget)]
@@ -190,13 +186,11 @@ def write(out: Path, text: str | bytes) -> None:
     """
     data = text.encode() if isinstance(text, str) else text
     first = MARK.encode() if isinstance(text, str) else _PNG
-    try:
+    with file_errors("--out", "cannot be written"):
         if out.exists() and not out.read_bytes().startswith(first):
             raise PolicyError("--out", "is a file of something else", "choose another name")
         with replacing(out) as draft:
             draft.write_bytes(data)
-    except OSError as error:
-        raise file_error("--out", "cannot be written", error) from None
 
 
 def kind_of(out: Path) -> str:

@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.dp_transforms.noise.references import KeyPlace
 from dpstream.state.ledger.open import AccountPlace, file_of
 
 #: The SQL type of a unit of each type that can be a ledger's unit.
@@ -42,14 +43,6 @@ class Via(Part, frozen=True):
 
     table: str
     on: tuple[tuple[str, str], ...]
-
-
-class KeyConfig(Part, frozen=True):
-    """``[privacy]``: where the noise key is, as in a job file; needed by whoever asks."""
-
-    key_file: str | None = None
-    key: str | None = None
-    insecure_test_key: str | None = None
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -120,7 +113,7 @@ class Catalog(Tables):
     """
 
     ledger: AccountPlace
-    key: KeyConfig = dataclasses.field(default_factory=KeyConfig)
+    key: KeyPlace = dataclasses.field(default_factory=KeyPlace)
     folder: Path = Path()
 
     @property

@@ -40,16 +40,16 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.places import below, refuse_both
+from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.dp_transforms.noise.references import KeyPlace
 from dpstream.pipelines.jobs.tables import LedgerConfig
 from dpstream.pipelines.jobs.text import closest, parse_toml, raise_decode_error
 from dpstream.pipelines.sql.catalog import (
     RELEASED,
     UNIT_TYPES,
     Catalog,
-    KeyConfig,
     Part,
     Table,
     Via,
@@ -100,7 +100,7 @@ class CatalogFile(Part, frozen=True):
     ledger: LedgerConfig
     unit: UnitConfig
     table: tuple[TableConfig, ...]
-    privacy: KeyConfig = KeyConfig()
+    privacy: KeyPlace = KeyPlace()
 
 
 def load_catalog(path: str | Path) -> Catalog:
@@ -146,7 +146,7 @@ def catalog_of(tables: dict[str, Any], folder: Path, path: Path | None = None) -
     found = {name: _with_units(table, found) for name, table in found.items()}
     ledger = msgspec.structs.replace(file.ledger.place(folder, path), unit=file.unit.name)
     unit = UnitIdentity(file.unit.name, file.unit.type)
-    return Catalog(unit, found, ledger, _key(file.privacy, folder), folder)
+    return Catalog(unit, found, ledger, file.privacy.below(folder), folder)
 
 
 def _refuse_both(tables: dict[str, Table]) -> None:
@@ -162,16 +162,6 @@ def _refuse_both(tables: dict[str, Table]) -> None:
             {name: identities(table) for name, table in private.items()},
             {name: identities(table) for name, table in public.items()},
         )
-
-
-def _key(key: KeyConfig, folder: Path) -> KeyConfig:
-    """The same with a file's absolute path, in whichever spelling it came."""
-    if sum(part is not None for part in (key.key_file, key.key, key.insecure_test_key)) > 1:
-        raise UsageError("privacy.key", "is given twice", "keep one of key_file, key")
-    path = key.key_file
-    if key.key is not None and key.key.startswith("file:"):
-        path = key.key.removeprefix("file:")
-    return key if path is None else KeyConfig(key=f"file:{below(folder, path, 'privacy.key_file')}")
 
 
 def _check_ledger(file: CatalogFile) -> None:

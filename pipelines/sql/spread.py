@@ -19,9 +19,10 @@ from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.references import KeyPlace
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
-from dpstream.pipelines.sql.catalog import Catalog, KeyConfig, Table
+from dpstream.pipelines.sql.catalog import Catalog, Table
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.files import Piece, divisible, rows_of
 from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
@@ -58,7 +59,7 @@ class Spread:
         for table in tables.values():
             _check(table)
         self._runner, self._folder = runner, catalog.beside
-        self._catalog = dataclasses.replace(catalog, tables=tables, key=KeyConfig())
+        self._catalog = dataclasses.replace(catalog, tables=tables, key=KeyPlace())
         private = [table for table in _owners_first(tables) if table.unit is not None]
         asked = _columns(question)
         self._columns = {table.name: _needed(table, tables, asked) for table in private}

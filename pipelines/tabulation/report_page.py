@@ -12,6 +12,7 @@ from dpstream.accounting.tabulation.margins import COVERAGE
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
 from dpstream.pipelines.report.report import MARK
+from dpstream.pipelines.report.shown import shown
 from dpstream.pipelines.tabulation.report_files import WORKLOADS
 
 #: Chance on either side of an interval.
@@ -81,7 +82,7 @@ def _held(figures: dict[str, Any]) -> dict[str, Any] | None:
     across = "share of figures within their margin"
     picture = charts.intervals("held", levels, series, COVERAGE, words, across)
     legend = list(zip(charts.swatches(len(sums)), sums, strict=True))
-    return {"picture": _marked(picture), "legend": legend, "words": words}
+    return {"picture": shown(picture), "legend": legend, "words": words}
 
 
 def _interval(place: int, inside: int, count: int) -> charts.Interval:
@@ -126,7 +127,7 @@ def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
         "table": table,
         "heads": heads,
         "rows": _rows(list(sizes.values()), counts, shares),
-        "picture": _marked(picture),
+        "picture": shown(picture),
         "legend": list(zip(charts.swatches(len(heads)), heads, strict=True)),
     }
 
@@ -136,7 +137,3 @@ def _rows(sizes: list[str], counts: Float64, shares: Float64) -> list[dict[str, 
         {"size": size, "groups": int(count.sum()), "shares": share.tolist()}
         for size, count, share in zip(sizes, counts, shares, strict=True)
     ]
-
-
-def _marked(picture: charts.Picture) -> dict[str, Any]:
-    return {"svg": Markup(picture.svg), "words": picture.words}

@@ -79,7 +79,8 @@ def column_norm2(workload: Workload) -> float:
         for axis, factor in zip(product.axes, product.factors, strict=True):
             factors[axis][factor] = None
     norms = [
-        dict(zip(of, _undominated([factor.norms2 for factor in of]), strict=True)) for of in factors
+        dict(zip(of, _undominated([_norms2(factor) for factor in of]), strict=True))
+        for of in factors
     ]
     left = [max((len(row) for row in of.values()), default=1) for of in norms]
     place = {axis: at for at, axis in enumerate(k for k, n in enumerate(left) if n > 1)}
@@ -100,6 +101,21 @@ def column_norm2(workload: Workload) -> float:
             term = term * row.reshape(shape)
         total += term
     return float(total.max())
+
+
+def _norms2(factor: Factor) -> Float64:
+    """(n,) squared norm of each cell's column: the diagonal of the Gram matrix."""
+    if factor.matrix is not None:
+        rows = factor.matrix if factor.scale is None else factor.matrix * factor.scale[:, None]
+        return np.asarray((rows**2).sum(axis=0))
+    if factor.kind == "range" and factor.relative:
+        return np.diag(factor.gram()).copy()
+    if factor.kind == "range":  # one of the lows up to a cell, one of the highs from it
+        return np.arange(1.0, factor.size + 1) * np.arange(float(factor.size), 0.0, -1.0)
+    lo, hi = factor.spans
+    each = np.ones(len(lo)) if factor.scale is None else factor.scale**2
+    steps = np.bincount(lo, each, factor.size + 1) - np.bincount(hi + 1, each, factor.size + 1)
+    return np.asarray(np.cumsum(steps)[:-1])
 
 
 def _undominated(rows: list[Float64]) -> list[Float64]:
