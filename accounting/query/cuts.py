@@ -5,10 +5,11 @@ the bounds leave out, so an answer says beside it how much that is, as far as a 
 All of it is post-processing of noisy nodes that were paid for (``accounting.query.bounds``), so it
 costs nothing more and shows nothing more.
 
-**Share of values.**  The noisy prefixes of the histogram give the part of its values that lies
-beyond each bound.  It holds one value of each unit, chosen by chance, so it is a share of units'
-values, not of all rows.  ``within`` is the histogram's rank error as a part of its total: with a
-chance of 95% no share errs by more.
+**Share of values.** The noisy prefixes of the histogram give the part of its values that lies
+beyond each bound. It holds one value of each unit, of one group chosen by chance, so each unit
+counts once, whatever its number of groups: where units of many groups also have more in each, a
+larger part of all groups is cut (docs/design/mechanism.md: why none is weighted). ``within`` is the
+histogram's rank error as a part of its total: with a chance of 95% no share errs by more.
 
 **Share of the amount** (rows, groups, or size of values).  Let S(x) be the number of values above
 x.  What a bound B leaves in is the integral of S up to B; what it cuts is S(B) times the mean by

@@ -148,3 +148,26 @@ def test_pure_noise_and_one_mechanism_of_all(monkeypatch: pytest.MonkeyPatch) ->
     found = dpstream.count(HEAVY, unit="user", epsilon=1.0, delta=0)
     assert found.delta == 0 and found.cuts["count"].high > 5
     assert found.table["count"][0].as_py() > 0.3 * HEAVY.num_rows
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_a_cut_of_rows_is_of_one_key_of_each_user(dependent: bool) -> None:
+    """Where users of many keys have more rows in each, more of all pairs are beyond the bound."""
+    keys = np.where(np.arange(6_000) % 2 == 0, 2, 12)
+    user = np.repeat(np.arange(len(keys)), keys)
+    heavier = dependent & (keys[user] == 12)
+    rows = np.maximum(1, DRAW.lognormal(np.where(heavier, 2.2, 0.7), 1)).astype(int)
+    page = np.concatenate([np.arange(n) for n in keys])
+    data = pa.table({"user": np.repeat(user, rows), "page": np.repeat(page, rows)})
+    found = dpstream.count(
+        data, unit="user", key="page", epsilon=20.0, public_keys=range(12), max_keys=12
+    )
+    cut = found.cuts["count"]
+    assert cut.amount is not None
+    beyond, cut_rows = rows > cut.high, np.maximum(rows - cut.high, 0)
+    of_users = (np.bincount(user, beyond) / keys).mean()
+    sizes = (np.bincount(user, each) / keys for each in (cut_rows, rows))
+    cut_size, size = (each.sum() for each in sizes)
+    assert abs(cut.above - of_users) <= cut.within
+    assert cut.amount == pytest.approx(cut_size / size, abs=0.025)
+    assert (beyond.mean() > of_users + 2 * cut.within) == dependent
