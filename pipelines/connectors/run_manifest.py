@@ -186,7 +186,8 @@ def _refuse_foreign(mine: RunManifest, sink: Sink) -> None:
             raise PolicyError(
                 "sink.kind",
                 "is not the kind that this sink was begun with",
-                "restore the old kind, or export the others with `dpstream state releases --out`",
+                "restore the old kind, or write the other with "
+                "`dpstream state releases JOB --out FOLDER`",
             )
 
 

@@ -72,8 +72,8 @@ def inventory(job: Job) -> Inventory:
         raise UsageError(
             "sink.kind",
             f"is '{job.sink.kind}', and a report reads files",
-            "write them with `dpstream state releases JOB --out`, and name that folder in the job's"
-            " [sink]",
+            "write them with `dpstream state releases JOB --out FOLDER`, and name that folder in "
+            "the job's [sink]",
         )
     if not folder.is_dir():
         raise UsageError(

@@ -85,5 +85,7 @@ def refuse(found: Iterable[Fault]) -> None:
         raise UsageError(
             f"{where} {first.column}".strip(),
             f"{first.rule}{more}",
-            f"{first.fix}; `dpstream tabulate validate` lists all" if more else first.fix,
+            f"{first.fix}; `dpstream tabulate validate PARAMETERS DATA` lists all"
+            if more
+            else first.fix,
         )

@@ -13,6 +13,9 @@ from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import Hour
 from tests.pipelines.cli.test_plans_and_charges import tabulate
+from tests.pipelines.sql.asking import dp
+from tests.pipelines.sql.test_registration import shop
+from tests.pipelines.tabulation.office import office
 
 
 @pytest.fixture
@@ -98,3 +101,50 @@ def test_a_subspace_without_a_name(tmp_path: Path) -> None:
     typed = ["a < 2" if word == "CONDITION" else word for word in words]
     assert typed != words and call(*typed).exit_code == 0
     assert call(*asking).exit_code == 0
+
+
+def test_a_sink_of_another_kind(hour: Hour) -> None:
+    assert hour.run() == 0
+    hour.edit('kind = "parquet"\npath = "releases"', 'kind = "jsonl"\npath = "releases"')
+    assert hour.run() == 3
+    [words] = commands_of(hour.message)
+    folder = hour.folder / "again"
+    typed = [{"JOB": "job.toml", "FOLDER": folder.name}.get(word, word) for word in words]
+    assert call(*typed).exit_code == 0 and any(folder.rglob("*.jsonl"))
+
+
+def test_a_release_that_the_sink_lost(hour: Hour) -> None:
+    assert hour.run() == 0
+    releases = hour.folder / "releases"
+    lost = min(path for path in releases.rglob("*.parquet") if not path.name.startswith("."))
+    before = lost.read_bytes()
+    lost.unlink()
+    expire = ("state", "expire", "job.toml", "--releases-before", "2024-01-02T00:00:00Z")
+    refused = call(*expire)
+    [words] = commands_of(refused.output)
+    assert refused.exit_code == 3
+    assert call(*("job.toml" if word == "JOB" else word for word in words)).exit_code == 0
+    assert lost.read_bytes() == before and call(*expire).exit_code == 0
+
+
+def test_a_key_that_was_not_checked(tmp_path: Path) -> None:
+    catalog, form = shop(tmp_path), "COUNT(*, contribution_bounds_per_group => (0, 5)) AS n"
+    asking = ("sql", catalog, dp(f"item, {form}", "FROM orders GROUP BY item"))
+    refused = call(*asking)
+    [words] = commands_of(refused.output)
+    assert refused.exit_code == 3
+    assert call(*(str(catalog) if word == "CATALOG" else word for word in words)).exit_code == 0
+    assert call(*asking).exit_code == 0
+
+
+def test_tables_with_several_faults(tmp_path: Path) -> None:
+    made = office(tmp_path)
+    config = json.loads((made.parameters / "config.json").read_text())
+    (made.parameters / "config.json").write_text(json.dumps(dict.fromkeys(config, "x")))
+    refused = call("tabulate", "plan", *made)
+    [words] = commands_of(refused.output)
+    places = {"PARAMETERS": str(made.parameters), "DATA": str(made.data)}
+    listed = call(*(places.get(word, word) for word in words))
+    assert refused.exit_code == listed.exit_code == 2
+    counted = re.search(r"([0-9]+) faults", refused.output)
+    assert counted is not None and len(listed.output.splitlines()) == int(counted[1]) + 1
