@@ -56,6 +56,8 @@ class Trial(NamedTuple):
         groups: of a trial; kappa: of them that count; options: further ones.
         public: they are listed.
         shown: the score is how many groups are there, not their values.
+        most: what the unit adds to each column; the score is then their sum after division by it,
+            because the noise of each is in proportion to it.
     """
 
     items: str
@@ -66,6 +68,7 @@ class Trial(NamedTuple):
     options: str = "epsilon = 12, delta = 1e-6"
     public: bool = True
     shown: bool = False
+    most: Sequence[float] = ()
 
     @property
     def text(self) -> str:
@@ -170,6 +173,8 @@ def proven(folder: Path, trial: Trial, trials: int, seed: int = 3) -> tuple[Prov
     features = np.concatenate([found.values.reshape(trials, -1), found.present], axis=1)
     features = features[:, features.std(axis=0) > 0]
     total = found.values.sum(axis=1)
+    if trial.most:
+        total = (total / trial.most).sum(axis=1, keepdims=True)
     shown = found.present.sum(axis=1)[:, None]
     scores = np.concatenate([shown, total] if trial.shown else [total, shown], axis=1)
     return bound(statistics(scores, features, added), found.claim, TAIL), found.claim

@@ -36,7 +36,8 @@ _EIGHT = [(g, 0.0) for g in range(8)]
 SOUND: dict[str, tuple[Trial, float]] = {
     "count": (Trial(f"COUNT(*, {PER_GROUP}(0, 4)) AS n", [(0, 1)] * 6), 0.75),
     "units and sum": (
-        Trial(f"SUM(x, {PER_GROUP}(-3, 8)) AS s, COUNT(DISTINCT uid) AS u", [(0, 8)] * 2), 0.7,
+        Trial(f"SUM(x, {PER_GROUP}(-3, 8)) AS s, COUNT(DISTINCT uid) AS u", [(0, 8)] * 2,
+              most=(8, 1)), 0.75,
     ),
     "groups that count": (
         Trial(f"COUNT(*, {PER_GROUP}(0, 1)) AS n", _FOUR, groups=4, kappa=4), 0.75,

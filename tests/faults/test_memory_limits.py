@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 
 from dpstream.state.disk_errors import MIN_ADDRESS_SPACE
-from tests.faults.filecalls.commands import COMMANDS
+from tests.faults.filecalls.commands import COMMANDS, Command
 
 DPSTREAM = (sys.executable, "-m", "dpstream")
-NAMES = ("run", "sql", "session ask", "tabulate execute", "answer")
+PRISM = ("--runner", "PrismRunner")
+#: Commands, and what is added to them.
+NAMES = ("run", "run on Prism", "sql", "session ask", "tabulate execute", "answer")
+
+
+def command_of(name: str) -> tuple[Command, tuple[str, ...]]:
+    """A command, and its words."""
+    command = COMMANDS[name.removesuffix(" on Prism")]
+    return command, (*command.words, *(PRISM if name.endswith("Prism") else ()))
 
 
 def limited(folder: Path, limit: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -31,10 +39,10 @@ def limited(folder: Path, limit: int, *words: str) -> subprocess.CompletedProces
 def test_too_little_memory_is_refused_before_a_charge(
     tmp_path: Path, name: str, mebibytes: int
 ) -> None:
-    command = COMMANDS[name]
+    command, words = command_of(name)
     command.world(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    ended = limited(tmp_path, mebibytes << 20, *command.words)
+    ended = limited(tmp_path, mebibytes << 20, *words)
     assert ended.returncode == 4, ended.stderr
     assert "memory" in ended.stderr and f"ulimit -v {MIN_ADDRESS_SPACE >> 10}" in ended.stderr
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -49,10 +57,10 @@ def test_help_and_plans_need_less(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_limit_that_the_fix_names_is_enough(tmp_path: Path, name: str) -> None:
-    command = COMMANDS[name]
+    command, asked = command_of(name)
     command.world(tmp_path)
     for words in command.before:
         assert not callable(words)
         subprocess.run([*DPSTREAM, *words], cwd=tmp_path, check=True, capture_output=True)
-    ended = limited(tmp_path, MIN_ADDRESS_SPACE, *command.words)
+    ended = limited(tmp_path, MIN_ADDRESS_SPACE, *asked)
     assert ended.returncode == 0, ended.stderr
