@@ -25,7 +25,6 @@ from dpstream.state.ledger.open import (
     AccountPlace,
     book_of,
     check_names,
-    check_place,
     file_of,
     open_ledger,
     open_path,
@@ -103,12 +102,10 @@ def view(named: AccountPlace | str) -> dict[str, Any]:
     """Events and sums of an account.
 
     Raises:
-        UsageError: there is none; PolicyError: it is damaged, or another one than was named.
+        UsageError: there is none; PolicyError: it is damaged, another one than was named, or older
+            than the head file beside the file that names it.
     """
-    book = book_of(read_ledger(path_of(named)))
-    if isinstance(named, AccountPlace):
-        check_place(named, book.created)
-    return _of_book(book)
+    return _of_book(book_of(read_ledger(named)) if isinstance(named, str) else read_book(named))
 
 
 def _of_book(book: Book) -> dict[str, Any]:
