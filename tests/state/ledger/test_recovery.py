@@ -304,6 +304,27 @@ def test_tables_that_both_histories_made_wider(
 
 
 @pytest.mark.filterwarnings("ignore:the account has charges")
+def test_a_second_answer_is_charged_to_the_wider_table(tmp_path: Path) -> None:
+    """One charge got two answers, and the table was migrated behind the first."""
+    bench = Migrated(tmp_path)
+    bench.went("old", by=0)
+    bench.keep()
+    [charge] = accounts.charges(bench.file)
+
+    def answered(answer: bytes, by: int) -> None:
+        with contextlib.closing(open_ledger(bench.places[by])) as ledger:
+            Register(ledger, "session").commit(charge.run_id, answer)
+            ledger.keep_head()
+
+    answered(b"first", by=0)
+    bench.went("old to wider", by=0)
+    bench.restore()
+    answered(b"second", by=1)
+    assert bench.recover() == (2, 1, ())
+    assert bench.spent("wider") == [2, 0]
+
+
+@pytest.mark.filterwarnings("ignore:the account has charges")
 def test_charges_of_dimensions_that_the_account_has_not_are_refused(tmp_path: Path) -> None:
     bench = Migrated(tmp_path)
     bench.went("old", by=0)
