@@ -18,7 +18,7 @@ from dpstream.state.private_log import keep_in
 from tests.kafka_broker import Broker, running
 
 #: How many cases of a test ``make test`` runs: lines ``NUMBER TEST``, or ``0 TEST[CASE]``.  The
-#: others are marked slow.  Chosen by CPU seconds, so that the whole ends within 8 minutes.
+#: others are marked slow.  Chosen by CPU seconds, so that two cores end within 12 minutes.
 SAMPLE = Path(__file__).with_name("sample.txt")
 
 

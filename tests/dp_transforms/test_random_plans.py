@@ -12,7 +12,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.runs import run, slow
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, generate, make_plan
 
-CI, LONG = 18, 400
+CI, LONG = 9, 400
 #: Seeds of plans that skip what is published.
 SKIPPING, SKIPPING_LONG = 3, 200
 
