@@ -109,8 +109,6 @@ def answer(
         raise UsageError("--out", "is required", "name a new folder")
     if covariance is not None:
         raise UsageError("--covariance", "is for --from", "ask it of the release")
-    if over_time and (pure or tables):
-        raise UsageError("--over-time", "is for Gaussian noise of cells", "omit --pure, --tables")
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
@@ -125,20 +123,23 @@ def answer(
     if pure:
         check_pure(strategy, objective)
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
-        once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, dry=dry_run)
-        return
-    chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
-    if tables and asked.marginal and chosen.name == "identity":
-        from dpstream.accounting.strategies.cells.residual import residual
+    else:
+        chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
+        if tables and asked.marginal and chosen.name == "identity":
+            from dpstream.accounting.strategies.cells.residual import residual
 
-        chosen = residual(asked)[0]  # the table of all cells: the same errors
-    if tables or way_of(asked, chosen) == "tables":
+            chosen = residual(asked)[0]  # the table of all cells: the same errors
+        if not tables and way_of(asked, chosen) != "tables":
+            order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
+                          runner, ctx.args, fresh)  # fmt: skip
+            _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
+            return
         mechanism = table_mechanism(asked, chosen, loaded)
-        once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, True, dry_run)
-        return
-    order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
-                  runner, ctx.args, fresh)  # fmt: skip
-    _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
+    if over_time or runner != "DirectRunner" or ctx.args:
+        field = "--over-time" if over_time else "--runner"
+        rule = "is for answers that come through a store; these are drawn once, in this process"
+        raise UsageError(field, rule, "omit it and flags of Beam")
+    once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, not pure, dry_run)
 
 
 def _through_store(

@@ -22,7 +22,7 @@ from dpstream.state.ledger.answers import Register
 from dpstream.state.sqlite.store import SqliteStore
 from tests.faults.filecalls.commands import COMMANDS
 from tests.fixed import held_noise
-from tests.pipelines.ask.kinds import KINDS, Kind, lines_of, typed
+from tests.pipelines.ask.kinds import KINDS, Kind, typed
 
 #: When the copy is made that is put back later: between a question's charge and its receipt, behind
 #: the charge and before the receipt; and of a stream, between two steps.
@@ -49,13 +49,7 @@ def _stream(name: str, *lost: str) -> Kind:
 
 STREAMS = {"run": _stream("run", "out"), "answer": _stream("answer", "answers")}
 #: Kinds of questions, and commands that draw by other laws than the first of their kind.
-ASKED = KINDS | {
-    "sql, quantiles": _more("sql, quantiles", "sql"),
-    "answer --tables": _more("answer --tables", "workload pure"),
-    "households": _more("tabulate execute, households", "census")._replace(
-        change=lines_of("data/household-records.txt", lambda line: line.startswith("72|"))
-    ),
-}
+ASKED = KINDS | {"sql, quantiles": _more("sql, quantiles", "sql")}
 
 
 def asked_of(name: str) -> NoReturn:

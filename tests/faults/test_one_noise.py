@@ -17,8 +17,7 @@ from tests.faults.one_noise import (
     recorded_noise,
     reused,
 )
-from tests.pipelines.ask.kinds import KINDS, Kind, within
-from tests.pipelines.ask.test_question import emptied, world
+from tests.pipelines.ask.kinds import KINDS, Kind, emptied, within, world
 from tests.postgresql import postgresql_server
 
 #: What is put back: the account from a backup, or all that is not an input.

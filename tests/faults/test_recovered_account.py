@@ -18,18 +18,20 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.head import HeadFile
 from tests import accounts
-from tests.faults.filecalls.commands import COMMANDS
 from tests.faults.one_noise import copied
-from tests.pipelines.ask.kinds import KINDS, USERS, Kind, Said, fix_of, typed, within
-
-STREAM = Kind(
-    COMMANDS["run"],
-    lambda *options: typed(*COMMANDS["run"].words, *options),
-    USERS,
-    (),
-    lambda _: None,
+from tests.pipelines.ask.kinds import (
+    ALL,
+    KINDS,
+    STREAM,
+    Kind,
+    Said,
+    emptied,
+    fix_of,
+    typed,
+    within,
+    world,
 )
-ALL = {**KINDS, "stream": STREAM}
+
 ACCOUNT, REFUSED = Path("account"), 3
 #: All of it but for its head file, which lies beside it where no file names it.
 FILE = ACCOUNT / "ledger.db"
@@ -42,25 +44,11 @@ def restored(backup: Path) -> None:
 
 def asked(kind: Kind, *options: str) -> Said:
     """A question, also of the Python interface, as a command ends."""
-    for name in kind.lost:
-        for path in [Path(name), *Path(name).rglob("*")][::-1]:
-            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+    emptied(kind)
     try:
         return kind.ask(*options)
     except DpstreamError as error:
         return Said(error.exit_code, "", str(error))
-
-
-def world(kind: Kind, folder: Path) -> None:
-    folder.mkdir()
-    kind.command.world(folder)
-    job = folder / "job.toml"
-    if job.exists():  # so that several questions fit into the limit
-        job.write_text(job.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
-    with within(folder):
-        for words in kind.command.before:
-            said = typed(*words)
-            assert said.code == 0, said.stderr
 
 
 def shown() -> dict[str, object]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import accounts
-from tests.faults.filecalls.server import Ended, Server
+from tests.faults.filecalls.server import FUNCTIONS, Ended, Server
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 STREAM = f"""
@@ -251,8 +251,7 @@ class Command:
     """A command, the world it runs in, and what it must leave in the end.
 
     Attributes:
-        world: writes the files.
-        before: commands that were run without a fault.
+        world: writes the files; before: commands that were run without a fault.
         words: the command under test.
         leaves: what must be the same after a fault, from the folder and how the command ended.
         charged: the account that lists one more charge, or none.
@@ -354,6 +353,7 @@ STAND = ("session", "stand", "small.toml", "count", "--where", "epsilon >= 1", "
 BUDGET = ("session", "budget", "small.toml", "--json")
 INFO = ("state", "info", "job.toml", "--json")
 COMMANDS: Mapping[str, Command] = {
+    **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
     "init": Command(stream, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
                     done="exists", then=("plan", "new.toml", "--json")),
     "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,

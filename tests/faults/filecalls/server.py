@@ -35,6 +35,8 @@ OPTIONAL = ("beam_yaml", "prism_build", "__main__")
 LONGEST = 120
 #: Where run ids and nonces are drawn, for their callers; other random names stay random.
 DRAWERS = ("dpstream.state.run_ids", "dpstream.pipelines.session.ask")
+#: Functions of the Python interface, which `tests.pipelines.ask.kinds` asks.
+FUNCTIONS = ("frame", "keys")
 _SOURCE = Path(__file__).with_name("filecalls.c")
 
 
@@ -184,8 +186,8 @@ def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
         if order["noise"] is not None:
             drawn = stack.enter_context(recorded_noise())
             stack.callback(lambda: Path(order["noise"]).write_bytes(b"".join(sorted(drawn))))
-        if order["kind"] is not None:
-            asked_of(order["kind"])
+        if order["kind"] is not None or order["args"][0] in FUNCTIONS:
+            asked_of(order["kind"] or order["args"][0])
         main()
 
 

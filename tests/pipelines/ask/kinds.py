@@ -28,8 +28,10 @@ from dpstream.pipelines.cli.main import cli
 from tests import accounts
 from tests.faults.filecalls.commands import COMMANDS, Command
 
-#: What rows there are: those of the world, without one unit's, or none.
-ROWS = ("same", "neighbour", "empty")
+#: What rows there are: those of the world, without one unit's, none, or not even a file.
+ROWS = ("same", "neighbour", "empty", "missing")
+
+ACCOUNT = Path("account/ledger.db")
 
 
 class Said(NamedTuple):
@@ -51,8 +53,10 @@ class Kind(NamedTuple):
         lost: output that is removed before the question is asked again.
         large: options with which the account allows one charge and not two, once its limit is
             ``limit``; no limit: a fifth above what one charge costs.
-        raises: whether it is a function, which raises what nobody foresaw as it is.
-        runner: whether it takes ``--runner``.
+        in_memory: a function on a table: rows cannot be missing, and what nobody foresaw is raised
+            as it is.
+        selects: whether noise decides how many rows the answer has.
+        no_runner: why no runner's workers read its rows; empty: it takes ``--runner``.
     """
 
     command: Command
@@ -63,8 +67,9 @@ class Kind(NamedTuple):
     lost: tuple[str, ...] = ()
     large: tuple[str, ...] = ()
     limit: tuple[float, float] | None = None
-    raises: bool = False
-    runner: bool = False
+    in_memory: bool = False
+    selects: bool = False
+    no_runner: str = ""
 
 
 @contextlib.contextmanager
@@ -89,6 +94,29 @@ def fix_of(said: Said) -> list[str]:
     return shlex.split(command[1])[1:]
 
 
+def world(kind: Kind, folder: Path) -> None:
+    """The files of a kind's world, in a new folder."""
+    folder.mkdir()
+    kind.command.world(folder)
+    job = folder / "job.toml"
+    if job.exists():  # so that several questions fit into the limit
+        job.write_text(job.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
+    with within(folder):
+        for words in kind.command.before:
+            if callable(words):
+                words(Path())
+                continue
+            said = typed(*words)
+            assert said.code == 0, said.stderr
+
+
+def emptied(kind: Kind) -> None:
+    """Remove the output, as somebody does who wants it again."""
+    for name in kind.lost:
+        for path in [Path(name), *Path(name).rglob("*")][::-1]:
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def account_of(path: Path) -> list[str]:
     """All that an account's file holds."""
     with contextlib.closing(sqlite3.connect(path)) as db:
@@ -101,7 +129,7 @@ def left(folder: Path, private: tuple[str, ...]) -> dict[str, bytes | list[str]]
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not name.startswith(private):
-            is_account = name == "account/ledger.db"
+            is_account = name == ACCOUNT.as_posix()
             out[name] = account_of(path) if is_account else path.read_bytes()
     return out
 
@@ -113,6 +141,9 @@ def lines_of(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
         path, whole = Path(name), Path(f"{name}.whole")
         if not whole.exists():
             shutil.copyfile(path, whole)
+        if rows == "missing":
+            path.unlink()
+            return
         head, *lines = whole.read_text().splitlines(keepends=True)
         kept = {"same": lines, "empty": [], "neighbour": [x for x in lines if not unit(x)]}[rows]
         path.write_text("".join([head, *kept]))
@@ -131,11 +162,21 @@ def _appended(name: str, *lines: str) -> Callable[[str], None]:
 
 
 def _session(rows: str) -> None:
-    """Records are added to a session's table; nobody can take all of them away again."""
-    if rows != "same":
-        Path("more.csv").write_text(f"name,a,epsilon\n{rows},1,2\n")
-        said = typed("session", "add", "small.toml", "more.csv")
+    """Records of a session's table are deleted: one, the others, or the folder."""
+    if rows == "missing":
+        shutil.rmtree("small.table")
+    elif rows != "same":
+        numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
+        Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))
+        said = typed("session", "delete", "small.toml", "more.csv")
         assert said.code == 0, said.stderr
+
+
+def _session_record(name: str) -> None:
+    """A record of a name is added to a session's table."""
+    Path("more.csv").write_text(f"name,a,epsilon\n{name},1,2\n")
+    said = typed("session", "add", "small.toml", "more.csv")
+    assert said.code == 0, said.stderr
 
 
 def _by_command(name: str, *more: str) -> Callable[..., Said]:
@@ -143,6 +184,16 @@ def _by_command(name: str, *more: str) -> Callable[..., Said]:
         return typed(*COMMANDS[name].words, *more, *options)
 
     return ask
+
+
+def _census(command: str, unit: str, line: str) -> Kind:
+    """Tables of one program; the record of a line is left out."""
+    name = f"data/{unit}-records.txt"
+    change, plant = lines_of(name, lambda row: row.startswith(line)), _appended(name, "{0}|{0}")
+    private = ("data/", "dead_letter")
+    return Kind(
+        COMMANDS[command], _by_command(command), change, private, plant, ("out",), selects=True
+    )  # fmt: skip
 
 
 def _frame(*options: str) -> Said:
@@ -185,30 +236,42 @@ def _of_user_7(line: str) -> bool:
 USERS = lines_of("in.csv", _of_user_7)
 VISITS = ("in.csv", "in.csv.whole")
 RARE = _appended("in.csv", "999,{0},2024-01-01T01:00:00Z", "998,{0},{0}")
+CALLER = "a table in memory is the caller's: it is read in the caller's process"
+LAUNCHER = "its mechanism draws for all cells at once, in the process that asks"
 KINDS = {
-    "frame": Kind(COMMANDS["sql"], _frame, USERS, VISITS, RARE, raises=True),
-    "keys": Kind(COMMANDS["sql"], _keys, USERS, VISITS, RARE, raises=True),
-    "keys in SQL": Kind(COMMANDS["sql"], _keys_in_sql, USERS, VISITS, RARE, runner=True),
-    "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS, RARE, runner=True),
+    "frame": Kind(
+        COMMANDS["sql"], _frame, USERS, VISITS, RARE, in_memory=True, selects=True,
+        no_runner=CALLER,
+    ),
+    "keys": Kind(
+        COMMANDS["sql"], _keys, USERS, VISITS, RARE, in_memory=True, selects=True, no_runner=CALLER
+    ),
+    "keys in SQL": Kind(COMMANDS["sql"], _keys_in_sql, USERS, VISITS, RARE, selects=True),
+    "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS, RARE, selects=True),
     "tuning": Kind(
         COMMANDS["choose"], _by_command("choose"), USERS, VISITS, RARE, ("chosen.toml",),
-        limit=(13.0, 0.02),
+        limit=(13.0, 0.02), no_runner="it reads the first hours alone, in the process that asks",
     ),
     "workload pure": Kind(
-        COMMANDS["answer --pure"], _by_command("answer --pure"), USERS, VISITS, RARE, ("answers",)
+        COMMANDS["answer --pure"], _by_command("answer --pure"), USERS, VISITS, RARE, ("answers",),
+        no_runner=LAUNCHER,
+    ),
+    "workload tables": Kind(
+        COMMANDS["answer --tables"], _by_command("answer --tables"), USERS, VISITS, RARE,
+        ("answers",), no_runner=LAUNCHER,
     ),
     "session": Kind(
         COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
-        ("small.csv", "more.csv", "small.table"), _session, large=("--epsilon", "1.25"),
-        runner=True,
+        ("small.csv", "more.csv", "small.table"), _session_record, large=("--epsilon", "1.25"),
     ),
-    "census": Kind(
-        COMMANDS["tabulate execute"], _by_command("tabulate execute"),
-        lines_of("data/person-records.txt", lambda line: line.startswith("023|")),
-        ("data/", "dead_letter"), _appended("data/person-records.txt", "{0}|{0}"), ("out",),
-        runner=True,
-    ),
+    "census persons": _census("tabulate execute", "person", "023|"),
+    "census households": _census("tabulate execute, households", "household", "72|"),
 }  # fmt: skip
+#: A run of a stream is not asked once: its store fixes its input.
+STREAM = Kind(
+    COMMANDS["run"], _by_command("run"), USERS, (*VISITS, "state"), RARE, ("out",), selects=True
+)
+ALL = KINDS | {"stream": STREAM}
 
 if __name__ == "__main__":
     said = KINDS[sys.argv[1]].ask(*sys.argv[2:])

@@ -66,6 +66,20 @@ def test_pure_and_tables(made: Path) -> None:
     refused("answer", tables, "--from", made / "tables", "--covariance", made / "c.npy", code=3)
 
 
+def test_what_is_drawn_once_takes_no_runner_and_no_triggers(made: Path) -> None:
+    """Also where all cells are too many, so that tables are chosen without an option."""
+    wide = [{"name": "age", "edges": list(range(5_001))}, DOMAIN[1]]
+    tables = write(made / "w.json", [{"ways": 1}], domain=wide)
+    given = ("answer", tables, made / "job.toml", "--cache", made / "cache")
+    before = call("account", "show", made / "job.toml").stdout
+    for flags in (("--over-time",), ("--runner", "PrismRunner"), ("--no_such_flag=1",)):
+        assert flags[0].replace("--no_such_flag=1", "--runner") in refused(
+            *given, "--out", made / "w", *flags
+        )
+    assert call("account", "show", made / "job.toml").stdout == before
+    assert not (made / "w").exists()
+
+
 def test_refused(made: Path, tmp_path: Path) -> None:
     asked, job = made / "asked.json", made / "job.toml"
     turned = write(tmp_path / "t.json", domain=[DOMAIN[0], {"name": "sex", "values": ["m", "f"]}])
