@@ -1,4 +1,4 @@
-# Two commands do all the set-up on a fresh machine with Python 3.11 and make:
+# These two commands install everything on a machine with Python 3.11 and make:
 #   make demo    run the main job on real input, ends with a table and a chart
 #   make test    every test of the CI run
 PYTHON ?= python3.11

@@ -98,7 +98,7 @@ def init(
     from dpstream.pipelines.drafting.columns import is_file
     from dpstream.pipelines.drafting.covering import LIFETIME, Population
     from dpstream.pipelines.drafting.draft import checked, data_set_of, job_text, limit_of
-    from dpstream.pipelines.drafting.place import check_place, keep_out_of_git, write
+    from dpstream.pipelines.drafting.place import check_place, keep_out_of_git, store_names, write
 
     out = out.absolute()
     key_file = out.with_name("noise.key") if key_file is None else key_file.absolute()
@@ -116,7 +116,7 @@ def init(
     chosen = chosen_account(out.parent, person, account, new_account, wanted, named_by(out))
     place, what = account_of(chosen, out.parent, unit, data_set, limit)
     made = write(job_text(said, out, place), out, key_file, replace)
-    keep_out_of_git(out.parent, key_file)
+    keep_out_of_git(out.parent, key_file, f"{place.path}*", *store_names(out), "dead_letter")
     job, key = (os.path.relpath(path) for path in (out, key_file))
     following = shlex.join(["dpstream", "plan", job])
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]

@@ -70,7 +70,8 @@ def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> 
     from dpstream.pipelines.session.account import with_account
 
     config, new = with_account(table, person_of(as_json), account, new_account)
-    keep_out_of_git(table.absolute().parent)
+    key = (config.key.key or "").removeprefix("file:")
+    keep_out_of_git(table.absolute().parent, key, f"{config.account.path}*", config.folder)
     if new and not as_json:
         click.echo(f"{table.name} names the account {config.account.id} from now on.", err=True)
     loaded = load.init(config)

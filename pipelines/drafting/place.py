@@ -61,20 +61,20 @@ def _free(out: Path) -> str:
 PRIVATE_FILES = ("dpstream-*.head", "dpstream-errors*.log")
 
 
-def keep_out_of_git(folder: Path, key_file: Path | None = None) -> None:
+def keep_out_of_git(folder: Path, *private: str | Path) -> None:
     """Name a folder's private files in its ``.gitignore``, where it is part of a repository.
 
     Args:
-        key_file: a noise key, named if it lies in the folder.
+        private: key, account, stores, dead letters: paths or patterns, named if they lie in the
+            folder itself.
 
     Raises:
         RunError: the file cannot be written.
     """
     if not any((each / ".git").exists() for each in (folder, *folder.parents)):
         return
-    names = [*PRIVATE_FILES]
-    if key_file is not None and key_file.parent == folder:
-        names.insert(0, key_file.name)
+    paths = [folder / each for each in private]
+    names = [*(path.name for path in paths if path.parent == folder), *PRIVATE_FILES]
     path = folder / ".gitignore"
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -85,6 +85,11 @@ def keep_out_of_git(folder: Path, key_file: Path | None = None) -> None:
                 draft.write_text("\n".join([text + end + missing[0], *missing[1:], ""]))
     except (OSError, UnicodeError) as error:
         raise file_error(".gitignore", "cannot be written", error) from None
+
+
+def store_names(out: Path) -> tuple[str, str]:
+    """Patterns of a job's store with its journals, and of stores that `run --fresh` moved."""
+    return f"{out.stem}.db*", f"{out.stem}-*.db*"
 
 
 def write(text: str, out: Path, key_file: Path, replace: bool) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.pipelines.drafting.place import PRIVATE_FILES, check_place, keep_out_of_git, write
+from tests.pipelines.cli.called import call
 
 
 @pytest.mark.parametrize("there", ["job.toml", "job.db", "releases"])
@@ -60,11 +61,33 @@ def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: 
     ignored.write_text("releases/")  # without an end of the line
     for _ in range(2):
         keep_out_of_git(folder, folder / "noise.key")
-        keep_out_of_git(folder, tmp_path / "other.key")
-    assert ignored.read_text().splitlines() == ["releases/", "noise.key", *PRIVATE_FILES]
-    names = ["noise.key", "dpstream-0acc0acc0acc0acc.head", "dpstream-errors-2.log", "job.toml"]
+        keep_out_of_git(
+            folder, tmp_path / "other.key", "ledger.db*", "../other.db*", "spanner://a/b"
+        )
+    lines = ["releases/", "noise.key", *PRIVATE_FILES, "ledger.db*"]
+    assert ignored.read_text().splitlines() == lines
+    names = ["noise.key", "dpstream-0acc0acc0acc0acc.head", "ledger.db-journal", "job.toml"]
     asked = ["git", "-C", str(folder), "check-ignore", *names]
     assert (
         subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
         == names[:3]
     )
+
+
+def test_what_a_first_job_and_a_table_leave_is_ignored(tmp_path: Path) -> None:
+    """Account, key, store, dead letters and a table's records, with what SQLite has beside them."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "visits.csv").write_text("user,page,time\n")
+    done = call(
+        "init", tmp_path / "visits.csv", "--unit", "user", "--key", "page", "--time", "time",
+        "--start", "2024-01-01", "--end", "2024-01-02", "--window", "day", "--covers", "window",
+        "--epsilon", "1", "--delta", "1e-6", "--out", tmp_path / "job.toml", "--new-account",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    names = [
+        "ledger.db", "ledger.db-journal", "noise.key", "job.db", "job-0acc0acc0acc.db-wal",
+        "dead_letter/releases/part.parquet",
+    ]  # fmt: skip
+    command = ["git", "-C", str(tmp_path), "check-ignore", *names, "job.toml", "visits.csv"]
+    ignored = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert ignored == names
