@@ -31,6 +31,7 @@ from dpstream.dp_transforms import skipping
 from dpstream.dp_transforms.admission import admit, open_windows, stamp_order
 from dpstream.dp_transforms.copies import Copies
 from dpstream.dp_transforms.decision import Batch, expand, unrepeated
+from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.arrow import position_ids
 from dpstream.state.idtable import IdTable
@@ -118,9 +119,18 @@ def decide(
     with store.at_work("bound", shard):
         # The states of a shard that another process worked on last are old, or its positions
         # have expired meanwhile: the commit notices, and the decision is made on what is there.
-        for _ in range(STEP_ATTEMPTS):
+        for attempt in range(STEP_ATTEMPTS):
+            ends = [upto]
+            if published is not None and attempt:
+                # The shard's states are new, and still a test lies ahead: the timer fired late.
+                decided = store.unit_shard(shard).decided
+                ends = stops(plan, decided + 1, upto) if decided < upto else ends
             try:
-                return _decide(plan, store, shard, records, upto, since, key_ids, published)
+                parts = [
+                    _decide(plan, store, shard, records, end, since, key_ids, published)
+                    for end in ends
+                ]
+                return _together(parts)
             except OvertakenError:
                 store.forget_units(shard)
             except BaseException:
@@ -128,6 +138,15 @@ def decide(
                 store.forget_units(shard)
                 raise
     raise RunError("state.store", "another worker is always faster", "let it run on")
+
+
+def _together(parts: list[Decided]) -> Decided:
+    """The last part, which has the admitted pairs of those before it; pairs that those have left
+    out are counted once."""
+    last = parts[-1]
+    for name in ("operator_pairs_rejected", "operator_pairs_late"):
+        last.counts[name] = sum(part.counts[name] for part in parts)
+    return last
 
 
 def _decide(

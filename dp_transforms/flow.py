@@ -39,9 +39,9 @@ from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
-from dpstream.dp_transforms.loop import Stages, alternate, stops
+from dpstream.dp_transforms.loop import Stages, alternate
 from dpstream.dp_transforms.noise.key_source import KeySource
-from dpstream.dp_transforms.pacing import Pace
+from dpstream.dp_transforms.pacing import Pace, stops
 from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (

@@ -24,7 +24,6 @@ from dpstream.dp_transforms.batches import (
 from dpstream.dp_transforms.beam.buffer import ShardCallback
 from dpstream.dp_transforms.beam.split import IdsOf
 from dpstream.dp_transforms.beam.workers import Threads, Workers
-from dpstream.dp_transforms.pacing import next_test
 from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.release import ShardRelease
 from dpstream.dp_transforms.run import Run
@@ -51,19 +50,6 @@ class Stages(NamedTuple):
     bound: Callable[[], ShardCallback]
     ids: Callable[[], IdsOf]
     release: Callable[[], ShardCallback]
-
-
-def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
-    """Trigger times from ``first`` on at which BOUND waits for RELEASE, and the last one.
-
-    Args:
-        through: the last one; ``None``: of the job, which has an end.
-    """
-    found, last = [first - 1], through or plan.timeline.last_trigger_time
-    while found[-1] < last:
-        test = next_test(plan, found[-1])
-        found.append(last if test is None else min(test, last))
-    return found[1:]
 
 
 def alternate(

@@ -31,6 +31,20 @@ def next_test(plan: Plan, after: int) -> int | None:
     return min(found, default=None)
 
 
+def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
+    """Trigger times from ``first`` on behind which records see other keys as published, and the
+    last one: BOUND decides up to each in turn.
+
+    Args:
+        through: the last one; ``None``: of the job, which has an end.
+    """
+    ends, last = [first - 1], through or plan.timeline.last_trigger_time
+    while ends[-1] < last:
+        test = next_test(plan, ends[-1])
+        ends.append(last if test is None else min(test, last))
+    return ends[1:]
+
+
 def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
     """Windows that are open at a trigger time or the one before -> step of their last test before
     it.

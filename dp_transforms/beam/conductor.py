@@ -26,7 +26,8 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
 from dpstream.dp_transforms.beam.workers import Threads
-from dpstream.dp_transforms.loop import Stages, alternate, stops
+from dpstream.dp_transforms.loop import Stages, alternate
+from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 

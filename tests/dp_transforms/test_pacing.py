@@ -9,12 +9,12 @@ from dpstream.accounting.calibration import calibrate
 from dpstream.accounting.plan import schedule
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import flow
 from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.batches import admitted_schema, concat, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, run_in_memory
-from dpstream.dp_transforms.loop import stops
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.pacing import Pace, last_tests, may_decide, next_test
+from dpstream.dp_transforms.pacing import Pace, last_tests, may_decide, next_test, stops
 from dpstream.state import open as stores
 from tests.dp_transforms.exhaustive import SlowNoise, skipping
 from tests.dp_transforms.reference import accept
@@ -104,6 +104,25 @@ def test_the_clock_waits_for_every_key_shard(plan: Plan, store_paths: Iterator[s
             list(release(shard, [pairs], upto, since).outputs)
         assert may_decide(plan, store, upto + 1) and pace(upto + 1) > upto
         since = upto
+    stores.close_all()
+
+
+def test_a_late_timer_may_span_the_start_of_a_window(
+    store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its start a window reads what others have published, and waits for nobody: a clock passes
+    it at once, and the next timer of a shard may be the first one behind it."""
+    spanned = 0
+    for name, plan in SOME.items():
+        at, source = stops_by_hand(plan), stream_of(plan)
+        early = [stop for stop in stops(plan) if at.get(stop) or stop == max(stops(plan))]
+        spanned += len(stops(plan)) - len(early)
+        one_by_one = by_name(run_in_memory(begin(plan, next(store_paths)), source.batches(400))[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(flow, "stops", lambda _, early=early: early)
+            late = by_name(run_in_memory(begin(plan, next(store_paths)), source.batches(400))[0])
+        assert rows_of(plan, late) == rows_of(plan, one_by_one), name
+    assert spanned > 0
     stores.close_all()
 
 

@@ -17,7 +17,8 @@ from dpstream.dp_transforms.beam.clock import ToShards, instant
 from dpstream.dp_transforms.beam.conductor import Conductor, one_process
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.flow import stages_of
-from dpstream.dp_transforms.loop import alternate, stops
+from dpstream.dp_transforms.loop import alternate
+from dpstream.dp_transforms.pacing import stops
 from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from tests.delivery.runner import Cells, _Bag, _Timer, _Value, floored
