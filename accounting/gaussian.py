@@ -117,7 +117,12 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 with delta_G(epsilon; mu) <= delta, rounded up.
+    """Smallest epsilon >= 0 with delta_G(epsilon; mu) <= delta, rounded up; infinite where no
+    float is as large.
+
+    For mu above 2^20, where differences of tails lose all digits: delta_G(epsilon; mu) is at most
+    Q(epsilon / mu - mu / 2), and Q(z) at most exp(-z^2 / 2), so that mu^2 / 2 + mu z is enough with
+    z = sqrt(2 ln(1 / delta)); at most a share 2 z / mu too large.
 
     Args:
         mu: >= 0; delta: in (0, 1).
@@ -129,6 +134,8 @@ def epsilon_of(mu: float, delta: float) -> float:
         raise ValueError("mu must be finite and >= 0 and delta in (0, 1)")
     if delta_of(0.0, mu) <= delta:
         return 0.0
+    if mu > 2.0**20:
+        return (mu / 2 + math.sqrt(-2 * math.log(delta))) * mu * (1 + 1e-12)
     epsilon = _epsilon_near(1 / mu, delta)
     step = max(epsilon, 2.0**-40) * 2.0**-50
     while delta_of(epsilon, mu) > delta:

@@ -7,6 +7,7 @@ as the files of a source may be.
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
 
 def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
     """Distinct typed rows of the list, sorted."""
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError("keys.public", "is not a file", "name a CSV file of the public keys")
     try:
         with open(path, "rb") as raw:

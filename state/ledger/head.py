@@ -110,6 +110,7 @@ class HeadFile:
         self.path, self._id, self._named = path, id_, named
         self._descriptor: int | None = None
         self._opened: tuple[int, ...] | None = None  # by which process, and which file it was
+        self._writes = False  # whether it was opened to be written
         self._flushed = 0  # the log's end that this object has seen on disk
 
     def close(self) -> None:
@@ -239,16 +240,24 @@ class HeadFile:
             PolicyError: the account lacks what the head has; or the file is damaged.
             RunError: the file cannot be written.
         """
-        with self._reading() as descriptor:
-            if descriptor is not None:
+        for writes in (self._writes, True):  # a command that has nothing to add writes nothing
+            with self._reading(writes) as descriptor:
+                if descriptor is None:
+                    break
                 with held_on(descriptor):
-                    self._advance(descriptor, *read(), cut)
-                return
+                    if self._advance(descriptor, *read(), cut, writes):
+                        return
         self.create(read()[0])
 
     def _advance(
-        self, descriptor: int, book: Book, tokens: Mapping[str, Tokens], cut: int | None
-    ) -> None:
+        self,
+        descriptor: int,
+        book: Book,
+        tokens: Mapping[str, Tokens],
+        cut: int | None,
+        writes: bool,
+    ) -> bool:
+        """``advance`` under the lock; whether it is done, and not to be begun again to write."""
         (place, last), *older = self._slots(descriptor)
         if cut is None:
             self.check(book, last.head)
@@ -261,6 +270,8 @@ class HeadFile:
         texts += [text_of(event) for event in events]
         texts += [_text(_Tokens(run_id, dict(of))) for run_id, of in tokens.items()]
         end = last.end
+        if texts and not writes:
+            return False
         if texts:
             log = _lines(texts)
             end += len(log)
@@ -270,6 +281,7 @@ class HeadFile:
         if end != self._flushed:  # also of lines whose writer may have been killed before its flush
             os.fdatasync(descriptor)
             self._flushed = end
+        return True
 
     # --- bytes -----------------------------------------------------------------------------------
 
@@ -290,30 +302,31 @@ class HeadFile:
         return sorted(slots, key=lambda each: -each[1].end)
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[int | None]:
+    def _reading(self, writes: bool = False) -> Iterator[int | None]:
         """The open file; ``None``: there is none."""
         try:
-            yield self._open()
+            yield self._open(writes)
         except OSError as error:
             raise self._failed(error) from None
 
-    def _open(self) -> int | None:
-        """The file that has the path now, opened by this process.
+    def _open(self, writes: bool) -> int | None:
+        """The file that has the path now, opened by this process; to be written where it may be.
 
         A lock of a descriptor is one with that of a forked process, and a file that was removed or
         replaced proves nothing any more.
         """
         try:
             at = os.stat(self.path, follow_symlinks=False)
-            if self._opened != (os.getpid(), at.st_dev, at.st_ino):
+            if self._opened != (os.getpid(), at.st_dev, at.st_ino) or writes > self._writes:
                 self.close()
                 how = os.O_NOFOLLOW | os.O_CLOEXEC
-                try:
-                    self._descriptor = os.open(self.path, os.O_RDWR | how)
-                except OSError:  # whoever only looks need not write
+                with contextlib.suppress(OSError):  # an advance may have nothing to write
+                    self._descriptor = os.open(self.path, os.O_RDWR | how) if writes else None
+                if self._descriptor is None:
                     self._descriptor = os.open(self.path, os.O_RDONLY | how)
                 at = os.fstat(self._descriptor)
-                self._opened, self._flushed = (os.getpid(), at.st_dev, at.st_ino), 0
+                self._opened, self._writes = (os.getpid(), at.st_dev, at.st_ino), writes
+                self._flushed = 0
         except FileNotFoundError:
             self.close()
         return self._descriptor

@@ -1,6 +1,7 @@
 """Gaussian-DP and zCDP conversions against 60-digit arithmetic, with the direction checked."""
 
 import math
+from statistics import NormalDist
 
 import dp_accounting
 import mpmath
@@ -167,3 +168,16 @@ def test_the_searches_begin_where_the_reference_implementation_ends() -> None:
             )
             reference = max(0.0, gaussian_mechanism.get_epsilon_gaussian(sigma, delta))
             assert _epsilon_near(sigma, delta) == reference
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
+def test_epsilon_of_a_huge_mu(delta: float) -> None:
+    """Above any use, but whoever asks for it gets a figure: at least the smallest, and close."""
+    mus = [2.0**k for k in (10, 19.99, 20, 20.01, 30, 100, 500)]
+    values = [epsilon_of(mu, delta) for mu in mus]
+    assert values == sorted(values)
+    z = NormalDist().inv_cdf(1 - delta)
+    for mu, epsilon in zip(mus, values, strict=True):
+        smallest = mu**2 / 2 + z * mu  # up to (epsilon-term) e^epsilon Q(..), which lowers it
+        assert epsilon >= smallest * (1 - 5 / mu) and epsilon <= smallest * (1 + 10 / mu + 2e-12)
+    assert epsilon_of(1e300, delta) == math.inf

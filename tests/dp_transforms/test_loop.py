@@ -13,9 +13,10 @@ from dpstream.dp_transforms import flow, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
-from dpstream.dp_transforms.loop import Stages, alternate, stops
+from dpstream.dp_transforms.loop import Stages, alternate
 from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes

@@ -8,12 +8,12 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.decision import decide
 from dpstream.accounting.regions.spent import untouched
+from dpstream.pipelines.cli.parts import runner_of
 from dpstream.pipelines.cli.session_parts import (
     as_builtins,
     budget_of,
     lacking,
     opened,
-    runner_of,
     subspace,
 )
 from tests.pipelines.cli.sessions import loaded

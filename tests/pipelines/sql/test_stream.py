@@ -123,7 +123,13 @@ def folder_with(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize(
     ("argument", "column"),
-    [("n", "n"), ("seconds", "seconds"), ("flag", "_x0"), ("n + 1", "_x0"), ("page", "_x0")],
+    [
+        ("n", "n"),
+        ("seconds", "seconds"),
+        ("CAST(flag AS INT64)", "_x0"),
+        ("n + 1", "_x0"),
+        ("CAST(page AS FLOAT64)", "_x0"),
+    ],
 )
 def test_columns_that_are_numbers_are_taken_as_they_are(
     argument: str, column: str, tmp_path: Path
@@ -133,7 +139,7 @@ def test_columns_that_are_numbers_are_taken_as_they_are(
     assert asked.plan.aggregates[0].column == column
     assert (asked.source.query is None) == (column == argument)
     sums = [row[column] for b in queried(asked, batches(asked)) for row in b.to_pylist()]
-    assert sum(v is not None for v in sums) > (500 if argument != "page" else -1)
+    assert sum(v is not None for v in sums) > (-1 if "page" in argument else 500)
 
 
 def test_what_the_statement_says(tmp_path: Path) -> None:

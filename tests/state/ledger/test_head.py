@@ -272,7 +272,7 @@ def test_a_forked_process_holds_a_lock_of_its_own(place: AccountPlace) -> None:
     os.close(write)
 
 
-def test_an_open_account_opens_its_head_file_once(
+def test_an_open_account_opens_its_head_file_to_read_and_to_write_once(
     place: AccountPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, opening = list[str](), os.open
@@ -286,7 +286,7 @@ def test_an_open_account_opens_its_head_file_once(
     with contextlib.closing(open_ledger(place)) as ledger:
         for run in range(2, 6):
             ledger.charge(charge(run))
-    assert [Path(path).suffix for path in opened].count(".head") == 1
+    assert [Path(path).suffix for path in opened].count(".head") == 2
     assert proven(head_of(place)) == end(place)
 
 
