@@ -17,8 +17,8 @@ from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
-from dpstream.dp_transforms.loop import stops
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.pacing import stops
 from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.designs import redesigned
