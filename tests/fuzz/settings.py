@@ -62,7 +62,8 @@ def _check(name: str, data: bytes) -> None:
 
 def _ends_clean(data: bytes) -> bool:
     """Whether nothing is open at the end, which an appended comment would change."""
-    return data.endswith(b"\n") or data.endswith(b"}")
+    last = data.rsplit(b"\n", 1)[-1]
+    return not last or (last.endswith(b"}") and not last.count(b'"') % 2 + last.count(b"'") % 2)
 
 
 def _outcome(name: str, data: bytes) -> str:

@@ -52,6 +52,12 @@ def test_the_corpus_of_settings_is_accepted(target: str) -> None:
         settings.READERS[target](data)  # raises if it is refused
 
 
+def test_a_refusal_is_the_same_before_a_comment() -> None:
+    check, (job, *_), _ = run.target_of("job")
+    check(b't="}')  # nothing can be appended to a text that is open
+    check(job + b'\n[keys]\npublic = "' + b"k" * 300 + b'"\n')  # no file system has it
+
+
 def wrong(kind: str, data: bytes) -> str:
     """What is wrong with the rows of a file."""
     with pytest.raises(texts.WrongError) as error:
