@@ -93,14 +93,14 @@ def parser(words: str, **required: str) -> argparse.ArgumentParser:
     Args:
         words: what it does; required: help of each parameter that must be given.
     """
-    found = argparse.ArgumentParser(description=words, allow_abbrev=False)
+    arguments = argparse.ArgumentParser(description=words, allow_abbrev=False)
     for name, text in required.items():
-        found.add_argument(f"--{name}", required=True, help=text)
-    found.add_argument(
+        arguments.add_argument(f"--{name}", required=True, help=text)
+    arguments.add_argument(
         "--dry_run", nargs="?", const="true", default="false", choices=("true", "false"),
         help="check the parameters and print the options, start nothing",
     )  # fmt: skip
-    return found
+    return arguments
 
 
 def launched(

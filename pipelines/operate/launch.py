@@ -101,10 +101,10 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
         job = load_job(fetch(own.job_file, Path(folder)))
         check_remote(job)
-        whole = dataflow.flags(beam_args, job.source.unbounded)
+        beam_flags = dataflow.flags(beam_args, job.source.unbounded)
         if own.dry_run == "true":
-            return describe(job, whole)
-        result = launch(job, dataflow.RUNNER, whole)
+            return describe(job, beam_flags)
+        result = launch(job, dataflow.RUNNER, beam_flags)
         return {"run_id": result.run_id, "plan_hash": result.plan_hash}
 
 

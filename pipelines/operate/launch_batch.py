@@ -112,13 +112,13 @@ def parser() -> argparse.ArgumentParser:
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the batch, or say what would be started: public names and options only."""
-    asked, whole = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    asked, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
         names = {"ticket": asked.ticket, "table_folder": asked.table, "out_folder": asked.out}
-        return {**names, "options": dataflow.options_of(whole)}
+        return {**names, "options": dataflow.options_of(beam_flags)}
     began = begin(asked)
     if not began.done:
-        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), whole)
+        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
     return {"run_id": began.ticket.run_id, "done": began.done}
 
 

@@ -63,12 +63,12 @@ class Begin(NamedTuple):
     """An execution that has begun.
 
     Attributes:
-        task: of the workers; found: what follows from the public files.
+        task: of the workers; prepared: what follows from the public files.
         done: its manifest stands already.
     """
 
     task: Task
-    found: Prepared
+    prepared: Prepared
     done: bool
 
 
@@ -82,9 +82,9 @@ def begin(asked: Asked) -> Begin:
     with fetched(asked.parameters, asked.data, program) as (parameters, data):
         digest = digest_of(public_paths(parameters, data, program))
     inputs = Inputs(asked.parameters, asked.data, asked.choice, digest)
-    found, stamp = prepared(inputs), stamp_of(asked.data, program)
+    public, stamp = prepared(inputs), stamp_of(asked.data, program)
     with asked.keys.ring() as keys:
-        parts = [b"table", found.plan.hash.encode(), asked.data.encode(), repr(stamp).encode()]
+        parts = [b"table", public.plan.hash.encode(), asked.data.encode(), repr(stamp).encode()]
         request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint
     receipt, begun = get(asked.out, MANIFEST), get(asked.out, RUN)
     stands = None if receipt is None else decoded(receipt)
@@ -98,7 +98,7 @@ def begin(asked: Asked) -> Begin:
     letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{known.run_id}"))
     keys_of = asked.keys.of_run(known.run_id, fingerprint)
     task = Task(inputs, known.run_id, asked.out, letters, keys_of, request, stamp)
-    return Begin(task, found, stands is not None)
+    return Begin(task, public, stands is not None)
 
 
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
@@ -109,40 +109,40 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     pieces = [
         Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)
     ]  # fmt: skip
-    published = build(pipeline, task, pieces, len(parts_of(began.found)))
+    published = build(pipeline, task, pieces, len(parts_of(began.prepared)))
     sealed(published, task, task.keys.insecure_test_key is not None)
 
 
 def parser() -> argparse.ArgumentParser:
     """Parameters of the template; all others are Beam's."""
-    found = dataflow.parser(
+    parser = dataflow.parser(
         __doc__.splitlines()[0],
         parameters_folder="config.json and code lists",
         data_folder="GRF-C.txt and the records",
         out_folder="where the tables are put",
         key="gcp:projects/P/secrets/S/versions/N",
     )
-    found.add_argument("--program", choices=("p", "h"), default="p", help="persons or households")
-    found.add_argument("--noise", choices=("census", "rounded"), default="census")
-    found.add_argument("--estimates", choices=("census", "combined"), default="census")
-    return found
+    parser.add_argument("--program", choices=("p", "h"), default="p", help="persons or households")
+    parser.add_argument("--noise", choices=("census", "rounded"), default="census")
+    parser.add_argument("--estimates", choices=("census", "combined"), default="census")
+    return parser
 
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the execution, or say what would be started: public names and options only."""
-    asked, whole = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    asked, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
         return {
             "parameters_folder": asked.parameters,
             "data_folder": asked.data,
             "out_folder": asked.out,
             **asked.choice._asdict(),
-            "options": dataflow.options_of(whole),
+            "options": dataflow.options_of(beam_flags),
         }
     began = begin(asked)
     if not began.done:
-        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), whole)
-    plan = began.found.plan.hash
+        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
+    plan = began.prepared.plan.hash
     return {"run_id": began.task.run_id, "plan_hash": plan, "done": began.done}
 
 

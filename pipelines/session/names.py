@@ -53,15 +53,15 @@ def predicate(table: Path, name: str) -> str:
     Raises:
         UsageError: there is none.
     """
-    found = read(table).subspaces
-    if name not in found:
+    predicates = read(table).subspaces
+    if name not in predicates:
         typed = shlex.join(["dpstream", "session", "select", str(table), name])
         raise UsageError(
             "--in",
             "has no such name",
             f"make it with `{typed} --where 'CONDITION'`",
         )
-    return found[name]
+    return predicates[name]
 
 
 def allotment(table: Path, text: str) -> str:
@@ -79,13 +79,13 @@ def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None
     """
     file = file_of(table)
     with file_errors("names", "cannot be written"), held(file.with_name(f".{file.name}.lock")):
-        found = read(table)
+        names = read(table)
         if run_id:
-            found = Names(found.subspaces, found.allotments | {name: run_id})
+            names = Names(names.subspaces, names.allotments | {name: run_id})
         else:
-            found = Names(found.subspaces | {name: predicate}, found.allotments)
+            names = Names(names.subspaces | {name: predicate}, names.allotments)
         with replacing(file, PRIVATE) as draft:
-            draft.write_bytes(msgspec.json.encode(found, order="sorted"))
+            draft.write_bytes(msgspec.json.encode(names, order="sorted"))
 
 
 def check(name: str) -> None:

@@ -71,7 +71,7 @@ def test_tables_are_those_of_this_process(own: Office, tmp_path: Path) -> None:
     manifest = decoded(files.pop(MANIFEST))
     del files["run.json"]
     assert manifest.run_id == began.task.run_id and manifest.insecure
-    here = tables(began.found, own, tmp_path / "here", began.task.run_id)
+    here = tables(began.prepared, own, tmp_path / "here", began.task.run_id)
     assert files == content(here) and set(files) == set(manifest.files)
     assert begin(asked).done
     own.spoil("person-records.txt", lambda lines: lines[:-1])
@@ -81,7 +81,7 @@ def test_tables_are_those_of_this_process(own: Office, tmp_path: Path) -> None:
 
 def test_without_all_tables_there_is_no_manifest(own: Office, tmp_path: Path) -> None:
     began = begin(asked_of(own, tmp_path / "out"))
-    files = dict.fromkeys(names_of(began.found), Written(0, ""))
+    files = dict.fromkeys(names_of(began.prepared), Written(0, ""))
     seal = Seal(began.task, True)
     for missing in sorted(files)[:2]:
         some = {name: of for name, of in files.items() if name != missing}
