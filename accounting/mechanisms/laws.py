@@ -8,6 +8,9 @@ noise added to an integer query (mechanism.md section 5):
 * ``DiscreteLaplaceLaw`` (two-sided geometric): P[Z = k] is proportional to e^(-|k| / scale).  A
   shift by s changes no probability by more than e^(s / scale): with L1 sensitivity s and scale
   s / epsilon it is epsilon-DP, with no delta, if it is sampled exactly.
+* ``TruncatedGeometricLaw``: the same for |Z| <= k and never beyond.  It is no epsilon-DP mechanism:
+  at its ends a shift makes values possible that were not, with chance P[Z = k].  Thresholds at k
+  show none of the values below (``accounting.query.truncation``).
 * ``DiscreteGaussianLaw``: P[Z = k] is proportional to e^(-k^2 / (2 sigma^2)).  It is
   (L2^2 / (2 sigma^2))-zCDP (Canonne, Kamath and Steinke 2020, theorem 4), but NOT Gaussian DP:
   for mu-GDP claims only the rounded Gaussian will do.
@@ -15,7 +18,7 @@ noise added to an integer query (mechanism.md section 5):
 Total variation.  If draws come from a law whose total variation distance from the stated one is
 at most t, then n draws on both neighbours cost at most (1 + e^epsilon) n t of delta.  That is
 2^-100 and less for the tables, but it is not 0: pure DP and zCDP would become approximate.  So
-the last two laws are always sampled exactly, by ``settle``.
+these laws are always sampled exactly, by ``settle``.
 """
 
 import math
@@ -89,6 +92,38 @@ class DiscreteLaplaceLaw:
         scale = flint.arb(self.scale)
         at_least = -uniform.log() - (1 + (-1 / scale).exp()).log()
         return _negative((scale * at_least).floor())
+
+
+@dataclass(frozen=True)
+class TruncatedGeometricLaw:
+    """P[Z = j] = q^|j| (1 - q) / (1 + q - 2 q^(k + 1)) for |j| <= k = ``most``, as above else."""
+
+    scale: float
+    most: int
+    label: ClassVar[bytes] = b"truncated geo"
+
+    def lower(self) -> Iterator[Any]:
+        """P[Z <= -j] = (q^j - q^(k + 1)) / (1 + q - 2 q^(k + 1)), 0 beyond k."""
+        scale = flint.arb(self.scale)
+        for j in range(1, self.most + 1):
+            yield (-flint.arb(j) / scale).exp() * self._up_to(self.most + 1 - j) / self._total()
+        while True:
+            yield flint.arb(0)
+
+    def invert(self, uniform: Any) -> int | None:
+        """The largest j with u <= P[Z <= -j], negated; an edge has probability 0."""
+        scale = flint.arb(self.scale)
+        beyond = (-flint.arb(self.most + 1) / scale).exp()
+        return _negative((-scale * (uniform * self._total() + beyond).log()).floor())
+
+    def _up_to(self, steps: int) -> Any:
+        """1 - q^steps."""
+        return -(-flint.arb(steps) / flint.arb(self.scale)).expm1()
+
+    def _total(self) -> Any:
+        """1 + q - 2 q^(k + 1) = (1 - q) + 2 q (1 - q^k), without a difference of like numbers."""
+        ratio = (-1 / flint.arb(self.scale)).exp()
+        return self._up_to(1) + 2 * ratio * self._up_to(self.most)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ that a unit of n groups moves the vector of all weighted counts by sqrt(n) w_n =
 is drawn once and nothing is adaptive, so this is one Gaussian mechanism of mu.
 
 **Laplace.**  epsilon is divided over the parts, and the count of units that thresholds need if the
-query has none; scale = kappa L / epsilon_j, L in L1.  Charged plain: (epsilon, delta).
+query has none; scale = kappa L / epsilon_j, L in L1.  The count that is tested has truncated noise,
+at (epsilon_j / kappa, delta / kappa) a group (``accounting.query.truncation``).  Charged plain:
+(epsilon, delta).
 """
 
 import math
@@ -42,6 +44,8 @@ MISS = 0.05
 _STEPS = 1 << 10
 _NORMAL = 1.959963984540054
 _SLACK = 1e-12
+#: Scales of a truncation below which its noise is taken for uniform.
+_UNIFORM = 1e-3
 
 
 def half_width(law: str) -> float:
@@ -58,6 +62,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         share: V_j of mu^2, or of epsilon.
         sensitivity: L2 or L1 of the whole vector for one unit, in lattice units.
         scale: sd of the Gaussian or scale of the Laplace noise, in lattice units, rounded up.
+        most: k where the noise is truncated to [-k, k], else ``None``.
     """
 
     part: QueryPart
@@ -65,21 +70,27 @@ class PartNoise(msgspec.Struct, frozen=True):
     share: float
     sensitivity: float
     scale: float
+    most: int | None = None
 
     @property
     def sd(self) -> float:
         """sd of the noise as drawn, in lattice units."""
         if self.law == "gaussian":
             return math.sqrt(self.scale**2 + 1 / 12)
-        ratio = math.exp(-1 / self.scale)
-        return math.sqrt(2 * ratio) / -math.expm1(-1 / self.scale)
+        ratio, step = math.exp(-1 / self.scale), -math.expm1(-1 / self.scale)
+        if self.most is None:
+            return math.sqrt(2 * ratio) / step
+        return truncated_sd(self.scale, self.most)
 
     @property
     def margin(self) -> int:
         """The least k with P[|Z| > k] <= 5%, in lattice units."""
         if self.law == "gaussian":
             return max(0, math.ceil(_NORMAL * self.scale - 0.5))
-        least = self.scale * math.log(2 / (MISS * (1 + math.exp(-1 / self.scale))))
+        # 2 (q^(j + 1) - q^(k + 1)) <= MISS (1 + q - 2 q^(k + 1)), without truncation q^(k + 1) = 0.
+        beyond = 0.0 if self.most is None else math.exp(-(self.most + 1) / self.scale)
+        total = 1 + math.exp(-1 / self.scale) - 2 * beyond
+        least = -self.scale * math.log(beyond + MISS * total / 2)
         return max(0, math.ceil(least - 1))
 
 
@@ -228,12 +239,25 @@ def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Qu
         noises.append(PartNoise(part, "laplace", share, most, scale))
     selection = None
     if tested is not None:
-        from dpstream.accounting.query import laplace  # loads the exact arithmetic of balls
+        # Loads the exact arithmetic of balls.
+        from dpstream.accounting.query.truncation import truncation
 
-        tau = laplace.threshold(noises[tested].scale, plan.delta, kappa)
+        tau = truncation(noises[tested].scale, plan.delta, kappa)
+        noises[tested] = msgspec.structs.replace(noises[tested], most=tau)
         selection = Selection(0.0, (), 0.0, 0, 1, tested, 0.0, 1, float(tau), tau)
     delta = plan.delta if plan.selects else 0.0
     return QueryBudget(plan.epsilon, delta, None, 0.0, kappa, tuple(noises), selection, reserved)
+
+
+def truncated_sd(scale: float, most: int) -> float:
+    """sd of two-sided geometric noise of a scale, truncated to [-most, most]."""
+    ratio, step = math.exp(-1 / scale), -math.expm1(-1 / scale)
+    if most * step < _UNIFORM:  # all values are about as likely
+        return math.sqrt(most * (most + 1) / 3)
+    last = math.exp(-most / scale)
+    total = step - 2 * ratio * math.expm1(-most / scale)
+    squares = 1 + ratio - last * ((most * step + 1) ** 2 + ratio)
+    return math.sqrt(2 * ratio * squares / total) / step
 
 
 def _counts_units(plan: QueryPlan) -> frozenset[str]:

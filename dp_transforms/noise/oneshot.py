@@ -1,28 +1,31 @@
 """One-shot draws: n independent integers of as many sds, exact, without a table for each sd.
 
 For answers that are given once (a histogram, a table, a query) every cell may have its own sd.
-Three laws (``accounting.mechanisms.laws``; mechanism.md section 5): the rounded Gaussian for
-Gaussian-DP claims, the discrete Gaussian for zCDP ones, the discrete Laplace for pure ones.
+Four laws (``accounting.mechanisms.laws``; mechanism.md section 5): the rounded Gaussian for
+Gaussian-DP claims, the discrete Gaussian for zCDP ones, the discrete Laplace for pure ones, and the
+truncated geometric for counts that are shown above a threshold only.
 
 **Names.**  A draw's name is (name of the answer, digest of its exact numbers, law, item, scale).
 The same name is the same noise, whatever else is drawn beside it and in whatever order; so one
 answer must ask for an item once, and noise of two answers differs because their names do.  The
-scale is part of it: one uniform under two sds would be noise that can be solved for.  The name is a
+scale, and where noise is truncated, are part of it: one uniform under two sds would be noise that
+can be solved for.  The name is a
 keyed CBC-MAC like those of streams, over (3, 0), a keyed digest, the item and (scale, 1).
 
 **Exactness.**  A uniform U is real: its first 64 bits are one word of AES(name xor (attempt, 0)),
 its further bits the blocks AES(name xor (attempt, j)), which are drawn only where the first do
-not decide.  Rounded Gaussian and discrete Laplace are the inverse of their CDF at U in floats,
-with a bound on all float errors and on what the further bits can change; where an integer's edge
-is within the bound, balls decide (``settle``).  The discrete Gaussian is drawn as in Canonne,
-Kamath and Steinke 2020 (algorithm 3): a discrete Laplace Y of scale t = floor(sigma) + 1 is
-taken with probability exp(-(|Y| - sigma^2 / t)^2 / (2 sigma^2)), which a second real uniform
-decides in the same two ways; about three in four are taken.  No float error and no cut tail is
-left: total variation 0, given uniform AES blocks.
+not decide.  Rounded Gaussian, discrete Laplace and truncated geometric are the inverse of their
+CDF at U in floats, with a bound on all float errors and on what the further bits can change; where
+an integer's edge is within the bound, balls decide (``settle``).  The discrete Gaussian is drawn
+as in Canonne, Kamath and Steinke 2020 (algorithm 3): a discrete Laplace Y of scale
+t = floor(sigma) + 1 is taken with probability exp(-(|Y| - sigma^2 / t)^2 / (2 sigma^2)), which a
+second real uniform decides in the same two ways; about three in four are taken.  No float error
+and no cut tail is left: total variation 0, given uniform AES blocks.
 
 Working memory is that of ``_AT_ONCE`` draws, whatever is asked for.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +41,7 @@ from dpstream.accounting.mechanisms.laws import (
     DiscreteLaplaceLaw,
     Law,
     RoundedGaussianLaw,
+    TruncatedGeometricLaw,
     Uniform,
     settle,
 )
@@ -47,6 +51,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 LEAST_SCALE, MAX_SCALE = 2.0**-10, MAX_REAL_SIGMA
 #: Float errors of the two inverses in scales; tests measure at most a quarter of them.
 NORMAL_ERROR, LOG_ERROR = 2.0**-46, 2.0**-44
+#: Largest truncation: a sum of it and of any count fits int64.
+MAX_TRUNCATED = 1 << 60
 _AT_ONCE = 1 << 16
 #: Upper word of the inputs of blocks that hold further bits of the uniform that accepts.
 _ACCEPTS = 1 << 32
@@ -70,6 +76,7 @@ class OneShot:
     """
 
     def __init__(self, keys: KeyRing, name: Sequence[bytes], inputs: bytes) -> None:
+        self._keys, self._parts = keys, (*name, inputs)
         self._node, self._tweak = keys.node, keys.tweak
         laws: tuple[type[Law], ...] = (RoundedGaussianLaw, DiscreteGaussianLaw, DiscreteLaplaceLaw)
         parts = {law: (b"one-shot noise", law.label, *name, inputs) for law in laws}
@@ -94,6 +101,23 @@ class OneShot:
     def discrete_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
         """(n,) integers k with chance proportional to e^(-k^2 / (2 sigma^2)); see above."""
         return self._draw(DiscreteGaussianLaw, items, sigma, self._gaussian)
+
+    def truncated_geometric(self, items: Ids, scale: float, most: int) -> Int64:
+        """(n,) integers j of at most ``most`` with chance proportional to e^(-|j| / scale).
+
+        Args:
+            items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
+            most: k, from 1 to MAX_TRUNCATED.
+
+        Raises:
+            ValueError: a number is outside its range.
+        """
+        if not 1 <= most <= MAX_TRUNCATED:
+            raise ValueError("a truncation is outside the range of one-shot draws")
+        law = TruncatedGeometricLaw
+        name = (b"one-shot noise", law.label, most.to_bytes(8, "little"), *self._parts)
+        self._prefix[law] = self._keys.name(name)
+        return self._draw(law, items, scale, functools.partial(self._truncated, most=most))
 
     def _draw(
         self,
@@ -148,6 +172,21 @@ class OneShot:
         for row in np.flatnonzero(open_):
             law = DiscreteLaplaceLaw(float(scale[row]))
             value[row] = settle(law, self._uniform(names[row], attempt, int(word[row])))
+        return value
+
+    def _truncated(self, names: Ids, scale: Float64, most: int) -> Int64:
+        word = self._node.blocks(names)[:, 0]
+        low, tail = _folded(word)
+        ratio, beyond = np.exp(-1 / scale), np.exp(-(most + 1) / scale)
+        total = -np.expm1(-1 / scale) - 2 * ratio * np.expm1(-most / scale)
+        inverse = -scale * np.log(tail * total + beyond)
+        # The slope is total / (tail total + beyond) <= 1 / tail.
+        error = scale * (LOG_ERROR + 2.0**-64 / tail)
+        value, open_ = _floor(inverse, error, low)
+        value = np.where(low == word, -value, value)
+        for row in np.flatnonzero(open_):
+            law = TruncatedGeometricLaw(float(scale[row]), most)
+            value[row] = settle(law, self._uniform(names[row], 0, int(word[row])))
         return value
 
     def _gaussian(self, names: Ids, sigma: Float64) -> Int64:

@@ -65,6 +65,8 @@ class Noise:
         part = noise.part
         name = (*self._name, b"column", part.column.encode(), part.what.encode())
         one = OneShot(self._keys, name, self._inputs)
+        if noise.most is not None:
+            return one.truncated_geometric(items, noise.scale, noise.most)
         draw = one.rounded_gaussian if noise.law == "gaussian" else one.discrete_laplace
         return draw(items, noise.scale if scale is None else scale)
 

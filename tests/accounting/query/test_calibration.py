@@ -17,10 +17,10 @@ from dpstream.accounting.query.calibration import (
     allocate_query,
     expected,
 )
-from dpstream.accounting.query.laplace import threshold
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.tree import rank_factor
+from dpstream.accounting.query.truncation import truncation
 from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 
@@ -107,6 +107,17 @@ def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
         assert math.isclose(noise.sd, math.sqrt(variance), rel_tol=1e-9)
 
 
+@pytest.mark.parametrize(("scale", "most"), [(0.2, 1), (2.0, 3), (17.5, 200), (1e7, 40)])
+def test_margins_and_sds_of_truncated_noise(scale: float, most: int) -> None:
+    part = allocate_query(query(COUNT)).parts[0].part
+    noise = PartNoise(part, "laplace", 1.0, 1.0, scale, most)
+    size = np.abs(np.arange(-most, most + 1))
+    mass = np.exp(-size / scale) / np.exp(-size / scale).sum()
+    assert math.isclose(noise.sd, math.sqrt((mass * size**2).sum()), rel_tol=1e-5)
+    assert mass[size > noise.margin].sum() <= 0.05 + 1e-12
+    assert noise.margin == 0 or mass[size > noise.margin - 1].sum() > 0.05
+
+
 def test_one_group_of_everything() -> None:
     """No GROUP BY: one public group, and kappa 1."""
     budget = allocate_query(query(SUM, groups=1, selects=False, epsilon=1.0, delta=1e-6))
@@ -140,7 +151,8 @@ def test_a_laplace_threshold_is_of_plain_counts() -> None:
     assert chosen.tested == len(budget.parts) - 1
     assert (chosen.share, chosen.sigma, chosen.weighted, chosen.sd) == (0, 0, 0, 0)
     assert (chosen.counted, chosen.most, chosen.tau) == (1, 1, chosen.threshold)
-    assert chosen.threshold == threshold(last.scale, plan.delta, 3)
+    assert chosen.threshold == last.most == truncation(last.scale, plan.delta, 3)
+    assert [noise.most for noise in budget.parts[:-1]] == [None] * (len(budget.parts) - 1)
     public = allocate_query(query(SUM, mechanism="laplace", selects=False, delta=1e-6))
     assert public.selection is None and public.delta == 0 and public.weights == ()
 

@@ -42,10 +42,14 @@ def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) ->
     return answer(plan, budget, totals, [rows], partials.group_ids, ring, run)
 
 
+def silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for law in ("rounded_gaussian", "discrete_laplace", "truncated_geometric"):
+        monkeypatch.setattr(OneShot, law, lambda self, items, *_: np.zeros(len(items), np.int64))
+
+
 @pytest.fixture
 def noiseless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for law in ("rounded_gaussian", "discrete_laplace"):
-        monkeypatch.setattr(OneShot, law, lambda self, items, _: np.zeros(len(items), np.int64))
+    silence(monkeypatch)
     yield
 
 
@@ -124,8 +128,7 @@ def test_selection_is_at_its_threshold(
 ) -> None:
     """Without noise a group of units with one group each passes from ``even_chance`` units on."""
     plan = query(*columns, mechanism=mechanism, epsilon=3.0, groups=2)
-    for law in ("rounded_gaussian", "discrete_laplace"):
-        monkeypatch.setattr(OneShot, law, lambda self, items, _: np.zeros(len(items), np.int64))
+    silence(monkeypatch)
     for least in (1, 40):
         now = msgspec.structs.replace(plan, min_units=least)
         chosen = allocate_query(now).selection

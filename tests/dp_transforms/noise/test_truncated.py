@@ -1,0 +1,144 @@
+"""Truncated geometric draws: a plain reference, exact decisions, shape, names."""
+
+import itertools
+from unittest import mock
+
+import flint
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.balls import precision
+from dpstream.accounting.mechanisms.laws import TruncatedGeometricLaw, settle
+from dpstream.dp_transforms.noise import oneshot
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.dp_transforms.noise.prf import KeyRing
+from tests.dp_transforms.laws import LEAST_P, shape_p
+from tests.fixed import INPUTS
+
+RUN = (b"\x22" * 16, b"question")
+SETTINGS = [(0.3, 1), (1.0, 12), (3.7, 9), (60.0, 1200), (60.0, 20)]
+
+
+def drawn(ring: KeyRing, scale: float, most: int, count: int, run: object = RUN) -> Int64:
+    shot = OneShot(ring, run, INPUTS)  # type: ignore[arg-type]
+    return shot.truncated_geometric(numbered(count), scale, most)
+
+
+def masses(scale: float, most: int) -> np.ndarray:
+    weight = np.exp(-np.abs(np.arange(-most, most + 1)) / scale)
+    return np.asarray(weight / weight.sum())
+
+
+@pytest.mark.parametrize(("scale", "most"), SETTINGS)
+def test_draws_are_the_inverse_of_the_law(ring: KeyRing, scale: float, most: int) -> None:
+    """The name is a CBC-MAC, and Z the place of its uniform in the law's sums."""
+    prefix = ring.name((
+        b"one-shot noise", b"truncated geo", most.to_bytes(8, "little"), *RUN, INPUTS,
+    ))  # fmt: skip
+    bits = int(np.float64(scale).view(np.uint64))
+    found = drawn(ring, scale, most, 60)
+    with mpmath.workdps(40):
+        weight = [mpmath.exp(-abs(z) / mpmath.mpf(scale)) for z in range(-most, most + 1)]
+        tails = itertools.accumulate(weight[:most])  # P[Z <= -most] first
+        sums = [tail / mpmath.fsum(weight) for tail in tails]
+    for item, value in enumerate(found.tolist()):
+        message = np.array([(3, 0), prefix, (item, 0), (bits, 1)], np.uint64)
+        name = ring.tweak.mac(message, np.array([4]))
+        word = int(ring.node.blocks(name)[0, 0])
+        uniform = (mpmath.mpf(min(word, 2**64 - 1 - word)) + mpmath.mpf("0.5")) / 2**64
+        size = sum(bool(uniform <= tail) for tail in sums)
+        assert value == (size if word >= 2**63 else -size)
+
+
+@pytest.mark.parametrize(("scale", "most"), SETTINGS)
+def test_shapes_and_ends(scale: float, most: int) -> None:
+    noise = drawn(KeyRing(b"\x09" * 32), scale, most, 300_000)
+    assert np.abs(noise).max() <= most
+    assert shape_p(noise, masses(scale, most)) > LEAST_P
+    if scale > 0.5:
+        assert shape_p(noise, masses(0.8 * scale, most)) < LEAST_P
+    if most < 4 * scale:  # the ends have mass enough to be seen
+        assert shape_p(noise, masses(scale, most + 3)) < LEAST_P
+
+
+@pytest.mark.parametrize(("scale", "most"), [(0.3, 1), (1.0, 3), (3.7, 30), (1e6, 10**7)])
+def test_edges_and_ends_are_settled_from_both_sides(scale: float, most: int) -> None:
+    law, bits = TruncatedGeometricLaw(scale, most), 64 + 2 * 128
+
+    def of(value: int) -> int:
+        return settle(law, lambda further: (value >> (256 - 128 * further), 64 + 128 * further))
+
+    full = (1 << bits) - 1
+    assert (of(1 << 100), of(full - (1 << 100)), of(full >> 1)) == (-most, most, 0)
+    q = mpmath.mpf
+    with mpmath.workdps(140):
+        ratio = mpmath.exp(-1 / q(scale))
+        total = 1 + ratio - 2 * ratio ** (most + 1)
+        for at in {1, min(2, most), most}:
+            edge = int((ratio**at - ratio ** (most + 1)) / total * q(2) ** bits)
+            assert (of(edge - 2**70), of(edge + 2**70)) == (-at, 1 - at)
+            assert (of(full - edge + 2**70), of(full - edge - 2**70)) == (at, at - 1)
+
+
+@settings(max_examples=60)
+@given(
+    word=st.integers(0, 2**63 - 1) | st.integers(0, 63).map(lambda k: (1 << k) - 1),
+    scale=st.floats(2.0**-3, 2.0**40),
+    scales=st.floats(0.01, 700),
+)
+def test_float_errors_are_a_quarter_of_what_is_allowed(
+    word: int, scale: float, scales: float
+) -> None:
+    most, seen = max(1, int(scale * scales)), []
+    with mock.patch.object(oneshot, "_floor", side_effect=lambda found, *_: seen.append(found)):
+        shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
+        shot._node = mock.Mock(blocks=lambda _: np.array([(word, 0)], np.uint64))
+        with pytest.raises(TypeError):  # nothing is floored
+            shot._truncated(names, np.array([scale]), most)
+    with precision(2000):
+        tail, wide = (flint.arb(word) + flint.arb("0.5")) / flint.arb(2) ** 64, flint.arb(scale)
+        ratio = (-1 / wide).exp()
+        beyond = (-flint.arb(most + 1) / wide).exp()
+        exact = -wide * (tail * (1 + ratio - 2 * beyond) + beyond).log()
+        error = abs(exact - flint.arb(float(seen[0][0]))) / wide
+        assert float(error) < oneshot.LOG_ERROR / 4
+
+
+def test_balls_decide_what_floats_leave_open(ring: KeyRing) -> None:
+    """With errors claimed far larger, more is settled and nothing changes."""
+    plain = drawn(ring, 40.0, 300, 20_000)
+    calls = mock.Mock(side_effect=settle)
+    with mock.patch.multiple(oneshot, LOG_ERROR=2.0**-20, settle=calls):
+        assert (drawn(ring, 40.0, 300, 20_000) == plain).all()
+    assert calls.call_count > 0
+
+
+def test_another_truncation_or_scale_is_other_noise(ring: KeyRing) -> None:
+    """One uniform under two laws would be noise that can be solved for."""
+    plain = drawn(ring, 25.0, 600, 20_000)
+    others = [
+        drawn(ring, 25.0, 601, 20_000),
+        drawn(ring, 25.0 + 2.0**-40, 600, 20_000),
+        drawn(ring, 25.0, 600, 20_000, (RUN[0], b"other")),
+        OneShot(ring, RUN, INPUTS).discrete_laplace(numbered(20_000), 25.0),
+    ]
+    for other in others:
+        assert abs(np.corrcoef(plain, other)[0, 1]) < 6 / np.sqrt(plain.size)
+    assert (drawn(ring, 25.0, 600, 20_000) == plain).all()
+
+
+def test_numbers_outside_their_range_are_refused(ring: KeyRing) -> None:
+    for scale, most in ((0.0, 3), (2.0**41, 3), (float("nan"), 3), (1.0, 0), (1.0, 1 << 61)):
+        with pytest.raises(ValueError, match="range"):
+            drawn(ring, scale, most, 0)
+
+
+def test_known_answers() -> None:
+    """Under a fixed key: an answer that was begun before must be given again to the bit."""
+    ring = KeyRing(bytes(range(32)))
+    found = [int(drawn(ring, scale, most, 3)[2]) for scale, most in SETTINGS]
+    assert found == [0, -3, 1, 93, 20]
