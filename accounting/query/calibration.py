@@ -129,6 +129,8 @@ class QueryBudget(msgspec.Struct, frozen=True):
 
     def loss(self, groups: int) -> float:
         """What a unit of so many groups uses: of mu^2, or of epsilon."""
+        if self.selection is not None and self.selection.optimum:
+            return groups / self.groups
         if self.mu is None:
             # Per group all parts together: (1/kappa) of their epsilons.
             return self.reserved + math.fsum(p.share for p in self.parts) * groups / self.groups
@@ -226,6 +228,10 @@ def _gaussian(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Q
 
 def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> QueryBudget:
     kappa, made = plan.most_groups, list(parts)
+    if plan.selects and not made and kappa == 1:
+        lone = _lone(plan, reserved)
+        if lone is not None:
+            return lone
     tested = count_tested(parts, _counts_units(plan)) if plan.selects else None
     if plan.selects and tested is None:
         tested = len(made)
@@ -247,6 +253,22 @@ def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Qu
         selection = Selection(0.0, (), 0.0, 0, 1, tested, 0.0, 1, float(tau), tau)
     delta = plan.delta if plan.selects else 0.0
     return QueryBudget(plan.epsilon, delta, None, 0.0, kappa, tuple(noises), selection, reserved)
+
+
+def _lone(plan: QueryPlan, reserved: float) -> QueryBudget | None:
+    """Keys alone, of which a unit has one: the best selection, of no count.
+
+    ``None`` where it has too many chances to be listed; truncated noise is as good there.
+    """
+    from dpstream.accounting.mechanisms.optimum import selection_optimum
+
+    epsilon = plan.epsilon * (1 - reserved) * (1 - _SLACK)
+    optimum = selection_optimum(epsilon, plan.delta)
+    if optimum is None:
+        return None
+    tau = optimum.even - 1
+    selection = Selection(0.0, (), 0.0, 0, 1, None, 0.0, 1, float(tau), tau, epsilon)
+    return QueryBudget(plan.epsilon, plan.delta, None, 0.0, 1, (), selection, reserved)
 
 
 def truncated_sd(scale: float, most: int) -> float:

@@ -65,6 +65,8 @@ class Selection(msgspec.Struct, frozen=True):
         sd: of Q; 0 where its law is not Gaussian.
         most: the most that one unit adds to Q.
         tau: as above, in units of Q; threshold: rounded up to a whole number.
+        optimum: epsilon of the best selection of keys of which a unit has one, which draws no count
+            (``accounting.mechanisms.optimum``); 0 where Q is tested.
     """
 
     share: float
@@ -77,6 +79,7 @@ class Selection(msgspec.Struct, frozen=True):
     most: int
     tau: float
     threshold: int
+    optimum: float = 0.0
 
     def need(self, min_units: int) -> int:
         """Q must be larger than this."""

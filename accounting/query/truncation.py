@@ -1,9 +1,9 @@
 """Counts of units with truncated geometric noise, shown above a threshold: where to truncate.
 
 A count n of units is shown as n + Z iff n + Z > k, Z two-sided geometric of scale 1 / b and
-truncated to [-k, k] (``TruncatedGeometricLaw``).  Desfontaines, Voss, Gipson and Mandayam
-("Differentially private partition selection", 2022) show that no (b, d)-DP mechanism shows a key
-more often, up to rounding of k to whole numbers, with
+truncated to [-k, k] (``accounting.mechanisms.laws.TruncatedGeometricLaw``).  Desfontaines, Voss,
+Gipson and Mandayam ("Differentially private partition selection", 2022) show that no (b, d)-DP
+mechanism shows a key more often, up to rounding of k to whole numbers, with
 
     k = the least whole number with P[Z = k] <= d
       = ceil(ln((e^b + 2 d - 1) / ((e^b + 1) d)) / b).

@@ -26,6 +26,7 @@ Working memory is that of ``_AT_ONCE`` draws, whatever is asked for.
 """
 
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ from dpstream.accounting.mechanisms.laws import (
     Uniform,
     settle,
 )
+from dpstream.accounting.mechanisms.optimum import SelectionOptimum
 from dpstream.dp_transforms.noise.prf import KeyRing
 
 #: Smallest and largest scale; above, balls would have to decide more than one draw in eight.
@@ -80,7 +82,7 @@ class OneShot:
         self._node, self._tweak = keys.node, keys.tweak
         laws: tuple[type[Law], ...] = (RoundedGaussianLaw, DiscreteGaussianLaw, DiscreteLaplaceLaw)
         parts = {law: (b"one-shot noise", law.label, *name, inputs) for law in laws}
-        self._prefix = {law: keys.name(part) for law, part in parts.items()}
+        self._prefix: dict[type, Ids] = {law: keys.name(part) for law, part in parts.items()}
 
     def rounded_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
         """(n,) round(N), N of sd ``sigma``.
@@ -119,6 +121,27 @@ class OneShot:
         self._prefix[law] = self._keys.name(name)
         return self._draw(law, items, scale, functools.partial(self._truncated, most=most))
 
+    def least_counts(self, items: Ids, optimum: SelectionOptimum) -> Int64:
+        """(n,) the least count M that each key is shown with; see ``optimum``, whose chances these
+        are: exact, by the same words and further blocks."""
+        numbers = struct.pack("<dd", optimum.epsilon, optimum.delta)
+        name = (b"one-shot noise", b"key optimum", numbers, *self._parts)
+        self._prefix[SelectionOptimum] = self._keys.name(name)
+        out = np.empty(len(items), np.int64)
+        for begin in range(0, len(items), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            ones = np.ones(len(items[part]))
+            names = self._names(SelectionOptimum, items[part], ones)
+            words = self._node.blocks(names)[:, 0]
+            # Chances of which the first bits are a uniform's leave it open on which side it is.
+            below = np.searchsorted(optimum.edges, words, "left")
+            out[part] = below + 1
+            reached = np.searchsorted(optimum.edges, words, "right")
+            for row in np.flatnonzero(reached > below):
+                uniform = self._uniform(names[row], 0, int(words[row]))
+                out[begin + row] = optimum.settle(uniform)
+        return out
+
     def _draw(
         self,
         law: type[Law],
@@ -138,7 +161,7 @@ class OneShot:
             out[part] = kernel(self._names(law, items[part], some), some)
         return out
 
-    def _names(self, law: type[Law], items: Ids, scales: Float64) -> Ids:
+    def _names(self, law: type, items: Ids, scales: Float64) -> Ids:
         """(n, 2) MACs of the names: the blocks that all of them begin with are done once."""
         head = self._tweak.blocks(np.array([(3, 0)], np.uint64)) ^ self._prefix[law]
         names = self._tweak.blocks(self._tweak.blocks(head) ^ items)

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.errors import required
+from dpstream.accounting.mechanisms.optimum import selection_optimum
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget
 from dpstream.accounting.query.parts import parts_by_column
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
@@ -58,6 +60,13 @@ class Noise:
         """Noise of the weighted count."""
         return OneShot(self._keys, (*self._name, SELECTION), self._inputs).rounded_gaussian(
             items, sigma
+        )
+
+    def least_counts(self, items: Ids, epsilon: float, delta: float) -> Int64:
+        """The count from which on each group is shown, where groups are all that is shown."""
+        optimum = required(selection_optimum(epsilon, delta), "its chances were listed before")
+        return OneShot(self._keys, (*self._name, SELECTION), self._inputs).least_counts(
+            items, optimum
         )
 
     def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
@@ -121,12 +130,19 @@ def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: K
 def selected(
     plan: QueryPlan, budget: QueryBudget, totals: Totals, group_ids: Ids, noise: Noise
 ) -> Int64:
-    """Codes of the groups that are released: exact units >= m and Q > (m - 1) most + tau."""
+    """Codes of the groups that are released: exact units >= m and Q > (m - 1) most + tau.
+
+    By the optimum they are those with exact units - (m - 1) >= M: its chance at m - 1 units less.
+    """
     chosen = budget.selection
     if chosen is None:
         return np.arange(len(group_ids))
     candidates = np.flatnonzero(totals.units >= plan.min_units)
     items = group_ids[candidates]
+    if chosen.optimum:
+        counts = totals.units[candidates] - (plan.min_units - 1)
+        least = noise.least_counts(items, chosen.optimum, budget.delta)
+        return np.asarray(candidates[counts >= least])
     statistic = np.zeros(len(candidates), np.int64)
     if chosen.weights:
         weighted = totals.weighted[candidates] + noise.selection(items, chosen.sigma)

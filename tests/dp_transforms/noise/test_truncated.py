@@ -1,6 +1,7 @@
 """Truncated geometric draws: a plain reference, exact decisions, shape, names."""
 
 import itertools
+import struct
 from unittest import mock
 
 import flint
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.laws import TruncatedGeometricLaw, settle
+from dpstream.accounting.mechanisms.optimum import SelectionOptimum
 from dpstream.dp_transforms.noise import oneshot
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -28,7 +30,7 @@ def drawn(ring: KeyRing, scale: float, most: int, count: int, run: object = RUN)
     return shot.truncated_geometric(numbered(count), scale, most)
 
 
-def masses(scale: float, most: int) -> np.ndarray:
+def masses(scale: float, most: int) -> Float64:
     weight = np.exp(-np.abs(np.arange(-most, most + 1)) / scale)
     return np.asarray(weight / weight.sum())
 
@@ -142,3 +144,44 @@ def test_known_answers() -> None:
     ring = KeyRing(bytes(range(32)))
     found = [int(drawn(ring, scale, most, 3)[2]) for scale, most in SETTINGS]
     assert found == [0, -3, 1, 93, 20]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.4, 1e-9), (2.0, 0.2)])
+def test_least_counts_have_the_chances_of_the_optimum(epsilon: float, delta: float) -> None:
+    """P[M <= n] = p_n, each within 5 sds of chance; another epsilon or delta has other uniforms."""
+    ring, items, optimum = (
+        KeyRing(b"\x09" * 32),
+        numbered(200_000),
+        SelectionOptimum(epsilon, delta),
+    )
+    least = OneShot(ring, RUN, INPUTS).least_counts(items, optimum)
+    grown, chance = np.exp(epsilon), 0.0
+    for n in range(1, len(optimum.edges) + 2):
+        chance = min(grown * chance + delta, 1 - (1 - chance - delta) / grown, 1.0)
+        error = np.sqrt(max(chance * (1 - chance), 1e-9) / items.shape[0])
+        assert abs((least <= n).mean() - chance) <= 5 * error + 1e-12
+    assert (OneShot(ring, RUN, INPUTS).least_counts(items, optimum) == least).all()
+    other = SelectionOptimum(epsilon, delta * (1 + 2**-40))
+    differs = OneShot(ring, RUN, INPUTS).least_counts(items, other)
+    assert abs(np.corrcoef(least, differs)[0, 1]) < 6 / np.sqrt(items.shape[0])
+
+
+def test_a_word_that_is_a_chance_is_settled(ring: KeyRing) -> None:
+    """The first 64 bits are those of a chance: the further ones decide, as the optimum has it."""
+    optimum, shot = SelectionOptimum(1.0, 1e-9), OneShot(ring, RUN, INPUTS)
+    plain = shot.least_counts(numbered(3), optimum)
+    calls = mock.Mock(side_effect=[7, 8, 9])
+    spoiled = mock.Mock(edges=_words(ring, optimum), settle=calls)
+    spoiled.epsilon, spoiled.delta = optimum.epsilon, optimum.delta
+    assert sorted(shot.least_counts(numbered(3), spoiled).tolist()) == [7, 8, 9]
+    assert (shot.least_counts(numbered(3), optimum) == plain).all()
+
+
+def _words(ring: KeyRing, optimum: SelectionOptimum) -> Ids:
+    """First words of the uniforms of items 0 .. 2, from the name's definition."""
+    numbers = struct.pack("<dd", optimum.epsilon, optimum.delta)
+    prefix = ring.name((b"one-shot noise", b"key optimum", numbers, *RUN, INPUTS))
+    one = int(np.float64(1.0).view(np.uint64))
+    blocks = [[(3, 0), prefix, (item, 0), (one, 1)] for item in range(3)]
+    names = [ring.tweak.mac(np.array(each, np.uint64), np.array([4])) for each in blocks]
+    return np.sort(np.array([ring.node.blocks(name)[0, 0] for name in names], np.uint64))

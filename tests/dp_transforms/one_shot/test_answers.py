@@ -16,6 +16,7 @@ from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials, QueryAnswer, aggregated, answer, bounded
+from dpstream.dp_transforms.one_shot.aggregation import Totals
 from tests.queries import (
     ALL,
     COUNT,
@@ -298,3 +299,25 @@ def test_columns_come_in_any_order(ring: KeyRing) -> None:
     plan = query(QUANTILES, COUNT, selects=False)
     found = asked(plan, stage_one(plan, generated(1)), ring)
     assert set(found.columns) == {"q", "n"} and found.columns["n"].value.shape == (64,)
+
+
+def test_keys_alone_of_one_a_unit_are_shown_by_the_optimum(ring: KeyRing) -> None:
+    """At a large delta: keys of n units are shown as often as p_n says, and no count is drawn."""
+    plan = query(mechanism="laplace", groups=1, epsilon=1.0, delta=0.05)
+    budget = allocate_query(plan)
+    assert budget.parts == () and budget.mu is None and budget.selection is not None
+    chances = [0.0]
+    while chances[-1] < 1:
+        grown = math.e * chances[-1] + 0.05
+        chances.append(min(grown, 1 - (1 - chances[-1] - 0.05) / math.e, 1.0))
+    for least in (1, 3):
+        now = msgspec.structs.replace(plan, min_units=least)
+        sizes = [size for size in range(1, len(chances) + least) for _ in range(3_000)]
+        ids = np.arange(2 * len(sizes), dtype=np.uint64).reshape(-1, 2)
+        units = np.array(sizes, np.int64)
+        found = answer(now, budget, Totals(units, 0 * units, {}), [], ids, ring, RUN)
+        shown = np.bincount(units[found.group], minlength=len(chances) + least) / 3_000
+        for size in range(1, len(chances) + least):
+            chance = chances[min(max(0, size - least + 1), len(chances) - 1)]
+            error = 5 * math.sqrt(max(chance * (1 - chance), 1e-4) / 3_000)
+            assert abs(shown[size] - chance) <= error and (chance > 0 or shown[size] == 0)
