@@ -31,8 +31,8 @@ def recursion(epsilon: float, delta: float) -> list[mpmath.mpf]:
 
 
 def mine(optimum: SelectionOptimum, count: int) -> mpmath.mpf:
-    with precision(256):
-        return mpmath.mpf(optimum.chance(count).mid().str(70, radius=False))
+    with precision(3000):
+        return mpmath.mpf(optimum.chance(count).mid().str(800, radius=False))
 
 
 def excess(chances: list[mpmath.mpf], epsilon: float) -> mpmath.mpf:
