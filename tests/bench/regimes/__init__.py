@@ -1,0 +1,1 @@
+"""The program beside every rival in every regime: `python -m tests.bench.regimes`."""

@@ -1,0 +1,165 @@
+"""The program's own figure of a cell, from what its public plans say before any data is read.
+
+Public keys: the sd of the noise of a count of units.  Private keys: the expected L1 against the raw
+histogram by the thresholds and sds of the plan on the population's sizes, and for streams by the
+simulation that agrees with the pipeline (``tests.oracle.sweep``).
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.budget import allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.query.calibration import QueryBudget, allocate_query
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.weights import SelectionWeights, usual_weights
+from tests.bench.regimes.populations import Population
+from tests.oracle.rivals import keys
+from tests.oracle.rivals.laws import Law, geometric
+from tests.oracle.simulation import Design, Records
+from tests.oracle.sweep import Sorted, sweep
+
+
+class Figure(NamedTuple):
+    """A figure, the standard error of it (0: computed), and the family of noise that was taken."""
+
+    error: float
+    spread: float
+    family: str
+
+
+def question(contributions: int, epsilon: float, delta: float, selects: bool) -> QueryBudget:
+    """A count of units by key, asked once."""
+    family: Any = "gaussian" if delta else "laplace"
+    units = QueryColumn("units", "units")
+    plan = QueryPlan(epsilon, delta, contributions, None, family, selects, 1, (units,))
+    return allocate_query(plan)
+
+
+def public_totals(contributions: int, epsilon: float, delta: float) -> Figure:
+    """One-shot, public keys: sd."""
+    [noise] = question(contributions, epsilon, delta, False).parts
+    return Figure(noise.sd, 0.0, noise.law)
+
+
+def private_totals(
+    population: Population, contributions: int, epsilon: float, delta: float
+) -> Figure:
+    """One-shot, private keys: expected L1."""
+    budget = question(contributions, epsilon, delta, True)
+    chosen, [noise] = budget.selection, budget.parts
+    if chosen is None:
+        raise ValueError("keys are selected")
+    cells = population.cells(contributions, by_size=True)
+    if chosen.weights:
+        weights = np.array(chosen.weights)
+        error = keys.both(
+            cells, cells.by_index @ weights, (chosen.weighted, chosen.counted),
+            (chosen.sigma, noise.sd), chosen.threshold,
+        )  # fmt: skip
+        return Figure(error, 0.0, noise.law)
+    law = keys.whole(law_of(noise.scale, noise.most))
+    return Figure(keys.tested(cells.pairs, law, chosen.threshold), 0.0, noise.law)
+
+
+def law_of(scale: float, most: int | None) -> Law:
+    """Two-sided geometric noise of a scale, cut at ``most`` if that is said."""
+    if most is None:
+        return geometric(1 / scale)
+    mass = np.exp(-np.abs(np.arange(-most, most + 1.0)) / scale)
+    return Law(mass / mass.sum())
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def stream(
+    contributions: int, triggers: int, public: bool, kind: Any = "count", **privacy: Any
+) -> Plan:
+    """A day's count by key at T triggers."""
+    day = 86_400_000_000 - 86_400_000_000 % triggers
+    promises = {"contributions": contributions, "allow_large_delta": True, **privacy}
+    return Plan(
+        source="regimes",
+        unit=Field("user", "int"),
+        key=(Field("key", "int"),),
+        event_time="time",
+        aggregates=(Aggregate("count", kind),),
+        timeline=Timeline(0, day, day, day, day // triggers),
+        privacy=Privacy(**promises),
+        public_keys="list" if public else None,
+    )
+
+
+def public_stream(contributions: int, triggers: int, epsilon: float, delta: float) -> Figure:
+    """Public keys at T triggers: mean sd over the triggers."""
+    plan = stream(contributions, triggers, True, epsilon=epsilon, delta=delta)
+    try:
+        [noise] = allocate(plan).values
+    except DpstreamError:
+        return Figure(math.inf, 0.0, "refused")
+    return Figure(float(noise.sd.mean()), 0.0, "gaussian")
+
+
+@functools.lru_cache(maxsize=8)
+def _sorted(population: str, contributions: int) -> tuple[Sorted, int]:
+    from tests.bench.regimes.populations import population as named
+
+    of = named(population)
+    # Persons are numbered without gaps: one without records would shift nothing, but has no rank.
+    person = np.unique(of.person, return_inverse=True)[1].astype(np.int32)
+    instant = (of.time * 2.0**32).astype(np.uint32)
+    records = Records(person, of.key.astype(np.int32), instant)
+    return Sorted.of(records, of.keys, contributions), of.keys
+
+
+def settings(contributions: int, triggers: int) -> dict[str, dict[str, Any]]:
+    """Kinds of jobs that count each person once a key, as a job file or `starred` would say."""
+    combined = {"per_key_bound": 1, "combine": True, "usual_weights": True}
+    weights = usual_weights(
+        contributions, combine=True, sticky=True, fused=False, skip=triggers > 1
+    )
+    at_end = {**combined, "weights": SelectionWeights(2.0, 1.0), "selection_share": 0.65}
+    return {
+        "combined": {**combined, "weights": weights},
+        "one test": {**at_end, "usual_weights": False, "skip": False, "tests": (triggers,)},
+        "per key": {"per_key_bound": 1},
+        "fused": {"kind": "units"},
+    }
+
+
+def private_stream(
+    population: str, contributions: int, triggers: int, epsilon: float, delta: float, seeds: range
+) -> Figure:
+    """Private keys at T triggers: L1 at the last one, of the best kind of job."""
+    records, _ = _sorted(population, contributions)
+    best = Figure(math.inf, 0.0, "none")
+    for name, setting in settings(contributions, triggers).items():
+        try:
+            plan = stream(contributions, triggers, False, epsilon=epsilon, delta=delta, **setting)
+            design = Design.of(plan, allocate(plan))
+        except DpstreamError:
+            continue
+        runs = [sweep(design, records, seed).l1 for seed in seeds]
+        figure = Figure(
+            float(np.mean(runs)), float(np.std(runs) / math.sqrt(len(runs))), f"gaussian, {name}"
+        )
+        best = min(best, figure)
+    return best
+
+
+def workload(queries: str, sizes: tuple[int, ...]) -> Figure:
+    """RMSE of all 2-way tables of such queries at mu = 1."""
+    from dpstream.accounting.strategies.cells.auto import auto
+    from dpstream.accounting.workloads.attributes import of_size
+    from dpstream.accounting.workloads.workload import marginals
+
+    asked = marginals([of_size(str(i), size) for i, size in enumerate(sizes)], [2], queries)
+    return Figure(math.sqrt(auto(asked).error / asked.weight), 0.0, "gaussian")
