@@ -58,8 +58,8 @@ _PATH = click.Path(path_type=Path)
 @click.option("--pure", is_flag=True, help="Pure epsilon: the job's, with geometric noise; once.")
 @click.option(
     "--tables", is_flag=True,
-    help="Tables of counts from residual tables, without a histogram of all cells; once.  [default"
-    " where all cells are too many]",
+    help="From residual tables, without a histogram of all cells; once.  [default where all cells"
+    " are too many]",
 )  # fmt: skip
 @STRATEGY
 @click.option(
@@ -114,7 +114,7 @@ def answer(
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
-    from dpstream.pipelines.workload.ways import way_of
+    from dpstream.pipelines.workload.ways import tables_of, way_of
 
     loaded, place = load_job(job), None if out is None else out.absolute()
     privacy = loaded.plan.privacy
@@ -125,10 +125,8 @@ def answer(
         mechanism = pure_mechanism(asked, loaded, folder_of(cache))
     else:
         chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
-        if tables and asked.marginal and chosen.name == "identity":
-            from dpstream.accounting.strategies.cells.residual import residual
-
-            chosen = residual(asked)[0]  # the table of all cells: the same errors
+        if tables:
+            chosen = tables_of(asked, chosen)
         if not tables and way_of(asked, chosen) != "tables":
             order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
                           runner, ctx.args, fresh)  # fmt: skip
@@ -138,7 +136,8 @@ def answer(
     if over_time or runner != "DirectRunner" or ctx.args:
         field = "--over-time" if over_time else "--runner"
         rule = "is for answers that come through a store; these are drawn once, in this process"
-        raise UsageError(field, rule, "omit it and flags of Beam")
+        fix = "omit it and flags of Beam, or measure all cells with --strategy product"
+        raise UsageError(field, rule, fix)
     once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, not pure, dry_run)
 
 

@@ -17,7 +17,7 @@ from dpstream.pipelines.cli.parts import (
 FILE = click.argument("file", type=click.Path(path_type=Path))
 STRATEGY = options(
     click.option("--strategy", default="auto", show_default=True,
-                 help="auto, optimum, eigen or identity."),
+                 help="auto, optimum, eigen, identity or product."),
     click.option("--objective", default="total", show_default=True,
                  help="total: the weighted squared errors; worst: the largest one; relative: each"
                  " query's in proportion to its norm."),

@@ -16,7 +16,7 @@ import numpy as np
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.strategies.cells.residual import Residual
+from dpstream.accounting.strategies.cells.residual import Tables
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
 from dpstream.dp_transforms import residual as tables
@@ -120,20 +120,24 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
         PolicyError: more numbers than are published.
     """
     gram, sizes = strategy.gram, workload.sizes
-    if not isinstance(gram, Residual):
-        raise UsageError("--tables", "is for workloads of tables of counts", "ask such, or omit it")
+    if not isinstance(gram, Tables):
+        raise UsageError("--tables", "is for strategies of residual tables", "omit it")
     check_tables(gram)  # noise is mixed table by table: a limit of that is told before a charge
     privacy = job.plan.privacy
     mu = mu_of(privacy.epsilon, privacy.delta)
     shapes = [[sizes[axis] for axis in key] for key in gram.keys]
+    bases = [[gram.bases[axis] for axis in key] for key in gram.keys]
     sds = np.sqrt(gram.noise2) * privacy.contributions / mu
-    spent = tables.spent2(shapes, sds, privacy.contributions)
+    spent = tables.spent2(bases, sds, privacy.contributions)
     if spent > mu * mu:
         sds *= np.sqrt(spent) / mu * (1 + 1e-12)
-    if not tables.spent2(shapes, sds, privacy.contributions) <= mu * mu:
+    if not tables.spent2(bases, sds, privacy.contributions) <= mu * mu:
         raise InvariantError("the noise of the tables keeps the budget")
+    tables.check_range(bases, sds)
     digest = hashlib.blake2b(sds.astype("<f8").tobytes(), digest_size=16, person=b"dpstream-tables")
     digest.update(repr((sizes, gram.keys)).encode())
+    for basis in gram.bases:
+        digest.update(basis.canonical())
 
     def draw(rows: Int64, keys: KeyRing, name: tuple[bytes, ...]) -> TableEstimate:
         counts = []
@@ -141,8 +145,8 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
             flat = codes(shape, rows[:, list(key)].T) if key else np.zeros(len(rows), np.int64)
             size = int(np.prod(shape, dtype=np.int64))
             counts.append(np.bincount(flat, minlength=size).astype(np.int64).reshape(shape))
-        noisy = tables.published(counts, gram.keys, sds.tolist(), keys, name)
-        return TableEstimate(sizes, gram.keys, sds, tuple(noisy))
+        noisy = tables.published(counts, gram.keys, bases, sds.tolist(), keys, name)
+        return TableEstimate(gram.bases, gram.keys, sds, tuple(noisy))
 
     return Mechanism(
         strategy.name, digest.hexdigest(), privacy.epsilon, privacy.delta, mu, False, draw
@@ -302,7 +306,9 @@ def _check(workload: Workload, job: Job) -> None:
     """What would fail only after the charge."""
     check_job(job)
     if job.plan.aggregates[0].kind != "count":
-        raise UsageError("aggregate.kind", "must be 'count' here", "count records")
+        raise UsageError(
+            "aggregate.kind", "must be 'count' here", "count records, or use --strategy product"
+        )
     if job.source.unbounded:
         raise UsageError("source.kind", "must be files that are all there", "name such a source")
     if job.ledger is None:

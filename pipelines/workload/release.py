@@ -26,6 +26,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.strategies.cells.bases import Fitted
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
 from dpstream.pipelines.ask.receipt import Header, encoded, header_of
@@ -195,7 +196,8 @@ def _fits(found: Released) -> bool:
     sizes = tuple(len(a["edges"]) - 1 if "edges" in a else len(a["values"]) for a in receipt.domain)
     releases, cells = len(receipt.moments), math.prod(sizes)
     if isinstance(estimate, TableEstimate):
-        numbers = [estimate.sds, *estimate.found]
+        roots = [basis.root for basis in estimate.bases if isinstance(basis, Fitted)]
+        numbers = [estimate.sds, *estimate.found, *roots]
         fits = estimate.sizes == sizes and releases == 1
     else:
         numbers = [estimate.cells, estimate.scale, *estimate.mix]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.accounting.strategies.cells.stored import bases_arrays, bases_of
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.tables import TableEstimate
 
@@ -20,11 +21,11 @@ def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
             **{f"mix{number}": factor for number, factor in enumerate(estimate.mix)},
         }
     return {
-        "sizes": np.array(estimate.sizes, np.int64),
         "counts": np.array([len(key) for key in estimate.keys], np.int64),
         "keys": np.array([axis for key in estimate.keys for axis in key], np.int64),
         "sds": estimate.sds,
         "found": np.concatenate([found.ravel() for found in estimate.found]),
+        **bases_arrays(estimate.bases),
     }
 
 
@@ -34,11 +35,12 @@ def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
     Raises:
         KeyError, ValueError: they are of another form.
     """
-    if "sizes" not in held:
+    if "bases" not in held:
         mix = tuple(held[f"mix{number}"] for number in range(len(held) - 4))
         summed = tuple(held["summed"].tolist())
         return Estimate(held["cells"], held["scale"], mix, float(held["half_width"]), summed)
-    sizes = tuple(held["sizes"].tolist())
+    bases = bases_of(held)
+    sizes = [basis.size for basis in bases]
     ends = np.cumsum(held["counts"])
     keys = tuple(
         tuple(key.tolist()) for key in np.split(held["keys"], ends[:-1])
@@ -47,4 +49,4 @@ def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
     cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])
     parts = np.split(held["found"], cuts[:-1])
     found = tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
-    return TableEstimate(sizes, keys, held["sds"], found)
+    return TableEstimate(bases, keys, held["sds"], found)

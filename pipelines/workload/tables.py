@@ -1,16 +1,15 @@
 """Answers from residual tables, without a histogram of all cells.
 
-For each measured set R of attributes the differences Sub x_R + s_R L z are there.  Sub^+ takes them
-to the residual table of R (zero sums along each axis) with noise of covariance s_R^2 P, P the
-product of I - J/n over R.  The table of T is the sum of the residual tables of its subsets, each
-spread evenly over the attributes it lacks; so all tables agree with each other exactly, and the
-variance of a query w is
+For each measured set R of attributes M x_R + s_R L z is there, M and L the products of the
+attributes' bases (`accounting.strategies.cells.bases`).  It is the residual table of R in other
+numbers.  The table of T is the sum of the residual tables of its subsets, each spread by g over the
+attributes that it lacks; so all tables agree with each other exactly, and the variance of a query w
+is
 
-    sum over R below T of s_R^2 prod_(i in R) |w_i - mean|^2 prod_(i in T \\ R) (sum w_i / n_i)^2.
+    sum over R below T of s_R^2 prod_(i in R) rest_i prod_(i in T \\ R) (w_i g_i)^2.
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,26 +17,31 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells.differences import restored
+from dpstream.accounting.strategies.cells.bases import Basis, restored
 from dpstream.accounting.workloads.workload import Product, Workload
 from dpstream.pipelines.workload.estimate import Answers
 from dpstream.pipelines.workload.ways import HALF_WIDTH
 
 
 class TableEstimate(NamedTuple):
-    """Released differences of residual tables.
+    """Released residual tables.
 
     Attributes:
-        sizes: cells of each attribute.
+        bases: of each attribute.
         keys: sets of attributes that were measured; sds: s_R of each.
-        found: (n - 1 on each axis of R) noisy differences of each.
+        found: (n - 1 on each axis of R) noisy numbers of each.
     """
 
-    sizes: tuple[int, ...]
+    bases: tuple[Basis, ...]
     keys: tuple[tuple[int, ...], ...]
     sds: Float64
     found: tuple[Float64, ...]
     half_width: float = HALF_WIDTH
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Cells of each attribute."""
+        return tuple(basis.size for basis in self.bases)
 
     @property
     def releases(self) -> int:
@@ -75,26 +79,30 @@ class TableEstimate(NamedTuple):
         self, product: Product, place: dict[tuple[int, ...], int]
     ) -> tuple[Float64, Float64]:
         """The table of a product's attributes, and the variances of its queries."""
-        axes = product.axes
-        table = np.zeros([self.sizes[axis] for axis in axes])
+        axes, bases = product.axes, [self.bases[axis] for axis in product.axes]
+        table = np.zeros([basis.size for basis in bases])
         variance = np.zeros(product.rows)
+        sides = [
+            (basis.along(factor), basis.rest(factor))
+            for basis, factor in zip(bases, product.factors, strict=True)
+        ]
         for count in range(len(axes) + 1):
             for chosen in itertools.combinations(range(len(axes)), count):
                 key = tuple(axes[k] for k in chosen)
-                if any(self.sizes[axis] == 1 for axis in key):
+                if any(bases[k].size == 1 for k in chosen):
                     continue  # no differences: nothing beyond the smaller table
                 if key not in place:
                     raise PolicyError(
                         "queries", "asks a table of attributes that was not measured",
                         "ask tables of the attributes that were asked together",
                     )  # fmt: skip
-                left = [k for k in range(len(axes)) if k not in chosen]
-                spread = math.prod(self.sizes[axes[k]] for k in left)
-                part = restored(self.found[place[key]]) / spread
-                table += np.expand_dims(part, tuple(left))
-                each = [
-                    f.parts[1] if k in chosen else f.parts[0] / f.size
-                    for k, f in enumerate(product.factors)
-                ]
+                part = restored(self.found[place[key]], [bases[k] for k in chosen])
+                left = tuple(k for k in range(len(axes)) if k not in chosen)
+                part = np.expand_dims(part, left)
+                for k in left:
+                    shape = [-1 if k == other else 1 for other in range(len(axes))]
+                    part = part * bases[k].spread.reshape(shape)
+                table += part
+                each = [side[k in chosen] for k, side in enumerate(sides)]
                 variance += float(self.sds[place[key]]) ** 2 * kron(each)
         return table, variance

@@ -7,7 +7,8 @@ from typing import Literal
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.residual import Residual
+from dpstream.accounting.strategies.cells.fitting import fit
+from dpstream.accounting.strategies.cells.residual import Tables, residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron
 from dpstream.accounting.workloads.workload import Workload
 
@@ -26,7 +27,7 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
         PolicyError: neither is possible; it names what is too large.
     """
     gram = strategy.gram
-    if isinstance(gram, Residual) and workload.cells > MAX_SOLVED_CELLS:
+    if isinstance(gram, Tables) and workload.cells > MAX_SOLVED_CELLS:
         check_tables(gram)
         return "tables"
     largest = max(workload.sizes)
@@ -48,7 +49,16 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
     return "cells"
 
 
-def check_tables(gram: Residual) -> None:
+def tables_of(workload: Workload, strategy: CellStrategy) -> CellStrategy:
+    """The strategy, or one of residual tables in its place."""
+    if isinstance(strategy.gram, Tables):
+        return strategy
+    if workload.marginal:  # the table of all cells: the same errors
+        return residual(workload)[0]
+    return fit(workload).strategy
+
+
+def check_tables(gram: Tables) -> None:
     """Whether residual tables are within the limits of what is published and mixed.
 
     Raises:

@@ -22,6 +22,7 @@ from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import product_optimum
 from dpstream.accounting.strategies.cells.pure import pure
+from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.strategies.cells.weighting import Columns, Vectors, weigh
@@ -119,6 +120,30 @@ def reading(name: str, workload: Workload, plan: Any) -> Result:
     return {"name": f"{name} read back", "seconds": seconds, "bytes": file.tell()}
 
 
+def unions(large: bool) -> Iterator[Result]:
+    """All 2-way ranges and prefixes of large domains: RMSE, floor, and the plan read back."""
+    cases = [([10] * 20, "range"), ([10] * 20, "prefix"), ([100] * 3, "range"),
+             ([100] * 5, "range"), ([100] * 5, "prefix")]  # fmt: skip
+    cases += [([8192, 3], "range"), ([8192, 3], "prefix")] if large else []
+    for each, kind in cases:
+
+        def plan(each: list[int] = each, kind: str = kind) -> Any:
+            workload = marginals(sizes(*each), [2], kind)
+            return workload, auto(workload)
+
+        (workload, found), seconds = timed(plan)
+        share = workload.weight
+        name = f"{kind} {each[0]}" + (f" x {len(each)}" if each[0] == each[-1] else f" x {each[1]}")
+        yield {
+            "name": name,
+            "seconds": seconds,
+            "rmse": math.sqrt(found.error / share),
+            "floor": math.sqrt(found.floor / share),
+            "even": residual(workload)[0].rmse(workload),
+        }
+        yield reading(name, workload, found)
+
+
 def answers(large: bool) -> Iterator[Result]:
     """Noise of one trigger over 1e6 cells, and 100,000 asked boxes with their sds."""
     workload = over([100] * 3, ["range"] * 3)
@@ -154,6 +179,7 @@ PARTS = {
     "optimum": optima,
     "products": products,
     "tables": tables,
+    "unions": unions,
     "answers": answers,
     "pure": pure_epsilon,
 }

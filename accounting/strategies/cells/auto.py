@@ -1,11 +1,11 @@
 """Chooses a strategy for a workload, and says what it costs and how far that is from the least.
 
 Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
-the better of optimum and eigen-design.  A larger union: the best product of axes and the best
-multiple of residual spaces; its floor is what each product would cost alone, and the note says so.
+the better of optimum and eigen-design.  A larger union: the best of residual tables with fitted
+bases, even ones, and a product of axes; its floor is that of a smaller question (``floors``) or
+what each product would cost alone, and the note says so.
 """
 
-import math
 from typing import NamedTuple
 
 from dpstream.accounting.arrays import Float64
@@ -13,6 +13,8 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_MIXED_CELLS, MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells import fixed
 from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
+from dpstream.accounting.strategies.cells.fitting import fit
+from dpstream.accounting.strategies.cells.floors import union_floor
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import alternating, floor_of, product_optimum
 from dpstream.accounting.strategies.cells.residual import residual, worst_table
@@ -25,7 +27,7 @@ from dpstream.accounting.workloads.workload import Workload
 _TURNS = 20_000
 OBJECTIVES = ("total", "relative", "worst")
 #: Note of a union for which no floor of all cells is computed.
-LARGE = "the union is too large for one matrix: the floor is the sum of its products' floors"
+LARGE = "the union is too large for one matrix: the floor is that of a part of what is asked"
 
 
 class Plan(NamedTuple):
@@ -88,8 +90,12 @@ def _total(workload: Workload, tolerance: float) -> Plan:
             best = _better(best, workload, [eigen(spectrum(workload))])
         return best
     floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
-    best = Plan(residual(workload)[0], "total", math.inf, floor, (), LARGE)
-    candidates = [best.strategy]
+    fitted = fit(workload)
+    best = Plan(fitted.strategy, "total", fitted.error, floor, (), LARGE)
+    proven = union_floor(workload, fitted.weights)
+    if proven > floor:
+        best = best._replace(floor=proven, certificate=fitted.weights)
+    candidates = [residual(workload)[0]]
     # A product over more cells than are ever noised one by one answers nothing.
     few = workload.cells <= MAX_MIXED_CELLS
     if few and len(workload.products) * len(workload.sizes) <= _TURNS:

@@ -11,11 +11,8 @@ Of several axes all of this is the Kronecker product, of none the number 1.
 """
 
 import functools
-import math
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
@@ -24,21 +21,16 @@ from dpstream.accounting.errors import InvariantError
 _U = 2.0**-53
 
 
-def differences(table: Int64) -> Int64:
-    """(n - 1 on each axis) the table's differences, exact."""
-    for axis in range(table.ndim):
-        first = table.take([0], axis=axis)
-        rest = table.take(range(1, table.shape[axis]), axis=axis)
-        table = first - rest
-    return table
+def differences(table: Int64, axis: int) -> Int64:
+    """(n - 1 along the axis) Sub x, exact."""
+    first = table.take([0], axis=axis)
+    return np.asarray(first - table.take(range(1, table.shape[axis]), axis=axis))
 
 
-def restored(found: npt.NDArray[np.float64]) -> Float64:
-    """(n on each axis) the table of zero sums along each axis that has these differences."""
-    for axis in range(found.ndim):
-        first = found.sum(axis=axis, keepdims=True) / (found.shape[axis] + 1)
-        found = np.concatenate([first, first - found], axis=axis)
-    return found
+def restored(found: Float64, axis: int) -> Float64:
+    """(n along the axis) what has zero sums along it and these differences."""
+    first = found.sum(axis=axis, keepdims=True) / (found.shape[axis] + 1)
+    return np.concatenate([first, first - found], axis=axis)
 
 
 def matrix(size: int) -> Float64:
@@ -71,8 +63,3 @@ def column_norm2(size: int) -> float:
     rest = 2 * (float(np.linalg.norm(sub - lower @ found)) + hidden)
     longest = float(np.sqrt((found**2).sum(axis=0).max())) * (1 + size * 2 * _U)
     return (longest + rest) ** 2 * (1 + 8 * _U)
-
-
-def cost2(sizes: Sequence[int]) -> float:
-    """At least the squared sensitivity of a residual table at noise of sd 1."""
-    return math.prod(column_norm2(size) for size in sizes) * (1 + len(sizes) * 4 * _U)

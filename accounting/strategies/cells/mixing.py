@@ -23,7 +23,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.fixed import Identity
-from dpstream.accounting.strategies.cells.residual import Residual
+from dpstream.accounting.strategies.cells.residual import Tables
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
@@ -95,7 +95,7 @@ def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
             f"a strategy that is no product is mixed over at most {MAX_SOLVED_CELLS} cells",
             "publish residual tables, or ask one product",
         )
-    if isinstance(gram, Residual):
+    if isinstance(gram, Tables):
         return [gram.dense()]
     return [instance(gram, Blocks).dense()]
 

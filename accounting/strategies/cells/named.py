@@ -7,7 +7,7 @@ from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.products import product_optimum
+from dpstream.accounting.strategies.cells.products import alternating, product_optimum
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
 
@@ -46,6 +46,7 @@ _MAKERS: dict[str, Callable[[Workload], CellStrategy]] = {
     "optimum": _optimum,
     "eigen": lambda workload: eigen(spectrum(workload)),
     "identity": identity,
+    "product": alternating,
 }
 #: Names that ``--strategy`` accepts.
 STRATEGIES = ("auto", *_MAKERS)

@@ -66,8 +66,14 @@ class _Part(NamedTuple):
 
 
 @one_thread()
-def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Solved:
-    """The optimum of a domain that one matrix is solved for, to a relative gap."""
+def optimum(
+    workload: Workload, tolerance: float = 1e-3, most: int = 100, start: Float64 | None = None
+) -> Solved:
+    """The optimum of a domain that one matrix is solved for, to a relative gap.
+
+    Args:
+        most: points that are tried; start: (n,) first weights of the cells.
+    """
     folding = folding_of(workload)
     parts = [_part(gram) for gram in folding.grams(workload)]
 
@@ -81,11 +87,12 @@ def optimum(workload: Workload, tolerance: float = 1e-3, most: int = 100) -> Sol
             kept.append(found[3])
         return Slopes(value, (slopes / folding.counts,), kept, sure)
 
+    first = _start(workload, folding) if start is None else folding.gather(start)
     best: tuple[float, Any] | None = None
     floor, certificate = 0.0, np.zeros(0)
     steps = 0
     rows = max(len(p.gram) if p.root is None else p.root.shape[1] for p in parts)
-    for point in climb(dual, [_start(workload, folding)], points_for(rows, most)):
+    for point in climb(dual, [first], points_for(rows, most)):
         steps += 1
         if point.found.sure**2 > floor:
             floor, certificate = point.found.sure**2, point.weights[0]

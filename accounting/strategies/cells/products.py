@@ -83,7 +83,7 @@ def alternating(workload: Workload, tolerance: float = 1e-3) -> CellStrategy:
         if error > before * (1 - _SETTLED):
             break
         before = error
-    return CellStrategy("alternating", Kron(tuple(grams)))
+    return CellStrategy("product", Kron(tuple(grams)))
 
 
 def _axis(part: Workload, tolerance: float) -> Solved:

@@ -14,6 +14,7 @@ so that domains of 10^100 cells stay in range.
 import functools
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,16 +22,31 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.arrays import Bool, Float64, Int64, kron
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.limits import MAX_RESIDUAL_PARTS, MAX_RESIDUAL_SPACES
+from dpstream.accounting.strategies.cells.bases import Basis, Even
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Spread
+from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
 
 _UP = 1 + 2.0**-40
 #: Parts that are computed at a time, and numbers of which the variances of a product are added up.
 _CHUNK, _MAX_ADDED = 1 << 18, 1 << 28
+
+
+class Subsets(NamedTuple):
+    """Subsets of one number of axes, of products of one number of axes; each pair is a part.
+
+    Attributes:
+        products: (products,) their numbers; pairs: (products, axes) numbers of ``Spaces.pairs``.
+        inside: (subsets, axes) whether an axis is in the subset.
+    """
+
+    products: Int64
+    pairs: Int64
+    inside: Bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +59,8 @@ class Spaces:
         products: (parts,) number of the product; a part is one subset of its axes.
         spaces: (parts,) number of the residual space.
         mass: (parts,) trace of one Gram matrix on it, divided by N.
+        pairs: attributes with the factors that are asked of them.
+        subsets: the parts, in their order.
     """
 
     keys: tuple[tuple[int, ...], ...]
@@ -50,6 +68,16 @@ class Spaces:
     products: Int64
     spaces: Int64
     mass: Float64
+    pairs: tuple[tuple[int, Factor], ...]
+    subsets: tuple[Subsets, ...]
+
+    def masses(self, along: Float64, rest: Float64) -> Float64:
+        """(parts,) product of ``rest`` over the axes in the subset and of ``along`` over others.
+
+        Args:
+            along, rest: (pairs,) figures of the pairs.
+        """
+        return np.concatenate([_masses(some, along, rest) for some in self.subsets])
 
     def traces(self, weights: Float64) -> Float64:
         """(spaces,) t_S / N for weights of the products."""
@@ -77,21 +105,35 @@ def spaces_of(workload: Workload) -> Spaces:
             "queries", f"tables and their subsets are at most {MAX_RESIDUAL_PARTS}", "ask fewer"
         )
     _check_number(1 << max(ways))
-    sizes, keys = np.array(workload.sizes), dict[tuple[int, ...], int]()
-    parts: list[tuple[Int64, Int64, Float64]] = []
+    keys = dict[tuple[int, ...], int]()
+    pairs: dict[tuple[int, Factor], int] = {}
+    parts: list[tuple[Int64, Int64]] = []
+    every: list[Subsets] = []
     for way, numbers in sorted(ways.items()):
         chosen = [workload.products[number] for number in numbers]
         axes = np.array([p.axes for p in chosen], np.int64).reshape(len(chosen), way)
-        masses = np.array([[f.masses for f in p.factors] for p in chosen])
-        along, rest = masses.reshape(len(chosen), way, 2).transpose(2, 0, 1) / sizes[axes]
+        named = [
+            [pairs.setdefault(pair, len(pairs)) for pair in zip(p.axes, p.factors, strict=True)]
+            for p in chosen
+        ]
+        which = np.array(named, np.int64).reshape(len(chosen), way)
         for subsets in _subsets(way, max(1, _CHUNK // len(chosen))):
             inside = (subsets[:, :, None] == np.arange(way)).any(axis=1)
-            mass = np.where(inside[:, None], rest, along).prod(axis=2)
             spaces = _numbers(axes[:, subsets].swapaxes(0, 1), keys)
-            parts.append((np.tile(np.array(numbers), len(subsets)), spaces, mass.ravel()))
+            parts.append((np.tile(np.array(numbers), len(subsets)), spaces))
+            every.append(Subsets(np.array(numbers, np.int64), which, inside))
             _check_number(len(keys))
-    products, spaces, mass = map(np.concatenate, zip(*parts, strict=True))
-    return Spaces(tuple(keys), _dims(workload.sizes, keys), products, spaces, mass)
+    products, spaces = map(np.concatenate, zip(*parts, strict=True))
+    masses = np.array([f.masses for _, f in pairs]).reshape(-1, 2)
+    masses = masses / np.array([[workload.sizes[axis]] for axis, _ in pairs]).reshape(-1, 1)
+    mass = np.concatenate([_masses(some, *masses.T) for some in every])
+    dims = _dims(workload.sizes, keys)
+    return Spaces(tuple(keys), dims, products, spaces, mass, tuple(pairs), tuple(every))
+
+
+def _masses(some: Subsets, along: Float64, rest: Float64) -> Float64:
+    inside = some.inside[:, None]
+    return np.asarray(np.where(inside, rest[some.pairs], along[some.pairs]).prod(axis=2).ravel())
 
 
 def _subsets(way: int, most: int) -> Iterator[Int64]:
@@ -139,8 +181,48 @@ def _dims(sizes: tuple[int, ...], keys: Iterable[tuple[int, ...]]) -> Float64:
     return np.array([math.prod([less[axis] for axis in key]) for key in keys])
 
 
+class Tables(Gram):
+    """A strategy that measures a residual table for each of some sets of attributes.
+
+    Attributes:
+        sizes: cells of each attribute.
+        keys: sets S that are measured.
+    """
+
+    sizes: tuple[int, ...]
+    keys: tuple[tuple[int, ...], ...]
+
+    @functools.cached_property
+    def dims(self) -> Float64:
+        """(sets,) numbers of each table."""
+        return _dims(self.sizes, self.keys)
+
+    @property
+    @abstractmethod
+    def noise2(self) -> Float64:
+        """(sets,) what each table's noise is multiplied by, squared, at mu = 1."""
+
+    @property
+    @abstractmethod
+    def bases(self) -> tuple[Basis, ...]:
+        """What is measured of each attribute."""
+
+    @abstractmethod
+    def dense(self) -> Float64:
+        """(n, n) the matrix, of a small domain."""
+
+    @override
+    def spreads(self, workload: Workload) -> list[Spread]:
+        work = sum(
+            rows << len(p.axes) for rows, p in zip(workload.rows, workload.products, strict=True)
+        )
+        if work > _MAX_ADDED:
+            return [Spread(mean, None, None) for mean in self.means(workload).tolist()]
+        return super().spreads(workload)
+
+
 @dataclass(frozen=True, eq=False)
-class Residual(Gram):
+class Residual(Tables):
     """X = N sum_S y_S P_S.
 
     Attributes:
@@ -152,11 +234,6 @@ class Residual(Gram):
     sizes: tuple[int, ...]
     keys: tuple[tuple[int, ...], ...]
     y: Float64
-
-    @functools.cached_property
-    def dims(self) -> Float64:
-        """(sets,) dimension of each space."""
-        return _dims(self.sizes, self.keys)
 
     @property
     @override
@@ -185,11 +262,6 @@ class Residual(Gram):
     def spreads(self, workload: Workload) -> list[Spread]:
         if workload.marginal:  # the cells of a table have one variance
             return [Spread(mean, mean, mean) for mean in self.means(workload).tolist()]
-        work = sum(
-            rows << len(p.axes) for rows, p in zip(workload.rows, workload.products, strict=True)
-        )
-        if work > _MAX_ADDED:
-            return [Spread(mean, None, None) for mean in self.means(workload).tolist()]
         return super().spreads(workload)
 
     @override
@@ -214,6 +286,12 @@ class Residual(Gram):
         return found
 
     @property
+    @override
+    def bases(self) -> tuple[Basis, ...]:
+        return tuple(map(Even, self.sizes))
+
+    @property
+    @override
     def noise2(self) -> Float64:
         """(sets,) noise variance of each space's table at mu = 1, before its subtraction.
 
@@ -223,8 +301,8 @@ class Residual(Gram):
         cells = np.array([math.prod(float(self.sizes[a]) for a in key) for key in self.keys])
         return self.sensitivity2 / (cells * self.y)
 
+    @override
     def dense(self) -> Float64:
-        """(n, n) the matrix, of a small domain."""
         total = np.zeros((math.prod(self.sizes),) * 2)
         for key, y in zip(self.keys, self.y, strict=True):
             each = [

@@ -3,7 +3,7 @@ error."""
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.strategies.cells.auto import Plan
+from dpstream.accounting.strategies.cells.bases import Basis, Even, Fitted
+from dpstream.accounting.strategies.cells.fitted import FittedTables
 from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.folding import Folding
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
@@ -102,6 +104,14 @@ def _gram(gram: Gram) -> dict[str, Any]:
             "keys": np.array([axis for key in gram.keys for axis in key], np.int64),
             "y": gram.y,
         }
+    if isinstance(gram, FittedTables):
+        return {
+            "form": np.array("fitted"),
+            "counts": np.array([len(key) for key in gram.keys], np.int64),
+            "keys": np.array([axis for key in gram.keys for axis in key], np.int64),
+            "y": gram.y,
+            **bases_arrays(gram.bases),
+        }
     factors = gram.factors if isinstance(gram, Kron) else (gram,)
     found: dict[str, Any] = {"form": np.array("kron" if isinstance(gram, Kron) else "blocks")}
     found["factors"] = np.array(len(factors))
@@ -116,9 +126,12 @@ def _read(held: Mapping[str, Any]) -> Gram:
     form = str(held["form"])
     if form == "identity":
         return Identity()
-    if form == "residual":
+    if form in ("residual", "fitted"):
         flat = iter(held["keys"].tolist())
         names = tuple(tuple(islice(flat, count)) for count in held["counts"].tolist())
+        if form == "fitted":
+            bases = bases_of(held)
+            return FittedTables(tuple(b.size for b in bases), names, held["y"], bases)
         return Residual(tuple(held["sizes"].tolist()), names, held["y"])
     factors = []
     for k in range(int(held["factors"])):
@@ -126,6 +139,38 @@ def _read(held: Mapping[str, Any]) -> Gram:
         blocks: list[Float64] = [held[f"block{k}.{j}"] for j in range(len(folding.parities))]
         factors.append(Blocks(folding, tuple(blocks)))
     return Kron(tuple(factors)) if form == "kron" else factors[0]
+
+
+def bases_arrays(bases: Sequence[Basis]) -> dict[str, Any]:
+    """Bases as arrays by name; attributes of one basis share them."""
+    distinct = list(dict.fromkeys(bases))
+    number = {basis: k for k, basis in enumerate(distinct)}
+    found: dict[str, Any] = {
+        "bases": np.array([number[basis] for basis in bases], np.int64),
+        "bits": np.array([basis.bits for basis in distinct], np.int64),
+        "cells": np.array([basis.size for basis in distinct], np.int64),
+    }
+    for k, basis in enumerate(distinct):
+        if isinstance(basis, Fitted):
+            found |= {f"shares{k}": basis.shares, f"lower{k}": basis.lower}
+    return found
+
+
+def bases_of(held: Mapping[str, Any]) -> tuple[Basis, ...]:
+    """The bases of their arrays.
+
+    Raises:
+        KeyError: they are of another form.
+    """
+    distinct: list[Basis] = []
+    for k, (bits, size) in enumerate(
+        zip(held["bits"].tolist(), held["cells"].tolist(), strict=True)
+    ):
+        if f"shares{k}" in held:
+            distinct.append(Fitted(held[f"shares{k}"], bits, held[f"lower{k}"]))
+        else:
+            distinct.append(Even(size))
+    return tuple(distinct[k] for k in held["bases"].tolist())
 
 
 def _digest(arrays: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from dpstream.accounting.regions.dimensions import Budget, Integer
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Question, sum_of
 from dpstream.accounting.sessions.cells import Axis, Cells
-from dpstream.accounting.strategies.cells.differences import differences
+from dpstream.accounting.strategies.cells.bases import Even, reduced
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
 from dpstream.dp_transforms import residual
@@ -182,8 +182,10 @@ def of_lattice(ring: KeyRing, by: int) -> Int64:
 def of_tables(ring: KeyRing, by: int) -> Int64:
     tables = [np.arange(600).reshape(20, 30), np.arange(40)]
     tables[1][3] += by
-    found = residual.published(tables, [(0, 1), (2,)], [40.0, 40.0], ring, (b"run",))
-    noise = [one - differences(table) for one, table in zip(found, tables, strict=True)]
+    bases = [[Even(20), Even(30)], [Even(40)]]
+    found = residual.published(tables, [(0, 1), (2,)], bases, [40.0, 40.0], ring, (b"run",))
+    exact = map(reduced, tables, bases)
+    noise = [one - table for one, table in zip(found, exact, strict=True)]
     return np.concatenate([np.rint(one).astype(np.int64).ravel() for one in noise])
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.strategies.cells.fitting import fit
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.workloads.workload import Workload
@@ -33,6 +34,11 @@ from tests.pipelines.workload.survey import DOMAIN, JOB, exact, survey, workload
 
 RANGES = workload([{"factors": {"age": "range", "sex": "identity"}}])
 TABLES = workload([{"ways": 2}, {"ways": 1}, {"factors": {}}])
+#: Ages are measured by a basis that is fitted to ranges.
+FITTED = workload([
+    {"factors": {"age": "range", "sex": "identity"}}, {"weight": 3, "factors": {"age": "range"}},
+])  # fmt: skip
+KINDS = ("pure", "tables", "fitted")
 
 
 def strategies(job: Job) -> Path:
@@ -44,13 +50,15 @@ def strategies(job: Job) -> Path:
 def mechanism(kind: str, job: Job) -> tuple[Workload, Mechanism]:
     if kind == "pure":
         return RANGES, pure_mechanism(RANGES, job, strategies(job))
+    if kind == "fitted":
+        return FITTED, table_mechanism(FITTED, fit(FITTED).strategy, job)
     return TABLES, table_mechanism(TABLES, residual(TABLES)[0], job)
 
 
 def answered(folder: Path, kind: str, out: str = "out", **options: Any) -> Answered:
     job = survey(folder, text=options.pop("text", JOB))
     asked, chosen = mechanism(kind, job)
-    return answer_once(asked, job, chosen, folder / out, some=kind == "tables", **options)
+    return answer_once(asked, job, chosen, folder / out, some=kind != "pure", **options)
 
 
 def charges(folder: Path) -> list[Charge]:
@@ -58,11 +66,11 @@ def charges(folder: Path) -> list[Charge]:
         return ledger.entries()
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return pq.read_table(folder / "out" / "answers.parquet").to_pylist()
+def rows(folder: Path, out: str = "out") -> list[dict[str, Any]]:
+    return pq.read_table(folder / out / "answers.parquet").to_pylist()
 
 
-@pytest.mark.parametrize("kind", ["pure", "tables"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_answers_are_exact(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +87,8 @@ def test_without_noise_answers_are_exact(
 def test_costs(tmp_path: Path) -> None:
     answered(tmp_path, "pure")
     answered(tmp_path, "tables", "other")
-    pure, tables = charges(tmp_path)
+    answered(tmp_path, "fitted", "fitted")
+    pure, tables, fitted = charges(tmp_path)
     assert (pure.kind, pure.epsilon, pure.delta, pure.mu, pure.rho) == (
         "workload",
         6.0,
@@ -91,11 +100,30 @@ def test_costs(tmp_path: Path) -> None:
     planned = np.concatenate(residual(TABLES)[0].variances(TABLES)) ** 0.5 / tables.mu
     found = pq.read_table(tmp_path / "other" / "answers.parquet").column("sd").to_numpy()
     assert np.allclose(found, planned, rtol=1e-6)
-    off = [(row["value"] - exact(tmp_path, row)) / row["sd"] for row in rows(tmp_path)]
-    assert 0.1 < np.sqrt(np.mean(np.square(off))) < 4
+    assert (fitted.epsilon, fitted.delta, fitted.mu) == (6.0, 1e-9, tables.mu)
+    planned = np.concatenate(fit(FITTED).strategy.variances(FITTED)) ** 0.5 / tables.mu
+    found = pq.read_table(tmp_path / "fitted" / "answers.parquet").column("sd").to_numpy()
+    assert np.allclose(found, planned, rtol=1e-6)
+    for out in ("out", "fitted"):
+        off = [(row["value"] - exact(tmp_path, row)) / row["sd"] for row in rows(tmp_path, out)]
+        assert 0.1 < np.sqrt(np.mean(np.square(off))) < 4
 
 
-@pytest.mark.parametrize("kind", ["pure", "tables"])
+def test_answers_of_fitted_tables_agree(tmp_path: Path) -> None:
+    """Whatever was asked of one release: a range is the difference of two prefixes."""
+    answered(tmp_path, "fitted")
+    estimate = read_release(tmp_path / "out").estimate
+    asked = workload([
+        {"factors": {"age": "range"}}, {"factors": {"age": "identity", "sex": "identity"}},
+        {"factors": {"age": "prefix"}}, {"factors": {}},
+    ])  # fmt: skip
+    [found] = estimate.answers(asked)
+    ranges, cells, prefixes, total = np.split(found.found, [15, 25, 30])
+    assert np.allclose(ranges[:5], prefixes) and prefixes[-1] == pytest.approx(total[0])
+    assert np.allclose(np.cumsum(cells.reshape(5, 2).sum(1)), prefixes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_cut_off_anywhere_it_is_one_charge_and_the_same_bytes(kind: str, tmp_path: Path) -> None:
     for place in ("bounded", "answers", "write_release"):
         with (

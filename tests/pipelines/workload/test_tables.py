@@ -8,7 +8,8 @@ import pytest
 
 from dpstream.accounting.arrays import kron
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells.differences import differences, matrix
+from dpstream.accounting.strategies.cells.bases import Even, reduced
+from dpstream.accounting.strategies.cells.differences import matrix
 from dpstream.accounting.workloads.parse import from_dict
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.estimate import values
@@ -29,8 +30,10 @@ def estimate(ways: int = 2) -> TableEstimate:
     found = []
     for key in keys:
         table = X.sum(axis=tuple(a for a in range(4) if a not in key))
-        found.append(differences(table).astype(np.float64))
-    return TableEstimate(SIZES, tuple(keys), np.arange(1.0, len(keys) + 1), tuple(found))
+        found.append(reduced(table, [Even(SIZES[a]) for a in key]).astype(np.float64))
+    return TableEstimate(
+        tuple(map(Even, SIZES)), tuple(keys), np.arange(1.0, len(keys) + 1), tuple(found)
+    )
 
 
 WORKLOAD = asked(

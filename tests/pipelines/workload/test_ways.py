@@ -23,7 +23,7 @@ def tables(size: int, attributes: int, kind: str = "range") -> Workload:
     ("workload", "way"),
     [
         (over([100] * 3, ["range"] * 3), "cells"),
-        (tables(100, 3), "cells"),
+        (tables(100, 3), "tables"),
         (tables(10, 20), "tables"),
         (tables(100, 5), "tables"),
         (tables(10, 4, "identity"), "tables"),

@@ -43,7 +43,7 @@ def test_worst_is_no_better_than_the_total_in_the_mean(name) -> None:
 def test_a_union_too_large_for_a_floor_says_so() -> None:
     workload = marginals(attributes(16, 24, 32), [2], "range")
     plan = auto(workload)
-    assert plan.note == LARGE and plan.strategy.name == "alternating"
+    assert plan.note == LARGE and plan.strategy.name == "fitted"
     assert plan.floor < plan.error <= residual(workload)[1]
     # It is a floor: on a grid that one matrix is solved for, the optimum is above it.
     coarse = marginals(attributes(4, 6, 8), [2], "range")
@@ -68,7 +68,7 @@ def test_cells_themselves_and_tables_of_large_domains() -> None:
 def test_many_ranges_of_many_attributes() -> None:
     workload = marginals(attributes(*[10] * 40), [3], "range")
     plan = auto(workload)
-    assert plan.note == LARGE and plan.strategy.name == "residual"
+    assert plan.note == LARGE and plan.strategy.name == "fitted"
     assert plan.strategy.error(workload) == pytest.approx(plan.error)
 
 

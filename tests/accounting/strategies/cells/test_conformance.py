@@ -20,7 +20,7 @@ STRATEGIES = {
     "eigen": lambda w: eigen(spectrum(w)),
     "root": lambda w: root(spectrum(w)),
     "optimum": lambda w: optimum(w).strategy,
-    "alternating": alternating,
+    "product": alternating,
     "residual": lambda w: residual(w)[0],
     "worst": lambda w: worst(w, 2e-2).strategy,
 }

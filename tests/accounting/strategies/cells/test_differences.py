@@ -6,24 +6,19 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import kron
-from dpstream.accounting.strategies.cells.differences import (
-    column_norm2,
-    cost2,
-    differences,
-    matrix,
-    restored,
-    root,
-)
+from dpstream.accounting.strategies.cells.bases import Even, cost2, reduced, restored
+from dpstream.accounting.strategies.cells.differences import column_norm2, matrix, root
 
 
 @pytest.mark.parametrize("sizes", [(), (5,), (2, 3), (4, 1), (3, 4, 5)])
 def test_differences_are_those_of_the_matrix_and_come_back(sizes: tuple[int, ...]) -> None:
     table = np.random.default_rng(1).integers(0, 10**9, sizes)
-    found = differences(table)
+    bases = [Even(n) for n in sizes]
+    found = reduced(table, bases)
     sub = kron([matrix(n) for n in sizes]) if sizes else np.ones((1, 1))
     assert found.dtype == np.int64 and np.array_equal(found.ravel(), sub @ table.ravel())
     centred = kron([np.eye(n) - 1 / n for n in sizes]) if sizes else np.ones((1, 1))
-    back = restored(found.astype(np.float64))
+    back = restored(found.astype(np.float64), bases)
     assert back.shape == table.shape and np.allclose(back.ravel(), centred @ table.ravel())
 
 
@@ -50,5 +45,8 @@ def test_sensitivity_is_bounded_from_above_and_closely(size: int) -> None:
 
 def test_costs_multiply() -> None:
     assert cost2([]) == 1
-    assert cost2([3, 4]) == pytest.approx(2 / 3 * 3 / 4) and cost2([3, 4]) >= 0.5
+    assert (
+        cost2([Even(3), Even(4)]) == pytest.approx(2 / 3 * 3 / 4)
+        and cost2([Even(3), Even(4)]) >= 0.5
+    )
     assert column_norm2(500) == pytest.approx(1 - 1 / 500, rel=1e-8)

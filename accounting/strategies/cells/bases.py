@@ -1,0 +1,302 @@
+"""What a residual table measures of one attribute of n cells: n - 1 numbers beside its total.
+
+A *basis* is a vector g of the cells that sums to 1 and a Gaussian strategy on the queries r with
+r g = 0.  Every query w of the attribute is (w g) times the total plus such an r = w - (w g) 1, in
+one way only, so that total and rest can be measured apart and nothing of w is lost.  Measured are
+x_c - g_c (sum of x) for all cells but the last, with noise of covariance S = L L^T:
+
+    variance of w  =  (w g)^2 var(total) + u S u^T,   u = (w_1 - w_n, ..., w_(n-1) - w_n).
+
+*Even* bases have g = 1/n and the noise of independent cells: best for tables of counts.  (They are
+measured as x_1 - x_c, which is the same in other numbers.)  *Fitted* ones take g and S of a
+strategy X of the attribute alone: with a = 1 / (1^T X^-1 1) and g = a X^-1 1, X = a 1 1^T + R where
+R g = 0.  R is what X measures beside the total, its diagonal is that of X less a, and
+u S u^T = w X^-1 w^T - (w g)^2 / a.
+
+**Sensitivity.**  A record of cell c moves what is measured, M x, by M e_c.  What is published is
+M x + L z, z independent of sd 1, a fixed map of L^-1 M x + z: mu^2 is max_c |L^-1 M e_c|^2, bounded
+in ``norm2`` from the very floats of L and the whole numbers of 2^bits M, rounding included.  Of
+several attributes L and M are Kronecker products, and the columns' norms multiply.
+"""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+from typing_extensions import override
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.strategies.cells import differences
+from dpstream.accounting.workloads.attributes import framed
+from dpstream.accounting.workloads.factors import Factor
+
+_U = 2.0**-53
+#: Bits of all axes of a table together: counts keep 38 of 62 bits.
+TABLE_BITS = 24
+#: Bits of one axis: more do not change the error of a strategy.
+_MOST_BITS = 14
+
+
+class Basis(ABC):
+    """What is measured of one attribute.
+
+    Attributes:
+        size: n; bits: measured are whole numbers of units of 2^-bits.
+    """
+
+    size: int
+    bits: int
+
+    @property
+    @abstractmethod
+    def spread(self) -> Float64:
+        """(n,) g: the share of a total that each cell takes."""
+
+    @property
+    @abstractmethod
+    def root(self) -> Float64:
+        """(n - 1, n - 1) L of noise of sd 1; read-only."""
+
+    @property
+    @abstractmethod
+    def norm2(self) -> float:
+        """At least max_c |L^-1 M e_c|^2."""
+
+    @abstractmethod
+    def reduced(self, table: Int64, axis: int) -> Int64:
+        """2^bits M x along an axis, exact: n cells become n - 1 numbers."""
+
+    @abstractmethod
+    def restored(self, measured: Float64, axis: int) -> Float64:
+        """(n along the axis) x - g (sum of x) from M x."""
+
+    @abstractmethod
+    def along(self, factor: Factor) -> Float64:
+        """(rows,) (w g)^2 of each query."""
+
+    @abstractmethod
+    def rest(self, factor: Factor) -> Float64:
+        """(rows,) u S u^T of each query."""
+
+    @abstractmethod
+    def masses(self, factor: Factor) -> tuple[float, float]:
+        """Both, summed over the queries."""
+
+    @abstractmethod
+    def canonical(self) -> bytes:
+        """The bytes that a hash of what is drawn is made of."""
+
+
+@dataclass(frozen=True)
+class Even(Basis):
+    """g = 1/n, and the noise of cells of sd 1 before differences are taken."""
+
+    size: int
+    bits: int = field(default=0, init=False)
+
+    @property
+    @override
+    def spread(self) -> Float64:
+        return np.full(self.size, 1 / self.size)
+
+    @property
+    @override
+    def root(self) -> Float64:
+        return differences.root(self.size)
+
+    @property
+    @override
+    def norm2(self) -> float:
+        return differences.column_norm2(self.size)
+
+    @override
+    def reduced(self, table: Int64, axis: int) -> Int64:
+        return differences.differences(table, axis)
+
+    @override
+    def restored(self, measured: Float64, axis: int) -> Float64:
+        return differences.restored(measured, axis)
+
+    @override
+    def along(self, factor: Factor) -> Float64:
+        return np.asarray(factor.parts[0] / self.size)
+
+    @override
+    def rest(self, factor: Factor) -> Float64:
+        return factor.parts[1]
+
+    @override
+    def masses(self, factor: Factor) -> tuple[float, float]:
+        along, rest = factor.masses
+        return along / self.size, rest
+
+    @override
+    def canonical(self) -> bytes:
+        return framed(b"even") + self.size.to_bytes(8, "little")
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted(Basis):
+    """A basis that is fitted to what is asked of the attribute.
+
+    Attributes:
+        shares: (n,) whole numbers g 2^bits, which sum to 2^bits.
+        lower: (n - 1, n - 1) L, lower triangular.
+    """
+
+    shares: Int64
+    bits: int
+    lower: Float64
+
+    @functools.cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """n."""
+        return len(self.shares)
+
+    @functools.cached_property
+    def spread(self) -> Float64:  # type: ignore[override]
+        """As ``Basis`` says; exact."""
+        return np.asarray(self.shares * 2.0**-self.bits)
+
+    @property
+    @override
+    def root(self) -> Float64:
+        return self.lower
+
+    @functools.cached_property
+    def norm2(self) -> float:  # type: ignore[override]
+        """As ``Basis`` says.
+
+        With Y near L^-1 and E = I - Y L, |E| < 1: |L^-1| <= |Y| / (1 - |E|).  With Z near L^-1 M
+        and R = M - L Z: L^-1 M = Z + L^-1 R.  E and R are computed in floats; what rounding can
+        hide of them, (n + 8) units of the products of magnitudes, is added, in Frobenius norms.
+        """
+        lower, moves, size = self.lower, self._moves(), self.size
+        if not np.isfinite(lower).all() or not np.diag(lower).all():
+            raise InvariantError("the noise of a basis is invertible")
+        inverse = scipy.linalg.solve_triangular(lower, np.eye(size - 1), lower=True)
+        unit = (size + 8) * 1.01 * _U
+        norms = float(np.linalg.norm(lower)) * float(np.linalg.norm(inverse))
+        left = float(np.linalg.norm(np.eye(size - 1) - inverse @ lower)) * 1.01
+        left += unit * (norms + math.sqrt(size)) * 1.01
+        if not left < 0.01:
+            raise InvariantError("the noise of a basis is invertible")
+        stretch = float(np.linalg.norm(inverse)) * 1.01 / (1 - left)
+        columns = inverse @ moves
+        sizes = float(np.linalg.norm(lower)) * float(np.linalg.norm(columns))
+        hidden = unit * (sizes + float(np.linalg.norm(moves))) * 1.01
+        off = stretch * (float(np.linalg.norm(moves - lower @ columns)) * 1.01 + hidden)
+        longest = float(np.sqrt((columns**2).sum(axis=0).max())) * (1 + (size + 8) * 2 * _U)
+        return (longest + off) ** 2 * (1 + 8 * _U)
+
+    def _moves(self) -> Float64:
+        """(n - 1, n) M: what a record of each cell moves; exact."""
+        return measuring(self.spread)
+
+    @functools.cached_property
+    def covariance(self) -> Float64:
+        """(n, n) of the noise of x - g (sum of x)."""
+        rows = np.concatenate([self.lower, -self.lower.sum(axis=0, keepdims=True)])
+        return np.asarray(rows @ rows.T)
+
+    @override
+    def reduced(self, table: Int64, axis: int) -> Int64:
+        shape = [-1 if k == axis else 1 for k in range(table.ndim)]
+        every = range(self.size - 1)
+        total = table.sum(axis=axis, keepdims=True)
+        shares = self.shares[:-1].reshape(shape)
+        return np.asarray((table.take(every, axis=axis) << self.bits) - shares * total)
+
+    @override
+    def restored(self, measured: Float64, axis: int) -> Float64:
+        last = -measured.sum(axis=axis, keepdims=True)
+        return np.concatenate([measured, last], axis=axis)
+
+    @override
+    def along(self, factor: Factor) -> Float64:
+        return np.asarray(factor.apply(self.spread), np.float64) ** 2
+
+    @override
+    def rest(self, factor: Factor) -> Float64:
+        return np.maximum(factor.variances(self.covariance), 0.0)
+
+    @override
+    def masses(self, factor: Factor) -> tuple[float, float]:
+        gram = factor.gram()
+        spread = self.spread
+        return float(spread @ gram @ spread), float(np.einsum("ij,ij->", gram, self.covariance))
+
+    @override
+    def canonical(self) -> bytes:
+        body = self.shares.astype("<i8").tobytes() + self.lower.astype("<f8").tobytes()
+        return framed(b"fitted") + self.size.to_bytes(8, "little") + bytes([self.bits]) + body
+
+
+def measuring(spread: Float64) -> Float64:
+    """(n - 1, n) M of a g: x_c - g_c (sum of x) of all cells but the last."""
+    size = len(spread)
+    return np.asarray(np.eye(size - 1, size) - spread[:-1, None])
+
+
+def bits_of(ways: int) -> int:
+    """Bits of each axis, if the largest table has so many."""
+    return min(_MOST_BITS, TABLE_BITS // max(1, ways))
+
+
+def fitted(strategy: Float64, bits: int) -> Fitted:
+    """The basis of a strategy of one attribute.
+
+    Args:
+        strategy: (n, n) X, positive definite.
+        bits: of g.
+    """
+    inverse = scipy.linalg.cho_solve(
+        scipy.linalg.cho_factor(strategy, lower=True), np.eye(len(strategy))
+    )
+    spread = np.asarray(inverse.sum(axis=0) / inverse.sum())
+    shares = _whole(spread, 1 << bits)
+    moves = measuring(np.asarray(shares * 2.0**-bits))
+    covariance = moves @ ((inverse + inverse.T) / 2) @ moves.T
+    lower = np.asarray(scipy.linalg.cholesky(covariance, lower=True))
+    lower.setflags(write=False)
+    return Fitted(shares, bits, lower)
+
+
+def _whole(shares: Float64, units: int) -> Int64:
+    """Whole numbers near ``shares * units`` that sum to ``units``."""
+    scaled = shares / shares.sum() * units
+    down = np.floor(scaled)
+    left = units - int(down.sum())
+    order = np.argsort(down - scaled, kind="stable")
+    down[order[:left]] += 1
+    return np.asarray(down, np.int64)
+
+
+def table_bits(bases: Sequence[Basis]) -> int:
+    """Bits of the numbers of one table."""
+    return sum(basis.bits for basis in bases)
+
+
+def cost2(bases: Sequence[Basis]) -> float:
+    """At least the squared sensitivity of a residual table at noise of sd 1."""
+    return math.prod(basis.norm2 for basis in bases) * (1 + len(bases) * 4 * _U)
+
+
+def reduced(table: Int64, bases: Sequence[Basis]) -> Int64:
+    """What is measured of a table, in units of 2^-``table_bits``, exact."""
+    for axis, basis in enumerate(bases):
+        table = basis.reduced(table, axis)
+    return table
+
+
+def restored(measured: npt.NDArray[np.float64], bases: Sequence[Basis]) -> Float64:
+    """The residual table, whose part along each total is zero."""
+    for axis, basis in enumerate(bases):
+        measured = basis.restored(measured, axis)
+    return measured

@@ -1,0 +1,217 @@
+"""Finds the bases of attributes (``bases``) that make a union of products cheap.
+
+The error of fitted tables, (sum_S sqrt(V_S p_S))^2, rises with the figures of each attribute i and
+factor f: ``rest`` v (at ``norm2`` 1) and ``along`` a.  sum_S sqrt(V_S p_S) is concave in them, so
+that its tangent
+
+    sum_f w_f v_f + h_f a_f
+
+lies above it, and bases that lower the tangent lower the error: weights w, h are computed of the
+bases so far, bases of the weights, in turns.  For one attribute v and a are those of a strategy X
+of it with g = X^-1 1 / (1^T X^-1 1), and among strategies of unit diagonal and one (1^T X^-1 1) the
+least tr(V X^-1), V = sum_f w_f V_f, is that of the optimum of V + t 1 1^T for some t: asking the
+total t times more often makes the rest cheaper or dearer.  So t alone is searched.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import instance
+from dpstream.accounting.strategies.cells.bases import Basis, Even, bits_of, fitted
+from dpstream.accounting.strategies.cells.fitted import costs_of, figures_of, weighed
+from dpstream.accounting.strategies.cells.optimum import finer, optimum
+from dpstream.accounting.strategies.cells.residual import Spaces, spaces_of
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.attributes import of_size
+from dpstream.accounting.workloads.factors import Factor, interval
+from dpstream.accounting.workloads.workload import Workload, workload_of
+
+#: Turns, and the relative change of the root of the error below which they end.
+_TURNS, _SETTLED = 4, 1e-5
+#: t in rows of the attribute's queries: first ones, and how often the distance is halved.
+_FIRST, _HALVINGS = (0.01, 0.1, 1.0, 10.0, 100.0), 3
+_TOLERANCE, _POINTS = 1e-5, 40
+#: Cells of an attribute from which t, and the first weights of the cells, are those of fewer.
+COARSE, _FINE_POINTS = 512, 2
+
+
+class Fit(NamedTuple):
+    """What was found.
+
+    Attributes:
+        error: weighted total of the variances at mu = 1.
+        weights: (n,) of the cells of each attribute, from the optimum that its basis is of.
+    """
+
+    strategy: CellStrategy
+    error: float
+    weights: tuple[Float64, ...]
+
+
+class _Solution(NamedTuple):
+    basis: Basis
+    weights: Float64
+
+
+class _Kind(NamedTuple):
+    """What is asked of an attribute: its factors, and how much each counts (at most 1)."""
+
+    factors: tuple[Factor, ...]
+    shares: tuple[float, ...]
+    bits: int
+
+    @property
+    def name(self) -> tuple[tuple[bytes, ...], tuple[float, ...], int]:
+        """Equal for equal kinds."""
+        return tuple(f.canonical() for f in self.factors), self.shares, self.bits
+
+
+@one_thread()
+def fit(workload: Workload) -> Fit:
+    """Tables with fitted bases for a union of products."""
+    spaces = spaces_of(workload)
+    bits = bits_of(max(len(product.axes) for product in workload.products))
+    chosen = [_Solution(Even(n), np.full(n, 1 / n)) for n in workload.sizes]
+    solver, best = _Solver(), None
+    for _ in range(_TURNS):
+        bases = tuple(solution.basis for solution in chosen)
+        strategy, error = weighed(workload, bases)
+        if best is not None and error > best.error * (1 - _SETTLED):
+            break
+        best = Fit(strategy, error, tuple(solution.weights for solution in chosen))
+        rest, along = _slopes(workload, spaces, bases)
+        for axis, n in enumerate(workload.sizes):
+            named = [k for k, (other, _) in enumerate(spaces.pairs) if other == axis]
+            if n == 1 or all(spaces.pairs[k][1].kind == "identity" for k in named):
+                continue
+            factors = [spaces.pairs[k][1] for k in named]
+            chosen[axis] = solver.best(factors, rest[named], along[named], bits, chosen[axis])
+    return best if best is not None else Fit(strategy, error, ())
+
+
+def _slopes(
+    workload: Workload, spaces: Spaces, bases: tuple[Basis, ...]
+) -> tuple[Float64, Float64]:
+    """(pairs,) w and h: how much sum_S sqrt(V_S p_S) rises with v and a of each pair."""
+    along, rest = figures_of(spaces, bases)
+    mass = spaces.masses(along, rest) * workload.weights[spaces.products]
+    masses = np.bincount(spaces.spaces, mass, len(spaces.keys))
+    costs = costs_of(spaces.keys, bases)
+    mass *= (np.sqrt(costs / np.maximum(masses, 1e-300)) / 2)[spaces.spaces]
+    inner, outer = np.zeros(len(along)), np.zeros(len(along))
+    at = 0
+    for some in spaces.subsets:
+        size = len(some.inside) * len(some.products)
+        part = mass[at : at + size].reshape(len(some.inside), -1)
+        at += size
+        np.add.at(inner, some.pairs, (some.inside.T @ part).T)
+        np.add.at(outer, some.pairs, (~some.inside.T @ part).T)
+    norms = np.array([bases[axis].norm2 for axis, _ in spaces.pairs])
+    return (
+        np.divide(inner, rest * norms, out=np.zeros_like(inner), where=rest > 0),
+        np.divide(outer, along, out=np.zeros_like(outer), where=along > 0),
+    )
+
+
+class _Solver:
+    """Bases by what they are fitted to, each solved once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, float], _Solution] = {}
+
+    def best(
+        self, factors: list[Factor], rest: Float64, along: Float64, bits: int, before: _Solution
+    ) -> _Solution:
+        """The basis of least tangent.
+
+        Args:
+            rest, along: (factors,) weights of the tangent; before: the basis so far.
+        """
+        if not rest.max() > 0:
+            return before
+        shares = tuple(float(f"{share:.3g}") for share in (rest / rest.max()).tolist())
+        kind = _Kind(tuple(factors), shares, bits)
+        size = factors[0].size
+        coarse = _coarser(kind) if size > COARSE else None
+        tangent = _tangent(kind.factors, rest, along)
+        if coarse is None:
+            found = self._solved(kind, self._searched(kind, tangent))
+        else:
+            ratio = self._searched(coarse, _tangent(coarse.factors, rest, along))
+            found = self._solved(kind, ratio, coarse)
+        return min(found, before, key=tangent)
+
+    def _searched(self, kind: _Kind, tangent: Callable[[_Solution], float]) -> float:
+        """t in rows."""
+        tried = {t: tangent(self._solved(kind, t)) for t in _FIRST}
+        step = 10.0
+        for _ in range(_HALVINGS):
+            step = math.sqrt(step)
+            at = min(tried, key=lambda t: tried[t])
+            for t in (at / step, at * step):
+                tried[t] = tangent(self._solved(kind, t))
+        return min(tried, key=lambda t: tried[t])
+
+    def _solved(self, kind: _Kind, t: float, coarse: _Kind | None = None) -> _Solution:
+        if (kind.name, t) in self._known:
+            return self._known[kind.name, t]
+        near = [
+            (abs(math.log(other / t)), solution)
+            for (name, other), solution in self._known.items()
+            if name == kind.name
+        ]
+        start, most = None, _POINTS
+        if coarse is not None:
+            weights = self._solved(coarse, t).weights
+            start, most = finer(weights, kind.factors[0].size), _FINE_POINTS
+        elif near:
+            start = min(near, key=lambda pair: pair[0])[1].weights
+        solved = optimum(_workload(kind, t), _TOLERANCE, most, start)
+        matrix = instance(solved.strategy.gram, Blocks).dense()
+        solution = _Solution(fitted(matrix, kind.bits), solved.certificate[0])
+        self._known[kind.name, t] = solution
+        return solution
+
+
+def _tangent(
+    factors: Sequence[Factor], rest: Float64, along: Float64
+) -> Callable[[_Solution], float]:
+    """What a basis adds to the tangent."""
+
+    def value(solution: _Solution) -> float:
+        basis, total = solution.basis, 0.0
+        for factor, w, h in zip(factors, rest.tolist(), along.tolist(), strict=True):
+            a, v = basis.masses(factor)
+            total += w * v * basis.norm2 + h * a
+        return total
+
+    return value
+
+
+def _workload(kind: _Kind, t: float) -> Workload:
+    """The queries of a kind, and the total t times as often as there are of them."""
+    rows = sum(s * f.rows for s, f in zip(kind.shares, kind.factors, strict=True))
+    asked = [
+        (share, {0: factor})
+        for share, factor in zip(kind.shares, kind.factors, strict=True)
+        if share >= 1e-6
+    ]
+    return workload_of([of_size("cell", kind.factors[0].size)], [*asked, (t * rows, {})])
+
+
+def _coarser(kind: _Kind) -> _Kind | None:
+    """The same questions of fewer cells."""
+    size = kind.factors[0].size
+    if not all(f.kind in ("range", "prefix", "width", "identity") for f in kind.factors):
+        return None
+    cells = COARSE // 2
+    factors = [
+        interval(f.kind, cells, max(1, f.width * cells // size) if f.width else 0, f.relative)
+        for f in kind.factors
+    ]
+    return kind._replace(factors=tuple(factors))

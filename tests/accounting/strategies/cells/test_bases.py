@@ -1,0 +1,131 @@
+"""Bases of attributes against fractions and dense matrices."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.strategies.cells.bases import (
+    Basis,
+    Even,
+    Fitted,
+    bits_of,
+    cost2,
+    fitted,
+    reduced,
+    restored,
+    table_bits,
+)
+from dpstream.accounting.workloads.factors import explicit, interval
+
+
+def strategy(size: int, seed: int = 0) -> Float64:
+    """A positive definite matrix of unit diagonal."""
+    rows = np.random.default_rng(seed).normal(size=(2 * size, size)) + 1.0
+    found = rows.T @ rows
+    return np.asarray(found / np.sqrt(np.outer(np.diag(found), np.diag(found))))
+
+
+def moves(basis: Basis) -> list[list[Fraction]]:
+    """Rows of M."""
+    columns = [basis.reduced(cell, 0).tolist() for cell in np.eye(basis.size, dtype=np.int64)]
+    return [[Fraction(c[k], 1 << basis.bits) for c in columns] for k in range(basis.size - 1)]
+
+
+def exact_norm2(basis: Basis) -> Fraction:
+    """max_c |L^-1 M e_c|^2 of the very floats of L."""
+    lower = [[Fraction(x) for x in row] for row in basis.root.tolist()]
+    longest = Fraction(0)
+    for column in zip(*moves(basis), strict=True):
+        solved: list[Fraction] = []
+        for i, row in enumerate(lower):
+            rest = column[i] - sum((row[j] * solved[j] for j in range(i)), Fraction(0))
+            solved.append(rest / row[i])
+        longest = max(longest, sum((x * x for x in solved), Fraction(0)))
+    return longest
+
+
+BASES = [
+    Even(4), Even(2), fitted(strategy(2), 12), fitted(strategy(5), 12), fitted(strategy(7, 1), 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_a_table_is_its_total_spread_and_what_is_measured(basis: Basis) -> None:
+    table = np.random.default_rng(2).integers(0, 10**6, (3, basis.size))
+    measured = basis.reduced(table, 1)
+    assert measured.dtype == np.int64 and measured.shape == (3, basis.size - 1)
+    back = basis.restored(measured * 2.0**-basis.bits, 1)
+    assert np.allclose(back + table.sum(1)[:, None] * basis.spread, table)
+    assert basis.spread.sum() == pytest.approx(1, abs=1e-15)
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_queries_are_unbiased_and_have_their_variance(basis: Basis) -> None:
+    """Of w x = (w g) total + u M x, u found by solving for it."""
+    n, rng = basis.size, np.random.default_rng(3)
+    matrix = np.array([[float(x) for x in row] for row in moves(basis)])
+    for factor in (
+        interval("range", n),
+        interval("prefix", n),
+        explicit(rng.normal(size=(4, n)), n),
+    ):
+        queries = factor.dense()
+        along = queries @ basis.spread
+        u, *_ = np.linalg.lstsq(matrix.T, (queries - along[:, None]).T, rcond=None)
+        assert np.allclose(u.T @ matrix + along[:, None], queries)
+        variances = ((u.T @ basis.root) ** 2).sum(1)
+        assert np.allclose(basis.rest(factor), variances)
+        assert np.allclose(basis.along(factor), along**2)
+        assert basis.masses(factor) == pytest.approx(((along**2).sum(), variances.sum()))
+
+
+def test_a_fitted_basis_is_what_a_strategy_measures_beside_the_total() -> None:
+    matrix = strategy(6)
+    basis = fitted(matrix, 14)
+    inverse = np.linalg.inv(matrix)
+    total = 1 / inverse.sum()
+    assert np.allclose(basis.spread, total * inverse.sum(0), atol=2**-13)
+    factor = interval("range", 6)
+    both = np.array([w @ inverse @ w for w in factor.dense()])
+    assert np.allclose(basis.rest(factor) + basis.along(factor) / total, both, rtol=1e-3)
+    assert basis.norm2 == pytest.approx(1 - total, rel=1e-3)
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_sensitivity_is_bounded_from_above_and_closely(basis: Basis) -> None:
+    exact = exact_norm2(basis)
+    assert exact <= Fraction(basis.norm2) <= exact * (1 + Fraction(1, 10**9))
+
+
+def test_less_noise_than_was_measured_is_seen() -> None:
+    """A basis that is fitted well but for a hair of its noise."""
+    basis = fitted(strategy(5), 12)
+    less = Fitted(basis.shares, basis.bits, basis.lower * (1 - 2.0**-30))
+    assert exact_norm2(less) > Fraction(basis.norm2)
+    # The sensitivity of X less its total is not that of what is measured with g in whole units.
+    coarse = fitted(strategy(5), 2)
+    total = 1 / np.linalg.inv(strategy(5)).sum()
+    assert abs(float(exact_norm2(coarse)) - (1 - total)) > 1e-3
+
+
+@pytest.mark.parametrize("lower", [np.diag([1.0, 0.0]), np.diag([1.0, np.nan])])
+def test_noise_that_misses_a_direction_is_refused(lower: Float64) -> None:
+    with pytest.raises(InvariantError):
+        Fitted(np.array([1, 1, 2]), 2, lower).norm2  # noqa: B018
+
+
+def test_products() -> None:
+    bases = [Even(3), fitted(strategy(4), 5)]
+    table = np.random.default_rng(5).integers(0, 99, (3, 4))
+    measured = reduced(table, bases)
+    matrix = np.kron(*(np.array(moves(b), np.float64) for b in bases))
+    assert np.array_equal(measured.ravel() / 2.0 ** table_bits(bases), matrix @ table.ravel())
+    back = restored(measured / 2.0 ** table_bits(bases), bases)
+    centred = [np.eye(b.size) - np.outer(b.spread, np.ones(b.size)) for b in bases]
+    assert np.allclose(back.ravel(), np.kron(*centred) @ table.ravel())
+    assert cost2(bases) == pytest.approx(bases[0].norm2 * bases[1].norm2) and cost2([]) == 1
+    assert [bits_of(way) for way in (0, 1, 2, 3, 24)] == [14, 14, 12, 8, 1]
+    assert len({basis.canonical() for basis in BASES}) == len(BASES)

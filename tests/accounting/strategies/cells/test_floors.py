@@ -1,0 +1,84 @@
+"""Floors of unions: below the exact optimum, close to it, and seen to be false where they are."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.strategies.cells.auto import auto
+from dpstream.accounting.strategies.cells.fitting import fit
+from dpstream.accounting.strategies.cells.floors import union_floor
+from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.workloads.workload import Workload, marginals
+from tests.accounting.strategies.cells.shapes import attributes, floor, rows
+from tests.accounting.strategies.cells.test_fitted import WORKLOADS
+
+SOME = {
+    **WORKLOADS,
+    "unlike": marginals(attributes(3, 5, 4), [2], "prefix"),
+    "all ways": marginals(attributes(3, 4, 3), [1, 2, 3], "range"),
+}
+
+
+def uneven(workload: Workload, seed: int) -> list[Float64]:
+    rng = np.random.default_rng(seed)
+    return [rng.dirichlet(np.full(n, 4.0)) for n in workload.sizes]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_below_what_matrices_say(name: str) -> None:
+    """Every width, of weights of any kind: below the singular values of all queries written out."""
+    workload = SOME[name]
+    for weights in (uneven(workload, 1), list(fit(workload).weights)):
+        dense = floor(rows(workload), kron(weights))
+        least = optimum(workload, 1e-6).error
+        for width in range(5):
+            assert (
+                union_floor(workload, weights, [width]) <= dense * (1 + 1e-9) <= least * (1 + 2e-9)
+            )
+
+
+@pytest.mark.parametrize("name", ["ranges", "prefixes", "unlike", "all ways"])
+def test_with_all_of_each_attribute_it_is_exact(name: str) -> None:
+    workload = SOME[name]
+    weights = uneven(workload, 2)
+    dense = floor(rows(workload), kron(weights))
+    assert union_floor(workload, weights) == pytest.approx(dense, rel=1e-5)
+    best = union_floor(workload, fit(workload).weights)
+    assert 0.95 <= best / optimum(workload, 1e-6).error <= 1
+
+
+def diagonal_blocks(workload: Workload) -> float:
+    """What a floor would be without the couplings between the residual spaces."""
+    queries = rows(workload)
+    gram = queries.T @ queries / workload.cells
+    total = 0.0
+    for code in range(1 << len(workload.sizes)):
+        each = [
+            np.eye(n) - 1 / n if code >> k & 1 else np.full((n, n), 1 / n)
+            for k, n in enumerate(workload.sizes)
+        ]
+        space = kron(each)
+        values = np.linalg.eigvalsh(space @ gram @ space)
+        total += float(np.sqrt(np.maximum(values, 0)).sum())
+    return total**2
+
+
+@pytest.mark.parametrize("name", ["ranges", "prefixes", "unlike"])
+def test_a_floor_of_diagonal_blocks_alone_is_false(name: str) -> None:
+    workload = SOME[name]
+    assert diagonal_blocks(workload) > optimum(workload).error * 1.005
+    even = [np.full(n, 1 / n) for n in workload.sizes]
+    assert union_floor(workload, even) <= floor(rows(workload), kron(even)) * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "kind", "part"),
+    [([10] * 20, "range", 0.98), ([10] * 20, "prefix", 0.96), ([100] * 3, "range", 0.98),
+     ([100] * 5, "range", 0.98), ([100] * 5, "prefix", 0.97)],
+)  # fmt: skip
+def test_large_domains(sizes: list[int], kind: str, part: float) -> None:
+    plan = auto(marginals(attributes(*sizes), [2], kind))
+    assert part <= math.sqrt(plan.floor / plan.error) <= 1
