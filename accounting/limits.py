@@ -15,6 +15,9 @@ MAX_TOEPLITZ_TRIGGERS = 4096
 #: Beyond this the dense strategy's committed numbers (19 a trigger) and its decoder, looked at as a
 #: whole matrix, cost more than the 4% of error that it saves over ``blt``.
 MAX_DENSE_TRIGGERS = 2048
+#: Beyond this the mixed rows of the geometric strategy (T / 31 of them) are too many to keep beside
+#: each key; Gaussian noise is smaller there for all but the largest epsilons.
+MAX_GEOMETRIC_TRIGGERS = 2048
 #: Cells whose noise is mixed, and rows of one factor of the mixing: every worker holds the factors
 #: and the noise of all components of an open window (about 100 bytes each).
 MAX_MIXED_CELLS = 1 << 22

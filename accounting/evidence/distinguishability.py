@@ -8,6 +8,8 @@ on), and two sides are told apart by exactly
     mu^2 = (a L / sigma)^2 e' S_P^-1 e  <=  (a L / sigma)^2 col2,
 
 with equality where every prefix is released and the decoder is invertible (all but the tree).
+Of two-sided geometric noise the same statistic is told apart about as well as Gaussian noise of its
+sd would be; it is no longer the best one, which only makes what it proves weaker.
 Streams and keys have independent noise, so their mu^2 add up.  A unit of C pairs that touches n
 keys has C - n + 1 pairs on one of them and one on each of the others; with at most k on each key it
 shows most where it fills as few keys as C takes (mechanism.md section 4).
@@ -20,7 +22,12 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import StreamNoise
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies import DenseStrategy, Strategy, TreeStrategy
+from dpstream.accounting.strategies import (
+    DenseStrategy,
+    GeometricStrategy,
+    Strategy,
+    TreeStrategy,
+)
 from dpstream.accounting.strategies.convolution import ConvolutionStrategy
 
 #: Prefixes a statistic uses: the first ones tell most, the others are taken evenly.
@@ -35,7 +42,7 @@ def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
     """
     if isinstance(strategy, TreeStrategy):
         return _tree_covariance(strategy, at)
-    if isinstance(strategy, DenseStrategy):
+    if isinstance(strategy, (DenseStrategy, GeometricStrategy)):
         return np.asarray(strategy.decoder[at - 1] @ strategy.decoder[at - 1].T)
     if not isinstance(strategy, ConvolutionStrategy):
         raise InvariantError("isinstance(strategy, ConvolutionStrategy)")

@@ -4,6 +4,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.base import Strategy
 from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.dense import DenseStrategy
+from dpstream.accounting.strategies.geometric import GeometricStrategy
 from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy
 from dpstream.accounting.strategies.tree import TreeStrategy
 
@@ -11,6 +12,7 @@ __all__ = [
     "STRATEGIES",
     "BltStrategy",
     "DenseStrategy",
+    "GeometricStrategy",
     "Strategy",
     "ToeplitzStrategy",
     "TreeStrategy",
@@ -22,6 +24,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "toeplitz": ToeplitzStrategy,
     "blt": BltStrategy,
     "dense": DenseStrategy,
+    "geometric": GeometricStrategy,
 }
 
 

@@ -4,12 +4,13 @@ Symbols are listed in ``strategies/README.md``.  A strategy for T public trigger
 step inputs x (int64, one per trigger) into nodes ``y = A x + z`` with z independent Gaussians
 of sd sigma; what is released at trigger t is a fixed function of y's first nodes, equal to
 ``prefix_t + n_t`` where n_t is a fixed function of z alone, a whole number of 2^-DECODE_BITS.
+``geometric`` alone has two-sided geometric z and may look at nodes of steps to come.
 All methods are public arithmetic: no data, no randomness.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,12 +61,15 @@ class Strategy(ABC):
 
     Attributes:
         name: as in the job file.
+        law: of z.  With ``gaussian`` the encoder is lower-triangular in time, which the path-wise
+            proof of mu needs; ``geometric`` is charged plain epsilon, which does not.
         rounds_nodes: z are rounded Gaussians (A is an integer matrix); else z are Gaussians
             themselves, and only decoded prefixes are rounded.
         state_dtype: dtype of the state that ``fold`` carries from step to step.
     """
 
     name: str
+    law: Literal["gaussian", "geometric"] = "gaussian"
     rounds_nodes = True
     state_dtype: npt.DTypeLike = np.int64
 
@@ -135,6 +139,10 @@ class Strategy(ABC):
     def first_node(self, step_index: Int64) -> Int64:
         """First node whose noise ``fold`` needs to go on after ``step_index``."""
         return self.nodes_through(step_index) if self.state_columns else np.zeros_like(step_index)
+
+    def last_node(self, step_index: Int64, upto: Int64) -> Int64:
+        """One behind the last node whose noise ``fold`` needs from ``step_index`` to ``upto``."""
+        return np.maximum(self.first_node(step_index), self.nodes_through(upto))
 
     @abstractmethod
     def fold(self, ranges: Ranges) -> None:

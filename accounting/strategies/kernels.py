@@ -174,6 +174,65 @@ def fold_generators(
 
 
 @njit(cache=True, nogil=True)
+def fold_geometric(
+    noise: Int64,
+    starts: Int64,
+    step_index: Int64,
+    upto: Int64,
+    stack: Float64,
+    out: Int64,
+    alone: Float64,
+    rows: Float64,
+    decoder: Float64,
+) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
+    """Node noises are whole numbers below 2^53; what is open in floats is settled in fractions.
+
+    Args:
+        alone: (T,) S; rows: (p, T) P; decoder: (T, p) W.
+    """
+    width, (mixed, size) = out.shape[1], rows.shape
+    open_rows, open_steps = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
+    for i in range(step_index.size):
+        held = stack[i]
+        if step_index[i] == 0:
+            for k in range(mixed):
+                rest = np.float64(noise[starts[i] + size + k])
+                around = abs(rest)
+                for j in range(size):
+                    if rows[k, j] != 0.0:
+                        part = rows[k, j] * (noise[starts[i] + j] / alone[j])
+                        rest -= part
+                        around += abs(part)
+                held[3 + k] = rest
+                # A quotient, a product and at most ``size`` sums.
+                held[2] = max(held[2], (size + 3.0) * around)
+        total, magnitude = held[0], held[1]
+        for t in range(step_index[i] + 1, upto[i] + 1):
+            step = noise[starts[i] + t - step_index[i] - 1] / alone[t - 1]
+            total += step
+            magnitude += abs(step) + abs(total)
+            if width == 1 and t < upto[i]:
+                continue
+            value, around, weight = total, abs(total), 0.0
+            for k in range(mixed):
+                part = decoder[t - 1, k] * held[3 + k]
+                value += part
+                around += abs(part)
+                weight += abs(decoder[t - 1, k])
+            scaled = value * _FLOAT_SCALE + ROUND_UP
+            whole = np.int64(np.floor(scaled))
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
+            error = magnitude + (mixed + 2.0) * around + weight * held[2]
+            error = error * 1.01 * _UNIT_ROUND_OFF * _FLOAT_SCALE + 2.0**-40
+            error += abs(scaled) * _UNIT_ROUND_OFF * 2.0
+            if scaled - whole < error or scaled - whole > 1 - error:
+                open_rows.append(np.int64(i))
+                open_steps.append(np.int64(t))
+        held[0], held[1] = total, magnitude
+    return np.array(open_rows), np.array(open_steps)
+
+
+@njit(cache=True, nogil=True)
 def largest_response(
     theta: float, omega: float, decoder: Float64
 ) -> float:  # pragma: no cover - compiled

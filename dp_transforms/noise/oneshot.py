@@ -187,11 +187,7 @@ class OneShot:
 
     def _inverse(self, names: Ids, scale: Float64, word: Ids, attempt: int) -> Int64:
         """Discrete Laplace at the uniforms that begin with ``word``."""
-        low, tail = _folded(word)
-        found = scale * (-np.log(tail) - np.log1p(np.exp(-1 / scale)))
-        error = scale * (LOG_ERROR + 2.0**-64 / tail)
-        value, open_ = _floor(found, error, low)
-        value = np.where(low == word, -value, value)
+        value, open_ = inverse_laplace(word, scale)
         for row in np.flatnonzero(open_):
             law = DiscreteLaplaceLaw(float(scale[row]))
             value[row] = settle(law, self._uniform(names[row], attempt, int(word[row])))
@@ -258,6 +254,22 @@ class OneShot:
             return value, 64 + 128 * blocks
 
         return uniform
+
+
+def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
+    """Discrete Laplace at real uniforms.
+
+    Args:
+        word: (n,) first 64 bits of each uniform; scale: (n,) scales, or one.
+
+    Returns:
+        (values, which of them further bits and balls must decide).
+    """
+    low, tail = _folded(word)
+    size = scale * (-np.log(tail) - np.log1p(np.exp(-1 / scale)))
+    error = scale * (LOG_ERROR + 2.0**-64 / tail)
+    value, open_ = _floor(size, error, low)
+    return np.where(low == word, -value, value), open_
 
 
 def _folded(word: Ids) -> tuple[Ids, Float64]:

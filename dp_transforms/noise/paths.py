@@ -20,11 +20,12 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.geometric import GeometricNodes
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 
-#: What a stream's node noise is drawn by, as its strategy needs (``rounds_nodes``).
-Sampler = RoundedGaussian | ContinuousGaussian
+#: What a stream's node noise is drawn by, as its law and strategy need (``rounds_nodes``).
+Sampler = RoundedGaussian | ContinuousGaussian | GeometricNodes
 
 State = npt.NDArray[Any]
 
@@ -108,7 +109,7 @@ class NoiseStream:
             )
         out = np.zeros((len(step_index), width), np.int64)
         first = self.strategy.first_node(step_index)
-        last = np.maximum(first, self.strategy.nodes_through(upto))
+        last = self.strategy.last_node(step_index, upto)
         for rows in _chunks(last - first):
             names = tweaks[rows]
             noise, starts = self.sampler.draw(self._node, names, first[rows], last[rows])

@@ -36,12 +36,13 @@ def fold(
     for end in (*ends, size):
         step_index, upto = np.full(rows, begin), np.full(rows, end)
         first = int(strategy.first_node(step_index)[0])
-        part = np.ascontiguousarray(noise[:, first : int(strategy.nodes_through(end))])
+        last = int(strategy.last_node(step_index, upto)[0])
+        part = np.ascontiguousarray(noise[:, first:last])
         starts = np.arange(rows) * part.shape[1]
         out = np.zeros((rows, width or end - begin + 1), np.int64)
         strategy.fold(Ranges(part.reshape(-1), starts, step_index, upto, stack, out, exact))
-        last = end - 1 if out.shape[1] == 1 else begin
-        result[:, last:end] = out[:, : end - last]
+        since = end - 1 if out.shape[1] == 1 else begin
+        result[:, since:end] = out[:, : end - since]
         begin = end
     return result
 

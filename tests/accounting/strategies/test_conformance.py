@@ -38,14 +38,18 @@ def test_figures_are_those_of_the_matrix(name: str, triggers: int) -> None:
     sd = np.sqrt((decoder**2).sum(axis=1))
     assert np.all(sd <= strategy.sd_factors + 1e-7) and np.allclose(sd, strategy.sd_factors)
     assert np.abs(decoder).sum(axis=1).max() <= strategy.reach * (1 + 1e-6)
-    rounded = np.abs(decoder).sum(axis=1) / 2 if strategy.rounds_nodes else 0.0
+    gaussian = strategy.rounds_nodes and strategy.law == "gaussian"
+    rounded = np.abs(decoder).sum(axis=1) / 2 if gaussian else 0.0
     assert np.all(strategy.rounding >= rounded)
     assert np.all(strategy.rounding <= rounded + strategy.triggers.bit_length() / SCALE + 1e-5)
 
 
-@pytest.mark.parametrize(("name", "triggers"), EVERY)
+@pytest.mark.parametrize(
+    ("name", "triggers"), [case for case in EVERY if case.values[0] != "geometric"]
+)
 def test_nodes_complete_in_order(name: str, triggers: int) -> None:
-    """A prefix uses complete nodes only, and encoders are lower-triangular in time."""
+    """A prefix uses complete nodes only, and encoders are lower-triangular in time: without this
+    nothing is Gaussian-DP.  Geometric noise does without, at plain epsilon."""
     strategy = make_strategy(name, triggers)
     dense, decoder = strategy.matrix(), decode_matrix(strategy)
     for t in range(1, triggers + 1):

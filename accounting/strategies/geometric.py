@@ -1,0 +1,225 @@
+"""Two-sided geometric noise for prefixes, at plain epsilon (mechanism.md section 3).
+
+y = A x + z with A of whole numbers and z independent two-sided geometric: P[z = k] is proportional
+to e^(-|k| / scale).  A = [S; P] has a row of one step's input for each step (S is diagonal) and p
+rows of many steps (P); the identity, noise for each step, has S = 1 and p = 0.  The decoder is any
+matrix W of p columns of dyadic numbers:
+
+    n_t = sum over j <= t of u_j + sum over k of W[t, k] (z'_k - sum over j of P[k, j] u_j),
+    u_j = z_j / S_j,
+
+z of the first T rows and z' of the last p.  So n = B z with B = [(M - W P) S^-1, W], and
+B A = M - W P + W P = M holds exactly, for every W: what is published,
+
+    q_t = round(2^D (B y)_t) / 2^D = prefix_t + round(2^D n_t) / 2^D,
+
+is a function of y, and W is chosen near the one of least variance, M A^+.
+
+**Sensitivity, and why rows may end in the future.**  Let a be the largest L1 norm of A's columns, a
+whole number, of the matrix as it is used.  Records of a unit move x by v with |v|_1 <= C L.  Fix a
+path o of outputs.  x may depend on outputs before it, but on this path it is fixed: x(o), and with
+the unit's records x(o) + v(o).  So with n the noise as it is published,
+
+    P[o] = P[n(z) = o - M x(o)],     P'[o] = P[n(z) = o - M x(o) - M v(o)].
+
+z -> z + A v(o) maps whole numbers onto whole numbers, and B A = M and the rounding on a lattice
+that holds M v give n(z + A v) = n(z) + M v.  Hence P'[o] = P[n(z + A v(o)) = o - M x(o)], a sum of
+the same terms with each z moved by A v(o), of L1 norm at most C L a: the ratio of the two is at
+most e^(C L a / scale) at every o.  Nothing here asks what of y was there when x_t was chosen,
+because y is never needed: the path decides.  It bounds the ratio of *every* path, so it is a proof
+of plain epsilon and of nothing else: a loss distribution or an (epsilon, delta) with delta > 0
+averages over paths, and v(o) may differ from path to path.  So this noise is charged its plain
+epsilon.
+"""
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
+from dpstream.accounting.strategies.base import Ranges, Strategy
+from dpstream.accounting.strategies.convolution import ROUND_UP, heavy_split
+from dpstream.accounting.strategies.prefix_identity import prefix_identity
+
+_SLACK = 1e-10
+#: A p-identity is rounded to multiples of 2^-_LATTICE_BITS of its column norm, its decoder to
+#: _DECODER_BITS more: its variance is least where it would be exact, so that this costs nothing.
+_LATTICE_BITS, _DECODER_BITS = 10, 16
+#: Parameters of the identity.
+IDENTITY = np.zeros(1)
+
+
+@functools.lru_cache(maxsize=16)
+def mixed_rows(triggers: int) -> Float64:
+    """Parameters of the p-identity for T prefixes: p, S, P and W; read-only."""
+    extra = prefix_identity(triggers)
+    if not len(extra):
+        return IDENTITY
+    sums = 1 + extra.sum(axis=0)
+    rows = np.rint(extra / sums * (1 << _LATTICE_BITS))
+    rows = rows[rows.any(axis=1)]
+    alone = np.maximum(1, np.rint((1 << _LATTICE_BITS) / sums))
+    # Columns below the largest norm get more of their own row, which costs nothing.
+    alone += (alone + rows.sum(axis=0)).max() - (alone + rows.sum(axis=0))
+    step = 2.0 ** -(_LATTICE_BITS + _DECODER_BITS)
+    decoder = np.rint(_least_variance(alone, rows) / step) * step
+    parameters = np.concatenate([[len(rows)], alone, rows.ravel(), decoder.ravel()])
+    parameters.setflags(write=False)
+    return parameters
+
+
+def _least_variance(alone: Float64, rows: Float64) -> Float64:
+    """(T, p) the W with the least variance of each prefix: M S^-2 P^T (1 + P S^-2 P^T)^-1."""
+    along = np.cumsum(rows / alone**2, axis=1)
+    gram = np.eye(len(rows)) + (rows / alone**2) @ rows.T
+    return np.asarray(np.linalg.solve(gram, along).T)
+
+
+class GeometricStrategy(Strategy):
+    """Whole-number rows for two-sided geometric noise; by default the p-identity."""
+
+    name = "geometric"
+    law = "geometric"
+    state_dtype = np.float64
+
+    @override
+    def choose(self, parameters: Float64 | None) -> None:
+        if self.triggers > MAX_GEOMETRIC_TRIGGERS:
+            raise ValueError("too many triggers for the geometric strategy")
+        numbers = mixed_rows(self.triggers) if parameters is None else np.array(parameters)
+        size, width = self.triggers, int(numbers[0]) if len(numbers) else -1
+        if width < 0 or len(numbers) != 1 + (size + 2 * width * size if width else 0):
+            raise ValueError("the strategy takes p, and with p > 0 T (2 p + 1) numbers more")
+        alone, rows, decoder = np.split(numbers[1:], [size, size + width * size])
+        if not width:
+            alone = np.ones(size)
+        if not (np.isfinite(numbers).all() and (alone >= 1).all() and (rows >= 0).all()):
+            raise ValueError(
+                "the strategy's rows are not negative, and each step has one of its own"
+            )
+        whole = np.concatenate([alone, rows])
+        if not np.array_equal(whole, np.rint(whole)):
+            raise ValueError("the strategy's rows are whole numbers")
+        self._numbers = numbers
+        self._alone, self._rows = alone, rows.reshape(width, size)
+        self._decoder = decoder.reshape(size, width)
+
+    @property
+    @override
+    def parameters(self) -> Float64:
+        return self._numbers.copy()
+
+    @property
+    def column1(self) -> int:
+        """a: largest L1 norm of a column of the encoder; exact."""
+        return int((self._alone + self._rows.sum(axis=0)).max())
+
+    @property
+    @override
+    def col2(self) -> float:
+        return float((self._alone**2 + (self._rows**2).sum(axis=0)).max() * (1 + _SLACK))
+
+    @property
+    def decoder(self) -> Float64:
+        """(T, T + p) B, in floats."""
+        prefixes = np.tril(np.ones((self.triggers, self.triggers)))
+        first = (prefixes - self._decoder @ self._rows) / self._alone
+        return np.concatenate([first, self._decoder], axis=1)
+
+    @functools.cached_property
+    def _figures(self) -> tuple[Float64, float]:
+        """sd_t for noise of sd 1, and the largest sum of magnitudes of a row of B."""
+        if not len(self._rows):
+            steps = np.arange(1, self.triggers + 1)
+            return np.sqrt(steps) * (1 + _SLACK), float(self.triggers)
+        decoder = self.decoder
+        factors = np.sqrt((decoder**2).sum(axis=1)) * (1 + _SLACK)
+        return factors, float(np.abs(decoder).sum(axis=1).max() * (1 + _SLACK))
+
+    @property
+    @override
+    def sd_factors(self) -> Float64:
+        return self._figures[0].copy()
+
+    @property
+    @override
+    def rounding(self) -> Float64:
+        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
+
+    @property
+    @override
+    def reach(self) -> float:
+        return self._figures[1]
+
+    @override
+    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
+        """See base; every two columns are charged the largest Gram entry of their lag."""
+        columns = self.matrix().astype(np.float64)
+        gram = columns.T @ columns
+        lags = np.array([gram.diagonal(lag).max() for lag in range(self.triggers)])
+        falling = np.maximum.accumulate(lags[::-1])[::-1]
+        return heavy_split(falling, min(pieces, self.triggers), total)
+
+    @override
+    def matrix(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.diag(self._alone), self._rows]).astype(np.int64)
+
+    @override
+    def nodes_through(self, step_index: int | Int64) -> Int64:
+        """See base; a prefix needs the noise of all steps, those to come included, if p > 0."""
+        steps = np.asarray(step_index, np.int64)
+        if not len(self._rows):
+            return steps.copy()
+        return np.where(steps > 0, self.triggers + len(self._rows), 0).astype(np.int64)
+
+    @override
+    def last_node(self, step_index: Int64, upto: Int64) -> Int64:
+        """See base; the state after the first step holds what later steps gave to mixed rows."""
+        if not len(self._rows):
+            return super().last_node(step_index, upto)
+        return np.where(step_index > 0, upto, self.nodes_through(upto)).astype(np.int64)
+
+    @override
+    def first_node(self, step_index: Int64) -> Int64:
+        return np.asarray(step_index, np.int64).copy()
+
+    @property
+    @override
+    def state_columns(self) -> int:
+        return 3 + len(self._rows)
+
+    @override
+    def fold(self, ranges: Ranges) -> None:
+        """See base; the state is the sum of u_j, the sum of magnitudes that its float error is a
+        multiple of, the error of the largest mixed row, and the mixed rows."""
+        from dpstream.accounting.strategies.kernels import fold_geometric
+
+        tables = self._alone, self._rows, np.ascontiguousarray(self._decoder)
+        undecided = fold_geometric(*ranges.arrays, *tables)
+        for row, step_index in zip(*(where.tolist() for where in undecided), strict=True):
+            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
+            ranges.out[row, column] = self._exact(ranges, row, step_index)
+
+    def _exact(self, ranges: Ranges, row: int, step_index: int) -> int:
+        """n_t * 2^DECODE_BITS in fractions: no precision settles one on a rounding boundary."""
+        import flint
+
+        size = int(self.nodes_through(step_index))
+        nodes = [int(ball.unique_fmpz()) for ball in ranges.exact(row, size)(128)]
+        steps = [
+            flint.fmpq(node, int(alone))
+            for node, alone in zip(nodes[: self.triggers], self._alone.tolist(), strict=False)
+        ]
+        total = sum(steps[:step_index], start=flint.fmpq(0))
+        for k, mixed in enumerate(nodes[self.triggers :]):
+            rest = flint.fmpq(mixed)
+            for weight, step in zip(self._rows[k].tolist(), steps, strict=True):
+                if weight:
+                    rest -= int(weight) * step
+            top, bottom = float(self._decoder[step_index - 1, k]).as_integer_ratio()
+            total += flint.fmpq(top, bottom) * rest
+        up = flint.fmpq(1, 2) + flint.fmpq(1, 3 << 12)
+        return int((total * (1 << DECODE_BITS) + up).floor())

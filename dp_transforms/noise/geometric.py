@@ -1,0 +1,88 @@
+"""Two-sided geometric noise of nodes by inverse CDF at a real uniform, exact at every scale.
+
+P[Z = k] is proportional to e^(-|k| / scale).  A uniform's first 64 bits are the node's lane of a
+shared block, its further bits the node's own block and those after it (``lanes``), which are drawn
+only where floats with an error bound leave an integer's edge open.  Then balls decide
+(``accounting.mechanisms.laws.settle``), with as many bits as it takes: there is no table, no cut
+tail and no float error, so that the total variation from the law is 0, given uniform AES blocks,
+and a plain epsilon needs no delta for it.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flint
+import numpy as np
+
+from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.mechanisms.laws import DiscreteLaplaceLaw, Uniform, settle
+from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE, inverse_laplace
+from dpstream.dp_transforms.noise.prf import Prf
+
+
+class GeometricNodes:
+    """Sampler of one scale.
+
+    Args:
+        scale: in grid units, LEAST_SCALE <= scale <= MAX_SCALE of one-shot draws.
+
+    Raises:
+        ValueError: the scale is outside this range.
+    """
+
+    #: draws are integers: no float error
+    error = 0.0
+
+    def __init__(self, scale: float) -> None:
+        if not LEAST_SCALE <= scale <= MAX_SCALE:
+            raise ValueError("scale is outside the sampler's range")
+        self._scale = scale
+        self._law = DiscreteLaplaceLaw(scale)
+        #: names the law in the names of its nodes: another scale is other noise
+        self.digest = hashlib.blake2b(
+            b"two-sided geometric of nodes" + struct.pack("<d", scale), digest_size=16
+        ).digest()
+
+    def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+        """Noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
+
+        Args:
+            prf: AES under the node key.
+            tweaks: (n, 2) name of each row.
+            first, last: (n,) node numbers, 0 <= first <= last.
+
+        Returns:
+            (noise, starts): flat int64 noises and the (n,) index of each row's first.
+        """
+        shared = shared_lanes(prf, tweaks, first, last, np.uint64)
+        counts = last - first
+        rows = np.repeat(np.arange(len(first)), counts)
+        nodes = first[rows] + np.arange(shared.size) - shared.starts[rows]
+        words = shared.lanes[shared.shift[rows] + nodes]
+        noise, undecided = inverse_laplace(words, self._scale)
+        for at in np.flatnonzero(undecided).tolist():
+            name = tweaks[rows[at]].reshape(1, 2)
+            noise[at] = settle(self._law, _uniform(prf, name, int(nodes[at]), int(words[at])))
+        return noise, shared.starts
+
+    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
+        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
+        none = np.zeros(1, np.int64)
+        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
+        return lambda _: [flint.arb(z) for z in noise.tolist()]
+
+
+def _uniform(prf: Prf, name: Ids, node: int, word: int) -> Uniform:
+    """The uniform of one node, of 64 bits and as many further blocks as are asked for."""
+
+    def uniform(blocks: int) -> tuple[int, int]:
+        value, number = word, np.array([node])
+        for block in range(blocks):
+            low, high = own_blocks(prf, name, number, block)[0].tolist()
+            value = value << 128 | high << 64 | low
+        return value, 64 + 128 * blocks
+
+    return uniform
