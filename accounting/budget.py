@@ -10,6 +10,11 @@ thresholds rounded up.  Shares are fractions of mu^2.  With a strategy of square
     weighted selection: sqrt(sum w^2 col2)         at most k of a key: Delta = sqrt(Q) L sqrt(col2)
     mixed cells: Delta = C L sqrt(col2 inverse_norm2), L^-1's longest column
 
+Strategy ``geometric`` divides epsilon itself: a stream of share s and L1 sensitivity Delta = C L a,
+a the largest L1 norm of a column of its encoder, has noise of scale Delta / (s epsilon), and the
+shares add up to 1.  Losses of all streams add up on every path (``strategies.geometric``), so that
+all is plain epsilon, whatever a unit does with its C pairs.
+
 ``shares`` divides mu^2 so that no unit can exceed it, however it spreads its C pairs.  Q is the
 largest sum of squares of C pairs of which at most k are of one key, q k^2 + r^2 for C = q k + r:
 C where k = 1, and C^2 where k >= C.
@@ -17,21 +22,22 @@ C where k = 1, and C^2 where k >= C.
 
 import functools
 import math
+from fractions import Fraction
 
 import msgspec
 import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.plan.design import Design
-from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.plain import geometric_encoders, geometric_sd, scale_for
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.privacy import Privacy, StrategyName
+from dpstream.accounting.ranges import check_ranges
 from dpstream.accounting.shares import divide, per_key_squares, strategy_of
-from dpstream.accounting.strategies import Strategy
+from dpstream.accounting.strategies import GeometricStrategy, Strategy
 from dpstream.accounting.thresholds import one_trigger_tail, thresholds
 from dpstream.accounting.weights import Statistic, precision_weighted
 
@@ -77,6 +83,8 @@ class StreamNoise(msgspec.Struct, frozen=True):
         sensitivity: L2 sensitivity of the encoded stream for one unit, in grid units.
         share: fraction of mu^2 this stream is charged.
         sigma: sd of one node's noise in grid units, rounded up.
+        scale: of two-sided geometric noise; 0: Gaussian.  Then ``sensitivity`` is in L1 and
+            ``share`` one of epsilon.
     """
 
     name: str
@@ -85,6 +93,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
     sensitivity: float
     share: float
     sigma: float
+    scale: float = 0.0
 
     @property
     def strategy_object(self) -> Strategy:
@@ -144,6 +153,22 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     weights: Int64 | None
     sound: bool = True
 
+    @property
+    def streams(self) -> tuple[StreamNoise, ...]:
+        """Every stream that is noised, once."""
+        counts = [self.selection] if self.selection is self.units else [self.selection, self.units]
+        return (*(noise for noise in counts if noise is not None), *self.values)
+
+    @property
+    def plain(self) -> bool:
+        """Whether noise is two-sided geometric, which is charged its epsilon; ``mu`` is 0 then."""
+        return any(noise.scale for noise in self.streams)
+
+    @property
+    def strategy(self) -> str:
+        """How prefixes are noised: what ``auto`` came to."""
+        return self.streams[0].strategy
+
 
 def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
     """sensitivity / (sqrt(share) mu), rounded up."""
@@ -155,6 +180,10 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     privacy = plan.privacy
     triggers = plan.design.tests if name == "selection" else plan.design.triggers
     encoder = encoder_of(privacy.strategy, triggers)
+    if encoder.strategy.law != "gaussian":
+        raise InvariantError(
+            "mu is proven of Gaussian noise and encoders that look at no later step"
+        )
     col2 = encoder.strategy.col2
     count = privacy.contributions
     if name == "selection" and plan.design.weights:
@@ -248,9 +277,52 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
                 "has no effect: selection has no other stream to share with, or a share of its own",
                 "omit it",
             )
-    budget = _divided(plan)
+    names = _strategies(plan)
+    if len(names) == 1:
+        return _checked(_with(plan, names[0]))
+    budgets, refused = list[Budget](), list[UsageError]()
+    for name in names:
+        try:
+            budgets.append(_checked(_with(plan, name)))
+        except UsageError as error:
+            refused.append(error)
+    if not budgets:
+        raise refused[0]
+    return min(budgets, key=mean_log_sd)
+
+
+def _strategies(plan: Mechanism) -> tuple[StrategyName, ...]:
+    """What a plan's strategy stands for: for ``auto`` all that are compared."""
+    privacy, design = plan.privacy, plan.design
+    if privacy.strategy != "auto":
+        return (privacy.strategy,)
+    if design.selects or design.cells is not None:
+        return ("blt",)
+    if not privacy.delta:
+        return ("geometric",)
+    if design.triggers > limits.MAX_GEOMETRIC_TRIGGERS:
+        return ("blt",)
+    return ("blt", "geometric")
+
+
+def _with(plan: Mechanism, name: StrategyName) -> Mechanism:
+    privacy = msgspec.structs.replace(plan.privacy, strategy=name)
+    return msgspec.structs.replace(plan, privacy=privacy)
+
+
+def _checked(plan: Mechanism) -> Budget:
+    budget = _plain(plan) if plan.privacy.strategy == "geometric" else _divided(plan)
     check_ranges(plan, budget)
     return budget
+
+
+def mean_log_sd(budget: Budget) -> float:
+    """Logarithm of the geometric mean over columns of their mean sd over the triggers.
+
+    What families are compared by: public, and the same whatever units columns are in.
+    """
+    columns = budget.values + ((budget.units,) if budget.units is not None else ())
+    return float(np.mean([math.log(float(noise.sd.mean())) for noise in columns]))
 
 
 def _refuse_shared_windows(plan: Mechanism) -> None:
@@ -298,6 +370,51 @@ def _divided(plan: Mechanism) -> Budget:
     return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights)
 
 
+def _plain(plan: Mechanism) -> Budget:
+    """Two-sided geometric noise for public keys; see the module.
+
+    Sensitivity: a unit's C pairs move the step inputs of a column by at most C L in L1, over all
+    keys, windows and steps (by C for a count of units), and what is noised by a times that.
+    """
+    privacy, design = plan.privacy, plan.design
+    weights = [Fraction(stream.share) for stream in design.streams]
+    names: list[tuple[str, int]] = [(stream.name, stream.sensitivity) for stream in design.streams]
+    if design.units_column is not None:
+        weights.insert(0, Fraction(design.units_column.share or 1.0))
+        names.insert(0, ("units", 1))
+    streams = [
+        _geometric_stream(plan, name, value, weight / sum(weights))
+        for (name, value), weight in zip(names, weights, strict=True)
+    ]
+    units = streams.pop(0) if design.units_column is not None else None
+    given = privacy.epsilon, 0.0, 0.0, 0.0, 0.0
+    return Budget(*given, None, units, tuple(streams), None, None, ASSUMPTIONS, None)
+
+
+def _geometric_stream(plan: Resolved, name: str, value: int, share: Fraction) -> StreamNoise:
+    """Of the encoders at hand the one with the least mean sd over the triggers."""
+    privacy = plan.privacy
+    candidates = list[StreamNoise]()
+    for strategy in geometric_encoders(plan.design.triggers):
+        sensitivity = privacy.contributions * value * strategy.column1
+        scale = scale_for(sensitivity, share, privacy.epsilon)
+        encoder = _encoder(strategy)
+        sigma = geometric_sd(scale)
+        candidates.append(
+            StreamNoise(
+                name, encoder, strategy.col2, float(sensitivity), float(share), sigma, scale
+            )
+        )
+    return min(candidates, key=lambda noise: float(noise.sd.mean()))
+
+
+@functools.lru_cache(maxsize=64)
+def _encoder(strategy: GeometricStrategy) -> Encoder:
+    factors = strategy.sd_factors
+    factors.setflags(write=False)
+    return Encoder(strategy, factors)
+
+
 def plain_count(
     plan: Resolved, units: StreamNoise | None, values: tuple[StreamNoise, ...]
 ) -> StreamNoise | None:
@@ -331,65 +448,3 @@ ASSUMPTIONS = (
     "the noise key stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
     "a record that turns up after the step of its trigger time was committed joins the next one",
 )
-
-
-def check_ranges(plan: Resolved, budget: Budget) -> None:
-    """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
-    for counts in (budget.selection, budget.units):
-        if counts is not None:
-            _check_sigma("privacy.epsilon", counts, "use a larger epsilon or fewer contributions")
-    for stream, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
-        field = "privacy.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
-        fix = "use a larger epsilon or fewer contributions"
-        if stream.column is not None:
-            fix = "choose a coarser grid or narrower bounds, or " + fix[4:]
-        _check_sigma(field, noise, fix)
-        _check_wrap(stream, noise, plan.design)
-    if budget.tau is not None and budget.statistic is not None:
-        # Needs are tau less noise: clipping one would test exact counts (16 sds: never drawn).
-        _check_needs(int(budget.tau.max()), float(budget.statistic.sd.max()))
-
-
-def _check_needs(tau: int, sd: float) -> None:
-    if tau + int(16 * sd * (1 << limits.DECODE_BITS)) >= 1 << (31 + limits.DECODE_BITS):
-        raise UsageError(
-            "privacy.epsilon",
-            "a selection threshold and its noise would exceed the 32-bit counts of units",
-            "use a larger epsilon, fewer contributions or a smaller pre_threshold",
-        )
-
-
-def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
-    rounded = noise.strategy_object.rounds_nodes
-    most = limits.MAX_SIGMA if rounded else limits.MAX_REAL_SIGMA
-    if not noise.sigma <= most:
-        raise UsageError(
-            field,
-            f"noise of '{noise.name}' needs sd {noise.sigma:.6g} a node, on the lattice of "
-            f"strategy '{noise.strategy}'; its sampler ends at {most:g}",
-            fix + (", or strategy 'blt'" if rounded else ""),
-        )
-    # Float noise is known to 2^-46 sds (``noise.continuous``): wide sums of long streams would
-    # be settled one by one in ball arithmetic.
-    share = noise.sigma * 2.0**-45 * noise.strategy_object.reach * (1 << limits.DECODE_BITS)
-    if not rounded and share * noise.triggers > limits.MAX_OPEN_DRAWS:
-        raise UsageError(
-            field,
-            f"noise of '{noise.name}' is {noise.sigma:.3g} grid units a node, too fine a grid "
-            "for floats to settle the rounding of its prefixes",
-            fix + ", or strategy 'tree'",
-        )
-
-
-def _check_wrap(stream: ValueStream, noise: StreamNoise, design: Design) -> None:
-    """Prefix plus noise, in units of 2^-decode_bits, must stay inside int64."""
-    # The samplers' draws end at 27 sds.
-    mixed = 1.0 if design.cells is None else design.cells.row_sum
-    worst = 32 * noise.sigma * noise.strategy_object.reach * mixed + 64
-    bound = limits.MAX_PAIRS * stream.sensitivity + int(worst)
-    if bound << design.decode_bits >= 1 << 63:
-        raise UsageError(
-            f"aggregate.{stream.name}.grid",
-            f"{limits.MAX_PAIRS} records at the bounds would wrap the decoder's integers",
-            "choose a coarser grid or narrower bounds",
-        )

@@ -45,13 +45,14 @@ class _Encoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sd_factors: str
 
 
-class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     encoder: int
     col2: float
     sensitivity: float
     share: float
     sigma: float
+    scale: float = 0.0
 
 
 class _Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +153,9 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
     except (ValueError, IndexError, zlib.error):
         raise _unreadable() from None
     explicit = _explicit(plan, found.refresh_every, found.select_every, found.tests)
+    if explicit.privacy.strategy == "auto":
+        own = msgspec.structs.replace(explicit.privacy, strategy=budget.strategy)
+        explicit = msgspec.structs.replace(explicit, privacy=own)
     return Calibrated(explicit, budget)
 
 
@@ -236,7 +240,8 @@ def _encoder_text(encoder: Encoder) -> _Encoder:
 
 def _stream_text(noise: StreamNoise, encoders: list[Encoder]) -> _Stream:
     at = encoders.index(noise.encoder)
-    return _Stream(noise.name, at, noise.col2, noise.sensitivity, noise.share, noise.sigma)
+    figures = noise.col2, noise.sensitivity, noise.share, noise.sigma, noise.scale
+    return _Stream(noise.name, at, *figures)
 
 
 def _statistic_text(statistic: Statistic) -> _Statistic:
@@ -250,7 +255,7 @@ def _budget(found: _Text) -> Budget:
         for e in found.encoders
     ]
     streams = [
-        StreamNoise(s.name, encoders[s.encoder], s.col2, s.sensitivity, s.share, s.sigma)
+        StreamNoise(s.name, encoders[s.encoder], s.col2, s.sensitivity, s.share, s.sigma, s.scale)
         for s in found.streams
     ]
     tested, statistic = found.statistic, None

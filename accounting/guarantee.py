@@ -54,7 +54,8 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         tuned: where C and clamps come from, if the job says so.
 
     Returns:
-        ``guarantee``, ``unit``, ``split`` of delta and mu^2, ``streams`` (sensitivity, sigma
+        ``guarantee``, ``unit``, ``split`` of delta and mu^2 (of epsilon where ``law`` is
+        geometric, with ``mu`` 0), ``streams`` (sensitivity, sigma
         and sd_t per trigger in grid units; weighted counts in 2^-8 units), ``tau`` (per
         trigger, in counts of units that count in full),
         ``selection``, ``columns`` (expected error in the column's units), ``periods`` (what
@@ -83,30 +84,25 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
             "for_ever": _for_ever(plan),
         },
         "split": {
+            "law": "geometric" if budget.plain else "gaussian",
             "mu": budget.mu,
             "theta": budget.theta,
             "delta_gaussian": _delta_gaussian(budget),
             "delta_thresholds": budget.b * plan.privacy.contributions,
             "b": budget.b,
-            "shares_of_mu_squared": {s.name: s.share for s in _streams(budget)},
+            "shares_of_mu_squared": {s.name: s.share for s in budget.streams},
         },
-        "streams": [_stream(plan, s) for s in _streams(budget)],
+        "streams": [_stream(plan, s) for s in budget.streams],
         "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
         "periods": _periods(plan, budget) if budget.sound else [],
-        "periods_rule": _periods_rule(plan),
+        "periods_rule": _periods_rule(plan, budget),
         "publishing": _publishing(plan),
         "choice": tuned.describe(plan, budget) if tuned else None,
         "warnings": warnings_of(plan, budget) + (tuned.warnings() if tuned else []),
         "assumptions": list(budget.assumptions),
     }
-
-
-def _streams(budget: Budget) -> list[StreamNoise]:
-    apart = budget.units is not budget.selection
-    counts = [budget.selection, budget.units] if apart else [budget.selection]
-    return [*(s for s in counts if s is not None), *budget.values]
 
 
 def _unit(plan: Plan) -> str:
@@ -121,10 +117,9 @@ def _for_ever(plan: Plan) -> bool:
 
 
 def _words(plan: Plan, budget: Budget) -> str:
-    claim = (
-        f"({up(budget.epsilon)}, {up(budget.delta)})-differential privacy of everything published, "
-        f"for {_unit(plan)}"
-    )
+    figures = f"({up(budget.epsilon)}, {up(budget.delta)})"
+    pure = " (pure epsilon)" if budget.plain and not budget.delta else ""
+    claim = f"{figures}-differential privacy{pure} of everything published, for {_unit(plan)}"
     return claim if budget.sound else f"{NOT_SOUND} ({claim})"
 
 
@@ -152,6 +147,7 @@ def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
         "sensitivity": noise.sensitivity,
         "share": noise.share,
         "sigma": noise.sigma,
+        "scale": noise.scale,
         "sd": (_by_trigger(plan, noise.sd) if tests else noise.sd * _mixed(plan)).tolist(),
     }
 
@@ -221,6 +217,11 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     gaussian = _delta_gaussian(budget)
     powers = [1 << i for i in range(most.bit_length())]
     for k in sorted({*powers, most}):
+        if budget.plain:
+            epsilon, delta = k * budget.epsilon * (1 + 1e-15), k * budget.delta * (1 + 1e-15)
+            plain = (budget.epsilon, budget.delta) if k == 1 else (epsilon, min(delta, 1.0))
+            rows.append({"periods": k, "mu": 0.0, "epsilon": plain[0], "delta": plain[1]})
+            continue
         mu = several_mu(budget.mu, k, together(plan))
         delta = (gaussian + k * plan.privacy.contributions * budget.b) * (1 + 1e-15)
         epsilon = budget.epsilon if k == 1 else epsilon_of(mu, gaussian)
@@ -229,8 +230,10 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     return rows
 
 
-def _periods_rule(plan: Plan) -> str:
+def _periods_rule(plan: Plan, budget: Budget) -> str:
     """How ``periods`` follow from mu and b, in words."""
+    if budget.plain:
+        return "a person of k periods has k epsilon"
     met = plan.timeline.periods_met
     if met == 1:
         return "a person of k periods has sqrt(k) mu"
@@ -278,14 +281,16 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        found.append(_FOR_EVER + (_over_periods(plan) if budget.sound else ""))
+        found.append(_FOR_EVER + (_over_periods(plan, budget) if budget.sound else ""))
     if budget.sound:
         found += _shared_windows(plan)
     return found + weaknesses(budget.epsilon, budget.delta)
 
 
-def _over_periods(plan: Plan) -> str:
+def _over_periods(plan: Plan, budget: Budget) -> str:
     """What a period that is a multiple of the window would cost a person of several."""
+    if budget.plain:
+        return ", and k epsilon over k periods"
     if plan.timeline.slide == plan.timeline.window:
         return ", and sqrt(k) mu over k periods"
     if not plan.design.selects:
@@ -320,17 +325,13 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
         "(record, window) pairs" + (", once for all time" if _for_ever(plan) else ""),
         f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
         f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
-        f"Mechanism   mode {plan.privacy.mode}, strategy {plan.privacy.strategy}{_extras(plan)}",
+        f"Mechanism   mode {plan.privacy.mode}, strategy {budget.strategy}{_extras(plan)}",
         f"Published   {figures['publishing']}",
-        f"Budget      mu {up(split['mu'])}; delta {up(split['delta_gaussian'], 3)} noise + "
-        f"{up(split['delta_thresholds'], 3)} thresholds (b = {up(split['b'], 3)} per key and "
-        "round)",
-        "",
-        "Stream            share of mu^2   L2 sensitivity   sigma per node   col2",
+        *_budget_lines(split),
     ]
     lines += [
-        f"{s['name']:<16}  {s['share']:<14.6g}  {s['sensitivity']:<15.6g}  {s['sigma']:<15.6g}  "
-        f"{s['col2']}"
+        f"{s['name']:<16}  {s['share']:<14.6g}  {s['sensitivity']:<15.6g}  "
+        f"{s['scale'] or s['sigma']:<15.6g}  {s['col2']}"
         for s in figures["streams"]
     ]
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
@@ -340,6 +341,23 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines += [f"Assumed     {a}" for a in figures["assumptions"]]
     return "\n".join(lines) + "\n"
+
+
+def _budget_lines(split: dict[str, Any]) -> list[str]:
+    """What the noise costs, and the head of the table of streams."""
+    if split["law"] == "geometric":
+        return [
+            "Budget      two-sided geometric noise, charged plain: the shares of epsilon add up",
+            "",
+            "Stream            share of eps    L1 sensitivity   scale per node   col2",
+        ]
+    return [
+        f"Budget      mu {up(split['mu'])}; delta {up(split['delta_gaussian'], 3)} noise + "
+        f"{up(split['delta_thresholds'], 3)} thresholds (b = {up(split['b'], 3)} per key and "
+        "round)",
+        "",
+        "Stream            share of mu^2   L2 sensitivity   sigma per node   col2",
+    ]
 
 
 def _extras(plan: Plan) -> str:
@@ -418,7 +436,8 @@ def _period_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
         )
     shown = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
     return [head] + [
-        f"            k = {r['periods']}: mu {up(r['mu'])}, epsilon {up(r['epsilon'])} at delta "
-        f"{up(r['delta'], 3)}"
+        f"            k = {r['periods']}: "
+        + (f"mu {up(r['mu'])}, " if r["mu"] else "")
+        + f"epsilon {up(r['epsilon'])} at delta {up(r['delta'], 3)}"
         for r in shown
     ]

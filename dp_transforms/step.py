@@ -33,6 +33,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.geometric import GeometricNodes
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -52,6 +53,8 @@ _NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 @functools.lru_cache(maxsize=32)
 def _sampler(noise: StreamNoise) -> Sampler:
+    if noise.scale:
+        return GeometricNodes(noise.scale)
     rounded = noise.strategy_object.rounds_nodes
     return RoundedGaussian(noise.sigma) if rounded else ContinuousGaussian(noise.sigma)
 

@@ -32,6 +32,7 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.strength import STATED_DELTA
 
 #: Shares of the trials that fit statistics and that choose among them; the rest is counted.
 _FIT, _CHOOSE = 0.05, 0.05
@@ -48,8 +49,9 @@ class Claim(msgspec.Struct, frozen=True):
 
     Attributes:
         epsilon, delta: the guarantee of one unit.
-        mu: of all Gaussian noise together; slack: C b, of all threshold tests together.
-        delta_gaussian: the delta at which mu is epsilon.
+        mu: of all noise together, of plain noise what its epsilon implies; slack: C b, of all
+            threshold tests together.
+        delta_gaussian: the delta at which mu is stated as epsilon.
         tail: b, the chance that a key of too few units is ever released.
     """
 
@@ -61,14 +63,23 @@ class Claim(msgspec.Struct, frozen=True):
     tail: float
 
 
+def mu_of_plain(epsilon: float) -> float:
+    """The mu-GDP that plain epsilon implies, rounded up.
+
+    The trade-off of randomised response has its corner at false positives and negatives of
+    1 / (1 + e^epsilon) each, and the Gaussian curve through it lies below (convexity).
+    """
+    return float(2 * norm.isf(1 / (1 + np.exp(min(epsilon, 700.0))))) * (1 + 1e-9)
+
+
 def claim_of(plan: Plan, budget: Budget) -> Claim:
     """The claim of a plan, as `accounting.guarantee` prints it."""
     return Claim(
         epsilon=budget.epsilon,
         delta=budget.delta,
-        mu=budget.mu,
+        mu=mu_of_plain(budget.epsilon) if budget.plain else budget.mu,
         slack=plan.privacy.contributions * budget.b,
-        delta_gaussian=budget.delta * (1 - budget.theta),
+        delta_gaussian=budget.delta * (1 - budget.theta) or STATED_DELTA,
         tail=budget.b,
     )
 

@@ -30,6 +30,7 @@ MECHANISM_VERSION = 2
 _MOST_TRIGGERS = {
     "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
     "dense": limits.MAX_DENSE_TRIGGERS,
+    "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
 }
 
 
@@ -144,6 +145,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError(
                 "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
+        if privacy.strategy == "geometric" and design.selects:
+            raise UsageError(
+                "privacy.strategy",
+                "'geometric' needs public keys: thresholds of selected keys are made for Gaussian "
+                "noise",
+                "list the keys in keys.public, or use 'auto'",
+            )
+        if not privacy.delta and (design.selects or self.cells is not None):
+            raise UsageError(
+                "privacy.delta",
+                "must be above 0 where keys are selected or cells mixed",
+                "write 1e-9, or list the keys in keys.public",
+            )
         most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
         if self.timeline.triggers > most:
             raise UsageError(
@@ -163,7 +177,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 "several cells add up",
                 "omit it",
             )
-        if privacy.strategy not in ("blt", "dense"):
+        if privacy.strategy not in ("blt", "dense", "auto"):
             raise UsageError(
                 "privacy.strategy",
                 f"nodes of '{privacy.strategy}' are integers, and mixed ones would not be",

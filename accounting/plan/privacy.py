@@ -10,7 +10,7 @@ from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
 Mode = Literal["sticky", "rounds"]
-StrategyName = Literal["tree", "toeplitz", "blt", "dense"]
+StrategyName = Literal["tree", "toeplitz", "blt", "dense", "geometric", "auto"]
 
 
 class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,7 +21,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         contributions: C, admitted (record, window) pairs of a unit.
         mode: ``sticky`` (a key is selected once a window, then always published) or
             ``rounds`` (Algorithm 2: select, release, restart).
-        strategy: how prefixes are noised.
+        strategy: how prefixes are noised; ``auto``: with public keys by ``blt`` or ``geometric``,
+            whichever has the least error, with others by ``blt`` (`accounting.budget`).
         theta: share of delta kept for the thresholds.
         pre_threshold: mu_count; a key is tested only with more units than this.
         refresh_every: triggers between publications of a selected key (sticky).
@@ -73,10 +74,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"must be positive and finite, at most {limits.MAX_EPSILON:g}",
                 "write e.g. 1.0",
             )
-        if not limits.MIN_DELTA <= self.delta < 1:
-            raise UsageError(
-                "privacy.delta", f"must be at least {limits.MIN_DELTA:g}, and below 1", "write 1e-9"
-            )
+        self._check_delta()
         switch = "privacy.allow_large_delta = true"
         check_delta(self.delta, self.allow_large_delta, "privacy.delta", switch)
         if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
@@ -96,6 +94,20 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.selection_share is not None and not 0 < self.selection_share < 1:
             raise UsageError("privacy.selection_share", "must lie between 0 and 1", "omit it")
         self._check_selection()
+
+    def _check_delta(self) -> None:
+        if self.delta == 0 and self.strategy not in ("geometric", "auto"):
+            raise UsageError(
+                "privacy.delta",
+                f"must be above 0 with strategy '{self.strategy}', whose noise is Gaussian",
+                "write 1e-9, or use strategy 'geometric' and public keys",
+            )
+        if self.delta != 0 and not limits.MIN_DELTA <= self.delta < 1:
+            raise UsageError(
+                "privacy.delta",
+                f"must be 0, or at least {limits.MIN_DELTA:g} and below 1",
+                "write 1e-9",
+            )
 
     def _check_selection(self) -> None:
         if self.per_key_bound is not None and self.per_key_bound < 1:

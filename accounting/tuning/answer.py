@@ -164,15 +164,18 @@ class Tuned(msgspec.Struct, frozen=True):
         """``how``, ``words`` and, for a private tuning, its cost and the total, JSON-able.
 
         The total is one Gaussian mechanism with mu^2 = mu_tuning^2 + mu_stream^2, the deltas
-        of the stream's thresholds added, at the sum of both deltas; rounded up.
+        of the stream's thresholds added, at the sum of both deltas; rounded up.  Where the
+        stream has geometric noise both guarantees are added up.
         """
         if self.how != "private":
             return {"how": self.how, "words": "; ".join(self.warnings())}
-        thresholds = budget.b * plan.privacy.contributions
+        thresholds = 0.0 if budget.plain else budget.b * plan.privacy.contributions
         mu = math.sqrt(self.mu**2 + budget.mu**2) * (1 + 1e-12)
         delta = budget.delta + self.delta  # its float error is covered by the slack below
         total = None
-        if budget.sound and delta > thresholds:
+        if budget.plain:
+            total = (budget.epsilon + self.epsilon) * (1 + 1e-12)
+        elif budget.sound and delta > thresholds:
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
         words = (
             f"contributions{self._clamps()} chosen from the first {self.first} of this stream by "

@@ -63,7 +63,7 @@ def outlook(
     return {
         "appears": _appears(plan, budget, figures, units, keys),
         "exact": _exact(plan, figures),
-        "shares": _shares(figures),
+        "shares": _shares(figures) | {"law": figures["split"]["law"]},
         "changes": [_told(row) for row in rows],
         "helps_most": None if best is None else _told(best),
         "reference": SHAPE,

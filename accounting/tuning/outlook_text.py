@@ -126,7 +126,8 @@ def _shares_lines(found: dict[str, Any]) -> list[str]:
     if len(found["of"]) < 2:
         return []
     why = f"; {found['why']}" if found["why"] else ""
-    words = f"shares of mu^2: {parts}{why}"
+    of = "epsilon" if found["law"] == "geometric" else "mu^2"
+    words = f"shares of {of}: {parts}{why}"
     return textwrap.wrap(words, 100, initial_indent="Budget      ", subsequent_indent=" " * 12)
 
 

@@ -314,7 +314,7 @@ def _privacy(file: JobFile) -> Privacy:
     own = {"weights": _weights(file), "usual_weights": file.privacy.weights == "auto"}
     names = [name for name in Privacy.__struct_fields__ if name not in own]
     given = {name: getattr(file.privacy, name) for name in names} | own
-    given["strategy"] = file.privacy.strategy or "blt"
+    given["strategy"] = file.privacy.strategy or ("auto" if file.keys.public else "blt")
     return Privacy(**given)
 
 

@@ -261,6 +261,9 @@ def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
     plan, epochs = job.plan, identity.epoch + 1
     budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b
+    if budget.plain:
+        epsilon = epochs * budget.epsilon * (1 + 1e-15)
+        return {"epochs": epochs, "mu": 0.0, "epsilon": epsilon, "delta": epochs * budget.delta}
     mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
     gaussian = plan.privacy.delta - thresholds
     return {

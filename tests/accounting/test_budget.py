@@ -11,11 +11,12 @@ import pytest
 from dp_accounting import pld
 
 from dpstream.accounting import limits
-from dpstream.accounting.budget import Budget, _check_needs, allocate
+from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.ranges import check_needs
 from dpstream.accounting.shares import costs_of, value_costs
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import SelectionWeights
@@ -397,9 +398,9 @@ def test_a_need_is_at_most_31_bits() -> None:
     """A threshold, and 16 sds of noise, in 2^-8 of a count."""
     first = 1 << 31 + limits.DECODE_BITS
     for tau, sd in ((first, 0.0), (first - 16 * 256, 1.0), (0, 2.0**27)):
-        _check_needs(tau - 1, sd)
+        check_needs(tau - 1, sd)
         with pytest.raises(UsageError, match="32-bit"):
-            _check_needs(tau, sd)
+            check_needs(tau, sd)
 
 
 def test_needs_stay_within_32_bits_whatever_the_noise(

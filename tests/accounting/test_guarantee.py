@@ -65,6 +65,7 @@ def test_figures_have_their_names(make_plan: Make) -> None:
     }  # fmt: skip
     assert budget.selection is not None
     assert figures["split"] == {
+        "law": "gaussian",
         "mu": budget.mu,
         "theta": budget.theta,
         "delta_gaussian": pytest.approx(1e-9 * (1 - budget.theta)),
@@ -78,8 +79,8 @@ def test_figures_have_their_names(make_plan: Make) -> None:
     for told, noise in zip(figures["streams"], (budget.selection, budget.values[0]), strict=True):
         assert told == {
             "name": noise.name, "strategy": "tree", "triggers": 100, "col2": noise.col2,
-            "sensitivity": noise.sensitivity, "share": noise.share, "sigma": noise.sigma,
-            "sd": noise.sd.tolist(),
+            "scale": 0.0, "sensitivity": noise.sensitivity, "share": noise.share,
+            "sigma": noise.sigma, "sd": noise.sd.tolist(),
         }  # fmt: skip
     assert figures["selection"]["pre_threshold"] == 3
     assert figures["selection"]["last_pair_counts"] == 1.0

@@ -63,7 +63,8 @@ def test_recorded_numbers_are_those_of_today(name: str, recorded: Path, tmp_path
     """A run that begins now has them, but for the last bits of another processor."""
     plan, text = golden_job(name, recorded, tmp_path).plan, recorded_numbers_of_all()[name]
     ours, theirs = calibrated(plan, calibrate(plan)).budget, calibrated(plan, text).budget
-    assert figures(ours) == pytest.approx(figures(theirs), rel=1e-9)
+    # A p-identity is rounded to whole numbers, which the last bits can move by one.
+    assert figures(ours) == pytest.approx(figures(theirs), rel=5e-3 if ours.plain else 1e-9)
 
 
 def figures(budget: Budget) -> list[float]:

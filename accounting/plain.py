@@ -1,0 +1,39 @@
+"""Figures of two-sided geometric noise, P[z = k] proportional to e^(-|k| / scale), rounded up."""
+
+import functools
+import math
+from fractions import Fraction
+
+from dpstream.accounting.strategies import GeometricStrategy
+from dpstream.accounting.strategies.geometric import IDENTITY
+
+#: Far above the float error of an exponential and a division.
+_UP = 1 + 1e-12
+
+
+def geometric_sd(scale: float) -> float:
+    """sd of one draw, rounded up: sqrt(2) e^(-h) / (1 - e^(-2 h)) with h = 1 / (2 scale)."""
+    half = 0.5 / scale
+    return math.sqrt(2) * math.exp(-half) / -math.expm1(-2 * half) * _UP
+
+
+def scale_for(sensitivity: int, share: Fraction, epsilon: float) -> float:
+    """The least float that is at least sensitivity / (share epsilon).
+
+    Args:
+        sensitivity: in L1, of what is noised; a whole number.
+        share: of epsilon; those of all streams add up to at most 1.
+        epsilon: of all streams; both what the float is and what a person reads it as are kept.
+    """
+    whole = min(Fraction(epsilon), Fraction(repr(float(epsilon))))
+    exact = Fraction(sensitivity) / (share * whole)
+    scale = float(exact)
+    return scale if Fraction(scale) >= exact else math.nextafter(scale, math.inf)
+
+
+@functools.lru_cache(maxsize=16)
+def geometric_encoders(triggers: int) -> tuple[GeometricStrategy, ...]:
+    """Encoders to choose from: noise for each step, and the p-identity where there is one."""
+    identity = GeometricStrategy(triggers, IDENTITY)
+    mixed = GeometricStrategy(triggers)
+    return (identity, mixed) if len(mixed.parameters) > 1 else (identity,)
