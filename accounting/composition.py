@@ -207,9 +207,9 @@ def _written(figure: float) -> Fraction:
     return Fraction(repr(float(figure)))
 
 
-def total_of(spends: Sequence[Spend]) -> Total:
-    """The sums of some spends."""
-    return functools.reduce(Total.plus, spends, Total())
+def total_of(spends: Sequence[Spend] | Total) -> Total:
+    """The sums of some spends, or the sums that they are already."""
+    return spends if isinstance(spends, Total) else functools.reduce(Total.plus, spends, Total())
 
 
 def delta_spent(spends: Sequence[Spend], epsilon: float) -> float:
@@ -229,12 +229,12 @@ def epsilon_spent(spends: Sequence[Spend], delta: float) -> float:
     return min([*own, total.epsilon(delta)])
 
 
-def epsilon_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
+def epsilon_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
     """Largest plain epsilon (without delta) of one more spend within (epsilon, delta)."""
     return max(0.0, epsilon - total_of(spends).epsilon(delta))
 
 
-def mu_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
+def mu_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
     """Largest mu that one more Gaussian spend may have within (epsilon, delta), rounded down."""
     total = total_of(spends)._replace(alone=None)
     left_epsilon = math.nextafter(float(_written(epsilon) - total.plain), -math.inf)
@@ -248,12 +248,36 @@ def mu_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
                  epsilon, delta)  # fmt: skip
 
 
-def rho_left(spends: Sequence[Spend], epsilon: float, delta: float) -> float:
+def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
     """Largest rho that one more zCDP spend may have within (epsilon, delta), rounded down."""
     total = total_of(spends)._replace(alone=None)
     # Where more would fit, delta is so large that nobody gives it.
     return _most(lambda rho: total._replace(rho=total.rho + _written(rho)), epsilon + 1.0,
                  epsilon, delta)  # fmt: skip
+
+
+#: More charges of one kind than any account holds.
+_TIMES = 1 << 40
+
+
+def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, delta: float) -> int:
+    """How many more spends like this one are together within (epsilon, delta), at most 2^40."""
+    total, one = total_of(spends), total_of([spend])
+
+    def fits(times: int) -> bool:
+        sums = [a + times * b for a, b in zip(total[2:], one[2:], strict=True)]
+        alone = one.alone if times == 1 and not total.spends else None
+        return Total(total.spends + times, alone, *sums).within(epsilon, delta)
+
+    if not fits(1):
+        return 0
+    most = 1
+    while most < _TIMES and fits(2 * most):
+        most *= 2
+    step = most
+    while step := step // 2:
+        most += step if fits(most + step) else 0
+    return min(most, _TIMES)
 
 
 def _most(more: Callable[[float], Total], high: float, epsilon: float, delta: float) -> float:

@@ -43,6 +43,8 @@ def delta_of(epsilon: float, mu: float) -> float:
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     if a < -5 or b < -5:
         # delta is within 1e-6 of its largest value; the plain difference is accurate enough.
+        if math.isinf(_exp(epsilon)):
+            return 1.0
         plain = special.ndtr(-a) - _exp(epsilon) * special.ndtr(-b)
         return float(
             min(1.0, max(plain, at_zero) + _SLACK * (1 + _exp(epsilon) * special.ndtr(-b)))

@@ -43,6 +43,14 @@ class Account:
         """
         return self._with(more).within(epsilon, delta)
 
+    def total(self) -> Total:
+        """What all runs cost their common unit together.
+
+        Raises:
+            PolicyError: their costs do not add up.
+        """
+        return self._with([])
+
     def _with(self, more: Sequence[Charged]) -> Total:
         if self._total is None:
             found = composed(self.charges)

@@ -12,7 +12,7 @@ tree over a public grid of ``accounting.tuning.question``:
 A histogram counts at most VALUES values of a unit, chosen by sampling keys of the unit's own rows,
 so that A x moves by at most VALUES sqrt(levels) in L2 (VALUES levels in L1), in however many groups
 the unit is.  A column's histogram has OF_VALUES (bounds of values) or OF_COUNTS (rows) of what the
-column would have, were a count tested, of mu^2 (of epsilon with Laplace noise), that of groups
+column would have, were a count tested, of mu^2 (of epsilon with geometric noise), that of groups
 OF_GROUPS of what all columns would have; ``allocate_query`` divides what is left.  All is one
 mechanism of mu: what is drawn later may adapt to what was released before (section 4).
 
@@ -84,7 +84,7 @@ class BoundsDesign(msgspec.Struct, frozen=True):
     """Histograms of what a query chooses, in the order of the columns, groups last; public.
 
     Attributes:
-        law: of the noise of their nodes; ``sigma`` of a histogram is its sd or scale.
+        law: family of the noise of their nodes; ``sigma`` of a histogram is its sd or scale.
         histograms: named as the columns, as ``QueryColumn.rows_histogram``, or ``GROUPS``.
     """
 
@@ -118,6 +118,8 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
         UsageError: the plan is refused, or the budget allows no answer at all.
     """
     plan.check()
+    if plan.mechanism == "auto":
+        raise InvariantError("the family of a plan's noise is chosen")
     total, free = math.fsum(c.share for c in plan.columns), 1.0
     if plan.selects and plan.mechanism == "gaussian":
         free = 1 - COMBINED
@@ -144,7 +146,7 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
                 "is too small to choose contribution bounds from the data",
                 "use a larger epsilon, or give the bounds",
             ) from None
-        made.append(found if plan.mechanism == "gaussian" else _laplace(found, plan.epsilon))
+        made.append(found if plan.mechanism == "gaussian" else _geometric(found, plan.epsilon))
     return BoundsDesign(plan.mechanism, tuple(made))
 
 
@@ -293,7 +295,7 @@ def not_estimated(plan: QueryPlan, cuts: Container[str], grouped: bool) -> tuple
     return tuple(out)
 
 
-def _laplace(of: Histogram, epsilon: float) -> Histogram:
+def _geometric(of: Histogram, epsilon: float) -> Histogram:
     """The same with two-sided geometric noise."""
     scale = VALUES * of.col2 / (of.share * epsilon) * (1 + _SLACK)
     sd = math.sqrt(2) * scale * factor_of(of.cells, of.targets)

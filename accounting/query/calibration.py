@@ -1,4 +1,6 @@
-"""From a query's plan to its noise: one Gaussian-DP budget, or plain epsilon with Laplace noise.
+"""From a query's plan to its noise: one Gaussian-DP budget, or plain epsilon with geometric noise.
+
+A plan comes here with one family of noise for all of it; which one is `query.families`' choice.
 
 **Gaussian.**  mu of (epsilon, (1 - THETA) delta) where groups are selected, of (epsilon, delta)
 where they are public.  Selection has share S of mu^2 and part j of the columns V_j, S + sum V_j =
@@ -12,20 +14,31 @@ that is released) has no V_j: S is 1, less what bounds were chosen with, and w_n
 that a unit of n groups moves the vector of all weighted counts by sqrt(n) w_n = 1 in L2.  All noise
 is drawn once and nothing is adaptive, so this is one Gaussian mechanism of mu.
 
-**Laplace.**  epsilon is divided over the parts, and the count of units that thresholds need if the
-query has none; scale = kappa L / epsilon_j, L in L1.  The count that is tested has truncated noise,
-at (epsilon_j / kappa, delta / kappa) a group (``accounting.query.truncation``).  Charged plain:
-(epsilon, delta).
+**Geometric.**  Two-sided geometric noise Z of scale s, P[Z = k] proportional to e^(-|k| / s), on
+every lattice point of a part.  One unit moves the vector of part j, over all groups, by at most
+D_j(n) in L1 if it is in n groups (kappa L_j in kappa groups; with a norm R at most sqrt(kappa) R,
+``QueryPart.absolute``), and a shift by v changes no probability by more than e^(|v|_1 / s).  Noise
+of parts and groups is independent and all sums are whole numbers before it is added, so that
+together the loss is at most
+
+    sum_j D_j(kappa) / s_j + sum over histograms h of VALUES levels_h / s_h <= epsilon,
+
+for every output, whatever it is: charged plain, (epsilon, 0), and with thresholds (epsilon, delta).
+Part j has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a column the shares are
+in proportion to the square roots of the Gaussian ones, so that a column's parts have sds in the
+same ratio in both families.  A query whose thresholds need a count of units of their own has one
+part more.  The count that is tested has truncated noise, at (epsilon_j / kappa, delta / kappa) a
+group (``query.truncation``).
 """
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.query.parts import QueryPart, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
@@ -58,10 +71,10 @@ class PartNoise(msgspec.Struct, frozen=True):
 
     Attributes:
         part: what it is added to.
-        law: ``gaussian`` (rounded) or ``laplace`` (two-sided geometric).
+        law: ``gaussian`` (rounded) or ``geometric`` (two-sided).
         share: V_j of mu^2, or of epsilon.
         sensitivity: L2 or L1 of the whole vector for one unit, in lattice units.
-        scale: sd of the Gaussian or scale of the Laplace noise, in lattice units, rounded up.
+        scale: sd of the Gaussian or scale of the geometric noise, in lattice units, rounded up.
         most: k where the noise is truncated to [-k, k], else ``None``.
     """
 
@@ -102,7 +115,7 @@ class QueryBudget(msgspec.Struct, frozen=True):
         mu: Gaussian-DP parameter of all noise, rounded down; ``None`` where it is plain.
         threshold_delta: part of delta on top of mu's.
         groups: kappa.
-        parts: noise of each part of the columns, in the order of ``parts_of``; where a Laplace
+        parts: noise of each part of the columns, in the order of ``parts_of``; where a geometric
             query needs a count of units for its thresholds alone, it is the last.
         selection: how groups are selected, ``None`` with public groups.
         reserved: part of mu^2, or of epsilon, that bounds were chosen with.
@@ -125,15 +138,15 @@ class QueryBudget(msgspec.Struct, frozen=True):
     @property
     def quantile(self) -> float:
         """Half-width of a 95% interval in sds where several noises are combined."""
-        return half_width("gaussian" if self.mu is not None else "laplace")
+        return half_width("gaussian" if self.mu is not None else "geometric")
 
     def loss(self, groups: int) -> float:
         """What a unit of so many groups uses: of mu^2, or of epsilon."""
         if self.selection is not None and self.selection.optimum:
             return groups / self.groups
         if self.mu is None:
-            # Per group all parts together: (1/kappa) of their epsilons.
-            return self.reserved + math.fsum(p.share for p in self.parts) * groups / self.groups
+            moved = (p.part.absolute(groups) * p.part.unit / p.scale for p in self.parts)
+            return self.reserved + math.fsum(moved) / self.epsilon
         used = [self.reserved]
         used += [
             p.part.squared(groups) * (p.part.unit / p.scale / self.mu) ** 2 for p in self.parts
@@ -166,7 +179,9 @@ def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None)
         msgspec.structs.replace(part, share=part.share * free[part.column])
         for part in parts_of(plan)
     ]
-    divide = _gaussian if plan.mechanism == "gaussian" else _laplace
+    if plan.mechanism == "auto":
+        raise InvariantError("the family of a plan's noise is chosen")
+    divide = _gaussian if plan.mechanism == "gaussian" else _geometric
     budget = divide(plan, parts, math.fsum(spent.values()))
     _check_ranges(budget)
     return budget
@@ -193,6 +208,27 @@ def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, 
     kinds = ("count", "sum")
     first = [noise for noise in reversed(budget.parts) if noise.part.what in kinds]
     return {n.part.column: n.sd / (n.part.most * n.part.unit) for n in first}
+
+
+class Cost(NamedTuple):
+    """What a query costs one unit, as `accounting.composition.Spend` says; with no mu it is plain.
+
+    Attributes:
+        epsilon, delta: the guarantee; mu: of Gaussian noise; threshold_delta: on top of mu's.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float | None
+    threshold_delta: float
+    rho: None = None
+
+
+def cost_of(plan: QueryPlan) -> Cost:
+    """The cost of a plan whose family is chosen.  Geometric noise of public groups has no delta."""
+    if plan.mechanism == "gaussian":
+        return Cost(plan.epsilon, plan.delta, *mu_of_query(plan))
+    return Cost(plan.epsilon, plan.delta if plan.selects else 0.0, None, 0.0)
 
 
 def mu_of_query(plan: QueryPlan) -> tuple[float, float]:
@@ -226,8 +262,8 @@ def _gaussian(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Q
     return QueryBudget(plan.epsilon, plan.delta, mu, delta_tau, kappa, made, selection, reserved)
 
 
-def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> QueryBudget:
-    kappa, made = plan.most_groups, list(parts)
+def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> QueryBudget:
+    kappa, made = plan.most_groups, _by_roots(parts)
     if plan.selects and not made and kappa == 1:
         lone = _lone(plan, reserved)
         if lone is not None:
@@ -240,9 +276,9 @@ def _laplace(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Qu
     noises = []
     for part in made:
         share = (1 - reserved) * part.share / total * (1 - _SLACK)
-        most = float(kappa * part.most * part.nodes)
+        most = part.absolute(kappa) * part.unit
         scale = most / (share * plan.epsilon) * (1 + _SLACK)
-        noises.append(PartNoise(part, "laplace", share, most, scale))
+        noises.append(PartNoise(part, "geometric", share, most, scale))
     selection = None
     if tested is not None:
         # Loads the exact arithmetic of balls.
@@ -280,6 +316,20 @@ def truncated_sd(scale: float, most: int) -> float:
     total = step - 2 * ratio * math.expm1(-most / scale)
     squares = 1 + ratio - last * ((most * step + 1) ** 2 + ratio)
     return math.sqrt(2 * ratio * squares / total) / step
+
+
+def _by_roots(parts: Sequence[QueryPart]) -> list[QueryPart]:
+    """Parts whose shares of their columns' budgets are in proportion to the roots of theirs."""
+    shares, roots = dict[str, float](), dict[str, float]()
+    for part in parts:
+        shares[part.column] = shares.get(part.column, 0.0) + part.share
+        roots[part.column] = roots.get(part.column, 0.0) + math.sqrt(part.share)
+    return [
+        msgspec.structs.replace(
+            part, share=shares[part.column] * math.sqrt(part.share) / roots[part.column]
+        )
+        for part in parts
+    ]
 
 
 def _counts_units(plan: QueryPlan) -> frozenset[str]:

@@ -6,7 +6,7 @@ and one group, and says by what of the choice it is to be multiplied (``times``)
 
 * A sum of r rows, and a count of them, move by r times what one row adds: noise is r times larger.
 * kappa groups move the vector of all groups by sqrt(kappa) times as much in L2, where noise is
-  Gaussian, and by kappa times as much in L1, where it is Laplace.
+  Gaussian, and by kappa times as much in L1, where it is geometric.
 
 Thresholds grow with kappa in no such way: they are given for the fewest and for the most groups.
 """
@@ -114,7 +114,7 @@ def _selection(plan: QueryPlan, budget: QueryBudget) -> dict[str, float]:
     if chosen is None:
         return {}
     part = None if chosen.tested is None else budget.parts[chosen.tested].part
-    count = 0.0 if part is None else part.alone
+    count = float(chosen.optimum > 0) if part is None else part.alone
     return {
         "groups": budget.groups,
         "tau": chosen.tau / chosen.most,

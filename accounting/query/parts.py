@@ -25,7 +25,8 @@ each by its partial there: by at most L = max(|low|, |high|), which is max(|lo|,
 per group, also where both have one sign, because the partial comes or goes as a whole and does not
 move within [lo, hi] (r sqrt(levels) for a tree in L2, r levels in L1).  So
 the whole vector moves by at most sqrt(n) L in L2 and n L in L1.  With a norm R it moves by at most
-min(sqrt(n) L, R'), R' = R times what one row adds: the unit's vectors of all parts of a column are
+min(sqrt(n) L, R') in L2, R' = R times what one row adds, and by at most min(n L, sqrt(n) R') in L1
+(Cauchy and Schwarz: at most n entries are not 0).  The unit's vectors of all parts of a column are
 multiplied by one factor f <= 1 with f |counts| <= R (|sums| for a sum), then rounded towards 0,
 which makes no entry larger; and |sum of (x - middle)| <= h count entry by entry, so that the sums'
 norm is at most h R.  Scaled entries are whole numbers of a finer lattice, 2^-refine.
@@ -43,6 +44,8 @@ from dpstream.accounting.query.tree import levels_of
 What = Literal["count", "sum", "square", "tree"]
 #: Lattice bits of scaled vectors whose grid is coarser than 2^-16 of the bounds.
 _REFINED = 16
+#: Relative error allowed for a root and a product.
+_SLACK = 1e-12
 #: How a column's budget is divided.  A quotient's error is that of its sum and (offset / h) of its
 #: count's, so the sum gets more.
 _DIVIDED: dict[str, tuple[tuple[What, float], ...]] = {
@@ -94,6 +97,13 @@ class QueryPart(msgspec.Struct, frozen=True):
         if self.norm is not None:
             found = min(found, self.norm**2)
         return found * self.nodes
+
+    def absolute(self, groups: int) -> float:
+        """Largest L1 effect of a unit in so many groups, in grid units, rounded up."""
+        most = float(groups * self.most)
+        if self.norm is not None:
+            most = min(most, math.sqrt(groups) * self.norm * (1 + _SLACK))
+        return most * self.nodes
 
     @property
     def alone(self) -> float:

@@ -16,6 +16,9 @@ from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.plan.fields import Aggregate
 
 ColumnKind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
+#: Families of noise, and the word that leaves the choice to the program.
+Family = Literal["gaussian", "geometric"]
+Mechanism = Literal["auto", "gaussian", "geometric"]
 #: Histogram of the groups of a unit; no column is called so (spaces).
 GROUPS = "groups of a unit"
 #: Kinds whose values have bounds.
@@ -98,7 +101,9 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         groups: kappa = max_groups_contributed: that many of a unit's groups are sampled.
         norm: contribution_norm R: a unit's vector over its groups is scaled to this L2 norm, in
             counts of rows for counts, means, variances and quantiles, in values for sums.
-        mechanism: ``gaussian`` (one Gaussian-DP budget) or ``laplace`` (charged plain).
+        mechanism: family of the noise: ``gaussian`` (one Gaussian-DP budget), ``geometric``
+            (charged plain) or ``auto``, which `query.families` replaces by one of the two before
+            anything is charged.
         selects: False with public groups; no GROUP BY is one public group.
         min_units: m, a group of fewer units is never released.
         columns: of the answer; none where it is the selected groups alone.
@@ -110,7 +115,7 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: float
     groups: int | None
     norm: float | None
-    mechanism: Literal["gaussian", "laplace"]
+    mechanism: Mechanism
     selects: bool
     min_units: int = 1
     columns: tuple[QueryColumn, ...] = ()
@@ -196,7 +201,7 @@ def _check_budget(plan: QueryPlan) -> None:
     if not 0 < plan.epsilon <= limits.MAX_EPSILON:
         rule = f"must be positive and finite, at most {limits.MAX_EPSILON:g}"
         raise UsageError("epsilon", rule, "write e.g. 1.0")
-    pure = plan.mechanism == "laplace" and not plan.selects
+    pure = plan.mechanism != "gaussian" and not plan.selects
     if not (limits.MIN_DELTA <= plan.delta < 1 or (pure and plan.delta == 0)):
         rule = f"must be at least {limits.MIN_DELTA:g}, and below 1"
         raise UsageError("delta", rule, "write e.g. 1e-9")
@@ -221,11 +226,12 @@ def _check_bounds(plan: QueryPlan) -> None:
     given = [norm for norm in norms if norm is not None]
     if not all(0 < norm < math.inf for norm in given):
         raise UsageError("contribution_norm", "must be a positive number", "write e.g. 8")
-    if given and plan.mechanism == "laplace":
+    if given and plan.mechanism == "geometric" and plan.selects:
         raise UsageError(
             "contribution_norm",
-            "bounds an L2 norm, which Laplace noise is not calibrated to",
-            "use max_groups_contributed, or the gaussian mechanism",
+            "bounds an L2 norm, and thresholds of geometric noise are for counts that are not "
+            "scaled to one",
+            "use max_groups_contributed, public groups or the gaussian mechanism",
         )
     if not 1 <= plan.min_units <= limits.MAX_PAIRS:
         raise UsageError(

@@ -57,7 +57,7 @@ class Selection(msgspec.Struct, frozen=True):
     """How groups are selected; all public.
 
     Attributes:
-        share: S of mu^2, 0 where the tested count is all there is (Laplace).
+        share: S of mu^2, 0 where the tested count is all there is (geometric).
         weights: (kappa,) w_n in 2^-WEIGHT_BITS for n = 1, 2, ..; empty without such a stream.
         sigma: sd of the weighted count's noise in 2^-WEIGHT_BITS.
         weighted, counted: a and d.

@@ -2,7 +2,7 @@
 
 A column's range on the grid is cut into at most ``LEAVES`` cells (powers of two).  A group's
 histogram x over the cells is noised as A x + z, A the 0/1 matrix of a binary tree over the cells
-(``accounting.tuning.question.encoder_matrix``), z one Gaussian (or Laplace) for each node.  One
+(``accounting.tuning.question.encoder_matrix``), z one Gaussian (or geometric) for each node.  One
 value is in one node of each level, so that r values of a unit move A x by at most r sqrt(levels)
 in L2 (|A v| is convex in v >= 0 with sum r: largest with all r in one cell; so it is r times the
 root of the levels, and not the root of r levels) and r levels in L1.  The estimate of the

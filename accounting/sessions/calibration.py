@@ -114,7 +114,7 @@ def _measure(
 ) -> Measure:
     column = _column(aggregate, line, *bounds)
     # Budget and mechanism of this plan are not used: only its parts are.
-    plan = QueryPlan(1.0, 0.0, 1, None, "laplace", False, columns=(column,))
+    plan = QueryPlan(1.0, 0.0, 1, None, "geometric", False, columns=(column,))
     parts = parts_of(plan)
     whole = sum(Fraction(part.share) for part in parts)
     noises = []
@@ -128,7 +128,7 @@ def _measure(
                 "use another budget, or a narrower range of the column",
             )
         law, sensitivity = (
-            ("laplace", part.most * part.nodes)
+            ("geometric", part.most * part.nodes)
             if kind == "epsilon"
             else ("gaussian", math.sqrt(part.most**2 * part.nodes))
         )

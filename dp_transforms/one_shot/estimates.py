@@ -13,7 +13,7 @@ which that is within the quantile of 0: a quadratic's solutions.  Its coverage i
 test, also for groups as small as their noise, where a first-order interval around S / N is too
 wide on one side and too narrow on the other.  More than 95% are covered where solutions are two
 pieces (a count that noise alone could give: then mostly the whole range), where there is none
-(S / N far out of range: then the first-order one), and, a little, with Laplace noise, as the
+(S / N far out of range: then the first-order one), and, a little, with geometric noise, as the
 quantile is that of one such noise and two together have less.
 
 A variance s2 / n + centre - (s1 / n)^2 moves with its three noises by

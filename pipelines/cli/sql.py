@@ -218,6 +218,7 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
 
 
 def _words(found: "Explanation") -> str:
+    from dpstream.accounting.query.families import family_lines
     from dpstream.accounting.query.outlook import Outlook
 
     lines = found.acceptance.lines("Can ask")
@@ -227,6 +228,7 @@ def _words(found: "Explanation") -> str:
         head = f"({up(cost['epsilon'])}, {up(cost['delta'])}){mu} per unit"
         lines += [f"Statement {number}", f"  Cost       {head}"]
         selections = [] if one.selection is None else [one.selection]
+        lines += [f"  {line}" for line in family_lines(one.families)]
         lines += [f"  {line}" for line in Outlook(one.columns, selections).lines()]
         lines += [f"  Warning    {warning}" for warning in one.warnings]
         lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]

@@ -19,6 +19,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
 from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.receipt import answered_now, encoded
 from dpstream.pipelines.ask.sequence import ask_uncharged
@@ -64,7 +65,9 @@ class TableQuestion(NamedTuple):
 
     def decide(self, run_id: str, book: Book) -> Decision:
         """As `ask.question.Question` says."""
-        return Decision(self.question.charge(run_id, self.question.identity(self.unit)))
+        question = self.question
+        question = question.taking(question.families.taken(limit_of(book)))
+        return Decision(question.charge(run_id, question.identity(self.unit)))
 
     def stamp(self) -> object:
         """As `ask.question.Question` says: Arrow arrays do not change."""
@@ -72,7 +75,8 @@ class TableQuestion(NamedTuple):
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        return _drawn(self.question, rows_of(self.question, self.columns, keys), keys, charge)
+        question = self.question.taking(self.question.families.of(charge.mu))
+        return _drawn(question, rows_of(question, self.columns, keys), keys, charge)
 
 
 def ask(

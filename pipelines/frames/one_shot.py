@@ -17,7 +17,7 @@ budget, and the answer estimates what that leaves out.  Intervals are of the noi
 ``delta`` is a public constant unless it is given, never derived from the table: how many rows or
 units it has is private.  It bounds the chance, for each unit, that the answer tells more of it than
 epsilon says (a key that it alone has may show); 1e-9 fits data of up to some millions of units.
-With public keys, or without a key, ``delta=0`` gives a pure guarantee (Laplace noise).
+With public keys, or without a key, ``delta=0`` gives a pure guarantee (geometric noise).
 
 `plan` says what a call would cost and how exact it would be.
 """
@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from dpstream.accounting.query.families import Optimise
+    from dpstream.accounting.query.plan import Mechanism
     from dpstream.dp_transforms.noise.key_source import KeySource
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.ask.question import Asking
@@ -46,6 +48,8 @@ def histogram(
     delta: float = DELTA,
     max_keys: int | None = None,
     public_keys: Any = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
@@ -65,6 +69,11 @@ def histogram(
         public_keys: the keys of the answer, all of which are published with noise, whatever the
             rows hold: a list, or a table with the key's columns.  They must not come from the
             private rows.  Without them a key is published if enough units have it.
+        mechanism: the noise: ``"gaussian"``, ``"geometric"`` (two-sided, charged plain), or
+            ``"auto"``: the better of the two for this question, by public numbers alone.
+        optimise: what ``"auto"`` goes by: ``"answer"``, the error of this answer (the default
+            without an account), or ``"limit"``, errors at an equal share of what is left of the
+            account's limit (the default with one): Gaussian charges add up to less.
         account: the account that the answer is charged in; ``None``: nobody counts what is spent.
         noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
             account, which tells by it that a question was asked before.
@@ -92,6 +101,8 @@ def keys(
     epsilon: float,
     delta: float = DELTA,
     max_keys: int | None = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
@@ -126,6 +137,8 @@ def count(
     max_keys: int | None = None,
     max_rows: int | None = None,
     public_keys: Any = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
@@ -161,6 +174,8 @@ def sum(
     max_keys: int | None = None,
     max_rows: int | None = None,
     public_keys: Any = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
@@ -201,6 +216,8 @@ def mean(
     max_keys: int | None = None,
     max_rows: int | None = None,
     public_keys: Any = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
     noise_key: "str | KeySource | None" = None,
     fresh: bool = False,
@@ -283,6 +300,7 @@ def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Asked":
         "max_rows": 1,
     }
     given |= call
+    given["charged"] = call["account"] is not None
     return Asked(**{name: given[name] for name in Asked._fields})
 
 

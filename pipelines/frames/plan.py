@@ -4,12 +4,15 @@ It uses names and types of columns, the account and the noise key, never a row: 
 for all tables with these columns, and writes nothing.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.errors import DpstreamError, required
 from dpstream.accounting.figures import down, up
+from dpstream.accounting.query.families import Limit, family_lines
 from dpstream.accounting.query.outlook import Outlook, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
+from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.account import Account, account_of
 from dpstream.pipelines.frames.question import Asked, Question, question_of
@@ -46,6 +49,9 @@ class QuestionPlan(NamedTuple):
             for an even chance to be shown, if each has that key alone (``even_chance_one_group``)
             or as many as count (``even_chance_all_groups``).
         warnings: of what the guarantee, or the account's limit, promises.
+        families: of each family of noise that the question can take: ``mechanism``, whether it is
+            ``taken``, its ``columns`` as above, its ``cost``, and how many such ``questions`` the
+            account's limit allows from now on (``None`` without an account).
     """
 
     acceptance: Acceptance
@@ -54,6 +60,7 @@ class QuestionPlan(NamedTuple):
     columns: list[dict[str, Any]]
     thresholds: list[dict[str, float]]
     warnings: list[str]
+    families: Sequence[dict[str, Any]] = ()
 
     @property
     def accepted(self) -> bool:
@@ -97,6 +104,9 @@ class QuestionPlan(NamedTuple):
             mu = "" if self.cost["mu"] is None else f", mu {up(self.cost['mu'], 4)}"
             figures = f"({up(self.cost['epsilon'])}, {up(self.cost['delta'])})"
             lines.append(f"Cost        {figures}{mu} per unit")
+        for line in family_lines(self.families):
+            name, _, words = line.partition(" ")
+            lines.append(f"{name:<12}{words.lstrip()}")
         for line in Outlook(self.columns, self.thresholds).lines("key"):
             name, _, words = line.partition(" ")
             lines.append(f"{name:<12}{words.lstrip()}")
@@ -117,20 +127,27 @@ def planned(
         question, _ = question_of(without_rows(data), asked)
     except DpstreamError as error:
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
-    gridded, plan = question.gridded, question.gridded.plan
+    plan, limit = question.gridded.plan, None
     charge = question.charge(_NO_RUN, question.identity(None))
     acceptance, place = Acceptance(None, (charge.epsilon, charge.delta), None, None), None
     try:
         check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
         place = account_of(account, noise_key, how)
         if place is not None:
+            limit = _limit(place)
+            question = question.taking(question.families.taken(limit))
             charge = question.charge(_NO_RUN, question.identity(place.ledger.unit))
             acceptance = _acceptance(question, charge, place, how)
+            if acceptance.cost is None and acceptance.run_id is not None:  # charged before
+                charge = required(read_book(place.ledger).find(acceptance.run_id), "it is charged")
+                question = question.taking(question.families.of(charge.mu))
     except DpstreamError as error:
         acceptance = Acceptance(error, None, None, None)
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
-    columns, thresholds = outlook(gridded)
-    for part in (part for column in columns for part in column["parts"]):
+    columns, thresholds = outlook(question.gridded)
+    families = question.families.described(question.gridded, limit)
+    every = [columns, *(family["columns"] for family in families)]
+    for part in (part for each in every for column in each for part in column["parts"]):
         part["times"] = part["times"] and part["times"].replace("groups", "keys")
     return QuestionPlan(
         acceptance,
@@ -139,7 +156,17 @@ def planned(
         columns,
         thresholds,
         [*weaknesses(plan.epsilon, plan.delta), *acceptance.warnings],
+        families,
     )
+
+
+def _limit(place: Account) -> Limit | None:
+    """The account's limit as a choice needs it; without an account that can be read there is none,
+    and `_acceptance` refuses."""
+    try:
+        return limit_of(read_book(place.ledger))
+    except DpstreamError:
+        return None
 
 
 def _acceptance(question: Question, charge: "Charge", place: Account, how: Asking) -> Acceptance:

@@ -91,11 +91,13 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
         data_set: in whose ledger it was charged; ``None``: nowhere.
     """
     header, charged = answer.header, None if data_set is None else answer.charged
+    question = question.taking(question.families.of(header.mu))
     guarantee = _words(question, answer, data_set)
     said = header.metadata | {
         "dpstream.guarantee": guarantee,
         "dpstream.epsilon": repr(header.epsilon),
         "dpstream.delta": repr(header.delta),
+        "dpstream.mechanism": question.gridded.plan.mechanism,
         "dpstream.unit": question.unit,
         "dpstream.run_id": header.run_id,
         "dpstream.answered": header.answered,

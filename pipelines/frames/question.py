@@ -8,7 +8,7 @@ import hashlib
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import pyarrow as pa
@@ -17,12 +17,14 @@ from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.accounting.query.calibration import mu_of_query
-from dpstream.accounting.query.grids import Gridded, finest, grid_of
+from dpstream.accounting.query.calibration import cost_of
+from dpstream.accounting.query.families import Families, Optimise, families_of
+from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import (
     MAX_GROUPS,
     MAX_ROWS,
     ColumnKind,
+    Mechanism,
     QueryColumn,
     QueryPlan,
 )
@@ -51,6 +53,8 @@ class Asked(NamedTuple):
         max_keys, max_rows: of one unit, keys that count and rows of each that do; ``None``: chosen
             privately.
         public_keys: all keys that are published, whatever the rows hold.
+        mechanism: family of the noise, or ``auto``; optimise: what ``auto`` goes by, ``None``: by
+            whether it is ``charged`` in an account.
     """
 
     kind: Figure
@@ -63,6 +67,9 @@ class Asked(NamedTuple):
     max_keys: Any
     max_rows: Any
     public_keys: Any
+    mechanism: Any
+    optimise: Any
+    charged: bool
 
 
 class Question(NamedTuple):
@@ -71,16 +78,19 @@ class Question(NamedTuple):
     Attributes:
         unit, key, value: names of columns.
         kinds: of the unit's and of each key's ids.
-        gridded: its plan, of one column that is named as its kind, or of none.
+        families: its plan, of one column that is named as its kind, or of none, in each family
+            of noise that it can take.
+        gridded: the plan in the family that is taken: by the charge once there is one.
         public: canonical public keys, each once; ``None`` where keys are selected, or there is no
             key.
-        digest: of everything here.
+        digest: of everything here but the family that is taken.
     """
 
     unit: str
     key: tuple[str, ...]
     value: str | None
     kinds: tuple[str, ...]
+    families: Families
     gridded: Gridded
     public: pa.Table | None
     digest: str
@@ -113,11 +123,14 @@ class Question(NamedTuple):
             raise InvariantError("kind in _UNITS")
         return UnitIdentity(unit or self.unit, kind)
 
+    def taking(self, gridded: Gridded) -> "Question":
+        """The same question in one of its families of noise."""
+        return self._replace(gridded=gridded)
+
     def charge(self, run_id: str, unit: UnitIdentity) -> Charge:
         """What one answer costs."""
-        plan = self.gridded.plan
-        mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
-        figures = (plan.epsilon, plan.delta, mu, threshold)
+        cost = cost_of(self.gridded.plan)
+        figures = (cost.epsilon, cost.delta, cost.mu, cost.threshold_delta)
         return Charge(run_id, self.digest, unit.text, *figures, kind=self.kind)
 
 
@@ -144,15 +157,14 @@ def question_of(data: Any, asked: Asked) -> tuple[Question, dict[str, pa.Chunked
         check_numbers("value", columns[value].type)
         whole = pa.types.is_integer(columns[value].type)
     public = _public(asked.public_keys, key, kinds[1:])
-    gridded = _gridded(asked, bool(key), public is not None, whole)
+    families = _families(asked, bool(key), public is not None, whole)
     names = [asked.unit, key, value]
-    parts = [msgspec.json.encode([names, kinds, gridded.bits]), gridded.plan.digest.encode()]
-    parts.append(_digest(public))
+    parts = [msgspec.json.encode([names, kinds]), families.digest.encode(), _digest(public)]
     digest = hashlib.blake2b(
         b"\0".join(parts), digest_size=16, person=b"dpstream-frame"
     ).hexdigest()
-    found = Question(asked.unit, tuple(key), value, tuple(kinds), gridded, public, digest)
-    return found, columns
+    named_by, gridded = (asked.unit, tuple(key), value, tuple(kinds)), families.taken()
+    return Question(*named_by, families, gridded, public, digest), columns
 
 
 def _names(asked: Asked) -> list[str]:
@@ -181,8 +193,10 @@ def _names(asked: Asked) -> list[str]:
     return key
 
 
-def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
-    """The plan of the question on its grid."""
+def _families(asked: Asked, grouped: bool, public: bool, whole: bool) -> Families:
+    """The plan of the question in each family of noise, on its grid."""
+    mechanism: Mechanism = _word("mechanism", asked.mechanism, get_args(Mechanism))
+    optimise = _optimise(asked)
     epsilon, delta = _number("epsilon", asked.epsilon, "1.0"), _number("delta", asked.delta, "1e-9")
     chosen = grouped and asked.max_keys is None
     groups = MAX_KEYS if asked.max_keys is None else _whole("max_keys", asked.max_keys, MAX_GROUPS)
@@ -192,6 +206,12 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
             "delta",
             "of 0 allows no keys of the rows: a key that one unit alone has may never be shown",
             "give delta, e.g. 1e-9, or public_keys",
+        )
+    if delta == 0 and mechanism == "gaussian":
+        raise UsageError(
+            "mechanism",
+            "needs a delta: no Gaussian noise has a guarantee without one",
+            "give delta, e.g. 1e-9, or mechanism='geometric'",
         )
     if not (epsilon > 0 and 0 <= delta < 1):
         raise UsageError(
@@ -212,14 +232,14 @@ def _gridded(asked: Asked, grouped: bool, public: bool, whole: bool) -> Gridded:
             delta=delta,
             groups=groups if grouped else 1,
             norm=None,
-            mechanism="gaussian" if delta else "laplace",
+            mechanism=mechanism,
             selects=selects,
             columns=on_grid(bits),
             automatic_groups=chosen,
         )
 
     try:
-        return finest(plan_of)
+        return families_of(plan_of, optimise)
     except (UsageError, ZeroDivisionError) as error:
         if isinstance(error, UsageError) and not error.field.startswith("column"):
             raise
@@ -270,6 +290,26 @@ def _number(argument: str, given: Any, example: str) -> float:
         return float(operator.mul(given, 1.0))
     except (TypeError, ValueError):
         raise UsageError(argument, "must be a number", f"write e.g. {argument}={example}") from None
+
+
+def _optimise(asked: Asked) -> Optimise:
+    if asked.optimise is None:
+        return "limit" if asked.charged else "answer"
+    optimise: Optimise = _word("optimise", asked.optimise, get_args(Optimise))
+    if optimise == "limit" and not asked.charged:
+        raise UsageError(
+            "optimise",
+            "compares errors at a share of an account's limit, and no account is given",
+            "leave it out, write optimise='answer', or give account=dpstream.LedgerAccount(...)",
+        )
+    return optimise
+
+
+def _word(argument: str, given: Any, words: Sequence[str]) -> Any:
+    if not isinstance(given, str) or given not in words:
+        listed = ", ".join(map(repr, words))
+        raise UsageError(argument, f"must be one of {listed}", f"write {argument}={words[0]!r}")
+    return given
 
 
 def _whole(argument: str, given: Any, most: int) -> int:

@@ -12,7 +12,7 @@ without end in general, so that one may exist that is not found.
 
 **Error.**  Noise of different answers, and of different cells of one, is independent: squares of
 the sds add up.  Half widths of 95% intervals are added as squares too: exact for Gaussian noise and
-for a single answer, and too wide for several of Laplace noise, whose sums have lighter tails than
+for a single answer, and too wide for several of geometric noise, whose sums have lighter tails than
 each.
 """
 

@@ -25,6 +25,7 @@ from dpstream.accounting.query.grids import grids_of
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.receipt import answered_now, encoded, table_bytes, table_of
 from dpstream.pipelines.runners.bounded import Runner
@@ -92,7 +93,9 @@ class StatementQuestion:
 
     def decide(self, run_id: str, book: Book) -> Decision:
         """As `ask.question.Question` says."""
-        return Decision(self._question.charge(self._catalog, run_id))
+        question = self._question
+        question = question.taking(question.families.taken(limit_of(book)))
+        return Decision(question.charge(self._catalog, run_id))
 
     def stamp(self) -> object:
         """As `ask.question.Question` says: of tables that are read before the noise."""
@@ -112,7 +115,8 @@ class StatementQuestion:
             raise sequence.changed()
         spread = self._workers()  # lists the pieces of files, behind the first stamp
         place = None if spread is None else spread.place(self._source, keys, charge.run_id)
-        return drawn(self._question, self._catalog, keys, charge, self._shards, place)
+        question = self._question.taking(self._question.families.of(charge.mu))
+        return drawn(question, self._catalog, keys, charge, self._shards, place)
 
     def _workers(self) -> Spread | None:
         if self._runner is None:

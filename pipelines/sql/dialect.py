@@ -103,6 +103,9 @@ class DpParser(BigQueryParser):
         name = exp.var(self._prev.text.lower()).update_positions(self._prev)
         if not self._match(TokenType.EQ):
             self.raise_error("Expected =")
+        if self._match(TokenType.LIMIT):  # a word of the option optimise
+            word = exp.var(self._prev.text).update_positions(self._prev)
+            return exp.PropertyEQ(this=name, expression=word)
         return exp.PropertyEQ(this=name, expression=self._parse_unary())
 
     def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:

@@ -5,6 +5,7 @@ All of it is public: plans, noise and thresholds are fixed before a row is read,
 holds figures of guarantees only.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,14 +16,17 @@ from sqlglot import exp
 from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.query.families import Limit
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
+from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_book
 
@@ -36,6 +40,7 @@ class Explained(NamedTuple):
         cost: epsilon, delta, mu and threshold_delta of its charge.
         warnings: of what its guarantee promises.
         selection: thresholds, as there; ``None`` if no groups are selected.
+        families: each family of noise that it can take, as of `families.Families.described`.
     """
 
     plan: str
@@ -43,6 +48,7 @@ class Explained(NamedTuple):
     cost: dict[str, Any]
     warnings: list[str]
     selection: dict[str, float] | None
+    families: list[dict[str, Any]]
 
 
 class Explanation(NamedTuple):
@@ -68,8 +74,8 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
         DpstreamError: one of them is not usable or not private as written.
     """
     texts = [statements] if isinstance(statements, str) else list(statements)
-    questions = [question_of(text, catalog) for text in texts]
-    charges = [q.charge(catalog, f"{i:032x}") for i, q in enumerate(questions)]
+    decided = _decided([question_of(text, catalog) for text in texts], catalog, how)
+    questions, charges = [one.question for one in decided], [one.charge for one in decided]
     requests = [
         Request(charge, functools.partial(_request, question, catalog, how.as_of))
         for question, charge in zip(questions, charges, strict=True)
@@ -80,10 +86,44 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
         delta = max((charge.delta for charge in charges), default=0.0)
     alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     return Explanation(
-        [_explained(q, c, catalog) for q, c in zip(questions, charges, strict=True)],
+        [_explained(one, catalog) for one in decided],
         {"epsilon": alone, "delta": delta},
         of_requests(catalog.ledger, requests, how.fresh),
     )
+
+
+class _Decided(NamedTuple):
+    """A question in the family that it would take, after those before it were charged."""
+
+    question: Question
+    charge: Charge
+    limit: Limit | None
+
+
+def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> list[_Decided]:
+    """Questions as `ask.StatementQuestion.decide` would have them, one after the other."""
+    book, more, out = Book(), list[Charge](), list[_Decided]()
+    with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
+        book = read_book(catalog.ledger)
+    charged = {charge.plan_hash for charge in book.charges}
+    for number, question in enumerate(questions):
+        limit = limit_of(book, more)
+        run_id = None
+        if question.digest in charged:
+            run_id = of_requests(
+                catalog.ledger,
+                [Request(question.charge(catalog, f"{number:032x}"),
+                         functools.partial(_request, question, catalog, how.as_of))],
+                how.fresh,
+            ).run_id  # fmt: skip
+        before = None if run_id is None else book.find(run_id)
+        families = question.families
+        gridded = families.taken(limit) if before is None else families.of(before.mu)
+        decided = question.taking(gridded)
+        charge = decided.charge(catalog, f"{number:032x}")
+        out.append(_Decided(decided, charge, limit))
+        more += [charge] if before is None else []
+    return out
 
 
 def _request(question: Question, catalog: Catalog, as_of: str) -> str:
@@ -109,18 +149,22 @@ def budget(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def _explained(question: Question, charge: Charge, catalog: Catalog) -> Explained:
+def _explained(decided: _Decided, catalog: Catalog) -> Explained:
+    question, charge, limit = decided
     query: exp.Select = stage_one(question.asked, catalog, grids_of(question.sketched()))
     labels: dict[str, list[str]] = {}
     for label, output in question.outputs.items():
         labels.setdefault(output.column, []).append(label)
     columns, selections = outlook(question.gridded)
-    for column in columns:
-        column["name"] = ", ".join(labels[column["name"]])
+    families = question.families.described(question.gridded, limit)
+    for each in (columns, *(family["columns"] for family in families)):
+        for column in each:
+            column["name"] = ", ".join(labels[column["name"]])
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     text = query.sql("duckdb", pretty=True, comments=False)
     warnings = weaknesses(charge.epsilon, charge.delta)
-    return Explained(text, columns, cost, warnings, selections[0] if selections else None)
+    return Explained(text, columns, cost, warnings, selections[0] if selections else None,
+                     families)  # fmt: skip
 
 
 def as_builtins(found: Explanation) -> dict[str, Any]:

@@ -5,11 +5,14 @@ Two options have no default on purpose: epsilon and, where the answer has groups
 
 * ``max_rows_contributed``: 5 rows of a unit in a group, of those functions that need rows
   (AVG per row, VAR, STDDEV, quantiles);
-* ``mechanism``: Gaussian noise; ``laplace`` instead;
+* ``mechanism``: ``auto``, the better of ``gaussian`` and ``geometric`` noise for this statement;
+* ``optimise``: ``limit``, what ``auto`` goes by: errors at an equal share of what is left of the
+  account's limit; ``answer``: of this answer alone;
 * ``group_selection_strategy``: thresholds, of the kind that goes with the noise;
 * ``min_privacy_units_per_group``: 1;
 * ``contribution_norm``: none.  With it no groups are sampled.
-* ``delta`` may be left out only where nothing needs it: Laplace noise and no selection;
+* ``delta`` may be left out, or be 0, where nothing needs it: no selection and other than
+  Gaussian noise;
 * ``allow_large_delta``: FALSE, a delta above `accounting.strength.MOST_DELTA` is refused.
 """
 
@@ -19,7 +22,8 @@ import msgspec
 from sqlglot import exp
 
 from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS, MIN_DELTA
-from dpstream.accounting.query.plan import MAX_GROUPS
+from dpstream.accounting.query.families import Optimise
+from dpstream.accounting.query.plan import MAX_GROUPS, Mechanism
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.numbers import number, usable, whole
@@ -30,14 +34,17 @@ MAX_MIN_UNITS = MAX_PAIRS
 _KNOWN = {
     "epsilon", "delta", "max_groups_contributed", "max_rows_contributed", "privacy_unit_column",
     "group_selection_strategy", "min_privacy_units_per_group", "contribution_norm", "mechanism",
-    "allow_large_delta",
+    "allow_large_delta", "optimise",
 }  # fmt: skip
 _STRATEGIES = {
     "LAPLACE_THRESHOLD": "thresholds", "GAUSSIAN_THRESHOLD": "thresholds",
     "THRESHOLDS": "thresholds", "PUBLIC_GROUPS": "public_groups",
 }  # fmt: skip
 
-Mechanism = Literal["gaussian", "laplace"]
+_MECHANISMS: dict[str, Mechanism] = {
+    "AUTO": "auto", "GAUSSIAN": "gaussian", "GEOMETRIC": "geometric",
+}  # fmt: skip
+_OPTIMISE: dict[str, Optimise] = {"LIMIT": "limit", "ANSWER": "answer"}
 Selection = Literal["thresholds", "public_groups"]
 
 
@@ -51,6 +58,7 @@ class Options(msgspec.Struct, frozen=True):
         norm: contribution_norm of all functions that have none of their own.
         selection: how the groups that are shown are found; without GROUP BY none are.
         min_units: least number of units of a group that is shown.
+        mechanism: family of the noise; optimise: what ``auto`` goes by.
     """
 
     epsilon: float
@@ -59,9 +67,10 @@ class Options(msgspec.Struct, frozen=True):
     rows: int = DEFAULT_ROWS
     unit_column: str | None = None
     norm: float | None = None
-    mechanism: Mechanism = "gaussian"
+    mechanism: Mechanism = "auto"
     selection: Selection = "thresholds"
     min_units: int = 1
+    optimise: Optimise = "limit"
 
 
 def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
@@ -82,14 +91,17 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
     at = given.get("epsilon", node)
     require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at)
-    mechanism = _word(given.get("mechanism"), "GAUSSIAN")
-    require(mechanism in ("GAUSSIAN", "LAPLACE"), "mechanism", given.get("mechanism", node))
+    mechanism = _word(given.get("mechanism"), "AUTO")
+    require(mechanism in _MECHANISMS, "mechanism", given.get("mechanism", node))
+    optimise = _word(given.get("optimise"), "LIMIT")
+    require(optimise in _OPTIMISE, "optimise", given.get("optimise", node))
     strategy = given.get("group_selection_strategy")
     word = _word(strategy, "THRESHOLDS")
     require(word in _STRATEGIES, "selection", strategy or node)
     public = _STRATEGIES.get(word) == "public_groups"
     require(grouped or not public, "public-groups", strategy or node)
-    if "delta" not in given and mechanism == "LAPLACE" and (public or not grouped):
+    without = mechanism != "GAUSSIAN" and (public or not grouped)
+    if without and ("delta" not in given or delta == 0):
         delta = 0.0
     else:
         require(delta is not None and MIN_DELTA <= delta < 1, "delta", given.get("delta", node))
@@ -116,9 +128,10 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
         rows or DEFAULT_ROWS,
         None if column is None else _column_name(column),
         norm,
-        "laplace" if mechanism == "LAPLACE" else "gaussian",
+        _MECHANISMS[mechanism],
         "public_groups" if public else "thresholds",
         units or 1,
+        _OPTIMISE[optimise],
     )
 
 

@@ -14,8 +14,9 @@ import msgspec
 from sqlglot import exp
 
 from dpstream.accounting.query.bounds import BoundsDesign
-from dpstream.accounting.query.calibration import QueryBudget, mu_of_query
-from dpstream.accounting.query.grids import Gridded, finest, grid_of
+from dpstream.accounting.query.calibration import QueryBudget, cost_of
+from dpstream.accounting.query.families import Families, families_of
+from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.functions import Function
@@ -37,19 +38,37 @@ class Question(NamedTuple):
 
     Attributes:
         statement: as it was checked; asked: the same with one function for each column.
-        plan: bounds may be left to the query; design: of these bounds, ``None`` if all are given.
+        families: its plan in each family of noise that it can take.
+        gridded: in the family that is taken: by the charge once there is one.
         outputs: by label of the statement's functions.
-        bits: of grids, less than BITS where noise is large.
-        digest: of everything here and of the catalog.
+        digest: of everything here but the family that is taken, and of the catalog.
     """
 
     statement: Statement
     asked: Statement
-    plan: QueryPlan
-    design: BoundsDesign | None
+    families: Families
+    gridded: Gridded
     outputs: dict[str, Output]
-    bits: int
     digest: str
+
+    @property
+    def plan(self) -> QueryPlan:
+        """Its plan; bounds may be left to the query."""
+        return self.gridded.plan
+
+    @property
+    def design(self) -> BoundsDesign | None:
+        """Of bounds that the query chooses, ``None`` if all are given."""
+        return self.gridded.design
+
+    @property
+    def bits(self) -> int:
+        """Of grids, less than BITS where noise is large."""
+        return self.gridded.bits
+
+    def taking(self, gridded: Gridded) -> "Question":
+        """The same question in one of its families of noise."""
+        return self._replace(gridded=gridded)
 
     @property
     def kind(self) -> ChargeKind:
@@ -58,16 +77,9 @@ class Question(NamedTuple):
 
     def charge(self, catalog: Catalog, run_id: str) -> Charge:
         """What one run of it costs."""
-        plan = self.plan
-        mu, threshold = mu_of_query(plan) if plan.mechanism == "gaussian" else (None, 0.0)
-        delta = plan.delta if plan.selects or mu is not None else 0.0
-        figures = (plan.epsilon, delta, mu, threshold)
+        cost = cost_of(self.plan)
+        figures = (cost.epsilon, cost.delta, cost.mu, cost.threshold_delta)
         return Charge(run_id, self.digest, catalog.unit.text, *figures, kind=self.kind)
-
-    @property
-    def gridded(self) -> Gridded:
-        """The plan on its grid."""
-        return Gridded(self.plan, self.design, self.bits)
 
     def budget(self, plan: QueryPlan) -> QueryBudget:
         """Noise and thresholds of the plan with its bounds."""
@@ -86,11 +98,10 @@ def question_of(text: str, catalog: Catalog) -> Question:
     """
     statement = statement_of(text, catalog)
     asked, outputs = _shared(statement)
-    plan, design, bits = finest(lambda bits: _plan(asked, bits))
-    found = Question(statement, asked, plan, design, outputs, bits, "")
-    parts = [canonical(statement), catalog.digest, plan.digest, str(bits)]
+    families = families_of(lambda bits: _plan(asked, bits), statement.options.optimise)
+    parts = [canonical(statement), catalog.digest, families.digest]
     named = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"dpstream-sql-ask")
-    return found._replace(digest=named.hexdigest())
+    return Question(statement, asked, families, families.taken(), outputs, named.hexdigest())
 
 
 def canonical(statement: Statement) -> str:
@@ -121,6 +132,7 @@ def _canonical_options(options: Options) -> dict[str, Any]:
         "unit_column": options.unit_column,
         "norm": options.norm,
         "mechanism": options.mechanism,
+        "optimise": options.optimise,
         "selection": options.selection,
         "min_units": options.min_units,
     }

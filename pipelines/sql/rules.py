@@ -61,7 +61,7 @@ RULES: dict[str, Rule] = {
         "has an option that is not known or is given twice",
         "use each once: epsilon, delta, max_groups_contributed, max_rows_contributed, "
         "privacy_unit_column, group_selection_strategy, min_privacy_units_per_group, "
-        "contribution_norm, mechanism, allow_large_delta",
+        "contribution_norm, mechanism, optimise, allow_large_delta",
     ),
     "epsilon": Rule("needs epsilon, a number above 0 and at most 1000", "write epsilon = 1"),
     "delta": Rule("needs delta, a number above 0 and below 1", "write delta = 1e-9"),
@@ -88,11 +88,19 @@ RULES: dict[str, Rule] = {
     ),
     "norm": Rule(
         "has contribution_norm that is not from 1e-60 to 1e60, is not given for every function "
-        "that counts or sums, or stands with another function or Laplace noise",
-        "give contribution_norm once in OPTIONS, for COUNT and SUM and Gaussian noise",
+        "that counts or sums, or stands with another function, or with geometric noise where "
+        "groups are selected",
+        "give contribution_norm once in OPTIONS, for COUNT and SUM, without mechanism = geometric",
         privacy=True,
     ),
-    "mechanism": Rule("has a mechanism that is not known", "write mechanism = gaussian or laplace"),
+    "mechanism": Rule(
+        "has a mechanism that is not known", "write mechanism = auto, gaussian or geometric"
+    ),
+    "optimise": Rule(
+        "has an optimise that is not known",
+        "write optimise = limit, for errors at a share of the account's limit, or answer, for this "
+        "answer alone",
+    ),
     "selection": Rule(
         "has a group_selection_strategy that is not known",
         "write group_selection_strategy = LAPLACE_THRESHOLD or PUBLIC_GROUPS, or omit it",
@@ -265,7 +273,7 @@ RULES: dict[str, Rule] = {
     # Statements that are streams.
     "stream-option": Rule(
         "has an option that a stream has no meaning for: max_groups_contributed, "
-        "contribution_norm, public groups or Laplace noise",
+        "contribution_norm, public groups, mechanism or optimise",
         "write max_rows_contributed, the most rows of a unit that count in all groups together; "
         "public keys stand in [keys] of the job",
         privacy=True,

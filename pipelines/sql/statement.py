@@ -247,7 +247,9 @@ def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Se
     if not any(norms):
         return
     fits = all(norms) and all(f.kind in ("count", "sum", "units") for f in functions)
-    require(fits and options.mechanism == "gaussian", "norm", core.expressions[0])
+    selects = bool(core.args.get("group")) and options.selection == "thresholds"
+    unscaled = options.mechanism == "geometric" and selects
+    require(fits and not unscaled, "norm", core.expressions[0])
 
 
 def _check_reports(tree: exp.Query, functions: tuple[Function, ...]) -> None:

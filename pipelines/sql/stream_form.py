@@ -37,10 +37,14 @@ def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
         require(option.name not in _TABLES_ONLY, "stream-option", option)
     require(not normed, "stream-bounds", node)
     found = options_of(node, False, False)
-    for name, usual in (("mechanism", "gaussian"), ("selection", "thresholds")):
+    require(any(option.name == "delta" for option in node.expressions), "delta", node)
+    for name, usual in (
+        ("mechanism", ("auto", "gaussian")), ("selection", ("thresholds",)),
+        ("optimise", ("limit",)),
+    ):  # fmt: skip
         option = {"selection": "group_selection_strategy"}.get(name, name)
         at = next((o for o in node.expressions if o.name == option), node)
-        require(getattr(found, name) == usual, "stream-option", at)
+        require(getattr(found, name) in usual, "stream-option", at)
     said = any(option.name == "max_rows_contributed" for option in node.expressions)
     return found if said else msgspec.structs.replace(found, rows=0)
 

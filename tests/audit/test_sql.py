@@ -188,7 +188,7 @@ def _covered(folder: Path, options: str, groups: int, run: int) -> dict[str, flo
     ("options", "groups", "runs"),
     [("epsilon = 2, delta = 1e-6", 5_000, 1),
      pytest.param("epsilon = 2, delta = 1e-6", 10_000, 10, marks=pytest.mark.slow),
-     pytest.param("epsilon = 2, mechanism = LAPLACE", 10_000, 10, marks=pytest.mark.slow)],
+     pytest.param("epsilon = 2, mechanism = GEOMETRIC", 10_000, 10, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_intervals_cover_what_they_say(
     options: str, groups: int, runs: int, tmp_path: Path

@@ -95,6 +95,7 @@ def of_frames(folder: Path, _: Sequence[str]) -> Cases:
         "unit": "user", "epsilon": 4.0, "account": account, "noise_key": KeySource(None, KEY),
     }  # fmt: skip
     by_page, given = {"key": "page"}, {"max_keys": 3, "max_rows": 2}
+    geometric = {"max_keys": 2, "mechanism": "geometric"}
     listed = {"public_keys": [f"p{n}" for n in range(3, 13)]}
     seconds: dict[str, Any] = {"value": "seconds"}
     bounds = {"bounds": (0, 80)}
@@ -105,7 +106,8 @@ def of_frames(folder: Path, _: Sequence[str]) -> Cases:
         "count": (dpstream.count, {}),
         "count by key": (dpstream.count, by_page),
         "count by key, bounds given": (dpstream.count, by_page | given),
-        "count, public keys, Laplace": (dpstream.count, by_page | listed | given | {"delta": 0}),
+        "count, public keys, pure": (dpstream.count, by_page | listed | given | {"delta": 0}),
+        "histogram, geometric": (dpstream.histogram, by_page | geometric),
         "sum, chosen bounds": (dpstream.sum, by_page | seconds),
         "sum, bounds given": (dpstream.sum, by_page | seconds | bounds | given),
         "mean, chosen bounds": (dpstream.mean, seconds),
@@ -142,8 +144,8 @@ STATEMENTS = {
         f"title, {asking.COUNTED} AS n",
         "FROM visits JOIN pages ON visits.page = pages.page GROUP BY title", _EPSILON_8,
     ) + ") WHERE n > 0 ORDER BY n DESC LIMIT 2",
-    "Laplace": asking.dp(
-        f"page, {asking.COUNTED} AS n", options=_EPSILON_8 + ", mechanism = LAPLACE"
+    "geometric": asking.dp(
+        f"page, {asking.COUNTED} AS n", options=_EPSILON_8 + ", mechanism = GEOMETRIC"
     ),
 }  # fmt: skip
 

@@ -24,8 +24,8 @@ PLANS = [
     query(AUTO, COUNT, SUM),
     query(AUTO, COUNTED, selects=False),
     query(QueryColumn("v", "var"), groups=None, norm=2.0),
-    query(AUTO, COUNTED, mechanism="laplace"),
-    query(AUTO, mechanism="laplace", selects=False, delta=0.0),
+    query(AUTO, COUNTED, mechanism="geometric"),
+    query(AUTO, mechanism="geometric", selects=False, delta=0.0),
 ]
 
 
@@ -108,7 +108,7 @@ POPULATIONS = {
 }
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 @pytest.mark.parametrize("name", POPULATIONS)
 def test_bounds_of_one_count_are_near_the_best_in_hindsight(name: str, mechanism: str) -> None:
     """Whole error: what the bound cuts, and the noise that it needs.  Where noise hides the rest of
@@ -134,7 +134,7 @@ def test_bounds_of_one_count_are_near_the_best_in_hindsight(name: str, mechanism
 
 
 def test_noise_is_proportional_to_the_bound() -> None:
-    for kind, mechanism in (("count", "gaussian"), ("sum", "gaussian"), ("sum", "laplace")):
+    for kind, mechanism in (("count", "gaussian"), ("sum", "gaussian"), ("sum", "geometric")):
         grid = 1.0 if kind == "count" else 0.5
         column = QueryColumn("c", kind, per="group", grid=grid)  # type: ignore[arg-type]
         plan = query(column, COUNT, groups=1, selects=False, mechanism=mechanism)
@@ -208,7 +208,7 @@ def test_too_small_an_epsilon_names_no_option_of_tuning() -> None:
 def test_accuracy_is_stated_alike_for_both_laws() -> None:
     """Rank error over the sd of a node; L1 of a unit is its levels, L2 their root."""
     [gaussian] = designed(query(AUTO)).histograms
-    [laplace] = designed(query(AUTO, mechanism="laplace")).histograms
+    [laplace] = designed(query(AUTO, mechanism="geometric")).histograms
     assert laplace.sensitivity == laplace.col2 == pytest.approx(gaussian.sensitivity**2)
     assert laplace.rank_error / (2**0.5 * laplace.sigma) == pytest.approx(
         gaussian.rank_error / (gaussian.sigma**2 + 1 / 12) ** 0.5

@@ -30,13 +30,13 @@ PLANS = [
     query(SUM, selects=False),
     query(*ALL, groups=None, norm=3.0),
     query(*ALL, groups=1),
-    query(MEAN, QUANTILES, mechanism="laplace"),
-    query(UNITS, SUM, mechanism="laplace"),
-    query(SUM, mechanism="laplace", selects=False, delta=0.0),
-    query(SUM, COUNT, mechanism="laplace", epsilon=0.25),
+    query(MEAN, QUANTILES, mechanism="geometric"),
+    query(UNITS, SUM, mechanism="geometric"),
+    query(SUM, mechanism="geometric", selects=False, delta=0.0),
+    query(SUM, COUNT, mechanism="geometric", epsilon=0.25),
     query(),
     query(epsilon=0.25, groups=256),
-    query(mechanism="laplace"),
+    query(mechanism="geometric"),
 ]
 
 
@@ -58,10 +58,10 @@ def test_a_budget_is_committed_as_text(plan: QueryPlan) -> None:
 
 
 def test_laplace_is_charged_plain() -> None:
-    budget = allocate_query(query(UNITS, SUM, mechanism="laplace"))
+    budget = allocate_query(query(UNITS, SUM, mechanism="geometric"))
     assert budget.mu is None and budget.threshold_delta == 0
     assert len(budget.parts) == 2  # the published count is the tested one
-    lone = allocate_query(query(SUM, mechanism="laplace"))
+    lone = allocate_query(query(SUM, mechanism="geometric"))
     assert [noise.part.column for noise in lone.parts] == ["s", ""]
     for noise in (*budget.parts, *lone.parts):
         most = 4 * noise.part.most * noise.part.nodes
@@ -77,14 +77,14 @@ def test_budgets_are_spends_of_an_account() -> None:
         threshold_delta: float
         rho: float | None = None
 
-    budgets = [allocate_query(query(COUNT)), allocate_query(query(COUNT, mechanism="laplace"))]
+    budgets = [allocate_query(query(COUNT)), allocate_query(query(COUNT, mechanism="geometric"))]
     spends = [Charge(b.epsilon, b.delta, b.mu, b.threshold_delta) for b in budgets]
     assert total_of(spends[:1]).within(1.0, 1e-6)
     assert not total_of(spends).within(1.0, 1e-6) and total_of(spends).within(2.5, 1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.2, 0.3, 2.0, 17.5])
-@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+@pytest.mark.parametrize("law", ["gaussian", "geometric"])
 def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
     part = allocate_query(query(COUNT)).parts[0].part
     noise = PartNoise(part, law, 1.0, 1.0, scale)
@@ -100,7 +100,7 @@ def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
     if law == "gaussian" and scale >= 2:
         variance = sum(k * k * (beyond(k - 1) - beyond(k)) for k in range(1, 1000))
         assert math.isclose(noise.sd, math.sqrt(variance), rel_tol=1e-9)
-    if law == "laplace":
+    if law == "geometric":
         masses = [(1 - math.exp(-1 / scale)) / (1 + math.exp(-1 / scale)) * math.exp(-k / scale)
                   for k in range(1000)]  # fmt: skip
         variance = 2 * sum(k * k * mass for k, mass in enumerate(masses))
@@ -110,7 +110,7 @@ def test_margins_are_exact_quantiles(law: str, scale: float) -> None:
 @pytest.mark.parametrize(("scale", "most"), [(0.2, 1), (2.0, 3), (17.5, 200), (1e7, 40)])
 def test_margins_and_sds_of_truncated_noise(scale: float, most: int) -> None:
     part = allocate_query(query(COUNT)).parts[0].part
-    noise = PartNoise(part, "laplace", 1.0, 1.0, scale, most)
+    noise = PartNoise(part, "geometric", 1.0, 1.0, scale, most)
     size = np.abs(np.arange(-most, most + 1))
     mass = np.exp(-size / scale) / np.exp(-size / scale).sum()
     assert math.isclose(noise.sd, math.sqrt((mass * size**2).sum()), rel_tol=1e-5)
@@ -143,7 +143,7 @@ def test_expected_errors_are_in_the_columns_units() -> None:
 
 
 def test_a_laplace_threshold_is_of_plain_counts() -> None:
-    plan = query(SUM, mechanism="laplace", groups=3)
+    plan = query(SUM, mechanism="geometric", groups=3)
     budget = allocate_query(plan)
     chosen, last = budget.selection, budget.parts[-1]
     assert chosen is not None and budget.delta == plan.delta and budget.weights == ()
@@ -153,12 +153,12 @@ def test_a_laplace_threshold_is_of_plain_counts() -> None:
     assert (chosen.counted, chosen.most, chosen.tau) == (1, 1, chosen.threshold)
     assert chosen.threshold == last.most == truncation(last.scale, plan.delta, 3)
     assert [noise.most for noise in budget.parts[:-1]] == [None] * (len(budget.parts) - 1)
-    public = allocate_query(query(SUM, mechanism="laplace", selects=False, delta=1e-6))
+    public = allocate_query(query(SUM, mechanism="geometric", selects=False, delta=1e-6))
     assert public.selection is None and public.delta == 0 and public.weights == ()
 
 
 def test_the_count_of_units_is_tested_before_one_of_rows() -> None:
-    for mechanism in ("gaussian", "laplace"):
+    for mechanism in ("gaussian", "geometric"):
         chosen = allocate_query(query(COUNT, UNITS, mechanism=mechanism)).selection
         assert chosen is not None and chosen.tested == 1
 
@@ -166,7 +166,7 @@ def test_the_count_of_units_is_tested_before_one_of_rows() -> None:
 def test_half_widths_in_sds() -> None:
     assert allocate_query(query(COUNT)).quantile == pytest.approx(stats.norm.isf(0.025))
     # P[|X| > q sd] = exp(-sqrt(2) q) of a Laplace variable.
-    quantile = allocate_query(query(COUNT, mechanism="laplace")).quantile
+    quantile = allocate_query(query(COUNT, mechanism="geometric")).quantile
     assert math.exp(-math.sqrt(2) * quantile) == pytest.approx(0.05)
 
 
@@ -206,7 +206,7 @@ def test_expected_errors_of_every_part() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.125, 8.0])
 def test_laplace_scales_follow_epsilon(epsilon: float) -> None:
-    plan = query(SUM, QUANTILES, mechanism="laplace", epsilon=epsilon)
+    plan = query(SUM, QUANTILES, mechanism="geometric", epsilon=epsilon)
     parts = allocate_query(plan).parts
     for noise in parts:
         most = 4 * noise.part.most * noise.part.nodes

@@ -20,7 +20,7 @@ def test_digest_is_pinned() -> None:
 def test_every_field_changes_the_digest() -> None:
     plan = query(COUNT, QUANTILES)
     other: dict[str, Any] = {
-        "epsilon": 2.0, "delta": 1e-7, "groups": 5, "norm": 3.0, "mechanism": "laplace",
+        "epsilon": 2.0, "delta": 1e-7, "groups": 5, "norm": 3.0, "mechanism": "geometric",
         "selects": False, "min_units": 2, "columns": (COUNT,),
         "automatic_groups": True,
     }  # fmt: skip
@@ -60,7 +60,7 @@ REFUSED: list[tuple[str, QueryPlan]] = [
     ("max_groups_contributed", query(COUNT, groups=0)),
     ("max_groups_contributed", query(COUNT, groups=5_000)),
     ("contribution_norm", query(COUNT, groups=None, norm=0.0)),
-    ("contribution_norm", query(COUNT, norm=2.0, mechanism="laplace")),
+    ("contribution_norm", query(COUNT, norm=2.0, mechanism="geometric")),
     ("min_privacy_units_per_group", query(COUNT, min_units=0)),
     ("min_privacy_units_per_group", query(COUNT, min_units=2, selects=False)),
     ("columns", query(selects=False)),
@@ -95,8 +95,8 @@ def test_refused(field: str, plan: QueryPlan) -> None:
 
 def test_fine_plans() -> None:
     query(*ALL).check()
-    query(COUNT, mechanism="laplace").check()
-    query(COUNT, mechanism="laplace", delta=0.0, selects=False).check()
+    query(COUNT, mechanism="geometric").check()
+    query(COUNT, mechanism="geometric", delta=0.0, selects=False).check()
     query(COUNT, groups=None, norm=4.0).check()
     query(QueryColumn("a", "mean")).check()
 
@@ -124,11 +124,11 @@ LIMITS: list[tuple[QueryPlan, QueryPlan, str]] = [
      "min_privacy_units_per_group"),
     (query(COUNT, min_units=1, selects=False), query(COUNT, min_units=2, selects=False),
      "min_privacy_units_per_group"),
-    (query(COUNT, mechanism="laplace", selects=False, delta=0.0),
-     query(COUNT, mechanism="laplace", delta=0.0), "delta"),
+    (query(COUNT, mechanism="geometric", selects=False, delta=0.0),
+     query(COUNT, mechanism="geometric", delta=0.0), "delta"),
     (query(COUNT, selects=False), query(COUNT, selects=False, delta=0.0), "delta"),
-    (query(COUNT, mechanism="laplace", selects=False, delta=0.5),
-     query(COUNT, mechanism="laplace", selects=False, delta=1.0), "delta"),
+    (query(COUNT, mechanism="geometric", selects=False, delta=0.5),
+     query(COUNT, mechanism="geometric", selects=False, delta=1.0), "delta"),
     (replaced(MEAN, rows=1), replaced(MEAN, rows=0), "column[0].max_rows_contributed"),
     (replaced(MEAN, rows=1_024), replaced(MEAN, rows=1_025), "column[0].max_rows_contributed"),
     (replaced(MEAN, share=1e-9), replaced(MEAN, share=float("inf")), "column[0].share"),

@@ -80,7 +80,7 @@ def by_definition(column: QueryColumn, table: Raw, group: int) -> float | None:
     return variance if column.kind == "var" else math.sqrt(variance)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 @pytest.mark.usefixtures("noiseless")
 def test_without_noise_the_answer_is_exact(mechanism: str, ring: KeyRing) -> None:
     plan = query(*ALL[:-1], groups=64, selects=False, mechanism=mechanism)
@@ -122,7 +122,7 @@ def crowd(sizes: list[int]) -> Raw:
     return raw(rows)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 @pytest.mark.parametrize("columns", [(UNITS, SUM), (SUM,), (COUNT,)])
 def test_selection_is_at_its_threshold(
     mechanism: str, columns: tuple[QueryColumn, ...], ring: KeyRing, monkeypatch: pytest.MonkeyPatch
@@ -188,7 +188,7 @@ def test_noise_of_columns_differs(ring: KeyRing) -> None:
 CLOSE = 0.011
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
     """95% +- 1% of 12,000 groups of the same content, each with its own noise."""
     inner = QueryColumn("m", "mean", 0, 12, rows=3, grid=0.25)
@@ -269,7 +269,7 @@ def released_alone(plan: QueryPlan, groups: int, ring: KeyRing, lower: int = 0) 
     return len(np.unique(unit[found.group])) / units
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 def test_a_unit_alone_is_seldom_seen(mechanism: str, ring: KeyRing) -> None:
     """From the outside, at a large delta: whatever number of groups a unit is alone in."""
     column = QueryColumn("a", "count", 0, 1, per="group")
@@ -286,7 +286,7 @@ def test_a_unit_alone_is_seldom_seen(mechanism: str, ring: KeyRing) -> None:
 
 def test_the_tested_count_is_the_published_one(ring: KeyRing) -> None:
     """With noise of its own a second count of the same units would be released, unpaid."""
-    plan = query(UNITS, mechanism="laplace", groups=1)
+    plan = query(UNITS, mechanism="geometric", groups=1)
     chosen = allocate_query(plan).selection
     assert chosen is not None
     table = crowd([chosen.threshold] * 40)
@@ -303,7 +303,7 @@ def test_columns_come_in_any_order(ring: KeyRing) -> None:
 
 def test_keys_alone_of_one_a_unit_are_shown_by_the_optimum(ring: KeyRing) -> None:
     """At a large delta: keys of n units are shown as often as p_n says, and no count is drawn."""
-    plan = query(mechanism="laplace", groups=1, epsilon=1.0, delta=0.05)
+    plan = query(mechanism="geometric", groups=1, epsilon=1.0, delta=0.05)
     budget = allocate_query(plan)
     assert budget.parts == () and budget.mu is None and budget.selection is not None
     chances = [0.0]

@@ -119,8 +119,8 @@ PLANS = [
     query(*ALL, groups=1),
     *(query(column, groups=None, norm=2.5) for column in EACH),
     query(*ALL, groups=6, norm=1.7),
-    *(query(column, mechanism="laplace") for column in EACH),
-    query(*ALL, mechanism="laplace"),
+    *(query(column, mechanism="geometric") for column in EACH),
+    query(*ALL, mechanism="geometric"),
 ]
 
 
@@ -134,7 +134,7 @@ def test_the_budget_is_used(ring: KeyRing) -> None:
     assert worst(query(COUNT), ring) > 0.99
     assert worst(query(QUANTILES, selects=False), ring) > 0.99
     assert worst(query(COUNT, groups=None, norm=2.5), ring) > 0.7
-    assert worst(query(ROW_SUM, mechanism="laplace", selects=False), ring) > 0.99
+    assert worst(query(ROW_SUM, mechanism="geometric", selects=False), ring) > 0.99
 
 
 # --- sabotage --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def asked(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Se
     return choose_bounds(plan, design, counts, ring, RUN)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 def test_bounds_of_data(mechanism: str, ring: KeyRing) -> None:
     plan = query(AUTO, epsilon=8.0, mechanism=mechanism)
     found = asked({"a": table(1)}, ring, plan)
@@ -97,12 +97,12 @@ def test_rows_of_no_public_group_are_not_counted(ring: KeyRing) -> None:
     assert (histograms(some, ring) == histograms(listed, ring)).all()
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 def test_noise_is_of_the_law_that_the_budget_is_for(
     mechanism: str, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[str, int, float]] = []
-    for law, method in (("gaussian", "rounded_gaussian"), ("laplace", "discrete_laplace")):
+    for law, method in (("gaussian", "rounded_gaussian"), ("geometric", "discrete_laplace")):
 
         def draw(self: OneShot, items: np.ndarray, scale: float, law: str = law) -> np.ndarray:
             drawn.append((law, len(items), scale))

@@ -95,7 +95,7 @@ def drawn(
     return found, (found.low <= truth) & (truth <= found.high)
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 @pytest.mark.parametrize("rows", [40, 100, 400, 2_000])
 def test_intervals_of_means_cover(rows: int, mechanism: str, ring: KeyRing) -> None:
     """95% +- 1% also where the count is four sds of its noise, whatever the values; to both sides

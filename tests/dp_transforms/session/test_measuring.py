@@ -32,7 +32,7 @@ from tests.sessions import (
 )  # fmt: skip
 
 SPACE = space()
-LAWS = {"laplace": DiscreteLaplaceLaw, "gaussian": RoundedGaussianLaw}
+LAWS = {"geometric": DiscreteLaplaceLaw, "gaussian": RoundedGaussianLaw}
 
 
 @pytest.fixture

@@ -264,5 +264,5 @@ def test_the_law_that_was_enumerated_is_the_one_that_is_drawn(ring: KeyRing) -> 
     """-|k| / scale is ln P[Z = k] but for a constant (test_measuring has the draws)."""
     question = Question(kind="epsilon", amount=500_000)
     [measures] = calibrated(SPACE, question, SPACE.whole)
-    assert measures.each[0].noises[0].law == "laplace"
+    assert measures.each[0].noises[0].law == "geometric"
     assert math.isclose(measures.each[0].noises[0].scale, 2)

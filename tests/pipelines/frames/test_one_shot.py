@@ -108,12 +108,15 @@ def test_every_library_and_function(library: str) -> None:
 def test_noise_follows_the_bounds() -> None:
     def sd(**given: Any) -> float:
         found = dpstream.count(
-            visits(), unit="user", key="page", epsilon=1.0, public_keys=["p0"], **given
+            visits(), unit="user", key="page", epsilon=0.1, public_keys=["p0"], **given
         )
         return float(found.table["count_sd"][0].as_py())
 
-    assert sd(max_keys=4, max_rows=1) == pytest.approx(2 * sd(max_keys=1, max_rows=1), rel=0.01)
-    assert sd(max_keys=1, max_rows=6) == pytest.approx(6 * sd(max_keys=1, max_rows=1), rel=0.01)
+    for mechanism, keys in (("gaussian", 2), ("geometric", 4)):
+        one = sd(max_keys=1, max_rows=1, mechanism=mechanism)
+        for bounds, times in (((4, 1), keys), ((1, 6), 6)):
+            more = sd(max_keys=bounds[0], max_rows=bounds[1], mechanism=mechanism)
+            assert more == pytest.approx(times * one, rel=0.01)
 
 
 PROGRAM = """

@@ -318,9 +318,11 @@ STATEMENTS: list[tuple[str, str, str]] = [
     (_with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, privacy_unit_column = uid"),
      _with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, privacy_unit_column = 3"),
      "unit-column"),
-    (_with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, mechanism = laplace"),
+    (_with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, mechanism = geometric"),
      _with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, mechanism = cauchy"),
      "mechanism"),
+    (_with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, optimise = limit"),
+     _with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, optimise = best"), "optimise"),
     (_with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, "
            "min_privacy_units_per_group = 9"),
      _with("epsilon = 1, max_groups_contributed = 3, delta = 1e-9, "
@@ -333,7 +335,7 @@ STATEMENTS: list[tuple[str, str, str]] = [
      _with("epsilon = 1, delta = 1e-9, contribution_norm = 8, max_groups_contributed = 5000"),
      "max-groups"),
     (_with("epsilon = 1, delta = 1e-9, contribution_norm = 8"),
-     _with("epsilon = 1, delta = 1e-9, contribution_norm = 8, mechanism = laplace"), "norm"),
+     _with("epsilon = 1, delta = 1e-9, contribution_norm = 8, mechanism = geometric"), "norm"),
     (_sel("dept, COUNT(*, contribution_norm => 8) AS k"),
      _sel("dept, COUNT(*, contribution_norm => 8) AS k, SUM(age) AS s"), "norm"),
     # The select list.

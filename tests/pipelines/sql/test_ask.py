@@ -99,7 +99,7 @@ def test_without_noise_it_is_duckdb_s_own_answer(
 
 def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:
     data_set(tmp_path)
-    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1, mechanism = LAPLACE")
+    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1, mechanism = GEOMETRIC")
     found = asked(tmp_path, text)
     [charge] = charges(tmp_path)
     assert (charge.mu, charge.delta, charge.threshold_delta) == (None, 0.0, 0.0)
@@ -164,7 +164,7 @@ def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
 ) -> None:
     """Also where somebody has seen the first answer, and restored the account since."""
     data_set(tmp_path)
-    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = LAPLACE")
+    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = GEOMETRIC")
     charged, answers = list[str](), list[tuple[str, float]]()
     commit = Register.commit
 
@@ -231,7 +231,7 @@ def test_nothing_is_charged_for_what_cannot_run_or_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-8, 1e-6, 1e-3])
 def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon: float) -> None:
     """Noise that cannot be drawn is refused before the charge, also where no group has a row."""
-    options = f"epsilon = {epsilon}, delta = 1e-8, max_groups_contributed = 3"
+    options = f"epsilon = {epsilon}, delta = 1e-8, max_groups_contributed = 3, mechanism = gaussian"
     item, ended = "page, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n", []
     data_set(tmp_path)
     for unit in (1, -1):

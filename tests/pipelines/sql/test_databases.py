@@ -226,7 +226,7 @@ def test_rows_of_a_server_that_change_get_other_noise(
         "at timestamptz)")  # fmt: skip
     run("INSERT INTO \"Visits\" (uid, page) SELECT i, 'a' FROM generate_series(1, 900) i")
     catalog = _catalog(tmp_path, server)
-    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = LAPLACE")
+    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = GEOMETRIC")
     commit = Register.commit
 
     def lost(*_: Any) -> None:

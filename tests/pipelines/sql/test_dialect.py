@@ -7,7 +7,7 @@ from dpstream.pipelines.sql.dialect import Clamped, DpSql, PrivacyOptions, Priva
 from tests.pipelines.sql.pairs import PAIRS
 
 _FORMS = [
-    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1.5, delta = 1e-9, mechanism = laplace, "
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1.5, delta = 1e-9, mechanism = geometric, "
     "privacy_unit_column = t.uid, group_selection_strategy = PUBLIC_GROUPS) k, "
     "COUNT(*, contribution_bounds_per_group => (0, 5)) AS n FROM t GROUP BY k HAVING n > 5",
     "SELECT WITH ANONYMIZATION OPTIONS(epsilon = 1) ANON_COUNT(* CLAMPED BETWEEN 0 AND 5) FROM t",

@@ -129,3 +129,25 @@ def test_what_is_no_statement_has_no_explanation(bad: str, tmp_path: Path) -> No
 
     with pytest.raises(DpstreamError):
         explain(load_catalog(data_set(tmp_path)), bad)
+
+
+def test_both_families_of_noise_are_explained(tmp_path: Path) -> None:
+    """In turn: the second statement is decided on what the first leaves."""
+    catalog = load_catalog(data_set(tmp_path, epsilon=8.0))
+    one = "COUNT(DISTINCT uid) AS u"
+    texts = [dp(one, "FROM visits", f"epsilon = 1, delta = 1e-9{more}")
+             for more in ("", ", optimise = answer", ", mechanism = gaussian")]  # fmt: skip
+    found = explain(catalog, texts)
+    rows = [{row["mechanism"]: row for row in s.families} for s in found.statements]
+    assert [row["questions"] for row in rows[0].values()] == [83, 8]
+    assert [row["questions"] for row in rows[1].values()] == [82, 7]
+    assert list(rows[2]) == ["gaussian"] and rows[2]["gaussian"]["taken"]
+    assert [row["gaussian"]["taken"] for row in rows[:2]] == [True, False]
+    sds = [row["columns"][0]["parts"][0]["sd"] for row in rows[0].values()]
+    assert sds == [pytest.approx(5.503, rel=1e-3), pytest.approx(1.357, rel=1e-3)]
+    assert found.statements[1].cost["mu"] is None
+    for text, statement in zip(texts, found.statements, strict=True):
+        answer = ask(catalog, text)
+        assert answer.header.mu == statement.cost["mu"]
+    pure = explain(catalog, dp(one, "FROM visits", "epsilon = 0.5")).statements[0]
+    assert [row["mechanism"] for row in pure.families] == ["geometric"]

@@ -90,7 +90,7 @@ def differences(
 ) -> list[str]:
     """Functions whose answer is not that of the documentation."""
     data_set(folder, table())
-    options = OPTIONS + ", mechanism = LAPLACE" * laplace
+    options = OPTIONS + ", mechanism = GEOMETRIC" * laplace
     rows = asked(folder, dp(items(argument, bounds), REST, options), **more).table.to_pylist()
     wrong = []
     # The mean of a unit's rows is of whole grid steps; a sum and a count are exact.
@@ -161,7 +161,7 @@ def test_a_median_is_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert answer["m"] == pytest.approx(float(np.median(values)), abs=4)
 
 
-@pytest.mark.parametrize("mechanism", ["GAUSSIAN", "LAPLACE"])
+@pytest.mark.parametrize("mechanism", ["GAUSSIAN", "GEOMETRIC"])
 def test_bounds_are_chosen_from_values_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
 ) -> None:

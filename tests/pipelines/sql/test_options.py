@@ -22,7 +22,10 @@ BASE = "epsilon = 1, delta = 1e-9"
 @pytest.mark.parametrize(
     ("text", "code"),
     [("delta = 1e-9", "epsilon"), ("epsilon = 0, delta = 1e-9", "epsilon"),
-     ("epsilon = 1001, delta = 1e-9", "epsilon"), ("epsilon = 1", "delta"),
+     ("epsilon = 1001, delta = 1e-9", "epsilon"),
+     ("epsilon = 1, mechanism = gaussian", "delta"),
+     ("epsilon = 1, delta = 0, mechanism = gaussian", "delta"),
+     (f"{BASE}, optimise = best", "optimise"),
      ("epsilon = 1, delta = 1", "delta"), (f"{BASE}, nothing = 1", "option-unknown"),
      (f"{BASE}, epsilon = 2", "option-unknown"), (f"{BASE}, mechanism = snapping", "mechanism"),
      (f"{BASE}, max_rows_contributed = 0", "max-rows"), (f"{BASE}, contribution_norm = 0", "norm"),
@@ -53,9 +56,16 @@ def test_groups_are_asked_for_where_there_are_some() -> None:
 
 
 def test_delta_is_not_needed_where_nothing_is_selected() -> None:
-    laplace = "epsilon = 1, mechanism = laplace, max_groups_contributed = 2"
-    assert options(laplace).delta == 0.0
-    public = f"{laplace}, group_selection_strategy = public_groups"
-    assert options(public, grouped=True).selection == "public_groups"
-    with pytest.raises(DpstreamError):
-        options(laplace, grouped=True)
+    for more in ("", ", mechanism = geometric", ", delta = 0", ", mechanism = auto"):
+        pure = f"epsilon = 1, max_groups_contributed = 2{more}"
+        assert options(pure).delta == 0.0
+        public = f"{pure}, group_selection_strategy = public_groups"
+        assert options(public, grouped=True).selection == "public_groups"
+        with pytest.raises(DpstreamError):
+            options(pure, grouped=True)
+
+
+@pytest.mark.parametrize("word", ["limit", "answer", "LIMIT"])
+def test_what_the_choice_of_noise_goes_by(word: str) -> None:
+    assert options(BASE).optimise == "limit"
+    assert options(f"{BASE}, optimise = {word}").optimise == word.lower()

@@ -128,7 +128,7 @@ def test_the_limits_of_options_are_those_that_are_told(catalog: Catalog) -> None
     question_of(dp("page, COUNT(DISTINCT uid) AS u", options=many), catalog)
 
 
-OPTIONS = Options(2.0, 1e-6, 3, 4, "user_id", 1.5, "laplace", "public_groups", 5)
+OPTIONS = Options(2.0, 1e-6, 3, 4, "user_id", 1.5, "geometric", "public_groups", 5, "answer")
 
 
 def test_the_canonical_form_of_a_statement_has_frozen_names(catalog: Catalog) -> None:
@@ -137,7 +137,8 @@ def test_the_canonical_form_of_a_statement_has_frozen_names(catalog: Catalog) ->
     options = json.loads(canonical(msgspec.structs.replace(statement, options=OPTIONS)))[0]
     assert options == {
         "epsilon": 2.0, "delta": 1e-6, "groups": 3, "rows": 4, "unit_column": "user_id",
-        "norm": 1.5, "mechanism": "laplace", "selection": "public_groups", "min_units": 5,
+        "norm": 1.5, "mechanism": "geometric", "selection": "public_groups", "min_units": 5,
+        "optimise": "answer",
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
     assert sorted_n == sorted(sorted_n, reverse=True)
 
 
-_LAPLACE = "epsilon = 20, delta = 1e-9, max_groups_contributed = 2, mechanism = LAPLACE"
+_LAPLACE = "epsilon = 20, delta = 1e-9, max_groups_contributed = 2, mechanism = GEOMETRIC"
 _PUBLIC = OPTIONS + ", group_selection_strategy = PUBLIC_GROUPS"
 _ROWS = "(SELECT * FROM visits WHERE {where}) AS v"
 #: Statements of every kind, on some rows or on none.
@@ -40,7 +40,7 @@ _EMPTIED = {
         f"FROM {_ROWS} GROUP BY page HAVING s > 1 ORDER BY page LIMIT 3"),
     "bounds": dp("page, SUM(seconds) AS s, MAX(seconds) AS hi, AVG(n) AS a",
                  f"FROM {_ROWS} GROUP BY page"),
-    "laplace": dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
+    "geometric": dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
                   f"FROM {_ROWS} GROUP BY page", _LAPLACE),
     "laplace bounds": dp("page, SUM(n) AS s, COUNT(DISTINCT uid) AS u",
                          f"FROM {_ROWS} GROUP BY page", _LAPLACE),

@@ -31,7 +31,7 @@ def asked(items: str, options: str = _BASE, rest: str = "FROM users") -> Stateme
      Options(1.0, 1e-9, 1, unit_column="uid", min_units=9)),
     (f"{_BASE}, privacy_unit_column = users.UID", Options(1.0, 1e-9, 1, unit_column="users.uid")),
     (f"{_BASE}, contribution_norm = 2.5", Options(1.0, 1e-9, 1, norm=2.5)),
-    ("epsilon = 1, mechanism = laplace", Options(1.0, 0.0, 1, mechanism="laplace")),
+    ("epsilon = 1, mechanism = geometric", Options(1.0, 0.0, 1, mechanism="geometric")),
 ])  # fmt: skip
 def test_options(options: str, expected: Options) -> None:
     assert asked("COUNT(*) AS n", options).options == expected

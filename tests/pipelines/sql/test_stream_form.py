@@ -26,7 +26,7 @@ _COUNT = "page, COUNT(*) AS n FROM visits GROUP BY page"
 REFUSED = [
     ("stream-option", f"{OPTIONS}, max_groups_contributed = 3", _COUNT),
     ("stream-option", f"{OPTIONS}, contribution_norm = 3", _COUNT),
-    ("stream-option", f"{OPTIONS}, mechanism = LAPLACE", _COUNT),
+    ("stream-option", f"{OPTIONS}, mechanism = GEOMETRIC", _COUNT),
     ("stream-option", f"{OPTIONS}, group_selection_strategy = PUBLIC_GROUPS", _COUNT),
     ("option-unknown", f"{OPTIONS}, rows = 3", _COUNT),
     ("epsilon", "delta = 1e-9, max_rows_contributed = 4", _COUNT),

@@ -1,0 +1,357 @@
+"""Which family of noise a question takes: Gaussian or two-sided geometric, one for all of it.
+
+**Why the choice is private.**  A family is a whole mechanism (`query.calibration`), private with
+the guarantee that its cost states.  The choice is made once, for histograms of bounds and figures
+together, before a row is read and before the charge, from the plan, the account's earlier charges
+and its limit.  All of these are public, so that the answer is the output of one mechanism that was
+fixed beforehand.  Nothing that the question reads or chooses later may be looked at here: the
+better of two mechanisms of epsilon by the data is no mechanism of epsilon.
+
+**What is compared** (``error_of``).  Where all groups are released: the geometric mean over the
+columns of sd / L, L the most that one unit adds to a group's sum.  A bound that the question will
+choose changes sd and L by one factor, so it is not needed; the groups of a unit change them by
+different ones (sqrt(kappa) and kappa), and a question that chooses kappa is compared at the public
+constant of its plan.  Where groups are selected: the mean of |released - true| over all groups of
+the public reference population (`tuning.reference`), a group that is not released counting its
+truth; of groups alone, how many are missing.
+
+**With an account** a question may be one of many.  Geometric charges add up in epsilon, Gaussian
+ones in mu^2, so that a limit of (8, 1e-5) holds 8 questions of (1, 1e-9) with geometric noise and
+83 with Gaussian noise.  ``optimise = "limit"`` therefore compares both at an equal share of what is
+left of the limit: the share that Gaussian noise takes, mu^2 of mu_left^2, and geometric noise of as
+large a share of the epsilon that is left.  ``"answer"`` compares this answer alone.  A family that
+the limit does not allow is never taken if the other one is allowed.
+
+**Monotone** (all groups released, one column of one part, one account).  By ``"answer"`` sd is the
+least of two that fall with epsilon and delta, and with C, kappa and every bound.  By ``"limit"``
+geometric noise is taken if it is better at a share that is no larger than its own, so that it is
+better as drawn as well, and from where mu is sqrt(2 kappa) mu_left^2 / epsilon_left on.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from scipy.special import ndtr
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.composition import Spend, Total, epsilon_left, mu_left, times_left
+from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.query.bounds import design_bounds
+from dpstream.accounting.query.calibration import Cost, PartNoise, QueryBudget, cost_of
+from dpstream.accounting.query.grids import BITS, Gridded, finest, regridded
+from dpstream.accounting.query.outlook import outlook
+from dpstream.accounting.query.parts import parts_of
+from dpstream.accounting.query.plan import Family, QueryPlan
+from dpstream.accounting.query.thresholds import Selection
+
+#: What a choice goes by.
+Optimise = Literal["limit", "answer"]
+FAMILIES: tuple[Family, ...] = ("gaussian", "geometric")
+#: Bounds at which families are compared where the question chooses them: of a count one that makes
+#: it more than a count of units.
+_ASSUMED, _COUNTED = (0.0, 1.0), (0.0, 16.0)
+#: Points of a normal variable over which a figure of the tested count is integrated.
+_NORMAL = np.linspace(-9.0, 9.0, 361)
+
+
+class Limit(NamedTuple):
+    """An account as far as a choice needs it.
+
+    Attributes:
+        total: of all charges, on their common unit; epsilon, delta: the limit.
+    """
+
+    total: Total
+    epsilon: float
+    delta: float
+
+    def holds(self, cost: Spend) -> int:
+        """How many charges of this cost it allows from now on."""
+        return times_left(self.total, cost, self.epsilon, self.delta)
+
+
+class Families(msgspec.Struct, frozen=True):
+    """A question in each family of noise that it can take; public.
+
+    Attributes:
+        asked: the plan as it was asked, on the finest grid.
+        optimise: what the choice goes by.
+        options: the plan in each family, on its grid.
+    """
+
+    asked: QueryPlan
+    optimise: Optimise
+    options: tuple[Gridded, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of the plan as it was asked: it does not depend on the family that is taken."""
+        if self.asked.mechanism == "auto":
+            return f"{self.asked.digest} {self.optimise}"
+        return f"{self.options[0].plan.digest} {self.options[0].bits}"
+
+    def of(self, mu: float | None) -> Gridded:
+        """The option that a charge is of: one with a mu is of Gaussian noise.
+
+        Raises:
+            InvariantError: there is none.
+        """
+        family = "geometric" if mu is None else "gaussian"
+        named = (option for option in self.options if option.plan.mechanism == family)
+        return required(next(named, None), "the charge is of one of the question's families")
+
+    def taken(self, limit: Limit | None = None) -> Gridded:
+        """The option that is taken.
+
+        Args:
+            limit: of the account; ``None``: there is none.
+        """
+        options = self.options
+        if limit is not None and len(options) > 1:
+            allowed = tuple(o for o in options if limit.holds(cost_of(o.plan)))
+            options = allowed or options
+        if len(options) > 1 and limit is not None and self.optimise == "limit":
+            return _by_limit(options[0], options[1], limit)
+        return min(options, key=error_of)
+
+    def described(self, taken: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
+        """Each family for a plan: ``mechanism``, whether it is ``taken``, its ``columns`` as of
+        `outlook.Outlook`, its ``cost`` and how many such ``questions`` the limit allows from now on
+        (``None`` without a limit)."""
+        rows = []
+        for option in self.options:
+            cost = cost_of(option.plan)
+            rows.append({
+                "mechanism": option.plan.mechanism,
+                "taken": option == taken,
+                "columns": outlook(option).columns,
+                "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
+                "questions": None if limit is None else limit.holds(cost),
+            })  # fmt: skip
+        return rows
+
+
+def family_lines(families: Sequence[dict[str, Any]]) -> list[str]:
+    """Families of `Families.described` as text, the one that is taken first."""
+    lines = []
+    for family in sorted(families, key=lambda family: not family["taken"]):
+        noise = [
+            f"{column['name']} {part['what']} sd {part['sd']:.4g}"
+            + ("" if part["times"] is None else f" times {part['times']}")
+            for column in family["columns"]
+            for part in column["parts"]
+        ]
+        number = family["questions"]
+        if number is not None:
+            noise.append(f"the limit allows {number:,} such question{'' if number == 1 else 's'}")
+        head = "taken" if family["taken"] else "not taken"
+        lines.append(f"{family['mechanism'].capitalize():<11}{'; '.join([head, *noise])}")
+    return lines
+
+
+def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Families:
+    """A question in each of its families.
+
+    Args:
+        plan_of: the plan of so many bits of grids (`grids.finest`).
+
+    Raises:
+        UsageError: the plan is refused, or no grid is coarse enough.
+    """
+    asked = plan_of(BITS)
+    if asked.mechanism != "auto":
+        return Families(asked, optimise, (finest(plan_of),))
+    asked.check()
+    options, refusals = list[Gridded](), list[UsageError]()
+    for family in FAMILIES:
+        if not _fits(asked, family):
+            continue
+        try:
+            options.append(finest(functools.partial(_in_family, plan_of, family)))
+        except UsageError as error:
+            refusals.append(error)
+    if not options:
+        raise refusals[0]
+    return Families(asked, optimise, tuple(options))
+
+
+def _in_family(plan_of: Callable[[int], QueryPlan], family: Family, bits: int) -> QueryPlan:
+    return msgspec.structs.replace(plan_of(bits), mechanism=family)
+
+
+def _fits(plan: QueryPlan, family: Family) -> bool:
+    """Whether a family can answer a plan at all."""
+    if family == "gaussian":
+        return plan.delta > 0
+    normed = plan.norm is not None or any(c.norm is not None for c in plan.columns)
+    return not (plan.selects and normed)
+
+
+def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
+    """The better of both at the share of what is left that Gaussian noise takes."""
+    costs = cost_of(gaussian.plan), cost_of(geometric.plan)
+    shares = [_share(cost, limit) for cost in costs]
+    if shares[0] >= shares[1]:  # what geometric noise takes is less: compare both as they are
+        return min((gaussian, geometric), key=error_of)
+    part = shares[0] / shares[1]
+    plan = msgspec.structs.replace(geometric.plan, epsilon=geometric.plan.epsilon * part)
+    try:
+        other = error_of(Gridded(plan, design_bounds(plan), geometric.bits))
+    except UsageError:  # no noise of so small a share can be drawn
+        return gaussian
+    return geometric if other < error_of(gaussian) else gaussian
+
+
+def _share(cost: Cost, limit: Limit) -> float:
+    """Part of what is left that a cost takes: of mu^2, of epsilon, of delta."""
+    promise = limit.epsilon, limit.delta
+    if cost.mu is None:
+        left = epsilon_left(limit.total, *promise)
+        own, extra = (cost.epsilon / left if left else math.inf), cost.delta
+    else:
+        most = mu_left(limit.total, *promise)
+        own, extra = ((cost.mu / most) ** 2 if most else math.inf), cost.threshold_delta
+    delta = limit.delta - float(limit.total.extra)
+    return own if not extra else max(own, extra / delta if delta > 0 else math.inf)
+
+
+@functools.lru_cache(maxsize=256)
+def error_of(option: Gridded) -> float:
+    """What families are compared by: of one question, less is better; see the module."""
+    plan = option.plan
+    assumed = {c.name: _COUNTED if c.kind == "count" else _ASSUMED
+               for c in plan.columns if c.automatic}  # fmt: skip
+    plan = regridded(plan, assumed, option.bits)
+    budget = option.budget(plan)
+    noises = [noise for noise in budget.parts if noise.part.column]
+    if budget.selection is None:
+        errors = [noise.sd / (noise.part.most * noise.part.unit) for noise in noises]
+    else:
+        errors = _of_population(plan, budget, budget.selection)
+        if not noises:
+            return errors[0]
+    return _geometric_mean(errors, [part.share for part in parts_of(plan)])
+
+
+def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    logs = (w * math.log(v) for w, v in zip(weights, values, strict=True))
+    return math.exp(math.fsum(logs) / math.fsum(weights))
+
+
+# --- groups that are selected --------------------------------------------------------------------
+
+
+def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -> list[float]:
+    """Mean |released - true| of each part over the reference groups, in units of L; without
+    columns the part of them that is missing."""
+    from dpstream.accounting.tuning.reference import DENSITY, SIZES  # with the plans of streams
+
+    released = _released_gaussian if budget.mu is not None else _released_geometric
+    if selection.optimum:
+        released = _released_best
+    tested = None if selection.tested is None else budget.parts[selection.tested]
+    enough = plan.min_units <= SIZES
+    chance, error = released(budget, selection, tested, SIZES, plan.min_units)
+    chance, error = chance * enough, error * enough
+    density = SIZES**DENSITY
+    total = float(np.trapezoid(density, SIZES))
+    if not plan.columns:
+        return [float(np.trapezoid(density * (1 - chance), SIZES)) / total]
+    out = []
+    for noise in budget.parts:
+        if not noise.part.column:
+            continue
+        most = noise.part.most * noise.part.unit
+        own = error if noise is tested else chance * _absolute(noise)
+        loss = SIZES * (1 - chance) + own / most
+        out.append(float(np.trapezoid(density * loss, SIZES)) / total)
+    return out
+
+
+def _absolute(noise: PartNoise) -> float:
+    """E |Z|, in lattice units."""
+    if noise.law == "gaussian":
+        return noise.sd * math.sqrt(2 / math.pi)
+    total, beyond = _geometric_sums(noise)
+    return 2 * float(beyond(np.ones(1))[0] / total)
+
+
+def _geometric_sums(noise: PartNoise) -> tuple[float, Callable[[Float64], Float64]]:
+    """What weights q^|j| of geometric noise add up to, and sums of j q^j from some j >= 1 on."""
+    ratio, step = math.exp(-1 / noise.scale), -math.expm1(-1 / noise.scale)
+    last = math.inf if noise.most is None else noise.most + 1.0
+
+    def after(j: Float64 | float) -> Any:
+        return ratio**j * (j + ratio / step) / step if j is not math.inf else 0.0
+
+    total = 1 + 2 * (ratio - ratio**last) / step
+    return total, lambda j: np.maximum(after(j) - after(last), 0.0)
+
+
+def _released_gaussian(
+    budget: QueryBudget,
+    selection: Selection,
+    tested: PartNoise | None,
+    sizes: Float64,
+    min_units: int,
+) -> tuple[Float64, Float64]:
+    """P[released] and E |U's noise| where it is, of groups of so many units.
+
+    A unit has at least i groups with chance 1 / i, as in the reference population, so that of those
+    that are met in a group n of kappa groups have n a part in proportion to 1 / (n + 1).
+    """
+    groups = np.arange(1, budget.groups + 1)
+    parts = np.append(1 / (groups[:-1] + 1.0), 1.0)
+    weight = float(parts @ np.array(selection.weights, np.float64) / parts.sum())
+    each = selection.weighted * weight
+    counted = 0.0 if tested is None else selection.counted * tested.sd
+    if tested is not None:
+        each += selection.counted * tested.part.alone
+    above = (each * sizes - selection.need(min_units))[:, None] + counted * _NORMAL
+    rest = math.sqrt(max(selection.sd**2 - counted**2, 0.0)) or 1.0
+    passes = ndtr(above / rest)
+    density = np.exp(-(_NORMAL**2) / 2)
+    density /= density.sum()
+    error = 0.0 if tested is None else passes @ (density * np.abs(_NORMAL)) * tested.sd
+    return passes @ density, np.asarray(error + np.zeros(len(sizes)))
+
+
+def _released_best(
+    budget: QueryBudget,
+    selection: Selection,
+    tested: PartNoise | None,
+    sizes: Float64,
+    min_units: int,
+) -> tuple[Float64, Float64]:
+    """As above, of groups alone, where there is no count."""
+    from dpstream.accounting.mechanisms.optimum import selection_optimum  # with balls
+
+    optimum = required(selection_optimum(selection.optimum, budget.delta), "it was listed before")
+    counts = np.maximum(np.floor(sizes) - (min_units - 1), 0).astype(np.int64)
+    chances = np.concatenate([[0.0], optimum.edges * 2.0**-64, [1.0]])
+    return chances[np.minimum(counts, len(chances) - 1)], np.zeros(len(sizes))
+
+
+def _released_geometric(
+    budget: QueryBudget,
+    selection: Selection,
+    tested: PartNoise | None,
+    sizes: Float64,
+    min_units: int,
+) -> tuple[Float64, Float64]:
+    """As above, where the noisy count is what is tested."""
+    noise = required(tested, "geometric thresholds test a count")
+    ratio, step = math.exp(-1 / noise.scale), -math.expm1(-1 / noise.scale)
+    last = math.inf if noise.most is None else noise.most + 1.0
+    total, beyond = _geometric_sums(noise)
+    least = np.floor(selection.need(min_units) - sizes) + 1
+    # P[Z >= j] and E[Z; Z >= j] for j >= 1; below by the symmetry of the law.
+    from_there = np.where(least > 0, least, 1 - least)
+    chance = np.maximum(ratio**from_there - ratio**last, 0.0) / step / total
+    error = beyond(from_there) / total
+    passes = np.where(least > 0, chance, 1 - chance)
+    return passes, np.where(least > 0, error, _absolute(noise) - error)

@@ -1,0 +1,28 @@
+"""What a choice between families of noise may look at of an account: its limit and its charges."""
+
+from collections.abc import Sequence
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.query.families import Limit
+from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.charges import Charge
+
+
+def limit_of(book: Book, more: Sequence[Charge] = ()) -> Limit | None:
+    """The limit of an account, and what its charges cost together; both are public.
+
+    Args:
+        more: charges of the account's unit that come before the one that is decided.
+
+    Returns:
+        ``None`` without a limit, or where costs do not add up (`Book.check` then refuses).
+    """
+    if book.limit is None:
+        return None
+    try:
+        total = book.account.total()
+    except PolicyError:
+        return None
+    for charge in more:
+        total = total.plus(charge)
+    return Limit(total, *book.limit)
