@@ -1,4 +1,4 @@
-"""The best selection of keys where a unit has one: with which chance a key of n units is shown.
+"""The best selection of a key that units have once: with which chance one of n units is shown.
 
 Desfontaines, Voss, Gipson and Mandayam ("Differentially private partition selection", 2022): a key
 of n units is shown with chance p_n, of its own,
@@ -10,7 +10,8 @@ of a key is one bit, so that (epsilon, delta)-DP is four inequalities: p_(n + 1)
 delta, 1 - p_n <= e^epsilon (1 - p_(n + 1)) + delta, and the same with n and n + 1 exchanged, which
 hold because p_n rises.  The first two are the terms of the minimum.  By induction no mechanism has
 a larger p_n, for each bound grows with p_n.  A key without a unit is never shown, so which keys
-there are is not told.  Units that are in one key each touch no other key: nothing is composed.
+there are is not told.  Where a unit is in one key at most nothing is composed, and this is the best
+selection; kappa keys at (epsilon / kappa, delta / kappa) each compose, and no optimum is known.
 
 Up to n_1, the first n with p_n >= (1 - delta) / (1 + e^epsilon), the first term is the least, from
 there on the second:

@@ -75,7 +75,8 @@ class PartNoise(msgspec.Struct, frozen=True):
         share: V_j of mu^2, or of epsilon.
         sensitivity: L2 or L1 of the whole vector for one unit, in lattice units.
         scale: sd of the Gaussian or scale of the geometric noise, in lattice units, rounded up.
-        most: k where the noise is truncated to [-k, k], else ``None``.
+        most: k where the noise is truncated to [-k, k], else ``None``; sooner: the chance of k - 1
+            in its place, in 2^-32 (``accounting.query.truncation``).
     """
 
     part: QueryPart
@@ -84,6 +85,7 @@ class PartNoise(msgspec.Struct, frozen=True):
     sensitivity: float
     scale: float
     most: int | None = None
+    sooner: int = 0
 
     @property
     def sd(self) -> float:
@@ -139,6 +141,11 @@ class QueryBudget(msgspec.Struct, frozen=True):
     def quantile(self) -> float:
         """Half-width of a 95% interval in sds where several noises are combined."""
         return half_width("gaussian" if self.mu is not None else "geometric")
+
+    @property
+    def delta_each(self) -> float:
+        """delta / kappa, rounded down."""
+        return _each(self.delta, self.groups)
 
     def loss(self, groups: int) -> float:
         """What a unit of so many groups uses: of mu^2, or of epsilon."""
@@ -264,7 +271,7 @@ def _gaussian(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Q
 
 def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> QueryBudget:
     kappa, made = plan.most_groups, _by_roots(parts)
-    if plan.selects and not made and kappa == 1:
+    if plan.selects and not made:
         lone = _lone(plan, reserved)
         if lone is not None:
             return lone
@@ -284,27 +291,33 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
         # Loads the exact arithmetic of balls.
         from dpstream.accounting.query.truncation import truncation
 
-        tau = truncation(noises[tested].scale, plan.delta, kappa)
-        noises[tested] = msgspec.structs.replace(noises[tested], most=tau)
+        tau, sooner = truncation(noises[tested].scale, plan.delta, kappa)
+        noises[tested] = msgspec.structs.replace(noises[tested], most=tau, sooner=sooner)
         selection = Selection(0.0, (), 0.0, 0, 1, tested, 0.0, 1, float(tau), tau)
     delta = plan.delta if plan.selects else 0.0
     return QueryBudget(plan.epsilon, delta, None, 0.0, kappa, tuple(noises), selection, reserved)
 
 
 def _lone(plan: QueryPlan, reserved: float) -> QueryBudget | None:
-    """Keys alone, of which a unit has one: the best selection, of no count.
+    """Keys alone: the best selection of each at (epsilon / kappa, delta / kappa), of no count.
 
     ``None`` where it has too many chances to be listed; truncated noise is as good there.
     """
     from dpstream.accounting.mechanisms.optimum import selection_optimum
 
-    epsilon = plan.epsilon * (1 - reserved) * (1 - _SLACK)
-    optimum = selection_optimum(epsilon, plan.delta)
+    kappa = plan.most_groups
+    epsilon = plan.epsilon * (1 - reserved) / kappa * (1 - _SLACK)
+    optimum = selection_optimum(epsilon, _each(plan.delta, kappa))
     if optimum is None:
         return None
     tau = optimum.even - 1
     selection = Selection(0.0, (), 0.0, 0, 1, None, 0.0, 1, float(tau), tau, epsilon)
-    return QueryBudget(plan.epsilon, plan.delta, None, 0.0, 1, (), selection, reserved)
+    return QueryBudget(plan.epsilon, plan.delta, None, 0.0, kappa, (), selection, reserved)
+
+
+def _each(delta: float, groups: int) -> float:
+    """delta / kappa, rounded down."""
+    return delta if groups == 1 else math.nextafter(delta / groups, 0)
 
 
 def truncated_sd(scale: float, most: int) -> float:

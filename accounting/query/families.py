@@ -330,7 +330,9 @@ def _released_best(
     """As above, of groups alone, where there is no count."""
     from dpstream.accounting.mechanisms.optimum import selection_optimum  # with balls
 
-    optimum = required(selection_optimum(selection.optimum, budget.delta), "it was listed before")
+    optimum = required(
+        selection_optimum(selection.optimum, budget.delta_each), "it was listed before"
+    )
     counts = np.maximum(np.floor(sizes) - (min_units - 1), 0).astype(np.int64)
     chances = np.concatenate([[0.0], optimum.edges * 2.0**-64, [1.0]])
     return chances[np.minimum(counts, len(chances) - 1)], np.zeros(len(sizes))
@@ -343,12 +345,23 @@ def _released_geometric(
     sizes: Float64,
     min_units: int,
 ) -> tuple[Float64, Float64]:
-    """As above, where the noisy count is what is tested."""
-    noise = required(tested, "geometric thresholds test a count")
+    """As above, where the noisy count is what is tested: means over the coin of its truncation."""
+    noise, need = required(tested, "geometric thresholds test a count"), selection.need(min_units)
+    passes, error = _above(noise, need - sizes)
+    if noise.sooner:
+        less = msgspec.structs.replace(noise, most=required(noise.most, "it is truncated") - 1)
+        coin = noise.sooner * 2.0**-32
+        other, of_other = _above(less, need - 1 - sizes)
+        passes, error = (coin * a + (1 - coin) * b for a, b in ((other, passes), (of_other, error)))
+    return passes, error
+
+
+def _above(noise: PartNoise, bound: Float64) -> tuple[Float64, Float64]:
+    """P[Z > bound] and E[|Z|; Z > bound] of geometric noise."""
     ratio, step = math.exp(-1 / noise.scale), -math.expm1(-1 / noise.scale)
     last = math.inf if noise.most is None else noise.most + 1.0
     total, beyond = _geometric_sums(noise)
-    least = np.floor(selection.need(min_units) - sizes) + 1
+    least = np.floor(bound) + 1
     # P[Z >= j] and E[Z; Z >= j] for j >= 1; below by the symmetry of the law.
     from_there = np.where(least > 0, least, 1 - least)
     chance = np.maximum(ratio**from_there - ratio**last, 0.0) / step / total

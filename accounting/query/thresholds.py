@@ -65,7 +65,7 @@ class Selection(msgspec.Struct, frozen=True):
         sd: of Q; 0 where its law is not Gaussian.
         most: the most that one unit adds to Q.
         tau: as above, in units of Q; threshold: rounded up to a whole number.
-        optimum: epsilon of the best selection of keys of which a unit has one, which draws no count
+        optimum: epsilon of one key in the best selection of each key, which draws no count
             (``accounting.mechanisms.optimum``); 0 where Q is tested.
     """
 

@@ -25,7 +25,6 @@ and no cut tail is left: total variation 0, given uniform AES blocks.
 Working memory is that of ``_AT_ONCE`` draws, whatever is asked for.
 """
 
-import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,22 +103,34 @@ class OneShot:
         """(n,) integers k with chance proportional to e^(-k^2 / (2 sigma^2)); see above."""
         return self._draw(DiscreteGaussianLaw, items, sigma, self._gaussian)
 
-    def truncated_geometric(self, items: Ids, scale: float, most: int) -> Int64:
-        """(n,) integers j of at most ``most`` with chance proportional to e^(-|j| / scale).
+    def truncated_geometric(
+        self, items: Ids, scale: float, most: int, sooner: int = 0
+    ) -> tuple[Int64, Int64]:
+        """(n,) integers j of at most k with chance proportional to e^(-|j| / scale), and
+        (n,) 1 where k is ``most - 1``, 0 where it is ``most``.
 
         Args:
             items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
-            most: k, from 1 to MAX_TRUNCATED.
+            most: from 1 to MAX_TRUNCATED.
+            sooner: chance of ``most - 1`` in 2^-32; 0 with ``most`` 1.
 
         Raises:
             ValueError: a number is outside its range.
         """
-        if not 1 <= most <= MAX_TRUNCATED:
+        if not (1 <= most <= MAX_TRUNCATED and 0 <= sooner < (1 << 32 if most > 1 else 1)):
             raise ValueError("a truncation is outside the range of one-shot draws")
         law = TruncatedGeometricLaw
-        name = (b"one-shot noise", law.label, most.to_bytes(8, "little"), *self._parts)
-        self._prefix[law] = self._keys.name(name)
-        return self._draw(law, items, scale, functools.partial(self._truncated, most=most))
+        numbers = struct.pack("<qq", most, sooner)
+        self._prefix[law] = self._keys.name((b"one-shot noise", law.label, numbers, *self._parts))
+        coins: list[Int64] = [np.zeros(0, np.int64)]
+
+        def kernel(names: Ids, scales: Float64) -> Int64:
+            words = self._node.blocks(names)
+            coins.append(((words[:, 1] >> np.uint64(32)) < np.uint64(sooner)).astype(np.int64))
+            return self._truncated(names, scales, words[:, 0], most - coins[-1])
+
+        noise = self._draw(law, items, scale, kernel)
+        return noise, np.concatenate(coins)
 
     def least_counts(self, items: Ids, optimum: SelectionOptimum) -> Int64:
         """(n,) the least count M that each key is shown with; see ``optimum``, whose chances these
@@ -193,8 +204,7 @@ class OneShot:
             value[row] = settle(law, self._uniform(names[row], attempt, int(word[row])))
         return value
 
-    def _truncated(self, names: Ids, scale: Float64, most: int) -> Int64:
-        word = self._node.blocks(names)[:, 0]
+    def _truncated(self, names: Ids, scale: Float64, word: Ids, most: Int64) -> Int64:
         low, tail = _folded(word)
         ratio, beyond = np.exp(-1 / scale), np.exp(-(most + 1) / scale)
         total = -np.expm1(-1 / scale) - 2 * ratio * np.expm1(-most / scale)
@@ -204,7 +214,7 @@ class OneShot:
         value, open_ = _floor(inverse, error, low)
         value = np.where(low == word, -value, value)
         for row in np.flatnonzero(open_):
-            law = TruncatedGeometricLaw(float(scale[row]), most)
+            law = TruncatedGeometricLaw(float(scale[row]), int(most[row]))
             value[row] = settle(law, self._uniform(names[row], 0, int(word[row])))
         return value
 

@@ -69,15 +69,25 @@ class Noise:
             items, optimum
         )
 
+    def sooner(self, noise: PartNoise, items: Ids) -> Int64:
+        """1 where the truncated noise of a part takes k - 1 in the place of k."""
+        if noise.most is None:
+            return np.zeros(len(items), np.int64)
+        one = self._of(noise)
+        return one.truncated_geometric(items, noise.scale, noise.most, noise.sooner)[1]
+
     def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
         """Noise of a part: of its law, named by its column."""
-        part = noise.part
-        name = (*self._name, b"column", part.column.encode(), part.what.encode())
-        one = OneShot(self._keys, name, self._inputs)
+        one = self._of(noise)
         if noise.most is not None:
-            return one.truncated_geometric(items, noise.scale, noise.most)
+            return one.truncated_geometric(items, noise.scale, noise.most, noise.sooner)[0]
         draw = one.rounded_gaussian if noise.law == "gaussian" else one.discrete_laplace
         return draw(items, noise.scale if scale is None else scale)
+
+    def _of(self, noise: PartNoise) -> OneShot:
+        part = noise.part
+        name = (*self._name, b"column", part.column.encode(), part.what.encode())
+        return OneShot(self._keys, name, self._inputs)
 
 
 def answer(
@@ -141,7 +151,7 @@ def selected(
     items = group_ids[candidates]
     if chosen.optimum:
         counts = totals.units[candidates] - (plan.min_units - 1)
-        least = noise.least_counts(items, chosen.optimum, budget.delta)
+        least = noise.least_counts(items, chosen.optimum, budget.delta_each)
         return np.asarray(candidates[counts >= least])
     statistic = np.zeros(len(candidates), np.int64)
     if chosen.weights:
@@ -150,7 +160,8 @@ def selected(
     if chosen.tested is not None:
         part = budget.parts[chosen.tested]
         exact = totals.sums.get(chosen.tested, totals.units)[candidates]
-        statistic += chosen.counted * (exact + noise.part(part, items))
+        noisy = exact + noise.part(part, items) + noise.sooner(part, items)
+        statistic += chosen.counted * noisy
     return np.asarray(candidates[statistic > chosen.need(plan.min_units)])
 
 

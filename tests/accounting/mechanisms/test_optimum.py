@@ -81,7 +81,7 @@ def test_larger_chances_are_not_private(twin: str) -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), SETTINGS[:4])
 def test_a_count_costs_the_rounding_of_k_and_no_more(epsilon: float, delta: float) -> None:
-    optimum, k = SelectionOptimum(epsilon, delta), truncation(1 / epsilon, delta, 1)
+    optimum, k = SelectionOptimum(epsilon, delta), truncation(1 / epsilon, delta, 1).most
     with mpmath.workdps(60):
         weight = {z: mpmath.exp(-abs(z) * mpmath.mpf(epsilon)) for z in range(-k, k + 1)}
         total = mpmath.fsum(weight.values())

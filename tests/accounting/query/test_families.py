@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.composition import Total
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign, design_bounds
@@ -304,6 +305,13 @@ def test_loss_distributions_would_save_nothing() -> None:
 # --- groups that are selected ----------------------------------------------------------------
 
 
+def drawn(random: np.random.Generator, scale: float, most: int, draws: int) -> Float64:
+    """Geometric noise that is truncated to [-most, most]."""
+    steps = np.arange(-most, most + 1)
+    chances = np.exp(-np.abs(steps) / scale)
+    return np.asarray(random.choice(steps, draws, p=chances / chances.sum()), np.float64)
+
+
 @pytest.mark.parametrize("family", ["gaussian", "geometric"])
 @pytest.mark.parametrize("least", [1, 4])
 def test_the_error_on_the_reference_population(family: Family, least: int) -> None:
@@ -319,14 +327,17 @@ def test_the_error_on_the_reference_population(family: Family, least: int) -> No
         counted = np.rint(random.normal(0, noise.scale, draws))
         weighted = np.rint(random.normal(0, chosen.sigma, draws))
     else:
-        steps = np.arange(-(noise.most or 0), (noise.most or 0) + 1)
-        chances = np.exp(-np.abs(steps) / noise.scale)
-        counted = random.choice(steps, draws, p=chances / chances.sum())
-        weighted = np.zeros(draws)
+        most = noise.most or 0
+        sooner = random.random(draws) < noise.sooner / 2**32
+        counted = np.where(
+            sooner, *(drawn(random, noise.scale, k, draws) for k in (most - 1, most))
+        )
+        weighted = sooner.astype(np.float64)
     losses = []
     for size in SIZES[SIZES < 1e4]:
         weight = chosen.weights[0] if chosen.weights else 0
         statistic = chosen.weighted * (weight * size + weighted) + chosen.counted * (size + counted)
+        statistic += weighted * (family == "geometric")
         shown = (statistic > chosen.need(least)) & (size >= least)
         losses.append(np.where(shown, np.abs(counted), size).mean())
     density = SIZES**DENSITY

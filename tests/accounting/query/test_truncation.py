@@ -48,6 +48,21 @@ def shown(count: int, noise: dict[int, mpmath.mpf], least: int) -> Outcomes:
     return out
 
 
+def mixed(
+    count: int,
+    less: dict[int, mpmath.mpf],
+    noise: dict[int, mpmath.mpf],
+    k: int,
+    chance: mpmath.mpf,
+) -> Outcomes:
+    """By a coin k - 1 or k, of which nothing is told."""
+    out: Outcomes = {}
+    for part, one in ((chance, shown(count, less, k)), (1 - chance, shown(count, noise, k + 1))):
+        for outcome, p in one.items():
+            out[outcome] = out.get(outcome, mpmath.mpf(0)) + part * p
+    return out
+
+
 def excess(one: Outcomes, other: Outcomes, epsilon: mpmath.mpf) -> mpmath.mpf:
     """The least delta of one against the other at an epsilon."""
     grown = mpmath.exp(epsilon)
@@ -64,7 +79,7 @@ def worst(outcome: Callable[[int], Outcomes], counts: int, epsilon: mpmath.mpf) 
 @pytest.mark.parametrize(("epsilon", "delta", "kappa"), SETTINGS)
 def test_k_is_the_least_that_holds(epsilon: float, delta: float, kappa: int) -> None:
     scale = kappa / epsilon
-    k = truncation(scale, delta, kappa)
+    k, coin = truncation(scale, delta, kappa)
     with mpmath.workdps(60):
         limit = mpmath.mpf(delta) / kappa
         assert masses(scale, k)[k] <= limit < masses(scale, k - 1)[k - 1]
@@ -72,12 +87,19 @@ def test_k_is_the_least_that_holds(epsilon: float, delta: float, kappa: int) -> 
         grown = mpmath.exp(b)
         formula = mpmath.log((grown + 2 * limit - 1) / ((grown + 1) * limit)) / b
         assert k == int(mpmath.ceil(formula))
+        less, last = masses(scale, k - 1)[k - 1], masses(scale, k)[k]
+        step = mpmath.mpf(2) ** -32
+        assert coin * step * less + (1 - coin * step) * last <= limit
+        if k > 1:
+            assert (coin + 1) * step * less + (1 - (coin + 1) * step) * last > limit
+        else:
+            assert coin == 0
 
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-80, 1e-300])
 @pytest.mark.parametrize(("scale", "groups"), [(1.0, 1), (3.0, 3), (4.096e9, 4_096)])
 def test_a_tiny_delta_has_a_truncation_too(delta: float, scale: float, groups: int) -> None:
-    k = truncation(scale, delta, groups)
+    k = truncation(scale, delta, groups).most
     with mpmath.workdps(400):
         q, limit = mpmath.exp(-1 / mpmath.mpf(scale)), mpmath.mpf(delta) / groups
         last = [q**j * (1 - q) / (1 + q - 2 * q ** (j + 1)) for j in (k, k - 1)]
@@ -90,7 +112,7 @@ def test_a_tiny_delta_has_a_truncation_too(delta: float, scale: float, groups: i
 def test_one_key_is_private_at_every_count_and_its_twins_are_not(
     scale: float, delta: float
 ) -> None:
-    k = truncation(scale, delta, 1)
+    k, coin = truncation(scale, delta, 1)
     with mpmath.workdps(60):
         epsilon, counts, d = 1 / mpmath.mpf(scale), 2 * k + 2, mpmath.mpf(delta)
         noise = masses(scale, k)
@@ -100,7 +122,15 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
         for m in (2, 3):  # a count that is shown has m units
             assert worst(lambda n, m=m: shown(n, noise, k + m), counts + m, epsilon) <= d  # type: ignore[misc]
             assert max(noise) + m - 1 < k + m
-        less, plain = masses(scale, k - 1), masses(scale, k + 150 * math.ceil(scale))
+        # With the coin, told or not, it is d and hardly less; a coin of a tenth more is too much.
+        less, chance = masses(scale, k - 1), mpmath.mpf(coin) / 2**32
+        with_coin = worst(lambda n: mixed(n, less, noise, k, chance), counts, epsilon)
+        told = chance * worst(lambda n: shown(n, less, k), counts, epsilon) + (1 - chance) * found
+        assert with_coin <= told + ROUNDING and told <= d
+        assert k == 1 or told > d * (1 - mpmath.mpf(10) ** -5)
+        more = (chance * 11 + 1) / 10
+        assert k == 1 or worst(lambda n: mixed(n, less, noise, k, more), counts, epsilon) > d
+        plain = masses(scale, k + 150 * math.ceil(scale))
         twins: dict[str, Callable[[int], Outcomes]] = {
             "k - 1": lambda n: shown(n, less, k),
             "at least k": lambda n: shown(n, noise, k),
@@ -120,7 +150,7 @@ def test_noise_that_is_not_truncated_needs_a_larger_threshold() -> None:
     """Where P[Z = k] nearly is d, the tail of plain noise is above it."""
     with mpmath.workdps(60):
         d = masses(2.0, 9)[9] * (1 + mpmath.mpf(10) ** -9)
-        assert truncation(2.0, float(d), 1) == 9
+        assert truncation(2.0, float(d), 1).most == 9
         plain = masses(2.0, 400)
         assert worst(lambda n: shown(n, plain, 10), 20, mpmath.mpf(1) / 2) > 2 * d
         assert worst(lambda n: shown(n, plain, 12), 20, mpmath.mpf(1) / 2) < d
@@ -129,7 +159,7 @@ def test_noise_that_is_not_truncated_needs_a_larger_threshold() -> None:
 def test_keys_of_one_unit_compose() -> None:
     """Two keys, one unit in both or in one, and another in the first: all outcomes at once."""
     epsilon, delta, kappa = 2.0, 0.02, 2
-    k = truncation(kappa / epsilon, delta, kappa)
+    k = truncation(kappa / epsilon, delta, kappa).most
     with mpmath.workdps(40):
         noise = masses(kappa / epsilon, k)
         for before, after in (((0, 0), (1, 1)), ((1, 0), (2, 1)), ((3, 2), (4, 3))):
@@ -149,21 +179,21 @@ def test_keys_of_one_unit_compose() -> None:
 
 
 @pytest.mark.parametrize(("scale", "delta"), [(1.0, 1e-3), (2.5, 1e-4), (4.0, 0.05)])
-def test_no_selection_shows_a_key_more_often_where_k_needs_no_rounding(
-    scale: float, delta: float
-) -> None:
-    """The largest chances that (b, d) allows, by induction over counts (theorem 1 of the paper)."""
-    k = truncation(scale, delta, 1)
+def test_no_selection_shows_a_key_more_often(scale: float, delta: float) -> None:
+    """The largest chances that (b, d) allows, by induction over counts (theorem 1 of the paper):
+    reached where k needs no rounding, and with the coin while chances grow."""
+    k, coin = truncation(scale, delta, 1)
     with mpmath.workdps(60):
-        b, noise = 1 / mpmath.mpf(scale), masses(scale, k)
-        exact, rounded = noise[k], mpmath.mpf(delta)
-        for d, alike in ((exact, True), (rounded, False)):
+        b, noise, less = 1 / mpmath.mpf(scale), masses(scale, k), masses(scale, k - 1)
+        for d, c in ((noise[k], mpmath.mpf(0)), (mpmath.mpf(delta), mpmath.mpf(coin) / 2**32)):
             chance = mpmath.mpf(0)
             for n in range(1, 2 * k + 3):
                 grown = mpmath.exp(b) * chance + d
                 chance = min(grown, 1 - mpmath.exp(-b) * (1 - chance - d), mpmath.mpf(1))
-                mine = mpmath.fsum(p for z, p in noise.items() if n + z > k)
-                assert abs(mine - chance) < ROUNDING if alike else mine <= chance
+                mine = 1 - mixed(n, less, noise, k, c)[None]
+                assert mine <= chance + ROUNDING
+                if c == 0 or n <= k - 1:
+                    assert mine > chance * (1 - mpmath.mpf(10) ** -6)
 
 
 def test_the_law_is_the_one_that_is_proven() -> None:

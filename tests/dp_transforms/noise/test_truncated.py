@@ -27,7 +27,9 @@ SETTINGS = [(0.3, 1), (1.0, 12), (3.7, 9), (60.0, 1200), (60.0, 20)]
 
 def drawn(ring: KeyRing, scale: float, most: int, count: int, run: object = RUN) -> Int64:
     shot = OneShot(ring, run, INPUTS)  # type: ignore[arg-type]
-    return shot.truncated_geometric(numbered(count), scale, most)
+    noise, sooner = shot.truncated_geometric(numbered(count), scale, most)
+    assert not sooner.any()
+    return noise
 
 
 def masses(scale: float, most: int) -> Float64:
@@ -39,7 +41,7 @@ def masses(scale: float, most: int) -> Float64:
 def test_draws_are_the_inverse_of_the_law(ring: KeyRing, scale: float, most: int) -> None:
     """The name is a CBC-MAC, and Z the place of its uniform in the law's sums."""
     prefix = ring.name((
-        b"one-shot noise", b"truncated geo", most.to_bytes(8, "little"), *RUN, INPUTS,
+        b"one-shot noise", b"truncated geo", struct.pack("<qq", most, 0), *RUN, INPUTS,
     ))  # fmt: skip
     bits = int(np.float64(scale).view(np.uint64))
     found = drawn(ring, scale, most, 60)
@@ -98,9 +100,9 @@ def test_float_errors_are_a_quarter_of_what_is_allowed(
     most, seen = max(1, int(scale * scales)), []
     with mock.patch.object(oneshot, "_floor", side_effect=lambda found, *_: seen.append(found)):
         shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
-        shot._node = mock.Mock(blocks=lambda _: np.array([(word, 0)], np.uint64))
         with pytest.raises(TypeError):  # nothing is floored
-            shot._truncated(names, np.array([scale]), most)
+            words = np.array([word], np.uint64)
+            shot._truncated(names, np.array([scale]), words, np.array([most]))
     with precision(2000):
         tail, wide = (flint.arb(word) + flint.arb("0.5")) / flint.arb(2) ** 64, flint.arb(scale)
         ratio = (-1 / wide).exp()
@@ -108,6 +110,21 @@ def test_float_errors_are_a_quarter_of_what_is_allowed(
         exact = -wide * (tail * (1 + ratio - 2 * beyond) + beyond).log()
         error = abs(exact - flint.arb(float(seen[0][0]))) / wide
         assert float(error) < oneshot.LOG_ERROR / 4
+
+
+def test_a_coin_takes_one_less_and_is_drawn_apart() -> None:
+    ring, items = KeyRing(b"\x09" * 32), numbered(300_000)
+    shot = OneShot(ring, RUN, INPUTS)
+    noise, sooner = shot.truncated_geometric(items, 3.0, 4, 3 << 30)
+    assert abs(sooner.mean() - 0.75) < 5 * np.sqrt(0.1875 / 300_000)
+    for less, most in ((1, 3), (0, 4)):
+        mine = noise[sooner == less]
+        assert np.abs(mine).max() == most and shape_p(mine, masses(3.0, most)) > LEAST_P
+    with mock.patch.object(oneshot, "_AT_ONCE", 7):
+        again = shot.truncated_geometric(items[:100], 3.0, 4, 3 << 30)
+    assert (again[0] == noise[:100]).all() and (again[1] == sooner[:100]).all()
+    other = shot.truncated_geometric(items, 3.0, 4, (3 << 30) + 1)[0]
+    assert abs(np.corrcoef(noise, other)[0, 1]) < 6 / np.sqrt(noise.size)
 
 
 def test_balls_decide_what_floats_leave_open(ring: KeyRing) -> None:
@@ -137,13 +154,16 @@ def test_numbers_outside_their_range_are_refused(ring: KeyRing) -> None:
     for scale, most in ((0.0, 3), (2.0**41, 3), (float("nan"), 3), (1.0, 0), (1.0, 1 << 61)):
         with pytest.raises(ValueError, match="range"):
             drawn(ring, scale, most, 0)
+    for most, sooner in ((1, 1), (2, 1 << 32), (2, -1)):
+        with pytest.raises(ValueError, match="range"):
+            OneShot(ring, RUN, INPUTS).truncated_geometric(numbered(0), 1.0, most, sooner)
 
 
 def test_known_answers() -> None:
     """Under a fixed key: an answer that was begun before must be given again to the bit."""
     ring = KeyRing(bytes(range(32)))
     found = [int(drawn(ring, scale, most, 3)[2]) for scale, most in SETTINGS]
-    assert found == [0, -3, 1, 93, 20]
+    assert found == [0, 2, 1, 18, 18]
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.4, 1e-9), (2.0, 0.2)])

@@ -44,8 +44,14 @@ def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) ->
 
 
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for law in ("rounded_gaussian", "discrete_laplace", "truncated_geometric"):
-        monkeypatch.setattr(OneShot, law, lambda self, items, *_: np.zeros(len(items), np.int64))
+    for law, shape in (
+        ("rounded_gaussian", ()),
+        ("discrete_laplace", ()),
+        ("truncated_geometric", (2,)),
+    ):
+        monkeypatch.setattr(
+            OneShot, law, lambda self, items, *_, of=shape: np.zeros((*of, len(items)), np.int64)
+        )
 
 
 @pytest.fixture
@@ -292,7 +298,7 @@ def test_the_tested_count_is_the_published_one(ring: KeyRing) -> None:
     table = crowd([chosen.threshold] * 40)
     found = asked(plan, stage_one(plan, table, units=40 * chosen.threshold), ring)
     assert 5 < len(found.group) < 35
-    assert (found.columns["u"].value > chosen.threshold).all()
+    assert (found.columns["u"].value >= chosen.threshold).all()
 
 
 def test_columns_come_in_any_order(ring: KeyRing) -> None:

@@ -106,8 +106,13 @@ def charges(folder: Path) -> list[Charge]:
 
 def without_noise(monkeypatch: Any) -> None:
     """Every draw is 0."""
-    for law in ("rounded_gaussian", "discrete_laplace", "truncated_geometric"):
-        monkeypatch.setattr(OneShot, law, lambda self, items, *_: pa_zeros(len(items)))
+    for law in ("rounded_gaussian", "discrete_laplace"):
+        monkeypatch.setattr(OneShot, law, lambda self, items, scale: pa_zeros(len(items)))
+    monkeypatch.setattr(
+        OneShot,
+        "truncated_geometric",
+        lambda self, items, *_: (pa_zeros(len(items)), pa_zeros(len(items))),
+    )
 
 
 def pa_zeros(size: int) -> Any:
