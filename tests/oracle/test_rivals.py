@@ -12,7 +12,7 @@ from scipy.optimize import check_grad
 from scipy.signal import fftconvolve
 
 from tests.bench.regimes import peers
-from tests.oracle.rivals import arrivals, keys, laws, planner, prefixes, totals
+from tests.oracle.rivals import arrivals, keys, laws, planner, prefixes, ranges, totals
 
 Exact = dict[Any, Fraction]
 
@@ -71,6 +71,19 @@ def test_a_staircase_is_private_for_its_sensitivity_and_no_more(
     assert worst(sensitivity + 1) > b + 1e-9
     if sensitivity == 1:
         assert law.sd == pytest.approx(laws.geometric_sd(b)) == laws.geometric(b).sd
+
+
+def test_a_staircase_is_charged_for_each_key_of_a_person() -> None:
+    """Two keys that move by 1 each: width 2 at epsilon loses twice epsilon; width 1 at half does
+    not."""
+    one = laws.discrete_staircase(1.0, 2, 1)
+    other = laws.discrete_staircase(0.5, 1, 1)
+
+    def loss(law: laws.Law) -> float:
+        inside = law.mass[8:-8]
+        return float(np.abs(np.log(inside / law.mass[9:][: len(inside)])).max())
+
+    assert 2 * loss(one) == pytest.approx(2.0) and 2 * loss(other) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("b", [0.1, 1.0, 6.0])
@@ -173,6 +186,8 @@ def test_counts_that_are_given_once() -> None:
     assert once["Gaussian"] == pytest.approx(2 / laws.gaussian_mu(1.0, 1e-6))
     assert dict(totals.rivals(4, 1.0, 1e-6, anywhere=True))["Gaussian"] == 2 * once["Gaussian"]
     assert "Gaussian" not in dict(totals.rivals(4, 1.0, 0.0, anywhere=False))
+    sums = dict(totals.rivals(1, 6.0, 0.0, anywhere=False, most=10))
+    assert sums["discrete staircase"] < 0.6 * sums["geometric"]
 
 
 # --- counts of keys that nobody named ------------------------------------------------------------
@@ -231,6 +246,9 @@ def test_thresholds_charge_lone_keys_what_they_say() -> None:
     common = keys.lone_threshold(alone, 2.5, 1e-6)
     tails = [math.erfc((common - most) / 2.5 / math.sqrt(2)) / 2 for most in alone.tolist()]
     assert sum(tails) == pytest.approx(1e-6)
+    at = keys.size_threshold(alone, 2.5, 1e-6)
+    tails = [t * math.erfc((at - alone[t - 1]) / 2.5 / math.sqrt(2)) / 2 for t in (1, 2, 3)]
+    assert max(tails) == pytest.approx(1e-6)
     # One weight for all is the union over C, which is never lower.
     assert common < 1.9 + 2.5 * laws.quantile(1e-6 / 3)
 
@@ -319,3 +337,21 @@ def residual(kind: str, size: int) -> Any:
     x = planner.gaussian_strategy(centre @ work.T @ work @ centre + np.ones((size, size)))
     values, vectors = np.linalg.eigh(centre @ x @ centre)
     return (vectors[:, 1:] * np.sqrt(values[1:])).T
+
+
+def test_ranges_of_one_attribute() -> None:
+    """The gradient; a p-identity's error by the pseudo-inverse; the optimum's floor."""
+    gram, asked = ranges.gram_of("range", 9)
+    flat = np.random.default_rng(0).random(18)
+    problem = [lambda p, at=at: ranges.p_identity_total(p, gram, 2)[at] for at in (0, 1)]
+    assert check_grad(*problem, flat) < 1e-3
+    p = flat.reshape(2, 9)
+    a = np.vstack([np.eye(9), p]) / (1 + p.sum(axis=0))
+    want = float(((planner.queries("range", 9) @ np.linalg.pinv(a)) ** 2).sum())
+    assert ranges.p_identity_total(flat, gram, 2)[0] == pytest.approx(want)
+    values = np.linalg.svd(planner.queries("range", 9), compute_uv=False)
+    floor = float(values.sum()) / math.sqrt(9 * asked)
+    assert floor < ranges.optimum("range", 9) < 1.02 * floor
+    found = dict(ranges.rivals("range", 40, 2, 1.0, 1e-9))
+    assert found["p-identity"] < found["geometric per cell"]
+    assert "Gaussian optimum" not in dict(ranges.rivals("range", 9, 2, 1.0, 0.0))

@@ -22,16 +22,19 @@ from tests.bench.regimes.populations import GENERATORS
 
 def chosen(args: argparse.Namespace) -> list[grid.Cell]:
     """The part of the grid that is asked for."""
-    part = [
-        cell
-        for cell in grid.cells()
-        if cell.kind in args.kinds
-        and (cell.kind == "workload" or cell.contributions in args.contributions)
-        and (cell.kind == "workload" or cell.triggers in args.triggers)
-        and (cell.kind == "workload" or cell.epsilon in args.epsilons)
-        and (cell.kind == "workload" or cell.delta in args.deltas)
-        and (not cell.kind.startswith("private") or cell.where in args.populations)
-    ]
+    asked = {
+        name: getattr(args, name) for name in ("contributions", "triggers", "epsilons", "deltas")
+    }
+
+    def wanted(cell: grid.Cell) -> bool:
+        if "x" in cell.where.split(" ")[-1]:
+            return True
+        if cell.kind.startswith("private") and cell.where not in args.populations:
+            return False
+        values = cell.contributions, cell.triggers, cell.epsilon, cell.delta
+        return all(value in asked[name] for name, value in zip(asked, values, strict=True))
+
+    part = [cell for cell in grid.cells() if cell.kind in args.kinds and wanted(cell)]
     if args.sample is not None:
         part = random.Random(args.seed).sample(part, min(args.sample, len(part)))
     return part
@@ -41,7 +44,7 @@ def line(row: grid.Row) -> str:
     """A row of the table."""
     cell = row.cell
     regime = f"{cell.kind:<16} {cell.where:<10}"
-    if cell.kind != "workload":
+    if "x" not in cell.where.split(" ")[-1]:
         regime += (
             f" C={cell.contributions:<2} T={cell.triggers:<4} ({cell.epsilon:g}, {cell.delta:g})"
         )

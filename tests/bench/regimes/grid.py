@@ -7,17 +7,26 @@ from typing import Any, NamedTuple
 
 from tests.bench.regimes import ours
 from tests.bench.regimes.populations import GENERATORS, population
-from tests.oracle.rivals import arrivals, keys, planner, prefixes, totals
+from tests.oracle.rivals import arrivals, keys, planner, prefixes, ranges, totals
 
 CONTRIBUTIONS = (1, 2, 4, 8, 32)
 TRIGGERS = (1, 16, 100, 1000)
 EPSILONS = (0.5, 1.0, 6.0)
 DELTAS = (0.0, 1e-9, 1e-6)
-KINDS = ("public one-shot", "public stream", "private one-shot", "private stream", "workload")
+KINDS = (
+    "public one-shot",
+    "public sum",
+    "public stream",
+    "private one-shot",
+    "private stream",
+    "workload",
+)
 #: Ours over the best rival's, at most.
 ALLOWED = 1.02
 #: Noise of simulations on either side.
 SEEDS = range(3)
+#: L of a sum that is clamped to [0, L] for each key.
+MOST = 10
 #: All 2-way tables of range or prefix queries; sizes of the attributes.
 DOMAINS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("range", (10,) * 20),
@@ -27,6 +36,10 @@ DOMAINS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("range", (8, 16, 16)),
     ("range", (64, 64)),
 )
+
+
+#: All ranges or prefixes of one attribute, at (epsilon, delta).
+LINES = (("range", 256), ("prefix", 256))
 
 
 class Cell(NamedTuple):
@@ -77,6 +90,7 @@ def cells() -> Iterator[Cell]:
     some = tuple(itertools.product(CONTRIBUTIONS, EPSILONS, DELTAS))
     for count, epsilon, delta in some:
         yield Cell("public one-shot", count, 1, epsilon, delta)
+        yield Cell("public sum", count, 1, epsilon, delta)
     for triggers, (count, epsilon, delta) in itertools.product(TRIGGERS, some):
         yield Cell("public stream", count, triggers, epsilon, delta)
     private = tuple((c, e, d) for c, e, d in some if d)
@@ -86,6 +100,8 @@ def cells() -> Iterator[Cell]:
         yield Cell("private stream", count, triggers, epsilon, delta, name)
     for queries, sizes in DOMAINS:
         yield Cell("workload", where=f"{queries} {'x'.join(map(str, sizes))}")
+    for (queries, size), (count, epsilon, delta) in itertools.product(LINES, some):
+        yield Cell("workload", count, 1, epsilon, delta, f"{queries} {size}")
 
 
 def row(cell: Cell) -> Row:
@@ -94,38 +110,44 @@ def row(cell: Cell) -> Row:
     if kind == "workload":
         return _workload(cell)
     if kind == "public":
-        return _public(cell, rest == ["stream"])
+        return _public(cell, rest[0])
     return _private_stream(cell) if rest == ["stream"] else _private(cell)
 
 
-def _public(cell: Cell, streams: bool) -> Row:
+def _public(cell: Cell, asked: str) -> Row:
     count, triggers, epsilon, delta = cell[1:5]
-    if streams:
+    if asked == "stream":
         found = dict(prefixes.rivals(triggers, count, epsilon, delta))
         figure = ours.public_stream(count, triggers, epsilon, delta)
         if triggers == 1:
             found |= dict(totals.rivals(count, epsilon, delta, anywhere=True))
     else:
-        found = dict(totals.rivals(count, epsilon, delta, anywhere=False))
-        figure = ours.public_totals(count, epsilon, delta)
+        most = MOST if asked == "sum" else 1
+        found = dict(totals.rivals(count, epsilon, delta, anywhere=False, most=most))
+        figure = ours.public_totals(count, epsilon, delta, most)
     name = min(found, key=lambda rival: found[rival])
     return Row(cell, figure.error, figure.family, found[name], name, 0.0)
 
 
 def _private(cell: Cell) -> Row:
-    people = population(cell.where)
-    given = cell.contributions, cell.epsilon, cell.delta
-    found = dict(keys.rivals(people.cells(cell.contributions), *given))
-    figure = ours.private_totals(people, *given)
+    count, epsilon, delta = cell.contributions, cell.epsilon, cell.delta
+    found = dict(keys.rivals(*_cells(cell), count, epsilon, delta))
+    figure = ours.private_totals(population(cell.where), count, epsilon, delta)
     name = min(found, key=lambda rival: found[rival])
     return Row(cell, figure.error, figure.family, found[name], name, 0.0)
+
+
+def _cells(cell: Cell) -> tuple[keys.Cells, keys.Cells]:
+    """The keys of a cell's population, people by index and by size."""
+    people = population(cell.where)
+    return people.cells(cell.contributions), people.cells(cell.contributions, by_size=True)
 
 
 def _private_stream(cell: Cell) -> Row:
     count, triggers, epsilon, delta = cell[1:5]
     stream = population(cell.where).arrivals(count, triggers)
     if triggers == 1:  # a window's one test: what is given once is given at its end
-        once = keys.rivals(stream.cells(count), count, epsilon, delta)
+        once = keys.rivals(*_cells(cell), count, epsilon, delta)
         rivals = [(name, error, 0.0) for name, error in once]
     else:
         rivals = list(arrivals.rivals(stream, (count, triggers, epsilon, delta), SEEDS))
@@ -138,6 +160,12 @@ def _private_stream(cell: Cell) -> Row:
 def _workload(cell: Cell) -> Row:
     queries, domain = cell.where.split()
     sizes = tuple(map(int, domain.split("x")))
+    if len(sizes) == 1:
+        given = queries, sizes[0], cell.contributions, cell.epsilon, cell.delta
+        found = dict(ranges.rivals(*given))
+        figure = ours.attribute(*given)
+        name = min(found, key=lambda rival: found[rival])
+        return Row(cell, figure.error, figure.family, found[name], name, 0.0)
     best = planner.rmse(queries, sizes, 2)
     figure = ours.workload(queries, sizes)
     return Row(cell, figure.error, figure.family, best, "ResidualPlanner+", 0.0)

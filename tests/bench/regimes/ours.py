@@ -17,7 +17,8 @@ from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.accounting.query.calibration import QueryBudget, allocate_query
+from dpstream.accounting.query.calibration import QueryBudget
+from dpstream.accounting.query.families import families_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 from tests.bench.regimes.populations import Population
@@ -35,18 +36,41 @@ class Figure(NamedTuple):
     family: str
 
 
-def question(contributions: int, epsilon: float, delta: float, selects: bool) -> QueryBudget:
-    """A count of units by key, asked once."""
-    family: Any = "gaussian" if delta else "laplace"
+def question(
+    contributions: int,
+    epsilon: float,
+    delta: float,
+    selects: bool,
+    family: Any = "auto",
+    most: int = 1,
+) -> QueryBudget:
+    """A count of units by key, asked once, by the family that is taken without an account.
+
+    Args:
+        most: above 1: a sum instead, clamped to [0, most] for each unit and key.
+    """
     units = QueryColumn("units", "units")
+    if most > 1:
+        units = QueryColumn("sum", "sum", 0.0, float(most), "group")
     plan = QueryPlan(epsilon, delta, contributions, None, family, selects, 1, (units,))
-    return allocate_query(plan)
+    taken = families_of(lambda bits: plan, "answer").taken()
+    return taken.budget(taken.plan)
 
 
-def public_totals(contributions: int, epsilon: float, delta: float) -> Figure:
+def public_totals(contributions: int, epsilon: float, delta: float, most: int = 1) -> Figure:
     """One-shot, public keys: sd."""
-    [noise] = question(contributions, epsilon, delta, False).parts
+    [noise] = question(contributions, epsilon, delta, False, most=most).parts
     return Figure(noise.sd, 0.0, noise.law)
+
+
+def families_of_totals(
+    contributions: int, epsilon: float, delta: float, selects: bool = False
+) -> tuple[str, tuple[float, float]]:
+    """What is taken, and the sds of Gaussian and of geometric noise."""
+    given = contributions, epsilon, delta, selects
+    sds = [question(*given, family).parts[0].sd for family in ("gaussian", "geometric")]
+    law = question(*given).parts[0].law
+    return ("gaussian" if law == "gaussian" else "geometric a step"), (sds[0], sds[1])
 
 
 def private_totals(
@@ -98,14 +122,31 @@ def stream(
     )
 
 
-def public_stream(contributions: int, triggers: int, epsilon: float, delta: float) -> Figure:
+def public_stream(
+    contributions: int, triggers: int, epsilon: float, delta: float, strategy: str = "auto"
+) -> Figure:
     """Public keys at T triggers: mean sd over the triggers."""
-    plan = stream(contributions, triggers, True, epsilon=epsilon, delta=delta)
+    promises = {"epsilon": epsilon, "delta": delta, "strategy": strategy}
     try:
-        [noise] = allocate(plan).values
+        budget = allocate(stream(contributions, triggers, True, **promises))
     except DpstreamError:
         return Figure(math.inf, 0.0, "refused")
-    return Figure(float(noise.sd.mean()), 0.0, "gaussian")
+    [noise] = budget.values
+    family = "gaussian"
+    if noise.scale:
+        # An identity has no rows but one of each step.
+        mixed = len(noise.strategy_object.matrix()) > triggers
+        family = "geometric, mixed rows" if mixed else "geometric a step"
+    return Figure(float(noise.sd.mean()), 0.0, family)
+
+
+def families_of_stream(
+    contributions: int, triggers: int, epsilon: float, delta: float
+) -> tuple[str, tuple[float, float]]:
+    """What is taken, and the mean sds of Gaussian and of geometric noise."""
+    given = contributions, triggers, epsilon, delta
+    gaussian, plain = (public_stream(*given, name).error for name in ("blt", "geometric"))
+    return public_stream(*given).family, (gaussian, plain)
 
 
 @functools.lru_cache(maxsize=8)
@@ -163,3 +204,33 @@ def workload(queries: str, sizes: tuple[int, ...]) -> Figure:
 
     asked = marginals([of_size(str(i), size) for i, size in enumerate(sizes)], [2], queries)
     return Figure(math.sqrt(auto(asked).error / asked.weight), 0.0, "gaussian")
+
+
+def attribute(queries: str, size: int, contributions: int, epsilon: float, delta: float) -> Figure:
+    """RMSE of all such queries of one attribute at (epsilon, delta)."""
+    from dpstream.accounting.gaussian import mu_of
+    from dpstream.accounting.workloads.workload import over
+
+    asked = over([size], [queries])
+    if not delta:
+        return Figure(contributions / epsilon * _pure(queries, size), 0.0, "geometric")
+    error = math.sqrt(_optimum(queries, size) / asked.weight)
+    return Figure(contributions / mu_of(epsilon, delta) * error, 0.0, "gaussian")
+
+
+@functools.lru_cache(maxsize=4)
+def _optimum(queries: str, size: int) -> float:
+    from dpstream.accounting.strategies.cells.auto import auto
+    from dpstream.accounting.workloads.workload import over
+
+    return auto(over([size], [queries])).error
+
+
+@functools.lru_cache(maxsize=4)
+def _pure(queries: str, size: int) -> float:
+    """RMSE with the lattice's noise of scale 1: Laplace's but for a millionth."""
+    from dpstream.accounting.strategies.cells.pure import pure
+    from dpstream.accounting.workloads.workload import over
+
+    asked = over([size], [queries])
+    return math.sqrt(2 * pure(asked, bits=12).lattice(12).floats().error(asked) / asked.weight)

@@ -11,6 +11,9 @@ A person has one record in each of at most C keys.  A key that is not given coun
 * One test with falling weights: a person's i-th key gets w_i, all weighted counts one noise, the
   published count another.  A person alone in several keys has different i in them, so that what is
   charged for lone keys is the sum over i of Q((tau - a w_i - d) / sd): theta delta.
+* One test with weights by size: *Differentially Private Set Union* (Gopi, Gulhane, Kulkarni, Shen,
+  Shokouhi, Yekhanin 2020), a person of n keys adds 1 / sqrt(n) to each; one who is alone in t keys
+  is charged t Q((tau - a / sqrt(t) - d) / sd) for the worst t.
 * PipelineDP and OpenDP, from their sources: selection and count with budgets of their own (any
   split), or a threshold on the noisy count.
 """
@@ -233,6 +236,36 @@ def one_test(
     return min(tried[best], *(error(*best, theta) for theta in THETAS))
 
 
+def size_threshold(alone: Floats, sd: float, delta: float) -> float:
+    """tau with t Q((tau - alone_t) / sd) <= delta for all t."""
+    return max(
+        float(most) + sd * quantile(delta / t) for t, most in enumerate(alone.tolist(), start=1)
+    )
+
+
+def by_size(sizes: Cells, epsilon: float, delta: float) -> float:
+    """Least expected L1 with weights 1 / sqrt(n), over shares, caps and theta.
+
+    Args:
+        sizes: ``by_index`` says how many people of a key have 1, 2, .. keys.
+    """
+    count = sizes.by_index.shape[1]
+    roots = 1 / np.sqrt(np.arange(1, count + 1))
+
+    def error(cap: int, share: float, theta: float) -> float:
+        mu = gaussian_mu(epsilon, (1 - theta) * delta)
+        w = np.minimum(roots, roots[cap - 1])
+        sds = 1 / (math.sqrt(1 - share) * mu), math.sqrt(count / share) / mu
+        d = sds[0] ** 2 / sds[1] ** 2 / float(w.mean())
+        tau = size_threshold(w + d, math.hypot(sds[0], d * sds[1]), theta * delta)
+        return both(sizes, sizes.by_index @ w, (1.0, d), sds, tau)
+
+    caps = sorted({c for c in (1, 2, 4) if c <= count})
+    tried = {(cap, v): error(cap, v, THETAS[2]) for cap in caps for v in SHARES[2:]}
+    best = min(tried, key=lambda at: tried[at])
+    return min(tried[best], *(error(*best, theta) for theta in THETAS))
+
+
 # --- other programs ------------------------------------------------------------------------------
 
 
@@ -304,8 +337,12 @@ def opendp_threshold(epsilon: float, delta: float, count: int) -> int:
 # --- all -----------------------------------------------------------------------------------------
 
 
-def rivals(cells: Cells, count: int, epsilon: float, delta: float) -> Iterator[Rival]:
-    """Name and expected L1 of each rival."""
+def rivals(cells: Cells, sizes: Cells, count: int, epsilon: float, delta: float) -> Iterator[Rival]:
+    """Name and expected L1 of each rival.
+
+    Args:
+        sizes: the same keys, their people by how many keys they have.
+    """
     pairs, b = cells.pairs, epsilon / count
     tau = laplace_threshold(epsilon, delta, count)
     yield "Laplace thresholds", tested(pairs, laplace(b), np.nextafter(tau, 0))
@@ -318,4 +355,5 @@ def rivals(cells: Cells, count: int, epsilon: float, delta: float) -> Iterator[R
     gaussians = [gaussian_threshold(epsilon, delta, count, theta) for theta in THETAS]
     yield "Gaussian thresholds", min(tested(pairs, gaussian(sd), tau) for sd, tau in gaussians)
     yield "one test, falling weights", one_test(cells, epsilon, delta)
+    yield "one test, weights by size", by_size(sizes, epsilon, delta)
     yield "PipelineDP", pipelinedp(pairs, epsilon, delta, count)

@@ -32,6 +32,8 @@ ARITIES = (2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 32, 36)
 #: Steps up to which every arity and start is tried; beyond, those that are best at T = 1000.
 MOST_DENSE = 128
 _LARGE_ARITIES = (11, 14, 15)
+#: Arities of the trees that the search of a p-identity begins at.
+_STARTS = (4, 8, 11, 16)
 
 
 def of_map(decoder: Floats) -> float:
@@ -172,7 +174,7 @@ def p_identity(steps: int) -> float:
     It begins at random and at the upper nodes of k-ary trees; then prefixes are weighted by 1 / sd,
     so that the mean sd falls and not the mean variance.
     """
-    starts = [tree_matrix(steps, k)[steps:] for k in ARITIES if 1 < k <= steps]
+    starts = [tree_matrix(steps, k)[steps:] for k in _STARTS if k <= steps]
     starts = [start for start in starts if 0 < len(start) <= steps // 3]
     starts += [np.random.default_rng(1).random((max(1, steps // 16), steps))]
     if steps > MOST_DENSE:  # one search: the best of trees that are looked at

@@ -1,11 +1,13 @@
-"""Counts of public keys, given once: sd of a key's noise at (epsilon, delta).
+"""Counts and sums of public keys, given once: sd of a key's noise at (epsilon, delta).
 
-A person has C records of one key each, so that the counts move by C in L1 and by sqrt(C) in L2;
-with ``anywhere`` all C may fall on one key, and both are C.
+A person has C records of one key each that add at most L to it, so that what is given moves by C L
+in L1 and by sqrt(C) L in L2; with ``anywhere`` all C may fall on one key, and both are C L.  A
+staircase of width L loses b for each record whatever it adds, at most C b of all of them, however
+they fall: b = epsilon / C.  (One of width C L at epsilon would lose epsilon for each of C keys.)
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tests.oracle.rivals.laws import (
     discrete_staircase_sd,
@@ -17,31 +19,24 @@ from tests.oracle.rivals.laws import (
 )
 
 Rival = tuple[str, float]
-_PURE: dict[str, Callable[[float], float]] = {
-    "Laplace": laplace_sd,
-    "geometric": geometric_sd,
-    "staircase": staircase_sd,
-}
 
 
-def rivals(contributions: int, epsilon: float, delta: float, anywhere: bool) -> Iterator[Rival]:
+def rivals(
+    contributions: int, epsilon: float, delta: float, anywhere: bool, most: int = 1
+) -> Iterator[Rival]:
     """Name and sd of each rival.
 
-    With ``anywhere`` noise for a shift of C at epsilon: the geometric law at b = epsilon / C, the
-    staircase at epsilon with its steps C wide.  Without, C shifts of 1 at epsilon / C each.
+    Args:
+        most: L, a whole number.
     """
-    count = contributions
-    for name, sd in _PURE.items():
-        if name == "staircase" and anywhere:
-            yield name, count * sd(epsilon)
-        else:
-            yield name, sd(epsilon / count)
-    if anywhere:
-        yield "discrete staircase", discrete_staircase_sd(epsilon, count)
+    b = epsilon / contributions
+    yield "Laplace", most * laplace_sd(b)
+    yield "geometric", geometric_sd(b / most)
+    yield "staircase", most * staircase_sd(b)
+    yield "discrete staircase", discrete_staircase_sd(b, most)
     if delta == 0:
         return
-    if not anywhere:
-        law = truncated_geometric(epsilon / count, delta / count)
-        yield "truncated geometric", law.sd
-    shift = count if anywhere else math.sqrt(count)
-    yield "Gaussian", shift / gaussian_mu(epsilon, delta)
+    if most == 1:
+        yield "truncated geometric", truncated_geometric(b, delta / contributions).sd
+    shift = contributions if anywhere else math.sqrt(contributions)
+    yield "Gaussian", most * shift / gaussian_mu(epsilon, delta)
