@@ -30,17 +30,20 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
-from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.accounting.plain import geometric_encoders, geometric_sd, scale_for
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy, StrategyName
+from dpstream.accounting.plan.unit import several_mu
 from dpstream.accounting.ranges import check_ranges
 from dpstream.accounting.shares import divide, per_key_squares, strategy_of
 from dpstream.accounting.strategies import GeometricStrategy, Strategy
 from dpstream.accounting.thresholds import one_trigger_tail, thresholds
 from dpstream.accounting.weights import Statistic, precision_weighted
 
+#: Periods that are looked at of a stream without end.
+OPEN_PERIODS = 1024
 #: Sigmas are raised by this much, far above the float error of a division.
 _SLACK = 1e-12
 
@@ -288,7 +291,18 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
             refused.append(error)
     if not budgets:
         raise refused[0]
-    return min(budgets, key=mean_log_sd)
+    if plan.privacy.optimise == "period":
+        return min(budgets, key=mean_log_sd)
+    return min(budgets, key=lambda of: mean_log_sd(of) + math.log(lifetime_epsilon(plan, of)))
+
+
+def lifetime_epsilon(plan: Mechanism, budget: Budget) -> float:
+    """Epsilon of a person of all periods, of a stream without end of `OPEN_PERIODS`; at the delta
+    of one period for Gaussian noise (public keys)."""
+    periods = plan.periods or OPEN_PERIODS
+    if budget.plain or periods == 1:
+        return periods * budget.epsilon
+    return epsilon_of(several_mu(budget.mu, periods, plan.periods_met), budget.delta)
 
 
 def _strategies(plan: Mechanism) -> tuple[StrategyName, ...]:

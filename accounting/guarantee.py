@@ -13,7 +13,7 @@ from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.budget import OPEN_PERIODS, Budget, StreamNoise
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
@@ -26,8 +26,6 @@ from dpstream.accounting.tuning.answer import Tuned
 
 #: Above this many units at the easiest trigger the figures warn that little is released.
 _MANY_UNITS = 100_000
-#: Periods listed for a stream without end.
-_OPEN_PERIODS = 1024
 
 NOT_SOUND = "as published: the stated guarantee does NOT hold"
 NEIGHBOURS = (
@@ -212,7 +210,7 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
 def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     """Guarantee for a person of k periods; ``accounting.plan.unit`` and ``accounting.thresholds``
     have the argument."""
-    most = plan.timeline.periods or _OPEN_PERIODS
+    most = plan.timeline.periods or OPEN_PERIODS
     rows = list[dict[str, float]]()
     gaussian = _delta_gaussian(budget)
     powers = [1 << i for i in range(most.bit_length())]

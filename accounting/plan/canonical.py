@@ -107,6 +107,8 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         "combine": privacy.combine,
         "select_every": privacy.select_every,
     }
+    if privacy.optimise != "period":
+        form["optimise"] = privacy.optimise
     if privacy.periods_share_windows:
         form["periods_share_windows"] = True
     if privacy.tests is not None:

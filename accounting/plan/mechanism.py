@@ -33,12 +33,14 @@ class Mechanism(msgspec.Struct, frozen=True):
         design: what the settings mean together.
         windows: windows that all of a unit's pairs lie in, ``None`` for a stream without end.
         periods_met: the most privacy periods that one window can meet; 1 without periods.
+        periods: units that one person can have; 1 without periods, ``None`` without an end.
     """
 
     privacy: Privacy
     design: Design
     windows: int | None = 1
     periods_met: int = 1
+    periods: int | None = 1
 
     @property
     def once(self) -> bool:
@@ -50,4 +52,4 @@ def mechanism_of(plan: Plan) -> Mechanism:
     """The mechanism of a stream's plan."""
     line = plan.timeline
     windows = None if line.end is None else line.windows
-    return Mechanism(plan.privacy, plan.design, windows, line.periods_met)
+    return Mechanism(plan.privacy, plan.design, windows, line.periods_met, line.periods)

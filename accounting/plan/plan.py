@@ -114,6 +114,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         uneven = refreshes and design.refresh_every % design.select_every
         check_tests(privacy, self.timeline.triggers)
         check_remember(self)
+        self._check_plain()
         for name in ("tests", "skip"):
             if getattr(privacy, name) and not design.selects:
                 raise UsageError(f"privacy.{name}", "public keys need no selection", "omit it")
@@ -145,6 +146,23 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError(
                 "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
+        most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
+        if self.timeline.triggers > most:
+            raise UsageError(
+                "privacy.strategy",
+                f"'{privacy.strategy}' takes at most {most} triggers a window",
+                "use 'blt', which has about the same error for any number, or 'tree'",
+            )
+
+    def _check_plain(self) -> None:
+        """What goes with noise that is charged plain epsilon."""
+        privacy, design = self.privacy, self.design
+        if privacy.optimise != "period" and privacy.strategy != "auto":
+            raise UsageError(
+                "privacy.optimise",
+                f"says what 'auto' chooses by, and the strategy is '{privacy.strategy}'",
+                "omit it, or use strategy 'auto'",
+            )
         if privacy.strategy == "geometric" and design.selects:
             raise UsageError(
                 "privacy.strategy",
@@ -157,13 +175,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 "privacy.delta",
                 "must be above 0 where keys are selected or cells mixed",
                 "write 1e-9, or list the keys in keys.public",
-            )
-        most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
-        if self.timeline.triggers > most:
-            raise UsageError(
-                "privacy.strategy",
-                f"'{privacy.strategy}' takes at most {most} triggers a window",
-                "use 'blt', which has about the same error for any number, or 'tree'",
             )
 
     def _check_cells(self) -> None:

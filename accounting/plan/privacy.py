@@ -10,6 +10,8 @@ from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
 Mode = Literal["sticky", "rounds"]
+#: What ``auto`` makes small: the error of a period's promise, or of that of all periods.
+Optimise = Literal["period", "lifetime"]
 StrategyName = Literal["tree", "toeplitz", "blt", "dense", "geometric", "auto"]
 
 
@@ -23,6 +25,8 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ``rounds`` (Algorithm 2: select, release, restart).
         strategy: how prefixes are noised; ``auto``: with public keys by ``blt`` or ``geometric``,
             whichever has the least error, with others by ``blt`` (`accounting.budget`).
+        optimise: what ``auto`` compares families by: the error at the promise of one period, or at
+            an equal promise for a person of all periods.
         theta: share of delta kept for the thresholds.
         pre_threshold: mu_count; a key is tested only with more units than this.
         refresh_every: triggers between publications of a selected key (sticky).
@@ -51,6 +55,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contributions: int
     mode: Mode = "sticky"
     strategy: StrategyName = "blt"
+    optimise: Optimise = "period"
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None

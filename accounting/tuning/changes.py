@@ -255,6 +255,7 @@ def _keys(plan: Plan) -> Iterator[Other]:
         return
     settings: dict[str, Any] = {"weights": None, "combine": False, "selection_share": None}
     settings |= {"select_every": None, "mode": "sticky", "final_flush": False, "pre_threshold": 0}
+    settings["strategy"] = "auto"
 
     def change() -> Plan:
         other = with_privacy(plan, **settings)

@@ -4,16 +4,15 @@ import textwrap
 from typing import Any
 
 from dpstream.accounting.budget import Budget
-from dpstream.accounting.figures import duration, human, up
+from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.promises import promise_lines
 from dpstream.accounting.tuning.answer import Tuned
 from dpstream.accounting.tuning.outlook import SIZES, WORTH_A_LINE, outlook
 
 #: Changes that are listed without ``--details``.
 _LISTED = 6
-#: Periods that a person's figure is told for where the stream has no end.
-_SOME_PERIODS = 4
 
 
 def outlook_text(
@@ -28,10 +27,10 @@ def outlook_text(
     figures, found = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
     lines = [
         f"Guarantee   {figures['guarantee']['words']}",
+        *promise_lines(plan, budget),
         f"Counted     at most {plan.privacy.contributions} records of a unit"
         + ("" if plan.timeline.period is None else " and period")
         + f" (C), {_windows(plan)}",
-        *_person_lines(plan, figures),
         "",
         *_appears_lines(plan, found["appears"]),
         *_exact_lines(found["exact"]),
@@ -55,21 +54,6 @@ def _windows(plan: Plan) -> str:
     if plan.design.restarts:
         often = f"a key is tested, and published, up to {line.triggers:,} times each"
     return f"in windows of {duration(line.window)}{slide}, {often}"
-
-
-def _person_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
-    """What a person of all periods has; of some, where they have no end."""
-    rows = figures["periods"]
-    if len(rows) < 2:
-        return []
-    endless = plan.timeline.end is None
-    row = max((r for r in rows if r["periods"] <= _SOME_PERIODS), key=lambda r: r["periods"])
-    row = row if endless else rows[-1]
-    which = f"of {row['periods']:,} periods" if endless else f"in all {row['periods']:,} periods"
-    rest = "; the stream has no end, so none holds for all of them" if endless else ""
-    return [
-        f"Person      {which}: epsilon {up(row['epsilon'], 4)} at delta {up(row['delta'], 3)}{rest}"
-    ]
 
 
 def _appears_lines(plan: Plan, found: dict[str, Any]) -> list[str]:

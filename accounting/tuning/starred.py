@@ -135,10 +135,16 @@ def _named(plan: Plan, weights: SelectionWeights | None) -> dict[str, Any]:
 
 
 def _strategies(plan: Plan) -> list[StrategyName]:
-    most = {"dense": _DENSE, "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS}
+    most = {
+        "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
+        "dense": _DENSE,
+        "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
+    }
     names: tuple[StrategyName, ...] = ("blt", "dense", "toeplitz", "tree")
     if plan.cells is not None:
         names = ("blt", "dense")
+    elif not plan.design.selects:
+        names += ("geometric",)
     triggers = plan.design.triggers
     return [
         name

@@ -12,7 +12,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
-from dpstream.accounting.plan.privacy import Mode, StrategyName
+from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below
@@ -168,6 +168,7 @@ class PrivacyConfig(_Table, frozen=True):
     period: str | None = None
     mode: Mode = "sticky"
     strategy: StrategyName | None = None
+    optimise: Optimise = "period"
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None

@@ -1,0 +1,144 @@
+"""What both families of noise promise, for a period and for a person of all of them, side by side.
+
+Gaussian noise composes: k periods cost about sqrt(k) times one.  Two-sided geometric noise is
+charged its epsilon, k times one; where all periods are fixed beforehand it costs less
+(`fixed_schedule`), which an account may not use: what follows in it is decided by what was
+published.  Lifetimes are stated at k times the delta of a period, of Gaussian noise too.
+"""
+
+import functools
+import math
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from dpstream.accounting import limits
+from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.figures import human, up
+from dpstream.accounting.fixed_schedule import epsilon_of_responses
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.guarantee import describe
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.privacy import StrategyName
+from dpstream.accounting.plan.unit import several_mu, together
+from dpstream.accounting.strength import STATED_DELTA
+
+#: Periods of a person's promise where the stream has no end.
+_SOME_PERIODS = 4
+
+
+class Promise(NamedTuple):
+    """One family's promise for a plan.
+
+    Attributes:
+        family: of the noise; chosen: it is in force.
+        epsilon, delta: for one unit (of one period).
+        column: the first published one; sd: its mean noise over a window's releases.
+        periods: of a person of all; of a stream without end a few.
+        lifetime: (epsilon, delta) of such a person.
+        fixed: (epsilon, delta) of the same where the schedule is fixed beforehand; ``None`` for
+            Gaussian noise, which has that already.
+    """
+
+    family: Literal["gaussian", "geometric"]
+    chosen: bool
+    epsilon: float
+    delta: float
+    column: str
+    sd: float
+    periods: int
+    lifetime: tuple[float, float]
+    fixed: tuple[float, float] | None
+
+
+def promises(plan: Plan, budget: Budget) -> list[Promise]:
+    """The family in force first, then the other one where the plan could have it."""
+    other = _other(plan, "blt" if budget.plain else "geometric") if budget.sound else None
+    chosen = [_promise(plan, budget, True)]
+    return chosen if other is None else [*chosen, _promise(*other, False)]
+
+
+def _promise(plan: Plan, budget: Budget, chosen: bool) -> Promise:
+    column = describe(plan, budget)["columns"][0]
+    periods = (plan.timeline.periods or _SOME_PERIODS) if budget.sound else 1
+    return Promise(
+        "geometric" if budget.plain else "gaussian",
+        chosen,
+        budget.epsilon,
+        budget.delta,
+        column["name"],
+        column["sd_mean"],
+        periods,
+        _lifetime(plan, budget, periods),
+        _fixed(plan, periods) if budget.plain else None,
+    )
+
+
+def _lifetime(plan: Plan, budget: Budget, periods: int) -> tuple[float, float]:
+    """(epsilon, delta) of a person of so many periods, rounded up."""
+    if periods == 1:
+        return budget.epsilon, budget.delta
+    delta = min(1.0, periods * budget.delta * (1 + 1e-15))
+    if budget.plain:
+        exact = periods * Fraction(repr(float(budget.epsilon)))
+        epsilon = float(exact)
+        return (epsilon if epsilon >= exact else math.nextafter(epsilon, math.inf)), delta
+    gaussian = periods * budget.delta * (1 - budget.theta) * (1 - 1e-12)
+    mu = several_mu(budget.mu, periods, together(plan))
+    return epsilon_of(mu, min(gaussian, 0.5)), delta
+
+
+def _fixed(plan: Plan, periods: int) -> tuple[float, float]:
+    """With at most one record for each key every one of C keys pays a C-th of epsilon."""
+    privacy = plan.privacy
+    parts = privacy.contributions if privacy.per_key_bound == 1 else 1
+    delta = min(0.5, periods * privacy.delta or STATED_DELTA)
+    return epsilon_of_responses(delta, privacy.epsilon / parts, periods * parts), delta
+
+
+@functools.lru_cache(maxsize=16)
+def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
+    """The plan with another strategy and its budget, where it can be run so."""
+    if plan.design.triggers > limits.MAX_GEOMETRIC_TRIGGERS and strategy == "geometric":
+        return None
+    privacy = msgspec.structs.replace(plan.privacy, strategy=strategy, optimise="period")
+    other = msgspec.structs.replace(plan, privacy=privacy)
+    try:
+        return other, allocate(other)
+    except DpstreamError:
+        return None
+
+
+def promise_lines(plan: Plan, budget: Budget) -> list[str]:
+    """Both promises of each family, for a person; none where there is but one of each."""
+    rows = promises(plan, budget)
+    if len(rows) == 1 and rows[0].periods == 1:
+        return []
+    lines = [f"Noise       {_row(row, rows)}" for row in rows]
+    if rows[0].periods > 1:
+        endless = plan.timeline.end is None
+        which = f"{rows[0].periods:,} periods" if endless else f"all {rows[0].periods:,} periods"
+        parts = [f"{row.family} {_told(row)}" for row in rows]
+        if endless:
+            parts.append("the stream has no end, so none holds for all of them")
+        lines.append(f"Lifetime    a person of {which}: {'; '.join(parts)}")
+    return lines
+
+
+def _row(row: Promise, rows: list[Promise]) -> str:
+    per = "a period" if row.periods > 1 else "in all"
+    mark = " (in force)" if row.chosen and len(rows) > 1 else ""
+    return (
+        f"{row.family}: ({up(row.epsilon)}, {up(row.delta)}) {per}, {row.column} ±{human(row.sd)} "
+        f"on average{mark}"
+    )
+
+
+def _told(row: Promise) -> str:
+    epsilon, delta = row.lifetime
+    words = f"({up(epsilon, 4)}, {up(delta, 3)})"
+    if row.fixed is None:
+        return words
+    return f"{words}, ({up(row.fixed[0], 4)}, {up(row.fixed[1], 3)}) on a schedule fixed beforehand"
