@@ -2,8 +2,8 @@
 
 Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
 the better of optimum and eigen-design.  A larger union: the best of residual tables with fitted
-bases, even ones, and a product of axes; its floor is that of a smaller question (``floors``) or
-what each product would cost alone, and the note says so.
+bases, residual tables with even bases, and a product of axes.  Its floor is that of smaller queries
+(``floors``) or the sum of each product's floor alone, and the note says so.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from dpstream.accounting.workloads.workload import Workload
 _TURNS = 20_000
 OBJECTIVES = ("total", "relative", "worst")
 #: Note of a union for which no floor of all cells is computed.
-LARGE = "the union is too large for one matrix: the floor is that of a part of what is asked"
+LARGE = "the union is too large for one matrix: the floor is a smaller one that is proven"
 
 
 class Plan(NamedTuple):

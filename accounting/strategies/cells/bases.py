@@ -1,22 +1,22 @@
 """What a residual table measures of one attribute of n cells: n - 1 numbers beside its total.
 
-A *basis* is a vector g of the cells that sums to 1 and a Gaussian strategy on the queries r with
-r g = 0.  Every query w of the attribute is (w g) times the total plus such an r = w - (w g) 1, in
-one way only, so that total and rest can be measured apart and nothing of w is lost.  Measured are
-x_c - g_c (sum of x) for all cells but the last, with noise of covariance S = L L^T:
+A *basis* is a vector g of the cells that sums to 1, and a Gaussian strategy on the queries r with
+r g = 0.  Every query w of the attribute is (w g) times the total plus such an r = w - (w g) 1, and
+this split is unique, so that the total and the rest can be measured separately without loss.  A
+table measures x_c - g_c (sum of x) for all cells but the last, with noise of covariance S = L L^T:
 
     variance of w  =  (w g)^2 var(total) + u S u^T,   u = (w_1 - w_n, ..., w_(n-1) - w_n).
 
-*Even* bases have g = 1/n and the noise of independent cells: best for tables of counts.  (They are
-measured as x_1 - x_c, which is the same in other numbers.)  *Fitted* ones take g and S of a
-strategy X of the attribute alone: with a = 1 / (1^T X^-1 1) and g = a X^-1 1, X = a 1 1^T + R where
-R g = 0.  R is what X measures beside the total, its diagonal is that of X less a, and
+*Even* bases have g = 1/n and the noise of independent cells.  They are the best for tables of
+counts.  They measure x_1 - x_c, which is equivalent.  *Fitted* bases take g and S from a strategy X
+of the attribute alone: with a = 1 / (1^T X^-1 1) and g = a X^-1 1, X = a 1 1^T + R where R g = 0.
+R is what X measures beside the total, its diagonal is that of X less a, and
 u S u^T = w X^-1 w^T - (w g)^2 / a.
 
-**Sensitivity.**  A record of cell c moves what is measured, M x, by M e_c.  What is published is
-M x + L z, z independent of sd 1, a fixed map of L^-1 M x + z: mu^2 is max_c |L^-1 M e_c|^2, bounded
-in ``norm2`` from the very floats of L and the whole numbers of 2^bits M, rounding included.  Of
-several attributes L and M are Kronecker products, and the columns' norms multiply.
+**Sensitivity.**  A record of cell c moves the measured numbers M x by M e_c.  M x + L z is
+published, z independent with sd 1: a fixed map of L^-1 M x + z.  So mu^2 is max_c |L^-1 M e_c|^2.
+``norm2`` bounds it from the floats of L and the whole numbers 2^bits M as they are used, rounding
+included.  For several attributes L and M are Kronecker products, and the columns' norms multiply.
 """
 
 import functools
@@ -47,7 +47,8 @@ class Basis(ABC):
     """What is measured of one attribute.
 
     Attributes:
-        size: n; bits: measured are whole numbers of units of 2^-bits.
+        size: n, the number of cells.
+        bits: the measured numbers are multiples of 2^-bits.
     """
 
     size: int
@@ -68,6 +69,11 @@ class Basis(ABC):
     def norm2(self) -> float:
         """At least max_c |L^-1 M e_c|^2."""
 
+    @property
+    @abstractmethod
+    def moves(self) -> Float64:
+        """(n - 1, n) M: how much a record of each cell moves the measured numbers; exact."""
+
     @abstractmethod
     def reduced(self, table: Int64, axis: int) -> Int64:
         """2^bits M x along an axis, exact: n cells become n - 1 numbers."""
@@ -86,11 +92,11 @@ class Basis(ABC):
 
     @abstractmethod
     def masses(self, factor: Factor) -> tuple[float, float]:
-        """Both, summed over the queries."""
+        """(sum of ``along``, sum of ``rest``) over the queries."""
 
     @abstractmethod
     def canonical(self) -> bytes:
-        """The bytes that a hash of what is drawn is made of."""
+        """Bytes that name the basis in the hash of what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,11 @@ class Even(Basis):
     @override
     def norm2(self) -> float:
         return differences.column_norm2(self.size)
+
+    @property
+    @override
+    def moves(self) -> Float64:
+        return differences.matrix(self.size)
 
     @override
     def reduced(self, table: Int64, axis: int) -> Int64:
@@ -143,7 +154,7 @@ class Even(Basis):
 
 @dataclass(frozen=True, eq=False)
 class Fitted(Basis):
-    """A basis that is fitted to what is asked of the attribute.
+    """A basis that is fitted to the queries of the attribute.
 
     Attributes:
         shares: (n,) whole numbers g 2^bits, which sum to 2^bits.
@@ -174,20 +185,21 @@ class Fitted(Basis):
         """As ``Basis`` says.
 
         With Y near L^-1 and E = I - Y L, |E| < 1: |L^-1| <= |Y| / (1 - |E|).  With Z near L^-1 M
-        and R = M - L Z: L^-1 M = Z + L^-1 R.  E and R are computed in floats; what rounding can
-        hide of them, (n + 8) units of the products of magnitudes, is added, in Frobenius norms.
+        and R = M - L Z: L^-1 M = Z + L^-1 R.  E and R are computed in floats.  Their rounding
+        errors are at most (n + 8) units of the products of magnitudes; these are added, in
+        Frobenius norms.
         """
-        lower, moves, size = self.lower, self._moves(), self.size
+        lower, moves, size = self.lower, self.moves, self.size
         if not np.isfinite(lower).all() or not np.diag(lower).all():
             raise InvariantError("the noise of a basis is invertible")
         inverse = scipy.linalg.solve_triangular(lower, np.eye(size - 1), lower=True)
         unit = (size + 8) * 1.01 * _U
         norms = float(np.linalg.norm(lower)) * float(np.linalg.norm(inverse))
-        left = float(np.linalg.norm(np.eye(size - 1) - inverse @ lower)) * 1.01
-        left += unit * (norms + math.sqrt(size)) * 1.01
-        if not left < 0.01:
+        error = float(np.linalg.norm(np.eye(size - 1) - inverse @ lower)) * 1.01
+        error += unit * (norms + math.sqrt(size)) * 1.01
+        if not error < 0.01:
             raise InvariantError("the noise of a basis is invertible")
-        stretch = float(np.linalg.norm(inverse)) * 1.01 / (1 - left)
+        stretch = float(np.linalg.norm(inverse)) * 1.01 / (1 - error)
         columns = inverse @ moves
         sizes = float(np.linalg.norm(lower)) * float(np.linalg.norm(columns))
         hidden = unit * (sizes + float(np.linalg.norm(moves))) * 1.01
@@ -195,8 +207,9 @@ class Fitted(Basis):
         longest = float(np.sqrt((columns**2).sum(axis=0).max())) * (1 + (size + 8) * 2 * _U)
         return (longest + off) ** 2 * (1 + 8 * _U)
 
-    def _moves(self) -> Float64:
-        """(n - 1, n) M: what a record of each cell moves; exact."""
+    @property
+    @override
+    def moves(self) -> Float64:
         return measuring(self.spread)
 
     @functools.cached_property
@@ -208,10 +221,10 @@ class Fitted(Basis):
     @override
     def reduced(self, table: Int64, axis: int) -> Int64:
         shape = [-1 if k == axis else 1 for k in range(table.ndim)]
-        every = range(self.size - 1)
+        kept_cells = range(self.size - 1)
         total = table.sum(axis=axis, keepdims=True)
         shares = self.shares[:-1].reshape(shape)
-        return np.asarray((table.take(every, axis=axis) << self.bits) - shares * total)
+        return np.asarray((table.take(kept_cells, axis=axis) << self.bits) - shares * total)
 
     @override
     def restored(self, measured: Float64, axis: int) -> Float64:
@@ -239,13 +252,17 @@ class Fitted(Basis):
 
 
 def measuring(spread: Float64) -> Float64:
-    """(n - 1, n) M of a g: x_c - g_c (sum of x) of all cells but the last."""
+    """(n - 1, n) M of a vector g: x_c - g_c (sum of x) for all cells but the last."""
     size = len(spread)
     return np.asarray(np.eye(size - 1, size) - spread[:-1, None])
 
 
 def bits_of(ways: int) -> int:
-    """Bits of each axis, if the largest table has so many."""
+    """Bits of each axis.
+
+    Args:
+        ways: number of axes of the largest table.
+    """
     return min(_MOST_BITS, TABLE_BITS // max(1, ways))
 
 
@@ -254,13 +271,13 @@ def fitted(strategy: Float64, bits: int) -> Fitted:
 
     Args:
         strategy: (n, n) X, positive definite.
-        bits: of g.
+        bits: g is rounded to multiples of 2^-bits.
     """
     inverse = scipy.linalg.cho_solve(
         scipy.linalg.cho_factor(strategy, lower=True), np.eye(len(strategy))
     )
     spread = np.asarray(inverse.sum(axis=0) / inverse.sum())
-    shares = _whole(spread, 1 << bits)
+    shares = _rounded(spread, 1 << bits)
     moves = measuring(np.asarray(shares * 2.0**-bits))
     covariance = moves @ ((inverse + inverse.T) / 2) @ moves.T
     lower = np.asarray(scipy.linalg.cholesky(covariance, lower=True))
@@ -268,18 +285,18 @@ def fitted(strategy: Float64, bits: int) -> Fitted:
     return Fitted(shares, bits, lower)
 
 
-def _whole(shares: Float64, units: int) -> Int64:
+def _rounded(shares: Float64, units: int) -> Int64:
     """Whole numbers near ``shares * units`` that sum to ``units``."""
     scaled = shares / shares.sum() * units
     down = np.floor(scaled)
-    left = units - int(down.sum())
+    missing = units - int(down.sum())
     order = np.argsort(down - scaled, kind="stable")
-    down[order[:left]] += 1
+    down[order[:missing]] += 1
     return np.asarray(down, np.int64)
 
 
 def table_bits(bases: Sequence[Basis]) -> int:
-    """Bits of the numbers of one table."""
+    """Number of bits after the point of the numbers of one table."""
     return sum(basis.bits for basis in bases)
 
 
@@ -296,7 +313,7 @@ def reduced(table: Int64, bases: Sequence[Basis]) -> Int64:
 
 
 def restored(measured: npt.NDArray[np.float64], bases: Sequence[Basis]) -> Float64:
-    """The residual table, whose part along each total is zero."""
+    """The residual table, whose sum along each axis is zero, from its measured numbers."""
     for axis, basis in enumerate(bases):
         measured = basis.restored(measured, axis)
     return measured

@@ -27,10 +27,10 @@ def differences(table: Int64, axis: int) -> Int64:
     return np.asarray(first - table.take(range(1, table.shape[axis]), axis=axis))
 
 
-def restored(found: Float64, axis: int) -> Float64:
-    """(n along the axis) what has zero sums along it and these differences."""
-    first = found.sum(axis=axis, keepdims=True) / (found.shape[axis] + 1)
-    return np.concatenate([first, first - found], axis=axis)
+def restored(measured: Float64, axis: int) -> Float64:
+    """(n along the axis) the array with zero sums along the axis and these differences."""
+    first = measured.sum(axis=axis, keepdims=True) / (measured.shape[axis] + 1)
+    return np.concatenate([first, first - measured], axis=axis)
 
 
 def matrix(size: int) -> Float64:

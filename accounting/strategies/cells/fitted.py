@@ -1,16 +1,16 @@
-"""Residual tables with a basis for each attribute, weighed by the closed form.
+"""Residual tables with a basis for each attribute, and their weights in closed form.
 
-With bases (``bases``) for the attributes, the *residual table* of a set S of attributes has what
-the table of S says beyond the totals: M of each attribute in S, the sum over the others.  A query
-of the attributes T is, in one way only, a sum over the subsets S of T of a query of that table, so
-its variance is
+With bases (``bases``) for the attributes, the *residual table* of a set S of attributes holds what
+the table of S says beyond the totals: M of each attribute in S, summed over the other attributes.
+A query of the attributes T is a unique sum, over the subsets S of T, of a query of each of these
+tables.  Its variance is
 
     sum over S below T of  s_S^2 prod_(i in S) rest_i prod_(i in T \\ S) along_i
 
-for tables with independent noise of sd s_S, at a cost of p_S / s_S^2 of mu^2, p_S the product of
-the bases' ``norm2``; costs add up.  With V_S the weighted sum of what stands behind s_S^2, the
-Cauchy-Schwarz inequality gives the least of sum V_S s_S^2 at cost 1: s_S^2 ~ sqrt(p_S / V_S), and
-the error (sum_S sqrt(V_S p_S))^2.
+for tables with independent noise of sd s_S.  A table costs p_S / s_S^2 of mu^2, p_S the product of
+the bases' ``norm2``, and costs add up.  Let V_S be the weighted sum of the factors of s_S^2.  By
+the Cauchy-Schwarz inequality sum V_S s_S^2 is least, at cost 1, for s_S^2 ~ sqrt(p_S / V_S), and
+the error is (sum_S sqrt(V_S p_S))^2.
 """
 
 import functools
@@ -69,8 +69,8 @@ class FittedTables(Tables):
         return np.asarray(self.sensitivity2 / self.y)
 
     def _inverse(self, spaces: Spaces, masses: Float64) -> Float64:
-        known = dict(zip(self.keys, self.y.tolist(), strict=True))
-        y = np.array([known.get(key, 0.0) for key in spaces.keys])
+        y_by_key = dict(zip(self.keys, self.y.tolist(), strict=True))
+        y = np.array([y_by_key.get(key, 0.0) for key in spaces.keys])
         return np.where(masses > 0, 1 / np.maximum(y, 1e-300), 0.0)
 
     @override
@@ -91,19 +91,19 @@ class FittedTables(Tables):
 
     @override
     def variances(self, workload: Workload) -> list[Float64]:
-        known = dict(zip(self.keys, self.y.tolist(), strict=True))
-        return [self._variances(product, known) for product in workload.products]
+        y_by_key = dict(zip(self.keys, self.y.tolist(), strict=True))
+        return [self._variances(product, y_by_key) for product in workload.products]
 
-    def _variances(self, product: Product, known: dict[tuple[int, ...], float]) -> Float64:
-        found = np.zeros(product.rows)
+    def _variances(self, product: Product, y_by_key: dict[tuple[int, ...], float]) -> Float64:
+        variances = np.zeros(product.rows)
         pairs = list(zip(product.axes, product.factors, strict=True))
         sides = [(self.bases[a].along(f), self.bases[a].rest(f)) for a, f in pairs]
         for count in range(len(pairs) + 1):
             for subset in itertools.combinations(range(len(pairs)), count):
                 mass = kron([side[k in subset] for k, side in enumerate(sides)])
                 if mass.any():
-                    found += mass / known.get(tuple(product.axes[k] for k in subset), 1e-300)
-        return found
+                    variances += mass / y_by_key.get(tuple(product.axes[k] for k in subset), 1e-300)
+        return variances
 
     @override
     def dense(self) -> Float64:
@@ -120,18 +120,12 @@ class FittedTables(Tables):
 
 def _inner(basis: Basis) -> Float64:
     """(n, n) R."""
-    solved = scipy.linalg.solve_triangular(basis.root, _moved(basis), lower=True)
+    solved = scipy.linalg.solve_triangular(basis.root, basis.moves, lower=True)
     return np.asarray(solved.T @ solved)
 
 
-def _moved(basis: Basis) -> Float64:
-    """(n - 1, n) M."""
-    found = [basis.reduced(cell, 0) for cell in np.eye(basis.size, dtype=np.int64)]
-    return np.array(found, np.float64).reshape(basis.size, -1).T * 2.0**-basis.bits
-
-
 def _sums(spaces: Spaces, mass: Float64) -> Float64:
-    """(spaces,) sums over the parts."""
+    """(spaces,) sums of the masses of the parts of each space."""
     return np.bincount(spaces.spaces, mass, len(spaces.keys)).astype(np.float64)
 
 
@@ -143,27 +137,31 @@ def costs_of(keys: Sequence[tuple[int, ...]], bases: Sequence[Basis]) -> Float64
 
 def figures_of(spaces: Spaces, bases: Sequence[Basis]) -> tuple[Float64, Float64]:
     """(pairs,) sums of ``along`` and of ``rest`` of each pair's factor."""
-    known: dict[tuple[Basis, bytes], tuple[float, float]] = {}
-    found = []
+    by_name: dict[tuple[Basis, bytes], tuple[float, float]] = {}
+    figures = []
     for axis, factor in spaces.pairs:
         name = bases[axis], factor.canonical()
-        if name not in known:
-            known[name] = bases[axis].masses(factor)
-        found.append(known[name])
-    along, rest = np.array(found, np.float64).reshape(-1, 2).T
+        if name not in by_name:
+            by_name[name] = bases[axis].masses(factor)
+        figures.append(by_name[name])
+    along, rest = np.array(figures, np.float64).reshape(-1, 2).T
     return along, rest
 
 
 def weighed(workload: Workload, bases: tuple[Basis, ...]) -> tuple[CellStrategy, float]:
-    """The best weights of these bases, and the error."""
+    """The strategy with the best weights for these bases, and its error.
+
+    Returns:
+        (strategy, weighted total of the variances at mu = 1).
+    """
     spaces = spaces_of(workload)
     mass = spaces.masses(*figures_of(spaces, bases)) * workload.weights[spaces.products]
     masses = _sums(spaces, mass)
     costs = costs_of(spaces.keys, bases)
-    asked = (masses > 0) & (spaces.dims > 0)
-    roots = np.sqrt(masses[asked] * costs[asked])
-    keys = tuple(key for key, kept in zip(spaces.keys, asked, strict=True) if kept)
-    y = np.sqrt(masses[asked] / costs[asked]) / roots.sum()
+    measured = (masses > 0) & (spaces.dims > 0)
+    roots = np.sqrt(masses[measured] * costs[measured])
+    keys = tuple(key for key, used in zip(spaces.keys, measured, strict=True) if used)
+    y = np.sqrt(masses[measured] / costs[measured]) / roots.sum()
     return CellStrategy("fitted", FittedTables(workload.sizes, keys, y, bases)), float(
         roots.sum() ** 2
     )

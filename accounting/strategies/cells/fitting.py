@@ -1,16 +1,16 @@
-"""Finds the bases of attributes (``bases``) that make a union of products cheap.
+"""Finds bases of the attributes (``bases``) with a small error for a union of products.
 
-The error of fitted tables, (sum_S sqrt(V_S p_S))^2, rises with the figures of each attribute i and
-factor f: ``rest`` v (at ``norm2`` 1) and ``along`` a.  sum_S sqrt(V_S p_S) is concave in them, so
-that its tangent
+The error of fitted tables, (sum_S sqrt(V_S p_S))^2, rises with two figures of each attribute i and
+factor f: v, the sum of ``rest`` (at ``norm2`` 1), and a, the sum of ``along``.  sum_S sqrt(V_S p_S)
+is concave in these figures, so that its tangent
 
     sum_f w_f v_f + h_f a_f
 
-lies above it, and bases that lower the tangent lower the error: weights w, h are computed of the
-bases so far, bases of the weights, in turns.  For one attribute v and a are those of a strategy X
-of it with g = X^-1 1 / (1^T X^-1 1), and among strategies of unit diagonal and one (1^T X^-1 1) the
-least tr(V X^-1), V = sum_f w_f V_f, is that of the optimum of V + t 1 1^T for some t: asking the
-total t times more often makes the rest cheaper or dearer.  So t alone is searched.
+lies above it, and bases that lower the tangent lower the error.  So the weights w and h are
+computed from the present bases, then new bases from the weights, in turns.  For one attribute v and
+a are those of a strategy X of it with g = X^-1 1 / (1^T X^-1 1).  Among strategies of unit diagonal
+and equal 1^T X^-1 1, the least tr(V X^-1), V = sum_f w_f V_f, belongs to the optimum of
+V + t 1 1^T for some t: the total is asked t times more often.  So only t is searched.
 """
 
 import math
@@ -33,19 +33,20 @@ from dpstream.accounting.workloads.workload import Workload, workload_of
 
 #: Turns, and the relative change of the root of the error below which they end.
 _TURNS, _SETTLED = 4, 1e-5
-#: t in rows of the attribute's queries: first ones, and how often the distance is halved.
+#: t in rows of the attribute's queries: its first values, and how often their distance is halved.
 _FIRST, _HALVINGS = (0.01, 0.1, 1.0, 10.0, 100.0), 3
 _TOLERANCE, _POINTS = 1e-5, 40
-#: Cells of an attribute from which t, and the first weights of the cells, are those of fewer.
+#: Above this number of cells t and the first weights of the cells come from a coarser attribute.
 COARSE, _FINE_POINTS = 512, 2
 
 
 class Fit(NamedTuple):
-    """What was found.
+    """The result of a fit.
 
     Attributes:
+        strategy: residual tables with fitted bases.
         error: weighted total of the variances at mu = 1.
-        weights: (n,) of the cells of each attribute, from the optimum that its basis is of.
+        weights: (n,) weights of the cells of each attribute, from the optimum that gave its basis.
     """
 
     strategy: CellStrategy
@@ -59,7 +60,7 @@ class _Solution(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What is asked of an attribute: its factors, and how much each counts (at most 1)."""
+    """The queries of an attribute: its factors, and the weight of each (at most 1)."""
 
     factors: tuple[Factor, ...]
     shares: tuple[float, ...]
@@ -73,7 +74,7 @@ class _Kind(NamedTuple):
 
 @one_thread()
 def fit(workload: Workload) -> Fit:
-    """Tables with fitted bases for a union of products."""
+    """Residual tables with fitted bases for a union of products."""
     spaces = spaces_of(workload)
     bits = bits_of(max(len(product.axes) for product in workload.products))
     chosen = [_Solution(Even(n), np.full(n, 1 / n)) for n in workload.sizes]
@@ -97,7 +98,7 @@ def fit(workload: Workload) -> Fit:
 def _slopes(
     workload: Workload, spaces: Spaces, bases: tuple[Basis, ...]
 ) -> tuple[Float64, Float64]:
-    """(pairs,) w and h: how much sum_S sqrt(V_S p_S) rises with v and a of each pair."""
+    """(pairs,) w and h: slopes of sum_S sqrt(V_S p_S) in v and a of each pair."""
     along, rest = figures_of(spaces, bases)
     mass = spaces.masses(along, rest) * workload.weights[spaces.products]
     masses = np.bincount(spaces.spaces, mass, len(spaces.keys))
@@ -105,12 +106,12 @@ def _slopes(
     mass *= (np.sqrt(costs / np.maximum(masses, 1e-300)) / 2)[spaces.spaces]
     inner, outer = np.zeros(len(along)), np.zeros(len(along))
     at = 0
-    for some in spaces.subsets:
-        size = len(some.inside) * len(some.products)
-        part = mass[at : at + size].reshape(len(some.inside), -1)
+    for group in spaces.subsets:
+        size = len(group.inside) * len(group.products)
+        part = mass[at : at + size].reshape(len(group.inside), -1)
         at += size
-        np.add.at(inner, some.pairs, (some.inside.T @ part).T)
-        np.add.at(outer, some.pairs, (~some.inside.T @ part).T)
+        np.add.at(inner, group.pairs, (group.inside.T @ part).T)
+        np.add.at(outer, group.pairs, (~group.inside.T @ part).T)
     norms = np.array([bases[axis].norm2 for axis, _ in spaces.pairs])
     return (
         np.divide(inner, rest * norms, out=np.zeros_like(inner), where=rest > 0),
@@ -119,7 +120,7 @@ def _slopes(
 
 
 class _Solver:
-    """Bases by what they are fitted to, each solved once."""
+    """Bases for what they are fitted to; each is solved once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, float], _Solution] = {}
@@ -127,7 +128,7 @@ class _Solver:
     def best(
         self, factors: list[Factor], rest: Float64, along: Float64, bits: int, before: _Solution
     ) -> _Solution:
-        """The basis of least tangent.
+        """The basis with the least tangent.
 
         Args:
             rest, along: (factors,) weights of the tangent; before: the basis so far.
@@ -140,14 +141,14 @@ class _Solver:
         coarse = _coarser(kind) if size > COARSE else None
         tangent = _tangent(kind.factors, rest, along)
         if coarse is None:
-            found = self._solved(kind, self._searched(kind, tangent))
+            solution = self._solved(kind, self._searched(kind, tangent))
         else:
             ratio = self._searched(coarse, _tangent(coarse.factors, rest, along))
-            found = self._solved(kind, ratio, coarse)
-        return min(found, before, key=tangent)
+            solution = self._solved(kind, ratio, coarse)
+        return min(solution, before, key=tangent)
 
     def _searched(self, kind: _Kind, tangent: Callable[[_Solution], float]) -> float:
-        """t in rows."""
+        """The best t, in rows of the kind's queries."""
         tried = {t: tangent(self._solved(kind, t)) for t in _FIRST}
         step = 10.0
         for _ in range(_HALVINGS):
@@ -181,7 +182,7 @@ class _Solver:
 def _tangent(
     factors: Sequence[Factor], rest: Float64, along: Float64
 ) -> Callable[[_Solution], float]:
-    """What a basis adds to the tangent."""
+    """A function from a solution to the part of the tangent that its basis adds."""
 
     def value(solution: _Solution) -> float:
         basis, total = solution.basis, 0.0
@@ -194,18 +195,18 @@ def _tangent(
 
 
 def _workload(kind: _Kind, t: float) -> Workload:
-    """The queries of a kind, and the total t times as often as there are of them."""
+    """The queries of a kind, and the total with t times the weight of all of them."""
     rows = sum(s * f.rows for s, f in zip(kind.shares, kind.factors, strict=True))
-    asked = [
+    products = [
         (share, {0: factor})
         for share, factor in zip(kind.shares, kind.factors, strict=True)
         if share >= 1e-6
     ]
-    return workload_of([of_size("cell", kind.factors[0].size)], [*asked, (t * rows, {})])
+    return workload_of([of_size("cell", kind.factors[0].size)], [*products, (t * rows, {})])
 
 
 def _coarser(kind: _Kind) -> _Kind | None:
-    """The same questions of fewer cells."""
+    """The same queries over fewer cells; ``None`` where a factor has no coarser form."""
     size = kind.factors[0].size
     if not all(f.kind in ("range", "prefix", "width", "identity") for f in kind.factors):
         return None

@@ -6,22 +6,22 @@ D_i = diag(m_i), u_i = sqrt(m_i) and A = D_i^1/2 V_f D_i^1/2 for each factor f o
     tr(V X^-1) >= (tr K^1/2)^2,    K = sum over products T of  w_T (A of each i in T) x (u u^T of
                                                                 each other attribute).
 
-This holds for every strategy (``optimum``).  K couples the spaces of {i, j}, {i} and the empty set:
-A has a part between u and what is orthogonal to it, and K's diagonal blocks alone have *larger*
-roots (pinching), so that a floor of them would be false.  K itself is too large.  But the square
-root is operator monotone: K >= K' >= 0 gives tr K^1/2 >= tr K'^1/2, and A >= A' >= 0 for every
-factor gives K >= K'.
+This holds for every strategy (``optimum``).  K couples the spaces of {i, j}, {i} and the empty set,
+because A couples u to the vectors that are orthogonal to it.  K's diagonal blocks alone have a
+*larger* trace of roots (pinching), so that a floor from them would be false.  K itself is too
+large.  But the square root is operator monotone: K >= K' >= 0 gives tr K^1/2 >= tr K'^1/2, and
+A >= A' >= 0 for every factor gives K >= K'.
 
 A' splits each attribute into a small space L, which holds u, and the rest H.  With
 A = [[P, C], [C^T, Q]] and any E > 0, [[E, C], [C^T, C^T E^-1 C]] >= 0, hence
 
     A >= (P - E) + (Q - C^T E^-1 C) =: A',    E = s (C C^T)^1/2,  C^T E^-1 C = (C^T C)^1/2 / s,
 
-which is a bound where both terms are >= 0.  L takes u and the eigenvectors of A that are most
-coupled to it; what is left of C is small.  With one factor for each attribute K' then falls into
-one block for each set of attributes in H: the product of their Q', times a matrix over L of the
-others.  A union with several factors for one attribute is divided into unions that have one each,
-and the floors added up: tr(V X^-1) is a sum over them.
+which is a bound where both terms are >= 0.  L contains u and the eigenvectors of A that are most
+coupled to it; then C is small.  With one factor for each attribute K' has one block for each set of
+attributes in H: the product of their Q', times a matrix over L of the others.  A union with several
+factors for one attribute is divided into unions with one factor each, and their floors are added:
+tr(V X^-1) is a sum over them.
 """
 
 import math
@@ -41,11 +41,11 @@ from dpstream.accounting.workloads.workload import Product, Workload
 MOST_ROWS, _MOST_WORK = 1800, 1e10
 #: Blocks of K'.
 _MOST_BLOCKS = 2000
-#: Dimensions of L beside u that are tried, the most first.
+#: Dimensions of L beside u, in the order in which they are tried.
 WIDTHS = (40, 24, 15, 12, 9, 7, 5, 4, 3, 2, 1, 0)
-#: s, in parts of what u has of A over what C has.
+#: s, as a share of u^T A u over the norm of C; tried in this order.
 _SHARES = (0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.6)
-#: What floats may add to a trace of roots, relative.
+#: Factor below which float errors cannot bring a trace of roots.
 _DOWN = 1 - 1e-9
 
 
@@ -59,27 +59,28 @@ class _Axis(NamedTuple):
 def union_floor(
     workload: Workload, weights: Sequence[Float64], widths: Sequence[int] = WIDTHS
 ) -> float:
-    """At most the weighted total of variances of any strategy at mu = 1.
+    """A floor: no strategy has a smaller weighted total of variances at mu = 1.
 
     Args:
-        weights: (n,) >= 0 of the cells of each attribute, whose proportions count.
-        widths: dimensions of L beside u that are tried, until one is within limits.
+        workload: a union of products.
+        weights: (n,) weights >= 0 of the cells of each attribute; only their proportions count.
+        widths: dimensions of L beside u, tried in order until one is within the limits.
     """
     groups = _groups(workload)
     return math.fsum(_floor(workload, group, weights, widths) for group in groups)
 
 
 def _groups(workload: Workload) -> list[list[Product]]:
-    """Products in groups that ask no attribute by two factors."""
+    """Products in groups; within a group each attribute has one factor."""
     groups: list[tuple[dict[int, bytes], list[Product]]] = []
     for product in workload.products:
         named = {
             axis: factor.canonical()
             for axis, factor in zip(product.axes, product.factors, strict=True)
         }
-        for known, members in groups:
-            if all(known.get(axis, name) == name for axis, name in named.items()):
-                known.update(named)
+        for factors, members in groups:
+            if all(factors.get(axis, name) == name for axis, name in named.items()):
+                factors.update(named)
                 members.append(product)
                 break
         else:
@@ -147,47 +148,47 @@ def _turned(factor: Factor, weights: Float64) -> _Turned:
 
 
 def _split(side: _Turned, width: int, share: float) -> _Axis | None:
-    """A' for an L of u and ``width`` eigenvectors; ``None``: it is no bound for this share.
+    """A' for an L of u and ``width`` eigenvectors; ``None`` where this share gives no bound.
 
-    C has one row, b, as the eigenvectors are not coupled to each other: E is a part of u A u, and
-    Q - b b^T / E.
+    C has one row, b, because the eigenvectors are not coupled to each other.  So E is a number, a
+    share of u A u, and H has Q - b b^T / E.
     """
     inner = np.diag(np.concatenate([[side.total], side.alone[:width]]))
     inner[0, 1:] = inner[1:, 0] = side.coupled[:width]
     b, values = side.coupled[width:], side.alone[width:]
     norm = float(np.linalg.norm(b))
-    if norm <= 1e-9 * side.total:  # ranges: the odd vectors
+    if norm <= 1e-9 * side.total:  # only the odd vectors of ranges remain
         share = 1e-6
     taken = share * side.total
     inner[0, 0] -= taken
     if np.linalg.eigvalsh(inner)[0] < -1e-12 * side.total:
         return None
     outer = np.diag(values) - np.outer(b, b) / taken if len(b) else np.zeros((0, 0))
-    found = np.linalg.eigvalsh(outer) if len(b) else np.zeros(0)
-    if len(b) and found[0] < -1e-12 * max(found[-1], 0.0):
+    eigenvalues = np.linalg.eigvalsh(outer) if len(b) else np.zeros(0)
+    if len(b) and eigenvalues[0] < -1e-12 * max(eigenvalues[-1], 0.0):
         return None
-    return _Axis(inner, sure_sum(np.asarray(np.maximum(found, 0.0))) if len(b) else 0.0)
+    return _Axis(inner, sure_sum(np.asarray(np.maximum(eigenvalues, 0.0))) if len(b) else 0.0)
 
 
 def _outside(products: list[Product]) -> dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]]:
     """For each set of attributes in H: weights and other attributes of the products with it."""
-    found: dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]] = {}
+    products_outside: dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]] = {}
     for product in products:
         axes = product.axes
         for code in range(1 << len(axes)):
             inside = tuple(a for k, a in enumerate(axes) if code >> k & 1)
             rest = tuple(a for k, a in enumerate(axes) if not code >> k & 1)
-            found.setdefault(inside, []).append((product.weight, rest))
-    return found
+            products_outside.setdefault(inside, []).append((product.weight, rest))
+    return products_outside
 
 
 def _work(products: list[Product], dims: dict[int, int]) -> float:
-    """Cubed rows of all matrices; infinite where one is too large."""
+    """Sum of the cubed numbers of rows of all matrices; infinite where one is too large."""
     total = 0.0
-    every = _outside(products)
-    if len(every) > _MOST_BLOCKS:
+    outside = _outside(products)
+    if len(outside) > _MOST_BLOCKS:
         return math.inf
-    for parts in every.values():
+    for parts in outside.values():
         rows = sum(
             math.prod([dims[axis] - 1 for axis in key]) for key in _below([p for _, p in parts])
         )
@@ -198,12 +199,12 @@ def _work(products: list[Product], dims: dict[int, int]) -> float:
 
 
 def _below(sets: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """All subsets of some sets, small ones first."""
-    found: dict[tuple[int, ...], None] = {}
+    """All subsets of these sets, the small ones first."""
+    subsets: dict[tuple[int, ...], None] = {}
     for axes in sets:
         for code in range(1 << len(axes)):
-            found[tuple(a for k, a in enumerate(axes) if code >> k & 1)] = None
-    return sorted(found, key=lambda key: (len(key), key))
+            subsets[tuple(a for k, a in enumerate(axes) if code >> k & 1)] = None
+    return sorted(subsets, key=lambda key: (len(key), key))
 
 
 def _trace(products: list[Product], sides: dict[int, _Axis]) -> float:
@@ -217,7 +218,7 @@ def _trace(products: list[Product], sides: dict[int, _Axis]) -> float:
 
 
 def _alone(workload: Workload, products: list[Product], sides: dict[int, _Axis]) -> float:
-    """The same where L is u alone: a number for each set of attributes in H."""
+    """tr K'^1/2 where L is u alone: then each block over L is a number."""
     union = replace(workload, products=tuple(products))
     spaces = spaces_of(union)
     along = np.array([sides[axis].inner[0, 0] for axis, _ in spaces.pairs])
@@ -229,7 +230,7 @@ def _alone(workload: Workload, products: list[Product], sides: dict[int, _Axis])
 def _root(parts: list[tuple[float, tuple[int, ...]]], sides: dict[int, _Axis]) -> float:
     """Trace of the root of a sum of products over L.
 
-    Rows of a set of attributes are those where exactly these are not at u.
+    The rows of a set of attributes are those where exactly these attributes are not at u.
     """
     places, size = {}, 0
     for key in _below([axes for _, axes in parts]):

@@ -72,7 +72,9 @@ def optimum(
     """The optimum of a domain that one matrix is solved for, to a relative gap.
 
     Args:
-        most: points that are tried; start: (n,) first weights of the cells.
+        tolerance: relative gap between error and floor at which the search stops.
+        most: largest number of points that are tried.
+        start: (n,) first weights of the cells; ``None``: chosen by the workload.
     """
     folding = folding_of(workload)
     parts = [_part(gram) for gram in folding.grams(workload)]

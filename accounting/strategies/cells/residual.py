@@ -37,10 +37,11 @@ _CHUNK, _MAX_ADDED = 1 << 18, 1 << 28
 
 
 class Subsets(NamedTuple):
-    """Subsets of one number of axes, of products of one number of axes; each pair is a part.
+    """Subsets of equal size, for products with equally many axes; each (subset, product) is a part.
 
     Attributes:
-        products: (products,) their numbers; pairs: (products, axes) numbers of ``Spaces.pairs``.
+        products: (products,) numbers of the products.
+        pairs: (products, axes) number in ``Spaces.pairs`` of each axis with its factor.
         inside: (subsets, axes) whether an axis is in the subset.
     """
 
@@ -59,8 +60,8 @@ class Spaces:
         products: (parts,) number of the product; a part is one subset of its axes.
         spaces: (parts,) number of the residual space.
         mass: (parts,) trace of one Gram matrix on it, divided by N.
-        pairs: attributes with the factors that are asked of them.
-        subsets: the parts, in their order.
+        pairs: (attribute, factor) pairs that occur in the workload.
+        subsets: the parts in groups, in the order of the parts.
     """
 
     keys: tuple[tuple[int, ...], ...]
@@ -72,12 +73,12 @@ class Spaces:
     subsets: tuple[Subsets, ...]
 
     def masses(self, along: Float64, rest: Float64) -> Float64:
-        """(parts,) product of ``rest`` over the axes in the subset and of ``along`` over others.
+        """(parts,) product of ``rest`` over axes in the subset and of ``along`` over the others.
 
         Args:
             along, rest: (pairs,) figures of the pairs.
         """
-        return np.concatenate([_masses(some, along, rest) for some in self.subsets])
+        return np.concatenate([_masses(group, along, rest) for group in self.subsets])
 
     def traces(self, weights: Float64) -> Float64:
         """(spaces,) t_S / N for weights of the products."""
@@ -108,7 +109,7 @@ def spaces_of(workload: Workload) -> Spaces:
     keys = dict[tuple[int, ...], int]()
     pairs: dict[tuple[int, Factor], int] = {}
     parts: list[tuple[Int64, Int64]] = []
-    every: list[Subsets] = []
+    groups: list[Subsets] = []
     for way, numbers in sorted(ways.items()):
         chosen = [workload.products[number] for number in numbers]
         axes = np.array([p.axes for p in chosen], np.int64).reshape(len(chosen), way)
@@ -121,19 +122,19 @@ def spaces_of(workload: Workload) -> Spaces:
             inside = (subsets[:, :, None] == np.arange(way)).any(axis=1)
             spaces = _numbers(axes[:, subsets].swapaxes(0, 1), keys)
             parts.append((np.tile(np.array(numbers), len(subsets)), spaces))
-            every.append(Subsets(np.array(numbers, np.int64), which, inside))
+            groups.append(Subsets(np.array(numbers, np.int64), which, inside))
             _check_number(len(keys))
     products, spaces = map(np.concatenate, zip(*parts, strict=True))
     masses = np.array([f.masses for _, f in pairs]).reshape(-1, 2)
     masses = masses / np.array([[workload.sizes[axis]] for axis, _ in pairs]).reshape(-1, 1)
-    mass = np.concatenate([_masses(some, *masses.T) for some in every])
+    mass = np.concatenate([_masses(group, *masses.T) for group in groups])
     dims = _dims(workload.sizes, keys)
-    return Spaces(tuple(keys), dims, products, spaces, mass, tuple(pairs), tuple(every))
+    return Spaces(tuple(keys), dims, products, spaces, mass, tuple(pairs), tuple(groups))
 
 
-def _masses(some: Subsets, along: Float64, rest: Float64) -> Float64:
-    inside = some.inside[:, None]
-    return np.asarray(np.where(inside, rest[some.pairs], along[some.pairs]).prod(axis=2).ravel())
+def _masses(group: Subsets, along: Float64, rest: Float64) -> Float64:
+    inside = group.inside[:, None]
+    return np.asarray(np.where(inside, rest[group.pairs], along[group.pairs]).prod(axis=2).ravel())
 
 
 def _subsets(way: int, most: int) -> Iterator[Int64]:
@@ -182,7 +183,7 @@ def _dims(sizes: tuple[int, ...], keys: Iterable[tuple[int, ...]]) -> Float64:
 
 
 class Tables(Gram):
-    """A strategy that measures a residual table for each of some sets of attributes.
+    """A strategy that measures one residual table for each set of attributes in ``keys``.
 
     Attributes:
         sizes: cells of each attribute.
@@ -194,13 +195,13 @@ class Tables(Gram):
 
     @functools.cached_property
     def dims(self) -> Float64:
-        """(sets,) numbers of each table."""
+        """(sets,) how many numbers each table has."""
         return _dims(self.sizes, self.keys)
 
     @property
     @abstractmethod
     def noise2(self) -> Float64:
-        """(sets,) what each table's noise is multiplied by, squared, at mu = 1."""
+        """(sets,) s_S^2 of each table at mu = 1: its noise of sd 1 is multiplied by s_S."""
 
     @property
     @abstractmethod
@@ -209,7 +210,7 @@ class Tables(Gram):
 
     @abstractmethod
     def dense(self) -> Float64:
-        """(n, n) the matrix, of a small domain."""
+        """(n, n) the strategy as a matrix over all cells, for small domains."""
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:

@@ -142,22 +142,22 @@ def _read(held: Mapping[str, Any]) -> Gram:
 
 
 def bases_arrays(bases: Sequence[Basis]) -> dict[str, Any]:
-    """Bases as arrays by name; attributes of one basis share them."""
+    """Bases as arrays by name; attributes with equal bases share arrays."""
     distinct = list(dict.fromkeys(bases))
     number = {basis: k for k, basis in enumerate(distinct)}
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "bases": np.array([number[basis] for basis in bases], np.int64),
         "bits": np.array([basis.bits for basis in distinct], np.int64),
         "cells": np.array([basis.size for basis in distinct], np.int64),
     }
     for k, basis in enumerate(distinct):
         if isinstance(basis, Fitted):
-            found |= {f"shares{k}": basis.shares, f"lower{k}": basis.lower}
-    return found
+            arrays |= {f"shares{k}": basis.shares, f"lower{k}": basis.lower}
+    return arrays
 
 
 def bases_of(held: Mapping[str, Any]) -> tuple[Basis, ...]:
-    """The bases of their arrays.
+    """Bases from their arrays; see ``bases_arrays``.
 
     Raises:
         KeyError: they are of another form.
