@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.cells import JobCells
 
 MAX_JOB_BYTES = 1 << 20
+#: Stands for the digest of a public list that is not read yet.
+_UNREAD = "0" * 32
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -184,6 +186,8 @@ def job_of(file: JobFile, path: Path) -> Job:
         stamp=file.source.stamp_column,
         record_id=_record_id(file),
         remember=_remember(keys.remember),
+        # Checked as a plan of public keys before the list is read.
+        public_keys=None if keys.public is None else _UNREAD,
     ).check()
     replace = msgspec.structs.replace
     source = replace(file.source, path=source_path(folder, file.source))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.key_source import KeySource
@@ -323,6 +324,19 @@ def test_public_keys_name_a_set(tmp_path: Path) -> None:
     ]
     with pytest.raises(PolicyError):
         read_public_keys(first)
+
+
+@pytest.mark.parametrize("strategy", ["", "auto", "geometric"])
+def test_public_keys_need_no_delta(strategy: str, tmp_path: Path) -> None:
+    text = JOB.replace('strategy = "tree"', f'strategy = "{strategy}"' if strategy else "")
+    text = text.replace("delta = 1e-9", "delta = 0")
+    with pytest.raises(UsageError) as caught:
+        load_job(write(tmp_path, text))
+    assert caught.value.field in ("privacy.delta", "privacy.strategy")
+    (tmp_path / "keys.csv").write_text("origin,carrier\nJFK,AA\n")
+    text = text.replace("[state]", '[keys]\npublic = "keys.csv"\n[state]')
+    budget = allocate(load_job(write(tmp_path, text)).plan)
+    assert budget.plain and (budget.epsilon, budget.delta) == (6.0, 0.0)
 
 
 @pytest.mark.parametrize(
