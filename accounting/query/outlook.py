@@ -113,13 +113,14 @@ def _selection(plan: QueryPlan, budget: QueryBudget) -> dict[str, float]:
     chosen, least = budget.selection, plan.min_units
     if chosen is None:
         return {}
-    part = None if chosen.tested is None else budget.parts[chosen.tested].part
-    count = float(chosen.optimum > 0) if part is None else part.alone
+    noise = None if chosen.tested is None else budget.parts[chosen.tested]
+    count = 0.0 if noise is None else noise.part.alone
+    sooner = 0.0 if noise is None else noise.sooner * 2.0**-32
     return {
         "groups": budget.groups,
         "tau": chosen.tau / chosen.most,
-        "even_chance_one_group": chosen.even_chance(1, least, count),
-        "even_chance_all_groups": chosen.even_chance(budget.groups, least, count),
+        "even_chance_one_group": chosen.even_chance(1, least, count, sooner),
+        "even_chance_all_groups": chosen.even_chance(budget.groups, least, count, sooner),
         "min_units": least,
     }
 

@@ -85,15 +85,21 @@ class Selection(msgspec.Struct, frozen=True):
         """Q must be larger than this."""
         return (min_units - 1) * self.most + self.threshold
 
-    def even_chance(self, groups: int, min_units: int = 1, count: float = 1.0) -> float:
+    def even_chance(
+        self, groups: int, min_units: int = 1, count: float = 1.0, sooner: float = 0.0
+    ) -> float:
         """Units of so many groups each that a group needs to be released with chance 1/2.
 
         Args:
             count: what each adds to U, in lattice units.
+            sooner: chance that the threshold is one lower, of truncated noise.
         """
-        weight = self.weights[groups - 1] if self.weights else 0
-        each = self.weighted * weight + self.counted * count
-        return max(float(min_units), self.need(min_units) / each)
+        need = self.need(min_units)
+        if not self.weights:
+            # U alone, a whole number: its noise is above 0 with a chance below 1/2.
+            return float(max(min_units, need + 1 - int(sooner >= 0.5)))
+        each = self.weighted * self.weights[groups - 1] + self.counted * count
+        return max(float(min_units), need / each)
 
 
 def count_tested(parts: Sequence[QueryPart], units: frozenset[str]) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpstream.accounting.query.calibration import expected
+from dpstream.accounting.query.calibration import PartNoise, expected
 from dpstream.accounting.query.grids import Gridded, finest, grid_of, regridded
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
@@ -91,3 +91,25 @@ def test_thresholds_are_those_of_the_fewest_and_the_most_groups() -> None:
         assert one["even_chance_one_group"] == pytest.approx(real.even_chance(1))
     assert outlook(gridded(COUNT, selects=False)).selections == []
     assert len(outlook(of).lines("key")) == 3
+
+
+def shown(units: int, noise: PartNoise) -> float:
+    """Chance that so many units are shown, by adding up the law of the truncated noise."""
+    assert noise.most is not None
+    coin, total = noise.sooner * 2.0**-32, 0.0
+    for part, most in ((coin, noise.most - 1), (1 - coin, noise.most)):
+        law = {j: math.exp(-abs(j) / noise.scale) for j in range(-most, most + 1)}
+        above = sum(p for j, p in law.items() if units + j > most)
+        total += part * above / sum(law.values())
+    return total
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-9), (1.0, 3e-9), (30.0, 1e-9), (0.2, 0.1)])
+def test_an_even_chance_under_geometric_noise_is_one(epsilon: float, delta: float) -> None:
+    """At (30, 1e-9) a group of one unit is shown with chance 1e-9: two units have an even chance."""
+    units = QueryColumn("c", "units", per="group")
+    plan = QueryPlan(epsilon, delta, 1, None, "geometric", True, columns=(units,))
+    of = finest(lambda bits: plan)
+    [selection], [noise] = outlook(of).selections, of.budget(plan).parts
+    least = next(number for number in range(10_000) if shown(number, noise) >= 0.5)
+    assert selection["even_chance_one_group"] == selection["even_chance_all_groups"] == least
