@@ -11,6 +11,8 @@ noise added to an integer query (mechanism.md section 5):
 * ``TruncatedGeometricLaw``: the same for |Z| <= k and never beyond.  It is no epsilon-DP mechanism:
   at its ends a shift makes values possible that were not, with chance P[Z = k].  Thresholds at k
   show none of the values below (``accounting.query.truncation``).
+* ``DiscreteStaircaseLaw``: P[Z = k] falls by e^-b every L steps.  A shift by at most L changes no
+  probability by more than e^b (``accounting.query.staircase``); a larger one may.
 * ``DiscreteGaussianLaw``: P[Z = k] is proportional to e^(-k^2 / (2 sigma^2)).  It is
   (L2^2 / (2 sigma^2))-zCDP (Canonne, Kamath and Steinke 2020, theorem 4), but NOT Gaussian DP:
   for mu-GDP claims only the rounded Gaussian will do.
@@ -124,6 +126,55 @@ class TruncatedGeometricLaw:
         """1 + q - 2 q^(k + 1) = (1 - q) + 2 q (1 - q^k), without a difference of like numbers."""
         ratio = (-1 / flint.arb(self.scale)).exp()
         return self._up_to(1) + 2 * ratio * self._up_to(self.most)
+
+
+@dataclass(frozen=True)
+class DiscreteStaircaseLaw:
+    """P[|Z| = i L + j] proportional to q^i for j < r and to q^(i + 1) for r <= j < L, of which
+    q = e^(-L / scale), L = ``sensitivity`` and r = ``step``, 1 <= r <= L."""
+
+    scale: float
+    sensitivity: int
+    step: int
+    label: ClassVar[bytes] = b"staircase"
+
+    def lower(self) -> Iterator[Any]:
+        """P[Z <= -k], by the sums of what is nearer to 0."""
+        ratio, half = self._ratio(), self._half()
+        left, weight = half, flint.arb(1)
+        while True:
+            for j in range(self.sensitivity):
+                left -= weight if j < self.step else weight * ratio
+                yield left / (2 * half - 1)
+            weight *= ratio
+
+    def invert(self, uniform: Any) -> int | None:
+        """The largest k with u <= P[Z <= -k], negated; an edge has probability 0.
+
+        Of weights that add up to S on one side (0 included), S q^i lie at i L or beyond it.
+        """
+        half = self._half()
+        tail = uniform * (2 * half - 1)
+        falls = ((half / tail).log() * flint.arb(self.scale) / self.sensitivity).floor()
+        blocks = falls.unique_fmpz()
+        if blocks is None:
+            return None
+        left = half - tail * (blocks * self.sensitivity / flint.arb(self.scale)).exp()
+        if left < self.step:
+            within = left.floor()
+        elif left >= self.step:
+            within = self.step + ((left - self.step) / self._ratio()).floor()
+        else:
+            return None
+        return _negative(within + blocks * self.sensitivity)
+
+    def _ratio(self) -> Any:
+        return (-flint.arb(self.sensitivity) / flint.arb(self.scale)).exp()
+
+    def _half(self) -> Any:
+        """S = (r + (L - r) q) / (1 - q)."""
+        lower = -flint.arb(self.sensitivity) / flint.arb(self.scale)
+        return (self.step + (self.sensitivity - self.step) * self._ratio()) / -lower.expm1()
 
 
 @dataclass(frozen=True)

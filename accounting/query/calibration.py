@@ -28,7 +28,8 @@ Part j has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a col
 in proportion to the square roots of the Gaussian ones, so that a column's parts have sds in the
 same ratio in both families.  A query whose thresholds need a count of units of their own has one
 part more.  The count that is tested has truncated noise, at (epsilon_j / kappa, delta / kappa) a
-group (``query.truncation``).
+group (``query.truncation``).  Counts and sums that are clamped per group have staircase noise of
+the same epsilon where that has less sd (``query.staircase``).
 """
 
 import math
@@ -40,6 +41,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.query import staircase
 from dpstream.accounting.query.parts import QueryPart, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
@@ -71,12 +73,14 @@ class PartNoise(msgspec.Struct, frozen=True):
 
     Attributes:
         part: what it is added to.
-        law: ``gaussian`` (rounded) or ``geometric`` (two-sided).
+        law: ``gaussian`` (rounded), ``geometric`` (two-sided) or ``staircase``.
         share: V_j of mu^2, or of epsilon.
         sensitivity: L2 or L1 of the whole vector for one unit, in lattice units.
-        scale: sd of the Gaussian or scale of the geometric noise, in lattice units, rounded up.
+        scale: sd of the Gaussian, scale of the geometric noise, or that of geometric noise of a
+            staircase's epsilon, in lattice units, rounded up.
         most: k where the noise is truncated to [-k, k], else ``None``; sooner: the chance of k - 1
             in its place, in 2^-32 (``accounting.query.truncation``).
+        step: r of a staircase, else ``None``.
     """
 
     part: QueryPart
@@ -86,12 +90,15 @@ class PartNoise(msgspec.Struct, frozen=True):
     scale: float
     most: int | None = None
     sooner: int = 0
+    step: int | None = None
 
     @property
     def sd(self) -> float:
         """sd of the noise as drawn, in lattice units."""
         if self.law == "gaussian":
             return math.sqrt(self.scale**2 + 1 / 12)
+        if self.step is not None:
+            return math.sqrt(staircase.moments(self.scale, self._stair, self.step)[1])
         ratio, step = math.exp(-1 / self.scale), -math.expm1(-1 / self.scale)
         if self.most is None:
             return math.sqrt(2 * ratio) / step
@@ -102,11 +109,18 @@ class PartNoise(msgspec.Struct, frozen=True):
         """The least k with P[|Z| > k] <= 5%, in lattice units."""
         if self.law == "gaussian":
             return max(0, math.ceil(_NORMAL * self.scale - 0.5))
+        if self.step is not None:
+            return staircase.margin(self.scale, self._stair, self.step, MISS)
         # 2 (q^(j + 1) - q^(k + 1)) <= MISS (1 + q - 2 q^(k + 1)), without truncation q^(k + 1) = 0.
         beyond = 0.0 if self.most is None else math.exp(-(self.most + 1) / self.scale)
         total = 1 + math.exp(-1 / self.scale) - 2 * beyond
         least = -self.scale * math.log(beyond + MISS * total / 2)
         return max(0, math.ceil(least - 1))
+
+    @property
+    def _stair(self) -> int:
+        """L of a staircase, in lattice units."""
+        return self.part.most * self.part.unit
 
 
 class QueryBudget(msgspec.Struct, frozen=True):
@@ -281,11 +295,13 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
         made.append(QueryPart("", "count", 0, 1, 1, None, 0, 1 / (len(plan.columns) or 1)))
     total = math.fsum(part.share for part in made)
     noises = []
+    clamped = {c.name for c in plan.columns if c.kind in ("count", "sum")}
     for part in made:
         share = (1 - reserved) * part.share / total * (1 - _SLACK)
         most = part.absolute(kappa) * part.unit
         scale = most / (share * plan.epsilon) * (1 + _SLACK)
-        noises.append(PartNoise(part, "geometric", share, most, scale))
+        noise = PartNoise(part, "geometric", share, most, scale)
+        noises.append(_stairs(noise) if part.column in clamped else noise)
     selection = None
     if tested is not None:
         # Loads the exact arithmetic of balls.
@@ -329,6 +345,18 @@ def truncated_sd(scale: float, most: int) -> float:
     total = step - 2 * ratio * math.expm1(-most / scale)
     squares = 1 + ratio - last * ((most * step + 1) ** 2 + ratio)
     return math.sqrt(2 * ratio * squares / total) / step
+
+
+def _stairs(noise: PartNoise) -> PartNoise:
+    """The staircase of a sum that is clamped per group, where it has less sd."""
+    part = noise.part
+    if part.norm is not None:
+        return noise
+    found = staircase.staircase(noise.scale, part.most * part.unit)
+    if found is None:
+        return noise
+    scale, step = found
+    return msgspec.structs.replace(noise, law="staircase", scale=scale, step=step)
 
 
 def _by_roots(parts: Sequence[QueryPart]) -> list[QueryPart]:

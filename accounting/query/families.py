@@ -40,6 +40,7 @@ from scipy.special import ndtr
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.composition import Spend, Total, epsilon_left, mu_left, times_left
 from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.query import staircase
 from dpstream.accounting.query.bounds import design_bounds
 from dpstream.accounting.query.calibration import Cost, PartNoise, QueryBudget, cost_of
 from dpstream.accounting.query.grids import BITS, Gridded, finest, regridded
@@ -276,6 +277,9 @@ def _absolute(noise: PartNoise) -> float:
     """E |Z|, in lattice units."""
     if noise.law == "gaussian":
         return noise.sd * math.sqrt(2 / math.pi)
+    if noise.step is not None:
+        sensitivity = noise.part.most * noise.part.unit
+        return staircase.moments(noise.scale, sensitivity, noise.step)[0]
     total, beyond = _geometric_sums(noise)
     return 2 * float(beyond(np.ones(1))[0] / total)
 

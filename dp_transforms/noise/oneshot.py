@@ -1,30 +1,32 @@
 """One-shot draws: n independent integers of as many sds, exact, without a table for each sd.
 
 For answers that are given once (a histogram, a table, a query) every cell may have its own sd.
-Four laws (``accounting.mechanisms.laws``; mechanism.md section 5): the rounded Gaussian for
-Gaussian-DP claims, the discrete Gaussian for zCDP ones, the discrete Laplace for pure ones, and the
-truncated geometric for counts that are shown above a threshold only.
+Laws (``accounting.mechanisms.laws``; mechanism.md section 5): the rounded Gaussian for
+Gaussian-DP claims, the discrete Gaussian for zCDP ones, the discrete Laplace for pure ones, the
+staircase for sums that are clamped, and the truncated geometric for counts that are shown above a
+threshold only.
 
 **Names.**  A draw's name is (name of the answer, digest of its exact numbers, law, item, scale).
 The same name is the same noise, whatever else is drawn beside it and in whatever order; so one
 answer must ask for an item once, and noise of two answers differs because their names do.  The
-scale, and where noise is truncated, are part of it: one uniform under two sds would be noise that
-can be solved for.  The name is a
-keyed CBC-MAC like those of streams, over (3, 0), a keyed digest, the item and (scale, 1).
+scale, where noise is truncated, and a staircase's steps are part of it: one uniform under two sds
+would be noise that can be solved for.  The name is a keyed CBC-MAC like those of streams, over
+(3, 0), a keyed digest, the item and (scale, 1).
 
 **Exactness.**  A uniform U is real: its first 64 bits are one word of AES(name xor (attempt, 0)),
 its further bits the blocks AES(name xor (attempt, j)), which are drawn only where the first do
-not decide.  Rounded Gaussian, discrete Laplace and truncated geometric are the inverse of their
-CDF at U in floats, with a bound on all float errors and on what the further bits can change; where
-an integer's edge is within the bound, balls decide (``settle``).  The discrete Gaussian is drawn
-as in Canonne, Kamath and Steinke 2020 (algorithm 3): a discrete Laplace Y of scale
-t = floor(sigma) + 1 is taken with probability exp(-(|Y| - sigma^2 / t)^2 / (2 sigma^2)), which a
-second real uniform decides in the same two ways; about three in four are taken.  No float error
-and no cut tail is left: total variation 0, given uniform AES blocks.
+not decide.  Rounded Gaussian, discrete Laplace, staircase and truncated geometric are the inverse
+of their CDF at U in floats, with a bound on all float errors and on what the further bits can
+change; where an integer's edge is within the bound, balls decide (``settle``).  The discrete
+Gaussian is drawn as in Canonne, Kamath and Steinke 2020 (algorithm 3): a discrete Laplace Y of
+scale t = floor(sigma) + 1 is taken with probability exp(-(|Y| - sigma^2 / t)^2 / (2 sigma^2)),
+which a second real uniform decides in the same two ways; about three in four are taken.  No float
+error and no cut tail is left: total variation 0, given uniform AES blocks.
 
 Working memory is that of ``_AT_ONCE`` draws, whatever is asked for.
 """
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +41,7 @@ from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.mechanisms.laws import (
     DiscreteGaussianLaw,
     DiscreteLaplaceLaw,
+    DiscreteStaircaseLaw,
     Law,
     RoundedGaussianLaw,
     TruncatedGeometricLaw,
@@ -54,6 +57,8 @@ LEAST_SCALE, MAX_SCALE = 2.0**-10, MAX_REAL_SIGMA
 NORMAL_ERROR, LOG_ERROR = 2.0**-46, 2.0**-44
 #: Largest truncation: a sum of it and of any count fits int64.
 MAX_TRUNCATED = 1 << 60
+#: Float errors of a staircase's inverse in one side's weights, and its steepest fall: e^-32.
+STAIRS_ERROR, MAX_FALL = 2.0**-44, 32.0
 _AT_ONCE = 1 << 16
 #: Upper word of the inputs of blocks that hold further bits of the uniform that accepts.
 _ACCEPTS = 1 << 32
@@ -131,6 +136,25 @@ class OneShot:
 
         noise = self._draw(law, items, scale, kernel)
         return noise, np.concatenate(coins)
+
+    def staircase(self, items: Ids, scale: float, sensitivity: int, step: int) -> Int64:
+        """(n,) integers of the discrete staircase law of q = e^(-sensitivity / scale).
+
+        Args:
+            items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
+            sensitivity: L, from 1 to MAX_TRUNCATED; step: r, from 1 to L.
+
+        Raises:
+            ValueError: a number is outside its range.
+        """
+        if not 1 <= step <= sensitivity <= min(MAX_TRUNCATED, scale * MAX_FALL):
+            raise ValueError("a staircase is outside the range of one-shot draws")
+        law = DiscreteStaircaseLaw
+        numbers = sensitivity.to_bytes(8, "little") + step.to_bytes(8, "little")
+        name = (b"one-shot noise", law.label, numbers, *self._parts)
+        self._prefix[law] = self._keys.name(name)
+        kernel = functools.partial(self._stairs, sensitivity=sensitivity, step=step)
+        return self._draw(law, items, scale, kernel)
 
     def least_counts(self, items: Ids, optimum: SelectionOptimum) -> Int64:
         """(n,) the least count M that each key is shown with; see ``optimum``, whose chances these
@@ -215,6 +239,27 @@ class OneShot:
         value = np.where(low == word, -value, value)
         for row in np.flatnonzero(open_):
             law = TruncatedGeometricLaw(float(scale[row]), int(most[row]))
+            value[row] = settle(law, self._uniform(names[row], 0, int(word[row])))
+        return value
+
+    def _stairs(self, names: Ids, scale: Float64, sensitivity: int, step: int) -> Int64:
+        word = self._node.blocks(names)[:, 0]
+        low, tail = _folded(word)
+        fall = sensitivity / scale
+        ratio = np.exp(-fall)
+        half = (step + (sensitivity - step) * ratio) / -np.expm1(-fall)
+        weight = tail * (2 * half - 1)
+        blocks = np.maximum(np.floor(np.log(half / weight) / fall), 0.0)
+        beyond = weight * np.exp(blocks * fall)
+        left = half - beyond
+        # Of ``left``: floats, and what the further bits can change.
+        error = half * STAIRS_ERROR + beyond * (2.0**-64 / tail)
+        within = np.where(left < step, left, step + (left - step) / ratio)
+        error = np.where(left + error < step, error, error / ratio)
+        value, open_ = _floor(blocks * sensitivity + within, error, low)
+        value = np.where(low == word, -value, value)
+        for row in np.flatnonzero(open_):
+            law = DiscreteStaircaseLaw(float(scale[row]), sensitivity, step)
             value[row] = settle(law, self._uniform(names[row], 0, int(word[row])))
         return value
 

@@ -79,6 +79,9 @@ class Noise:
     def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
         """Noise of a part: of its law, named by its column."""
         one = self._of(noise)
+        if noise.step is not None:
+            sensitivity = noise.part.most * noise.part.unit
+            return one.staircase(items, noise.scale, sensitivity, noise.step)
         if noise.most is not None:
             return one.truncated_geometric(items, noise.scale, noise.most, noise.sooner)[0]
         draw = one.rounded_gaussian if noise.law == "gaussian" else one.discrete_laplace
