@@ -74,6 +74,8 @@ class Trial(NamedTuple):
     def text(self) -> str:
         """The question."""
         options = f"{self.options}, max_groups_contributed = {self.kappa}"
+        if "mechanism" not in options:  # the claim is of its mu
+            options += ", mechanism = gaussian"
         source, by = "FROM rows AS r", "r"
         if self.public:
             options += ", group_selection_strategy = PUBLIC_GROUPS"

@@ -191,7 +191,7 @@ def of_tables(ring: KeyRing, by: int) -> Int64:
 
 DRAWS: dict[str, Callable[[KeyRing, int], Int64]] = {
     "query, gaussian": of_query("gaussian"),
-    "query, laplace": of_query("laplace"),
+    "query, geometric": of_query("geometric"),
     "bounds": of_bounds,
     "tuning": of_tuning,
     "session": of_session,
