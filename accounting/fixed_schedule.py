@@ -1,14 +1,14 @@
-"""What mechanisms of plain epsilon cost together where their number is fixed beforehand.
+"""Cost of k mechanisms of plain epsilon e each, where k and e are fixed beforehand.
 
-k mechanisms of e each are dominated by k randomised responses with odds e^e: their privacy loss is
-e (k - 2 j) with j binomial of chance 1 / (1 + e^e) (Kairouz, Oh and Viswanath 2015), and so is that
-of interactive ones that run beside each other (Lyu 2022).  So, exactly for responses and as a bound
-for all others,
+They are dominated by k randomised responses with odds e^e, whose privacy loss is e (k - 2 j) with j
+binomial of chance 1 / (1 + e^e) (Kairouz, Oh and Viswanath 2015).  This holds for interactive
+mechanisms that run in parallel too (Lyu 2022).  So, exactly for responses and as a bound for all
+others,
 
     delta(epsilon) = sum over j of  P[j] max(0, 1 - e^(epsilon - e (k - 2 j))).
 
-A filter may not use it: what k and the e are must not depend on outputs.  An account, whose charges
-are decided one after the other, adds epsilons up.
+k and e must not depend on outputs.  An account decides each charge after the answers before it, so
+that it may not use this bound and adds epsilons up.
 """
 
 import math
@@ -23,12 +23,24 @@ _STEPS = 100
 
 
 def delta_of_responses(epsilon: float, each: float, count: int) -> float:
-    """Delta at ``epsilon`` of ``count`` mechanisms of plain epsilon ``each``, rounded up."""
+    """Delta at ``epsilon`` of ``count`` mechanisms of plain epsilon ``each``, rounded up.
+
+    Args:
+        epsilon: of all of them together, not negative.
+        each: e > 0.
+        count: k >= 1.
+    """
     return _delta(epsilon, *_losses(each, count))
 
 
 def epsilon_of_responses(delta: float, each: float, count: int) -> float:
-    """The least epsilon at which so many mechanisms spend no more than delta, rounded up."""
+    """Least epsilon of ``count`` mechanisms of plain epsilon ``each`` at ``delta``, rounded up.
+
+    Args:
+        delta: 0 <= delta < 1; 0: the sum of their epsilons.
+        each: e > 0.
+        count: k >= 1.
+    """
     low, high = 0.0, count * each
     if delta <= 0:
         return high
@@ -42,7 +54,7 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
 
 
 def _losses(each: float, count: int) -> tuple[Float64, Float64]:
-    """(losses, logarithms of their chances)."""
+    """((k + 1,) losses, (k + 1,) logarithms of their chances)."""
     from scipy.special import gammaln  # a plan alone needs it
 
     flips = np.arange(count + 1)

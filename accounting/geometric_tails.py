@@ -1,4 +1,4 @@
-"""How often the noise of a prefix exceeds a number, where node noise is two-sided geometric.
+"""Upper bounds of P[n_t > x], n_t the noise of a prefix made of two-sided geometric node noise.
 
 n_t = sum of b_j z_j has the moment generating function M(s) = prod of m(b_j s), m(s) = (1 - q)^2 /
 ((1 - q e^s) (1 - q e^-s)) with q = e^(-1 / scale).  A Gaussian g of sd ``blur`` is added, so that
@@ -6,11 +6,11 @@ P[n > x] <= P[n + g > x - a] / P[g > -a], and with M' that of n + g and any thet
 
     P[n + g > c] = 1 / (2 pi) integral over u of  M'(s) e^(-s c) / s,    s = theta + i u.
 
-The trapezoid rule of step h gives sum over all whole k of e^(2 pi k theta / h) P[n + g > c + 2 pi k
-/ h] (Poisson's summation): the tail itself and other terms that are not negative, so that it is an
-upper bound for every h.  What is cut off at |u| = U is at most the integral of M(theta) e^(blur^2
-(theta^2 - u^2) / 2 - theta c) / u, because |M(theta + i u)| <= M(theta).  Nothing is left open but
-floats, for which the result is raised by 1e-9 of M'(theta) e^(-theta c).
+By Poisson's summation the trapezoid rule of step h gives sum over all whole k of
+e^(2 pi k theta / h) P[n + g > c + 2 pi k / h]: the tail itself and other terms that are not
+negative, so that it is an upper bound for every h.  The part beyond |u| = U is at most the integral
+of M(theta) e^(blur^2 (theta^2 - u^2) / 2 - theta c) / u, because |M(theta + i u)| <= M(theta).  It
+is added.  For float errors the result is raised by 1e-9 of M'(theta) e^(-theta c).
 """
 
 import math
@@ -26,14 +26,14 @@ from dpstream.accounting.strategies import GeometricStrategy
 from dpstream.accounting.strategies.convolution import ROUND_UP
 
 Complex = npt.NDArray[np.complex128]
-#: Blur, and how far ahead it looks, in sds of the prefix; of prefixes that are whole numbers.
+#: blur in sds of the prefix, and a in blurs; where prefixes are whole numbers, both as numbers.
 _BLUR, _AHEAD = 0.01, 3.0
 _WHOLE_BLUR, _WHOLE_AHEAD = 0.12, 0.45
 #: Where the integral is cut off, in 1 / blur; the trapezoid's period in sds.
 _CUT, _PERIOD = 7.5, 25.0
 _FLOAT_ERROR = 1e-9
 _STEPS = 30
-#: Factors that are multiplied before a logarithm is taken.
+#: Number of factors that are multiplied before a logarithm is taken.
 _AT_ONCE = 16
 
 
@@ -42,30 +42,35 @@ def tail_above(noise: StreamNoise, step_index: int, least: float) -> float:
 
     Args:
         noise: of a stream with two-sided geometric noise.
-        step_index: t, 1-based; least: in the stream's units, not negative.
+        step_index: t, from 1 to T.
+        least: in grid units of the stream, not negative.
 
     Raises:
         InvariantError: the stream has other noise.
     """
-    weights, whole = _weights(noise, step_index)
-    rounded = 0.0 if whole else ROUND_UP / (1 << DECODE_BITS)
-    return _above(weights, noise.scale, max(0.0, least - rounded), whole)
+    weights, is_whole = _weights(noise, step_index)
+    rounded = 0.0 if is_whole else ROUND_UP / (1 << DECODE_BITS)
+    return _above(weights, noise.scale, max(0.0, least - rounded), is_whole)
 
 
 def least_exceeded(noise: StreamNoise, step_index: int, chance: float) -> int:
-    """A number, in units of 2^-DECODE_BITS, that n_t exceeds with at most this chance; the least
-    that the bound shows.
+    """The least x with P[n_t > x] <= chance by the bound of ``tail_above``, in 2^-DECODE_BITS.
 
     Args:
+        noise: of a stream with two-sided geometric noise.
+        step_index: t, from 1 to T.
         chance: 0 < chance < 1/2.
+
+    Raises:
+        InvariantError: the stream has other noise.
     """
-    weights, whole = _weights(noise, step_index)
-    rounded = 0.0 if whole else ROUND_UP / (1 << DECODE_BITS)
-    unit = 1 if whole else 1 << DECODE_BITS
+    weights, is_whole = _weights(noise, step_index)
+    rounded = 0.0 if is_whole else ROUND_UP / (1 << DECODE_BITS)
+    unit = 1 if is_whole else 1 << DECODE_BITS
     high = max(1, math.ceil(unit * float(noise.sd[step_index - 1])))
 
     def fits(number: int) -> bool:
-        return _above(weights, noise.scale, max(0.0, number / unit - rounded), whole) <= chance
+        return _above(weights, noise.scale, max(0.0, number / unit - rounded), is_whole) <= chance
 
     while not fits(high):
         high *= 2
@@ -80,18 +85,18 @@ def _weights(noise: StreamNoise, step_index: int) -> tuple[Float64, bool]:
     """Weights of the node noises in n_t, and whether n_t is a whole number."""
     strategy = noise.strategy_object
     if not isinstance(strategy, GeometricStrategy) or not noise.scale:
-        raise InvariantError("tails are those of two-sided geometric noise")
+        raise InvariantError("the stream has two-sided geometric noise")
     row = strategy.decoder[step_index - 1]
     used = np.asarray(np.abs(row[row != 0]))
     return used, bool((used == 1).all())
 
 
-def _above(weights: Float64, scale: float, least: float, whole: bool) -> float:
+def _above(weights: Float64, scale: float, least: float, is_whole: bool) -> float:
     """P[sum of weights z > least], rounded up; see the module."""
     sd = math.sqrt(float((weights**2).sum())) * math.sqrt(2) * max(scale, 0.5)
-    blur, ahead = (_WHOLE_BLUR, _WHOLE_AHEAD) if whole else (_BLUR * sd, _AHEAD * _BLUR * sd)
+    blur, ahead = (_WHOLE_BLUR, _WHOLE_AHEAD) if is_whole else (_BLUR * sd, _AHEAD * _BLUR * sd)
     # Whole numbers above ``least`` are at least floor(least) + 1.
-    start = (math.floor(least) + 1 if whole else least) - ahead
+    start = (math.floor(least) + 1 if is_whole else least) - ahead
     theta = _tilt(weights, scale, start)
     cut, period = _CUT / blur, _PERIOD * sd + 40 / theta
     step = 2 * math.pi / period
@@ -105,9 +110,9 @@ def _above(weights: Float64, scale: float, least: float, whole: bool) -> float:
     terms = np.exp(logs - points * start - top) / points
     total = (1 / theta + 2 * float(terms.real.sum())) * step / (2 * math.pi)
     # exp(-blur^2 u^2 / 2) / u beyond the cut, and half a step of the last term.
-    left = math.exp(-(_CUT**2) / 2) * (1 + step / cut) / math.pi
+    cut_off = math.exp(-(_CUT**2) / 2) * (1 + step / cut) / math.pi
     caught = 0.5 * math.erfc(-ahead / blur / math.sqrt(2))
-    return min(1.0, math.exp(min(top, 50.0)) * (total + left + _FLOAT_ERROR) / caught)
+    return min(1.0, math.exp(min(top, 50.0)) * (total + cut_off + _FLOAT_ERROR) / caught)
 
 
 def _log_moment(weights: Float64, scale: float, at: Float64) -> Float64:
@@ -131,7 +136,7 @@ def _log_moments(weights: Float64, scale: float, at: Complex) -> Complex:
 
 
 def _tilt(weights: Float64, scale: float, start: float) -> float:
-    """theta with about the least M(theta) e^(-theta c); every theta gives a bound."""
+    """A theta close to the minimum of M(theta) e^(-theta c); every theta gives a bound."""
     high = (1 - 1e-9) / (scale * float(weights.max()))
     low, last = 0.0, high
     for _ in range(_STEPS):

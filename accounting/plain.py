@@ -21,12 +21,12 @@ def scale_for(sensitivity: int, share: Fraction, epsilon: float) -> float:
     """The least float that is at least sensitivity / (share epsilon).
 
     Args:
-        sensitivity: in L1, of what is noised; a whole number.
-        share: of epsilon; those of all streams add up to at most 1.
-        epsilon: of all streams; both what the float is and what a person reads it as are kept.
+        sensitivity: L1 sensitivity of the noised numbers.
+        share: of epsilon; the shares of all streams add up to at most 1.
+        epsilon: of all streams.  The scale is enough for the exact float and for its decimal form.
     """
-    whole = min(Fraction(epsilon), Fraction(repr(float(epsilon))))
-    exact = Fraction(sensitivity) / (share * whole)
+    least_epsilon = min(Fraction(epsilon), Fraction(repr(float(epsilon))))
+    exact = Fraction(sensitivity) / (share * least_epsilon)
     scale = float(exact)
     return scale if Fraction(scale) >= exact else math.nextafter(scale, math.inf)
 

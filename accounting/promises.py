@@ -1,9 +1,9 @@
-"""What both families of noise promise, for a period and for a person of all of them, side by side.
+"""Promises of both families of noise: for one period, and for a person of all periods.
 
 Gaussian noise composes: k periods cost about sqrt(k) times one.  Two-sided geometric noise is
-charged its epsilon, k times one; where all periods are fixed beforehand it costs less
-(`fixed_schedule`), which an account may not use: what follows in it is decided by what was
-published.  Lifetimes are stated at k times the delta of a period, of Gaussian noise too.
+charged its epsilon: k periods cost k times one.  Where all periods are fixed beforehand they cost
+less (`fixed_schedule`), which an account may not use, because there earlier answers decide what is
+asked next.  Lifetimes of both families are stated at k times the delta of a period.
 """
 
 import functools
@@ -25,21 +25,23 @@ from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.strength import STATED_DELTA
 
-#: Periods of a person's promise where the stream has no end.
-_SOME_PERIODS = 4
+#: Periods of the person whose promise is shown where the stream has no end.
+_SHOWN_PERIODS = 4
 
 
 class Promise(NamedTuple):
     """One family's promise for a plan.
 
     Attributes:
-        family: of the noise; chosen: it is in force.
+        family: of the noise.
+        chosen: whether the plan takes this family.
         epsilon, delta: for one unit (of one period).
-        column: the first published one; sd: its mean noise over a window's releases.
-        periods: of a person of all; of a stream without end a few.
-        lifetime: (epsilon, delta) of such a person.
-        fixed: (epsilon, delta) of the same where the schedule is fixed beforehand; ``None`` for
-            Gaussian noise, which has that already.
+        column: name of the first published column.
+        sd: its mean sd over a window's releases, in units of the column.
+        periods: number of periods of a person of all periods; a few for a stream without end.
+        lifetime: (epsilon, delta) of a person of so many periods.
+        fixed: the same where the schedule is fixed beforehand; ``None`` for Gaussian noise, whose
+            ``lifetime`` holds for any schedule.
     """
 
     family: Literal["gaussian", "geometric"]
@@ -54,7 +56,7 @@ class Promise(NamedTuple):
 
 
 def promises(plan: Plan, budget: Budget) -> list[Promise]:
-    """The family in force first, then the other one where the plan could have it."""
+    """The family that the plan takes first, then the other one where the plan could take it."""
     other = _other(plan, "blt" if budget.plain else "geometric") if budget.sound else None
     chosen = [_promise(plan, budget, True)]
     return chosen if other is None else [*chosen, _promise(*other, False)]
@@ -62,7 +64,7 @@ def promises(plan: Plan, budget: Budget) -> list[Promise]:
 
 def _promise(plan: Plan, budget: Budget, chosen: bool) -> Promise:
     column = describe(plan, budget)["columns"][0]
-    periods = (plan.timeline.periods or _SOME_PERIODS) if budget.sound else 1
+    periods = (plan.timeline.periods or _SHOWN_PERIODS) if budget.sound else 1
     return Promise(
         "geometric" if budget.plain else "gaussian",
         chosen,
@@ -91,7 +93,10 @@ def _lifetime(plan: Plan, budget: Budget, periods: int) -> tuple[float, float]:
 
 
 def _fixed(plan: Plan, periods: int) -> tuple[float, float]:
-    """With at most one record for each key every one of C keys pays a C-th of epsilon."""
+    """(epsilon, delta) of a fixed schedule.
+
+    With at most one record of a unit for each key, each of C keys costs epsilon / C.
+    """
     privacy = plan.privacy
     parts = privacy.contributions if privacy.per_key_bound == 1 else 1
     delta = min(0.5, periods * privacy.delta or STATED_DELTA)
@@ -100,7 +105,7 @@ def _fixed(plan: Plan, periods: int) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=16)
 def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
-    """The plan with another strategy and its budget, where it can be run so."""
+    """(plan, budget) with another strategy; ``None`` where the plan cannot have it."""
     if plan.design.triggers > limits.MAX_GEOMETRIC_TRIGGERS and strategy == "geometric":
         return None
     privacy = msgspec.structs.replace(plan.privacy, strategy=strategy, optimise="period")
@@ -112,7 +117,8 @@ def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
 
 
 def promise_lines(plan: Plan, budget: Budget) -> list[str]:
-    """Both promises of each family, for a person; none where there is but one of each."""
+    """Lines of a plan: both promises of each family; no line where there is one family and one
+    period."""
     rows = promises(plan, budget)
     if len(rows) == 1 and rows[0].periods == 1:
         return []
@@ -120,7 +126,7 @@ def promise_lines(plan: Plan, budget: Budget) -> list[str]:
     if rows[0].periods > 1:
         endless = plan.timeline.end is None
         which = f"{rows[0].periods:,} periods" if endless else f"all {rows[0].periods:,} periods"
-        parts = [f"{row.family} {_told(row)}" for row in rows]
+        parts = [f"{row.family} {_lifetime_text(row)}" for row in rows]
         if endless:
             parts.append("the stream has no end, so none holds for all of them")
         lines.append(f"Lifetime    a person of {which}: {'; '.join(parts)}")
@@ -136,7 +142,7 @@ def _row(row: Promise, rows: list[Promise]) -> str:
     )
 
 
-def _told(row: Promise) -> str:
+def _lifetime_text(row: Promise) -> str:
     epsilon, delta = row.lifetime
     words = f"({up(epsilon, 4)}, {up(delta, 3)})"
     if row.fixed is None:

@@ -1,27 +1,28 @@
-"""The best selection of a key that units have once: with which chance one of n units is shown.
+"""The best selection of keys where a unit has one key: the chance that a key of n units is shown.
 
-Desfontaines, Voss, Gipson and Mandayam ("Differentially private partition selection", 2022): a key
-of n units is shown with chance p_n, of its own,
+Desfontaines, Voss, Gipson and Mandayam ("Differentially private partition selection", 2022): each
+key of n units is shown independently with chance p_n,
 
     p_0 = 0,    p_(n + 1) = min(e^epsilon p_n + delta,  1 - e^-epsilon (1 - p_n - delta),  1).
 
-**Why that is private, and the best.**  One unit moves one key from n to n + 1 units.  What is told
+**Why this is private, and the best.**  One unit moves one key from n to n + 1 units.  The outcome
 of a key is one bit, so that (epsilon, delta)-DP is four inequalities: p_(n + 1) <= e^epsilon p_n +
 delta, 1 - p_n <= e^epsilon (1 - p_(n + 1)) + delta, and the same with n and n + 1 exchanged, which
 hold because p_n rises.  The first two are the terms of the minimum.  By induction no mechanism has
-a larger p_n, for each bound grows with p_n.  A key without a unit is never shown, so which keys
-there are is not told.  Where a unit is in one key at most nothing is composed, and this is the best
-selection; kappa keys at (epsilon / kappa, delta / kappa) each compose, and no optimum is known.
+a larger p_n, because each bound grows with p_n.  A key without a unit is never shown, so that the
+list of keys reveals nothing else.  Where a unit has at most one key nothing is composed, and this
+selection is the best.  kappa keys compose, at (epsilon / kappa, delta / kappa) each; no optimum is
+known there.
 
-Up to n_1, the first n with p_n >= (1 - delta) / (1 + e^epsilon), the first term is the least, from
-there on the second:
+Up to n_1, the first n with p_n >= (1 - delta) / (1 + e^epsilon), the first term is the smallest,
+after it the second:
 
     p_n = delta (e^(n epsilon) - 1) / (e^epsilon - 1)                                      n <= n_1
     1 - p_n = r^j (1 - p_(n_1)) - delta r (1 - r^j) / (1 - r),   r = e^-epsilon, j = n - n_1.
 
-The key is shown iff n >= M, M the least n with U < p_n for a real uniform U.  Truncated geometric
-noise (``accounting.query.truncation``) has these chances too where its k needs no rounding; else
-they are a little smaller, which is the price of a count.
+A key is shown iff n >= M, M the least n with U < p_n for a real uniform U.  Truncated geometric
+noise (``accounting.query.truncation``) has the same chances where its k is not rounded, and
+slightly smaller ones otherwise.
 """
 
 import functools
@@ -35,8 +36,8 @@ from dpstream.accounting.arrays import Ids
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.laws import Uniform
 
-#: Most counts with a chance between 0 and 1.  For smaller epsilons there are as many counts that k
-#: is rounded over, and nothing to gain.
+#: Largest number of counts with a chance between 0 and 1.  Smaller epsilons have more of them, and
+#: there truncated noise is as good.
 MOST_COUNTS = 1 << 16
 _PRECISION = 256
 _WORD = 1 << 64
@@ -58,16 +59,16 @@ class SelectionOptimum:
         while (turn := self._turn(bits)) is None:
             bits *= 2
         self._first = turn
-        #: (N - 1,) floor of 2^64 p_n for n = 1 .. N - 1, p_N = 1 the first that is.
+        #: (N - 1,) floor of 2^64 p_n for n = 1 .. N - 1, N the least n with p_n = 1.
         self.edges = self._edges()
 
     @property
     def even(self) -> int:
-        """The least count that is shown with a chance of 1/2 or more."""
+        """The least number of units whose key is shown with a chance of 1/2 or more."""
         return int(np.searchsorted(self.edges, np.uint64(_WORD >> 1), "left")) + 1
 
     def chance(self, count: int) -> Any:
-        """p_n of n units, a ball of the current precision; 1 where it would be more."""
+        """p_n of n units, at most 1; a ball of the current precision."""
         if count <= 0:
             return flint.arb(0)
         delta, epsilon = self._numbers()
@@ -78,16 +79,17 @@ class SelectionOptimum:
         steps = count - early
         if steps:
             # r (1 - r^j) / (1 - r) = (1 - r^j) / (e^epsilon - 1)
-            kept = (-steps * epsilon).exp()
-            left = kept * (1 - chance) + delta * (-steps * epsilon).expm1() / epsilon.expm1()
-            return flint.arb(1) if left <= 0 else 1 - left
+            decay = (-steps * epsilon).exp()
+            missing = decay * (1 - chance) + delta * (-steps * epsilon).expm1() / epsilon.expm1()
+            return flint.arb(1) if missing <= 0 else 1 - missing
         return flint.arb(1) if chance >= 1 else chance
 
     def settle(self, uniform: Uniform) -> int:
-        """M at a real uniform of as many bits as it takes.
+        """M for a real uniform, of as many bits as are needed.
 
         Args:
-            uniform: its first bits, as (integer, number of bits), after n further draws.
+            uniform: a function from a number of further draws to the first bits of the uniform, as
+                (integer, number of bits).
         """
         further = 0
         while True:
@@ -126,7 +128,7 @@ class SelectionOptimum:
         if turn is None:
             return None
         if int(turn) > MOST_COUNTS // 2:
-            raise ValueError("too many counts have a chance of their own")
+            raise ValueError("too many counts have a chance between 0 and 1")
         return max(1, int(turn))
 
     def _edges(self) -> Ids:
@@ -146,7 +148,7 @@ class SelectionOptimum:
 
 @functools.lru_cache(maxsize=16)
 def selection_optimum(epsilon: float, delta: float) -> SelectionOptimum | None:
-    """The chances of (epsilon, delta), ``None`` where there are too many of them."""
+    """The chances of (epsilon, delta); ``None`` where there are more than MOST_COUNTS."""
     try:
         return SelectionOptimum(epsilon, delta)
     except ValueError:

@@ -4,7 +4,7 @@ Symbols are listed in ``strategies/README.md``.  A strategy for T public trigger
 step inputs x (int64, one per trigger) into nodes ``y = A x + z`` with z independent Gaussians
 of sd sigma; what is released at trigger t is a fixed function of y's first nodes, equal to
 ``prefix_t + n_t`` where n_t is a fixed function of z alone, a whole number of 2^-DECODE_BITS.
-``geometric`` alone has two-sided geometric z and may look at nodes of steps to come.
+Only ``geometric`` has two-sided geometric z; its prefixes may use nodes of future steps.
 All methods are public arithmetic: no data, no randomness.
 """
 
@@ -141,7 +141,8 @@ class Strategy(ABC):
         return self.nodes_through(step_index) if self.state_columns else np.zeros_like(step_index)
 
     def last_node(self, step_index: Int64, upto: Int64) -> Int64:
-        """One behind the last node whose noise ``fold`` needs from ``step_index`` to ``upto``."""
+        """(n,) number of the first node that ``fold`` no longer needs to go from ``step_index`` to
+        ``upto``."""
         return np.maximum(self.first_node(step_index), self.nodes_through(upto))
 
     @abstractmethod

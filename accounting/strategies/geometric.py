@@ -1,33 +1,33 @@
 """Two-sided geometric noise for prefixes, at plain epsilon (mechanism.md section 3).
 
 y = A x + z with A of whole numbers and z independent two-sided geometric: P[z = k] is proportional
-to e^(-|k| / scale).  A = [S; P] has a row of one step's input for each step (S is diagonal) and p
-rows of many steps (P); the identity, noise for each step, has S = 1 and p = 0.  The decoder is any
-matrix W of p columns of dyadic numbers:
+to e^(-|k| / scale).  A = [S; P] has one row for each step (S is diagonal) and p rows that mix steps
+(P).  The identity, noise for each step, has S = 1 and p = 0.  The decoder may be any matrix W of p
+columns of dyadic numbers:
 
     n_t = sum over j <= t of u_j + sum over k of W[t, k] (z'_k - sum over j of P[k, j] u_j),
     u_j = z_j / S_j,
 
-z of the first T rows and z' of the last p.  So n = B z with B = [(M - W P) S^-1, W], and
-B A = M - W P + W P = M holds exactly, for every W: what is published,
+z are the noises of the first T rows and z' those of the last p.  So n = B z with
+B = [(M - W P) S^-1, W], and B A = M - W P + W P = M holds exactly, for every W.  The published
 
-    q_t = round(2^D (B y)_t) / 2^D = prefix_t + round(2^D n_t) / 2^D,
+    q_t = round(2^D (B y)_t) / 2^D = prefix_t + round(2^D n_t) / 2^D
 
-is a function of y, and W is chosen near the one of least variance, M A^+.
+is therefore a function of y.  W is chosen close to the decoder of least variance, M A^+.
 
-**Sensitivity, and why rows may end in the future.**  Let a be the largest L1 norm of A's columns, a
-whole number, of the matrix as it is used.  Records of a unit move x by v with |v|_1 <= C L.  Fix a
-path o of outputs.  x may depend on outputs before it, but on this path it is fixed: x(o), and with
-the unit's records x(o) + v(o).  So with n the noise as it is published,
+**Sensitivity, and why rows may end in the future.**  Let a be the largest L1 norm of a column of A
+as it is used: a whole number.  The records of a unit move x by v with |v|_1 <= C L.  Fix a path o
+of outputs.  x_t may depend on outputs before t, but on a fixed path the inputs are fixed: x(o), and
+with the unit's records x(o) + v(o).  So with n the noise as it is published,
 
     P[o] = P[n(z) = o - M x(o)],     P'[o] = P[n(z) = o - M x(o) - M v(o)].
 
-z -> z + A v(o) maps whole numbers onto whole numbers, and B A = M and the rounding on a lattice
-that holds M v give n(z + A v) = n(z) + M v.  Hence P'[o] = P[n(z + A v(o)) = o - M x(o)], a sum of
-the same terms with each z moved by A v(o), of L1 norm at most C L a: the ratio of the two is at
-most e^(C L a / scale) at every o.  Nothing here asks what of y was there when x_t was chosen,
-because y is never needed: the path decides.  It bounds the ratio of *every* path, so it is a proof
-of plain epsilon and of nothing else: a loss distribution or an (epsilon, delta) with delta > 0
+z -> z + A v(o) maps whole numbers onto whole numbers.  B A = M, and M v lies on the lattice of the
+rounding, so that n(z + A v) = n(z) + M v.  Hence P'[o] = P[n(z + A v(o)) = o - M x(o)]: the same
+sum as P[o] with each z moved by A v(o), whose L1 norm is at most C L a.  The ratio of the two is at
+most e^(C L a / scale) at every o.  The proof does not use which rows of y were complete when x_t
+was chosen, because it fixes the outputs and not y.  It bounds the ratio on *every* path, and so
+proves plain epsilon and nothing else: a loss distribution, or (epsilon, delta) with delta > 0,
 averages over paths, and v(o) may differ from path to path.  So this noise is charged its plain
 epsilon.
 """
@@ -46,7 +46,8 @@ from dpstream.accounting.strategies.prefix_identity import prefix_identity
 
 _SLACK = 1e-10
 #: A p-identity is rounded to multiples of 2^-_LATTICE_BITS of its column norm, its decoder to
-#: _DECODER_BITS more: its variance is least where it would be exact, so that this costs nothing.
+#: _DECODER_BITS bits more.  The variance is stationary at the exact decoder, so that rounding the
+#: decoder costs nothing.
 _LATTICE_BITS, _DECODER_BITS = 10, 16
 #: Parameters of the identity.
 IDENTITY = np.zeros(1)
@@ -62,7 +63,7 @@ def mixed_rows(triggers: int) -> Float64:
     rows = np.rint(extra / sums * (1 << _LATTICE_BITS))
     rows = rows[rows.any(axis=1)]
     alone = np.maximum(1, np.rint((1 << _LATTICE_BITS) / sums))
-    # Columns below the largest norm get more of their own row, which costs nothing.
+    # The own rows of columns below the largest norm are raised to it, at no cost.
     alone += (alone + rows.sum(axis=0)).max() - (alone + rows.sum(axis=0))
     step = 2.0 ** -(_LATTICE_BITS + _DECODER_BITS)
     decoder = np.rint(_least_variance(alone, rows) / step) * step
@@ -72,7 +73,7 @@ def mixed_rows(triggers: int) -> Float64:
 
 
 def _least_variance(alone: Float64, rows: Float64) -> Float64:
-    """(T, p) the W with the least variance of each prefix: M S^-2 P^T (1 + P S^-2 P^T)^-1."""
+    """(T, p) the W of least variance for each prefix: M S^-2 P^T (I + P S^-2 P^T)^-1."""
     along = np.cumsum(rows / alone**2, axis=1)
     gram = np.eye(len(rows)) + (rows / alone**2) @ rows.T
     return np.asarray(np.linalg.solve(gram, along).T)
@@ -92,17 +93,17 @@ class GeometricStrategy(Strategy):
         numbers = mixed_rows(self.triggers) if parameters is None else np.array(parameters)
         size, width = self.triggers, int(numbers[0]) if len(numbers) else -1
         if width < 0 or len(numbers) != 1 + (size + 2 * width * size if width else 0):
-            raise ValueError("the strategy takes p, and with p > 0 T (2 p + 1) numbers more")
+            raise ValueError("the strategy takes p, and for p > 0 another T (2 p + 1) numbers")
         alone, rows, decoder = np.split(numbers[1:], [size, size + width * size])
         if not width:
             alone = np.ones(size)
         if not (np.isfinite(numbers).all() and (alone >= 1).all() and (rows >= 0).all()):
             raise ValueError(
-                "the strategy's rows are not negative, and each step has one of its own"
+                "the strategy's rows must not be negative, and each step needs a row of its own"
             )
-        whole = np.concatenate([alone, rows])
-        if not np.array_equal(whole, np.rint(whole)):
-            raise ValueError("the strategy's rows are whole numbers")
+        entries = np.concatenate([alone, rows])
+        if not np.array_equal(entries, np.rint(entries)):
+            raise ValueError("the strategy's rows must be whole numbers")
         self._numbers = numbers
         self._alone, self._rows = alone, rows.reshape(width, size)
         self._decoder = decoder.reshape(size, width)
@@ -114,7 +115,7 @@ class GeometricStrategy(Strategy):
 
     @property
     def column1(self) -> int:
-        """a: largest L1 norm of a column of the encoder; exact."""
+        """a: the largest L1 norm of a column of the encoder; exact."""
         return int((self._alone + self._rows.sum(axis=0)).max())
 
     @property
@@ -131,7 +132,7 @@ class GeometricStrategy(Strategy):
 
     @functools.cached_property
     def _figures(self) -> tuple[Float64, float]:
-        """sd_t for noise of sd 1, and the largest sum of magnitudes of a row of B."""
+        """((T,) sd_t for noise of sd 1, the largest sum of magnitudes of a row of B)."""
         if not len(self._rows):
             steps = np.arange(1, self.triggers + 1)
             return np.sqrt(steps) * (1 + _SLACK), float(self.triggers)
@@ -156,7 +157,7 @@ class GeometricStrategy(Strategy):
 
     @override
     def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """See base; every two columns are charged the largest Gram entry of their lag."""
+        """See base; two columns are charged the largest Gram entry of their lag."""
         columns = self.matrix().astype(np.float64)
         gram = columns.T @ columns
         lags = np.array([gram.diagonal(lag).max() for lag in range(self.triggers)])
@@ -169,7 +170,7 @@ class GeometricStrategy(Strategy):
 
     @override
     def nodes_through(self, step_index: int | Int64) -> Int64:
-        """See base; a prefix needs the noise of all steps, those to come included, if p > 0."""
+        """See base; with p > 0 a prefix needs the noise of all steps, of future ones too."""
         steps = np.asarray(step_index, np.int64)
         if not len(self._rows):
             return steps.copy()
@@ -177,7 +178,7 @@ class GeometricStrategy(Strategy):
 
     @override
     def last_node(self, step_index: Int64, upto: Int64) -> Int64:
-        """See base; the state after the first step holds what later steps gave to mixed rows."""
+        """See base; after the first step the state holds the mixed rows, future steps included."""
         if not len(self._rows):
             return super().last_node(step_index, upto)
         return np.where(step_index > 0, upto, self.nodes_through(upto)).astype(np.int64)
@@ -193,8 +194,8 @@ class GeometricStrategy(Strategy):
 
     @override
     def fold(self, ranges: Ranges) -> None:
-        """See base; the state is the sum of u_j, the sum of magnitudes that its float error is a
-        multiple of, the error of the largest mixed row, and the mixed rows."""
+        """See base; the state is the sum of u_j, the sum of magnitudes that bounds its float error,
+        the largest error bound of a mixed row, and the p mixed rows."""
         from dpstream.accounting.strategies.kernels import fold_geometric
 
         tables = self._alone, self._rows, np.ascontiguousarray(self._decoder)
@@ -204,7 +205,8 @@ class GeometricStrategy(Strategy):
             ranges.out[row, column] = self._exact(ranges, row, step_index)
 
     def _exact(self, ranges: Ranges, row: int, step_index: int) -> int:
-        """n_t * 2^DECODE_BITS in fractions: no precision settles one on a rounding boundary."""
+        """n_t * 2^DECODE_BITS, rounded, in fractions: a value may lie on a rounding boundary, which
+        balls of no precision decide."""
         import flint
 
         size = int(self.nodes_through(step_index))

@@ -185,10 +185,13 @@ def fold_geometric(
     rows: Float64,
     decoder: Float64,
 ) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
-    """Node noises are whole numbers below 2^53; what is open in floats is settled in fractions.
+    """Fold of strategy ``geometric``; node noises are whole numbers below 2^53.
 
     Args:
         alone: (T,) S; rows: (p, T) P; decoder: (T, p) W.
+
+    Returns:
+        (rows, step indices) of the prefixes that floats leave open; fractions decide these.
     """
     width, (mixed, size) = out.shape[1], rows.shape
     open_rows, open_steps = [np.int64(0) for _ in range(0)], [np.int64(0) for _ in range(0)]
@@ -220,12 +223,12 @@ def fold_geometric(
                 around += abs(part)
                 weight += abs(decoder[t - 1, k])
             scaled = value * _FLOAT_SCALE + ROUND_UP
-            whole = np.int64(np.floor(scaled))
-            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
+            floor = np.int64(np.floor(scaled))
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = floor
             error = magnitude + (mixed + 2.0) * around + weight * held[2]
             error = error * 1.01 * _UNIT_ROUND_OFF * _FLOAT_SCALE + 2.0**-40
             error += abs(scaled) * _UNIT_ROUND_OFF * 2.0
-            if scaled - whole < error or scaled - whole > 1 - error:
+            if scaled - floor < error or scaled - floor > 1 - error:
                 open_rows.append(np.int64(i))
                 open_steps.append(np.int64(t))
         held[0], held[1] = total, magnitude

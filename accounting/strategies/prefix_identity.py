@@ -1,21 +1,22 @@
-"""p-identities for the prefixes of T steps: the encoders of least error for pure epsilon.
+"""p-identities for the prefixes of T steps: encoders of small error for pure epsilon.
 
-An encoder for pure epsilon is paid for by its largest column in L1.  A p-identity (McKenna, Miklau,
-Hay and Machanavajjhala 2018) has the rows
+For pure epsilon an encoder's cost is its largest column in L1.  A p-identity (McKenna, Miklau, Hay
+and Machanavajjhala 2018) has the rows
 
     A = [I; P] diag(1 / s),    s_j = 1 + sum_k P_kj,
 
-P of p rows without negative entries, so that every column has norm 1 whatever P is.  With M the
+P of p rows without negative entries, so that every column has norm 1 for any P.  With M the
 prefix sums, the squared error of all prefixes is tr(M (A^T A)^-1 M^T), and by Woodbury's lemma
 
     sum_j s_j^2 c_j - tr(K Y Y^T),    Y = P diag(s) M^T,  K = (1 + P P^T)^-1,  c_j = T - j + 1.
 
-Y is a running sum along each row of P, so a value and its gradient take O(p^2 T) operations, and
-L-BFGS from the levels of a k-ary tree takes a second at T = 1000.  What it finds is 8% below the
-best k-ary tree that is decoded by least squares at T = 100, 12% at T = 1000.
+Y is a running sum along each row of P, so that a value and its gradient take O(p^2 T) operations
+(``cells.pure`` minimises the same error for any queries, in O(p n^2)).  L-BFGS from the levels of a
+k-ary tree takes a second at T = 1000.  Its sd is 8% below that of the best k-ary tree decoded by
+least squares at T = 100, and 12% below at T = 1000.
 
-Floats of two processors need not agree on the result: a run commits the whole numbers that the
-encoder is rounded to (``geometric``).
+The floats of two processors may differ: a run commits the whole numbers that the encoder is rounded
+to (``geometric``).
 """
 
 import functools
@@ -24,15 +25,15 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 
-#: Steps of one node of the tree that the search begins at, by the most triggers that it serves.
+#: (largest T, arities of the trees that the search starts from).
 _WIDTHS = ((1, ()), (24, (16, 8, 4)), (1024, (16,)), (1 << 20, (32,)))
-#: Of the search: more of them gain less than .3%.
+#: Iterations of the search, and fewer above _LONG triggers: more gain less than .3%.
 _ITERATIONS, _FEW, _LONG = 400, 150, 200
 
 
 @functools.lru_cache(maxsize=16)
 def prefix_identity(triggers: int) -> Float64:
-    """(p, T) the best P that is found; (0, T) where the identity is all there is.  Read-only."""
+    """(p, T) the best P of the search, read-only; (0, T) where no P is better than the identity."""
     from dpstream.accounting.strategies.cells.threads import one_thread
 
     best = np.zeros((0, triggers))
@@ -46,12 +47,16 @@ def prefix_identity(triggers: int) -> Float64:
 
 
 def squared_error(extra: Float64) -> float:
-    """tr(M (A^T A)^-1 M^T) of the p-identity of P, which is ``extra``; column norm 1."""
+    """tr(M (A^T A)^-1 M^T) of a p-identity, whose columns have norm 1.
+
+    Args:
+        extra: (p, T) P.
+    """
     return _value(extra.ravel(), extra.shape)[0]
 
 
 def _levels(triggers: int, width: int) -> Float64:
-    """(p, T) one row for each node above the leaves of a tree, cut off at T."""
+    """(p, T) one row for each inner node of a tree whose nodes have ``width`` children."""
     rows, size = [], width
     while size <= triggers:
         first = np.arange(0, triggers, size)[:, None]

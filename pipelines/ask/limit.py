@@ -1,4 +1,4 @@
-"""What a choice between families of noise may look at of an account: its limit and its charges."""
+"""The part of an account that a choice between families of noise uses: its limit and charges."""
 
 from collections.abc import Sequence
 
