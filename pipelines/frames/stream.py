@@ -85,7 +85,8 @@ class DPStream(flow.DPStream):
                 if value is not None:
                     raise UsageError(name, _OF_JOB, "leave it out, or correct the job")
             beam.PTransform.__init__(self)
-            listed, self._public = _with_keys(plan.plan, public_keys)
+            unasked = plan.privacy.strategy is None
+            listed, self._public = _with_keys(plan.plan, public_keys, unasked)
             self._job = msgspec.structs.replace(plan, plan=listed)
             self._source, self._clock, self._once = source, clock, True
             _warn(listed)
@@ -139,8 +140,12 @@ def _warn(plan: Plan) -> None:
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)
 
 
-def _with_keys(plan: Plan, given: Any) -> tuple[Plan, pa.Table | None]:
-    """The plan with a list of public keys, in canonical form."""
+def _with_keys(plan: Plan, given: Any, unasked: bool = False) -> tuple[Plan, pa.Table | None]:
+    """The plan with a list of public keys, in canonical form.
+
+    Args:
+        unasked: the plan is of a job whose file names no strategy.
+    """
     if given is None:
         return plan, None
     table = keys_table(given, [field.column for field in plan.key], [f.type for f in plan.key])
@@ -153,7 +158,8 @@ def _with_keys(plan: Plan, given: Any) -> tuple[Plan, pa.Table | None]:
             "leave them out, or `keys.public` of the job",
         )
     # Weights are of selection, and a job has them unasked: as if its file had named the list.
-    privacy = msgspec.structs.replace(plan.privacy, weights=None)
+    strategy = "auto" if unasked else plan.privacy.strategy
+    privacy = msgspec.structs.replace(plan.privacy, weights=None, strategy=strategy)
     return msgspec.structs.replace(plan, public_keys=digest, privacy=privacy).check(), public
 
 

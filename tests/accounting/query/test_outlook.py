@@ -106,7 +106,9 @@ def shown(units: int, noise: PartNoise) -> float:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-9), (1.0, 3e-9), (30.0, 1e-9), (0.2, 0.1)])
 def test_an_even_chance_under_geometric_noise_is_one(epsilon: float, delta: float) -> None:
-    """At (30, 1e-9) a group of one unit is shown with chance 1e-9: two units have an even chance."""
+    """At (30, 1e-9) a group of one unit is shown with chance 1e-9, and one of two units nearly
+    always.
+    """
     units = QueryColumn("c", "units", per="group")
     plan = QueryPlan(epsilon, delta, 1, None, "geometric", True, columns=(units,))
     of = finest(lambda bits: plan)
