@@ -27,11 +27,7 @@ HELD = {
     "public one-shot": (8, part("public one-shot")),
     "public sum": (2, part("public sum", contributions=(8, 32))),
     "public stream": (8, part("public stream", triggers=(1, 16, 100))),
-    "paper": (2, part("private one-shot", where=("paper",), contributions=(1, 2, 4))),
-    "few keys of a person": (
-        4, part("private one-shot", where=("singles", "unequal", "even"), contributions=(1, 2),
-                epsilon=(0.5, 1.0)),
-    ),
+    "few keys of a person": (6, part("private one-shot", contributions=(1, 2))),
     "many keys of a person": (
         4, part("private one-shot", where=("singles", "unequal", "even"), contributions=(8, 32)),
     ),

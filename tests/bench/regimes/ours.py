@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
@@ -20,9 +21,11 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.query.calibration import QueryBudget
 from dpstream.accounting.query.families import families_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 from tests.bench.regimes.populations import Population
 from tests.oracle.rivals import keys
+from tests.oracle.rivals.arrivals import two_sided
 from tests.oracle.rivals.laws import Law, geometric
 from tests.oracle.simulation import Design, Records
 from tests.oracle.sweep import Sorted, sweep
@@ -89,14 +92,30 @@ def private_totals(
             (chosen.sigma, noise.sd), chosen.threshold,
         )  # fmt: skip
         return Figure(error, 0.0, noise.law)
-    law = keys.whole(law_of(noise.scale, noise.most))
-    return Figure(keys.tested(cells.pairs, law, chosen.threshold), 0.0, noise.law)
+    return Figure(plainly(cells.pairs, noise, chosen.threshold), 0.0, noise.law)
 
 
-def law_of(scale: float, most: int | None) -> Law:
-    """Two-sided geometric noise of a scale, cut at ``most`` if that is said."""
-    if most is None:
-        return geometric(1 / scale)
+def plainly(cells: keys.Cells, noise: Any, above: int) -> float:
+    """Expected L1 of counts with geometric noise, given if they are above a threshold.
+
+    Args:
+        noise: its ``scale``, and where it is truncated: at ``most``, and with the chance ``sooner``
+            of 2^-32 at one less, where the threshold is one less too.
+    """
+    if not noise.most:
+        return keys.tested(cells, keys.whole(geometric(1 / noise.scale)), above)
+    coin = noise.sooner / 2**32
+    either = ((1 - coin, 0), (coin, 1))
+    parts = [
+        chance * keys.tested(cells, keys.whole(cut(noise.scale, noise.most - less)), above - less)
+        for chance, less in either
+        if chance
+    ]
+    return math.fsum(parts)
+
+
+def cut(scale: float, most: int) -> Law:
+    """Two-sided geometric noise of a scale on -most .. most."""
     mass = np.exp(-np.abs(np.arange(-most, most + 1.0)) / scale)
     return Law(mass / mass.sum())
 
@@ -173,6 +192,9 @@ def settings(contributions: int, triggers: int) -> dict[str, dict[str, Any]]:
         "one test": {**at_end, "usual_weights": False, "skip": False, "tests": (triggers,)},
         "per key": {"per_key_bound": 1},
         "fused": {"kind": "units"},
+        "geometric": {"kind": "units", "strategy": "geometric"},
+        "geometric, few tests": {"per_key_bound": 1, "strategy": "geometric", "tests": 4},
+        "geometric, one test": {"per_key_bound": 1, "strategy": "geometric", "tests": (triggers,)},
     }
 
 
@@ -185,15 +207,63 @@ def private_stream(
     for name, setting in settings(contributions, triggers).items():
         try:
             plan = stream(contributions, triggers, False, epsilon=epsilon, delta=delta, **setting)
-            design = Design.of(plan, allocate(plan))
+            budget = allocate(plan)
         except DpstreamError:
             continue
+        if budget.plain:
+            best = min(best, plain_stream(population, plan, budget, seeds)._replace(family=name))
+            continue
+        design = Design.of(plan, budget)
         runs = [sweep(design, records, seed).l1 for seed in seeds]
         figure = Figure(
             float(np.mean(runs)), float(np.std(runs) / math.sqrt(len(runs))), f"gaussian, {name}"
         )
         best = min(best, figure)
     return best
+
+
+def plain_stream(population: str, plan: Plan, budget: Budget, seeds: range) -> Figure:
+    """L1 at the last trigger of keys that are selected by counts with geometric noise."""
+    from tests.bench.regimes.populations import population as named
+
+    selection, tau = budget.selection, budget.tau
+    if selection is None or tau is None:
+        raise ValueError("keys are selected")
+    count, triggers = plan.privacy.contributions, plan.timeline.triggers
+    at, arrived = plan.design.test_triggers, named(population).arrivals(count, triggers)
+    published = budget.values[0] if budget.values else selection
+    last = published.strategy_object
+    if selection.most:
+        pairs, one = arrived.cells(count).pairs, int(tau[0]) >> DECODE_BITS
+        if published is selection:
+            return Figure(plainly(pairs, selection, one), 0.0, "")
+    above = tau / 2.0**DECODE_BITS
+    tested = selection.strategy_object
+    rows = decoder(tested)[np.arange(1, len(at) + 1) - 1]
+    reads = decoder(last)[-1]
+
+    def noises(rng: np.random.Generator, size: int) -> Any:
+        own = two_sided(rng, 1 / selection.scale, (size, rows.shape[1])) @ rows.T
+        if published is selection:
+            return own, own[:, -1]
+        return own, two_sided(rng, 1 / published.scale, (size, len(reads))) @ reads
+
+    counts = arrived.by(at)
+    held = counts[:, -1] > 0
+    counts, raw = counts[held], arrived.raw[held]
+    runs = []
+    for seed in seeds:
+        own, final = noises(np.random.default_rng(seed), len(raw))
+        given = ((counts + own > above) & (counts > 0)).any(axis=1)
+        errors = np.where(given, np.abs(counts[:, -1] + final - raw), raw)
+        runs.append(float(errors.sum() + arrived.raw[~held].sum()))
+    return Figure(float(np.mean(runs)), float(np.std(runs) / math.sqrt(len(runs))), "")
+
+
+def decoder(strategy: Strategy) -> Any:
+    """(T, nodes) B, of any strategy, from its rows."""
+    rows = strategy.matrix().astype(np.float64)
+    return np.tril(np.ones((strategy.triggers,) * 2)) @ np.linalg.pinv(rows)
 
 
 def workload(queries: str, sizes: tuple[int, ...]) -> Figure:
