@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
@@ -21,13 +21,15 @@ from dpstream.pipelines.cli.parts import (
 )
 from dpstream.pipelines.cli.plan import POPULATION
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
-from dpstream.pipelines.cli.workload import FILE, STRATEGY, check_pure
+from dpstream.pipelines.cli.workload import FILE, MECHANISM, STRATEGY, check_geometric
 
 if TYPE_CHECKING:
+    from dpstream.accounting.strategies.cells.auto import Plan
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.operate.acceptance import Acceptance
     from dpstream.pipelines.workload.execute import Order
+    from dpstream.pipelines.workload.families import Family
     from dpstream.pipelines.workload.registered import Mechanism
     from dpstream.pipelines.workload.release import Receipt
 
@@ -55,7 +57,10 @@ _PATH = click.Path(path_type=Path)
     help="Values of the nearest cells that are not negative (least squares).",
 )
 @click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
-@click.option("--pure", is_flag=True, help="Pure epsilon: the job's, with geometric noise; once.")
+@MECHANISM
+@click.option("--optimise", type=click.Choice(["limit", "answer"]), default="limit",
+              show_default=True, help="What auto goes by: limit: errors at an equal share of what"
+              " is left of the account's limit; answer: this answer alone.")  # fmt: skip
 @click.option(
     "--tables", is_flag=True,
     help="From residual tables, without a histogram of all cells; once.  [default where all cells"
@@ -83,8 +88,9 @@ _PATH = click.Path(path_type=Path)
 def answer(
     ctx: click.Context, /, file: Path, job: Path | None, release: Path | None, out: Path | None,
     over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
-    cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool, pure: bool,
-    tables: bool, fresh: bool, as_of: str, dry_run: bool, units: int | None, records: int | None,
+    cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool,
+    mechanism: str, optimise: str, tables: bool, fresh: bool, as_of: str, dry_run: bool,
+    units: int | None, records: int | None,
 ) -> None:  # fmt: skip
     """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
 
@@ -98,17 +104,12 @@ def answer(
     """
     from dpstream.pipelines.workload.files import read_workload
 
-    if (job is None) == (release is None):
-        raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")
+    _check_given(job, release, out, covariance, dry_run)
     asked, how = read_workload(file), Asking(fresh, as_of)
     if release is not None:
         _check_free(over_time, how, dry_run)
         _from(asked, release, out, nonnegative, covariance, as_json)
         return
-    if job is None or (out is None and not dry_run):
-        raise UsageError("--out", "is required", "name a new folder")
-    if covariance is not None:
-        raise UsageError("--covariance", "is for --from", "ask it of the release")
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
@@ -116,29 +117,75 @@ def answer(
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
     from dpstream.pipelines.workload.ways import tables_of, way_of
 
-    loaded, place = load_job(job), None if out is None else out.absolute()
-    privacy = loaded.plan.privacy
-    warnings = weaknesses(privacy.epsilon, 0.0 if pure else privacy.delta)
-    print_warnings([*warnings, *([] if dry_run else account_warnings(loaded))])
-    if pure:
-        check_pure(strategy, objective)
-        mechanism = pure_mechanism(asked, loaded, folder_of(cache))
+    loaded = load_job(required(job, "a job or a release is given"))
+    place, folder = None if out is None else out.absolute(), folder_of(cache)
+    privacy, stored = loaded.plan.privacy, over_time or runner != "DirectRunner" or bool(ctx.args)
+    left_alone = (strategy, objective) == ("auto", "total") and not tables and not stored
+    if mechanism == "auto" and not (left_alone and loaded.ledger is not None):
+        mechanism = "gaussian"
+    if mechanism == "geometric":
+        check_geometric(strategy, objective)
     else:
-        chosen = solved(asked, folder_of(cache), objective, strategy)[0].strategy
-        if tables:
-            chosen = tables_of(asked, chosen)
-        if not tables and way_of(asked, chosen) != "tables":
-            order = Order(asked, loaded, chosen, place or Path(), over_time, form, nonnegative,
-                          runner, ctx.args, fresh)  # fmt: skip
-            _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
-            return
-        mechanism = table_mechanism(asked, chosen, loaded)
-    if over_time or runner != "DirectRunner" or ctx.args:
-        field = "--over-time" if over_time else "--runner"
-        rule = "is for answers that come through a store; these are drawn once, in this process"
-        fix = "omit it and flags of Beam, or measure all cells with --strategy product"
-        raise UsageError(field, rule, fix)
-    once(asked, loaded, mechanism, place, form, nonnegative, as_json, how, not pure, dry_run)
+        plan = solved(asked, folder, objective, strategy)[0]
+        measured = tables_of(asked, plan.strategy) if tables else plan.strategy
+        by_tables = tables or way_of(asked, measured) == "tables"
+        order = Order(asked, loaded, measured, place or Path(), over_time, form, nonnegative,
+                      runner, ctx.args, fresh)  # fmt: skip
+        if mechanism == "auto":
+            mechanism = _chosen(order, plan, folder, by_tables, optimise)
+    warnings = weaknesses(privacy.epsilon, 0.0 if mechanism == "geometric" else privacy.delta)
+    print_warnings([*warnings, *([] if dry_run else account_warnings(loaded))])
+    if mechanism == "gaussian" and not by_tables:
+        _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
+        return
+    if stored:
+        raise _drawn_once(over_time)
+    if mechanism == "geometric":
+        drawn, some = pure_mechanism(asked, loaded, folder), False
+    else:
+        drawn, some = table_mechanism(asked, measured, loaded), True
+    once(asked, loaded, drawn, place, form, nonnegative, as_json, how, some, dry_run)
+
+
+def _check_given(
+    job: Path | None, release: Path | None, out: Path | None, covariance: Path | None, dry: bool
+) -> None:
+    """Whether what is answered from is given, and what belongs to it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if (job is None) == (release is None):
+        raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")
+    if job is not None and out is None and not dry:
+        raise UsageError("--out", "is required", "name a new folder")
+    if job is not None and covariance is not None:
+        raise UsageError("--covariance", "is for --from", "ask it of the release")
+
+
+def _drawn_once(over_time: bool) -> UsageError:
+    return UsageError(
+        "--over-time" if over_time else "--runner",
+        "is for answers that come through a store; these are drawn once, in this process",
+        "omit it and flags of Beam, or measure all cells with --strategy product",
+    )
+
+
+def _chosen(order: "Order", plan: "Plan", folder: Path, by_tables: bool, optimise: str) -> "Family":
+    """The family of noise, before a row is read."""
+    from dpstream.pipelines.workload.choosing import chosen
+    from dpstream.pipelines.workload.execute import job_of
+    from dpstream.pipelines.workload.registered import WorkloadQuestion, table_mechanism
+
+    asked, job = order.workload, order.job
+
+    def gaussian_hash() -> str:
+        if not by_tables:
+            return job_of(order).plan.hash
+        drawn = table_mechanism(asked, order.strategy, job)
+        return WorkloadQuestion(asked, job, drawn, some=True).plan_hash
+
+    return chosen(asked, job, plan, folder, gaussian_hash, optimise, order.fresh)
 
 
 def _through_store(

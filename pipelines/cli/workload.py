@@ -26,15 +26,25 @@ STRATEGY = options(
 )  # fmt: skip
 
 
-def check_pure(strategy: str, objective: str) -> None:
+#: Strategy and objective that say nothing.
+_LEFT_ALONE = ("auto", "total")
+MECHANISM = click.option(
+    "--mechanism", type=click.Choice(["auto", "gaussian", "geometric"]), default="auto",
+    show_default=True,
+    help="gaussian: noise at epsilon and delta; geometric: at epsilon alone (pure epsilon); auto:"
+    " the one of less error.",
+)  # fmt: skip
+
+
+def check_geometric(strategy: str, objective: str) -> None:
     """Whether the options of a strategy are left alone.
 
     Raises:
-        UsageError: pure epsilon has strategies of its own, for the total of squared errors.
+        UsageError: geometric noise has strategies of its own, for the total of squared errors.
     """
-    if (strategy, objective) != ("auto", "total"):
+    if (strategy, objective) != _LEFT_ALONE:
         raise UsageError(
-            "--pure", "has strategies of its own, for the total error",
+            "--mechanism", "geometric has strategies of its own, for the total error",
             "omit --strategy and --objective",
         )  # fmt: skip
 
@@ -53,7 +63,7 @@ def workload() -> None:
         "dpstream workload plan ages.json --epsilon 1 --delta 1e-8",
         "dpstream workload plan ages.json --mu 1 --objective worst --json",
         "dpstream workload plan ages.json --mu 0.5 --contributions 4 --picture errors.svg",
-        "dpstream workload plan ages.json --epsilon 1 --pure",
+        "dpstream workload plan ages.json --epsilon 1 --mechanism geometric",
     )
 )
 @FILE
@@ -64,14 +74,16 @@ def workload() -> None:
 @click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
 @click.option("--contributions", type=COUNT, default=1, show_default=True,
               help="C: records of a unit that count.")  # fmt: skip
-@click.option("--pure", is_flag=True, help="Pure epsilon, with --epsilon alone: geometric noise.")
-@click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries.")
-@click.option("--matrix", type=click.Path(path_type=Path), help="Draw the strategy.")
+@MECHANISM
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries,"
+              " with Gaussian noise.")  # fmt: skip
+@click.option("--matrix", type=click.Path(path_type=Path), help="Draw the strategy for Gaussian"
+              " noise.")  # fmt: skip
 @AS_JSON
 def plan(
     file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
     delta: float | None, mu: float | None, contributions: int, picture: Path | None,
-    matrix: Path | None, pure: bool, allow_large_delta: bool, as_json: bool,
+    matrix: Path | None, mechanism: str, allow_large_delta: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
@@ -79,27 +91,36 @@ def plan(
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.workload.cache import folder_of
+    from dpstream.pipelines.workload.families import compared
     from dpstream.pipelines.workload.files import read_workload
+    from dpstream.pipelines.workload.lattice import planned_purely
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
 
-    if pure:
-        check_pure(strategy, objective)
-        if epsilon is None or (delta, mu, picture, matrix) != (None, None, None, None):
+    drawn = picture is not None or matrix is not None
+    if mechanism == "auto" and epsilon is not None and (delta, mu) == (None, None):
+        mechanism = "geometric"
+    elif mechanism == "auto" and (mu is not None or drawn or (strategy, objective) != _LEFT_ALONE):
+        mechanism = "gaussian"
+    workload, folder = read_workload(file), folder_of(cache)
+    if mechanism == "geometric":
+        check_geometric(strategy, objective)
+        if epsilon is None or mu is not None or drawn:
             raise UsageError(
-                "--pure", "takes --epsilon alone", "omit --delta, --mu, --picture, --matrix"
+                "--mechanism", "geometric takes --epsilon", "omit --mu, --picture and --matrix"
             )
-        from dpstream.pipelines.workload.lattice import planned_purely
-
-        result = planned_purely(read_workload(file), epsilon, contributions, folder_of(cache))
+        result = planned_purely(workload, epsilon, contributions, folder)
     else:
         check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
         guarantee = guarantee_of(epsilon, delta, mu, contributions)
-        solved_plan = planned(read_workload(file), folder_of(cache), objective, strategy)
-        if picture is not None or matrix is not None:
+        solved_plan = planned(workload, folder, objective, strategy)
+        if drawn:
             from dpstream.pipelines.workload.picture import save
 
             save(solved_plan, guarantee, picture, matrix)
-        result = figures(solved_plan, guarantee)
+        if mechanism == "auto":
+            result = compared(solved_plan, guarantee, folder)
+        else:
+            result = figures(solved_plan, guarantee)
     if as_json:
         print_json(result)
     else:

@@ -194,6 +194,7 @@ def words(result: dict[str, Any], most: int = 12) -> str:
         f" {result['workload'][:16]}",
         f"Guarantee   {_budget(result['guarantee'])};"
         f" {result['guarantee']['contributions']} record(s) of a unit",
+        *_mechanism(result),
         f"Answers     {_ways(result)}",
         f"Strategy    {result['strategy']}",
         f"Error       {result['rmse']:.6g}: {what}",
@@ -230,6 +231,22 @@ def _budget(guarantee: dict[str, Any]) -> str:
     if guarantee["epsilon"] is None:
         return f"mu {exact(guarantee['mu'])}"
     return f"({up(guarantee['epsilon'])}, {up(guarantee['delta'])}), mu {up(guarantee['mu'])}"
+
+
+def _mechanism(result: dict[str, Any]) -> list[str]:
+    return [f"Mechanism   {families_line(result['families'])}"] if "families" in result else []
+
+
+def families_line(families: list[dict[str, Any]]) -> str:
+    """Both families for a person at a terminal, the one that is taken first."""
+    parts = []
+    for family in sorted(families, key=lambda family: not family["taken"]):
+        if family["rmse"] is None:
+            what = f"cannot: {family['refused']}"
+        else:
+            what = f"{'at least ' if family['at_least'] else ''}RMSE {human(family['rmse'])}"
+        parts.append(f"{family['mechanism']}{' (taken)' if family['taken'] else ''} {what}")
+    return "; ".join(parts)
 
 
 def _ways(result: dict[str, Any]) -> str:

@@ -177,7 +177,7 @@ class WorkloadQuestion:
     ) -> None:
         self._out = out
         job, self._domain = asked_once(job), domain_of_job(job, workload, some)
-        _check(workload, job)
+        _check(job)
         if job.ledger is None:
             raise InvariantError("a job that is asked once has an account")
         self._workload, self._job, self._mechanism = workload, job, mechanism
@@ -302,7 +302,17 @@ def acceptance(
     return accepted.unless(lambda: Output(out, RECEIPT, "--out").check(accepted.run_id))
 
 
-def _check(workload: Workload, job: Job) -> None:
+def check_once(workload: Workload, job: Job, some: bool = False) -> None:
+    """Whether a job can be asked a workload once, through the register.
+
+    Raises:
+        UsageError, PolicyError: it cannot.
+    """
+    domain_of_job(asked_once(job), workload, some)
+    _check(job)
+
+
+def _check(job: Job) -> None:
     """What would fail only after the charge."""
     check_job(job)
     if job.plan.aggregates[0].kind != "count":

@@ -234,12 +234,19 @@ def relative_variance(folder: Path, option: str) -> float:
     exact = write(folder, MANY, {"cell": "identity", "side": "identity"})
     answered(folder, option)
     found = pq.read_table(folder / "out" / "answers.parquet").column("value").to_numpy()
-    needed = 2 * (C / EPSILON) ** 2 if option == "--pure" else (C / mu_of(EPSILON, DELTA)) ** 2
+    needed = (
+        2 * (C / EPSILON) ** 2
+        if option == "--mechanism=geometric"
+        else (C / mu_of(EPSILON, DELTA)) ** 2
+    )
     return float(np.mean((found - exact[0, -1]) ** 2) / needed)
 
 
 #: 4.5 sds of the mean of so many squares; a Laplace's fourth moment is 6.
-LEAST = {"--pure": 1 - 4.5 * np.sqrt(5 / MANY), "--tables": 1 - 4.5 * np.sqrt(2 / MANY)}
+LEAST = {
+    "--mechanism=geometric": 1 - 4.5 * np.sqrt(5 / MANY),
+    "--tables": 1 - 4.5 * np.sqrt(2 / MANY),
+}
 
 
 @pytest.mark.parametrize("option", LEAST)
@@ -255,8 +262,8 @@ def fewer(option: str, change: str) -> Iterator[None]:
     def drawn(honest: Any) -> Any:
         return lambda self, items, scale: honest(self, items, scale / factor)
 
-    def of_tables(counts: Any, axes: Any, sds: Any, *rest: Any) -> Any:
-        return published(counts, axes, [sd / factor for sd in sds], *rest)
+    def of_tables(counts: Any, axes: Any, bases: Any, sds: Any, *rest: Any) -> Any:
+        return published(counts, axes, bases, [sd / factor for sd in sds], *rest)
 
     published = tables.published
     with contextlib.ExitStack() as stack:
@@ -293,7 +300,7 @@ def test_a_draw_used_for_another_cell_is_seen(tmp_path: Path) -> None:
         folder.mkdir()
         write(folder, MANY, {"cell": "identity", "side": "identity"})
         with mock.patch.object(OneShot, "discrete_laplace", law):
-            cells = answered(folder, "--pure").cells.ravel()
+            cells = answered(folder, "--mechanism=geometric").cells.ravel()
         step = np.diff(cells)[::2]
         shares.append(np.mean(np.abs(step - np.rint(step)) < 1e-9))
     assert shares[0] < 0.05 and shares[1] > 0.9

@@ -1,5 +1,5 @@
-"""`dpstream answer --pure` and `--tables`, killed with -9 between charge, draw and receipt: one
-charge, one answer."""
+"""`dpstream answer --mechanism=geometric` and `--tables`, killed with -9 between charge, draw and
+receipt: one charge, one answer."""
 
 import contextlib
 import multiprocessing
@@ -17,7 +17,7 @@ from tests.faults.processes import LONGEST, files
 from tests.pipelines.workload.survey import survey, write
 
 QUERIES: dict[str, list[dict[str, Any]]] = {
-    "--pure": [{"factors": {"age": "range", "sex": "identity"}}],
+    "--mechanism=geometric": [{"factors": {"age": "range", "sex": "identity"}}],
     "--tables": [{"ways": 2}, {"ways": 1}],
 }
 

@@ -38,7 +38,14 @@ from tests.faults.filecalls.sweep import (
 )
 
 #: Commands of the fast lane, and how many cases of each; the slow lane takes every call of all.
-FAST = {"session ask": 5, "sql": 5, "answer --pure": 3, "choose": 3, "init": 4, "key new": 4}
+FAST = {
+    "session ask": 5,
+    "sql": 5,
+    "answer --mechanism=geometric": 3,
+    "choose": 3,
+    "init": 4,
+    "key new": 4,
+}
 FAST_READ = ("plan", "sql --explain")
 ARM = """
 import ctypes, os

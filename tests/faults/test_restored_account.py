@@ -173,7 +173,7 @@ KINDS = {
     "tuning": Kind(_tuning, _tuning_added, _tuning_asked),
     "session": Kind(_session, _session_added, _session_asked),
     "workload, pure": Kind(_survey, _survey_added,
-                           _survey_asked("pure.json", "--pure")),
+                           _survey_asked("pure.json", "--mechanism=geometric")),
     "workload, tables": Kind(_survey, _survey_added,
                              _survey_asked("tables.json", "--tables")),
     "census": Kind(SYSTEMS["census"].make, _census_added, _census_asked),

@@ -261,7 +261,7 @@ WORKLOADS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "over time, not negative": (
         _RANGES, ["--strategy", "identity", "--over-time", "--nonnegative"],
     ),
-    "pure": (_RANGES, ["--pure"]),
+    "pure": (_RANGES, ["--mechanism=geometric"]),
     "tables": ([{"ways": 2}, {"ways": 1}, {"factors": {}}], ["--tables"]),
 }  # fmt: skip
 
@@ -273,7 +273,7 @@ def of_workloads(folder: Path, runner: Sequence[str]) -> Cases:
         own = folder / str(number)
         survey.survey(own)
         asked, answers = survey.write(own / "asked.json", queries), own / "answers"
-        once = {"--pure", "--tables"} & set(options)
+        once = {"--mechanism=geometric", "--tables"} & set(options)
         _call(
             case, "answer", asked, own / "job.toml", "--out", answers, "--format", "csv",
             "--cache", folder / "cache", "--quiet", *options, *([] if once else runner),

@@ -331,7 +331,7 @@ RECOVER = ("account", "recover", "shop.toml")
 LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE = ("tabulate", "execute", "parameters", "data")
-RUN = ("run", "job.toml", "--quiet")
+RUN, PURELY = ("run", "job.toml", "--quiet"), "--mechanism=geometric"
 ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
 CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
 SQL = ("sql", "shop.toml", STATEMENT, "--json")
@@ -361,10 +361,10 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command(stream, RUN, released("out")),
     "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), onward=RUN),
     "answer": Command(stream, (*ANSWER, "answers"), released("answers")),
-    "answer --fresh": Command(stream, (*ANSWER, "again", "--pure", "--fresh"), nothing,
-                              ((*ANSWER, "answers", "--pure"),), repeats=False,
-                              done="not of this answer", anew=True),
-    "answer --pure": Command(stream, (*ANSWER, "answers", "--pure"), released("answers")),
+    "answer --fresh": Command(stream, (*ANSWER, "again", PURELY, "--fresh"), nothing, ((*ANSWER,
+                              "answers", PURELY),), repeats=False, done="not of this answer",
+                              anew=True),
+    f"answer {PURELY}": Command(stream, (*ANSWER, "answers", PURELY), released("answers")),
     "answer --tables": Command(stream, ("answer", "tables.json", *ANSWER[2:], "answers",
                                         "--tables"), released("answers")),
     "answer --over-time": Command(stream, (*ANSWER, "answers", "--over-time"),

@@ -253,8 +253,8 @@ KINDS = {
         limit=(13.0, 0.02), no_runner="it reads the first hours alone, in the process that asks",
     ),
     "workload pure": Kind(
-        COMMANDS["answer --pure"], _by_command("answer --pure"), USERS, VISITS, RARE, ("answers",),
-        no_runner=LAUNCHER,
+        COMMANDS["answer --mechanism=geometric"], _by_command("answer --mechanism=geometric"),
+        USERS, VISITS, RARE, ("answers",), no_runner=LAUNCHER,
     ),
     "workload tables": Kind(
         COMMANDS["answer --tables"], _by_command("answer --tables"), USERS, VISITS, RARE,

@@ -49,9 +49,9 @@ def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
 
 def test_pure_and_tables(made: Path) -> None:
     ranges = write(made / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    once = ("answer", ranges, made / "job.toml", "--pure", "--out", made / "pure",
+    once = ("answer", ranges, made / "job.toml", "--mechanism=geometric", "--out", made / "pure",
             "--cache", made / "cache")  # fmt: skip
-    assert "--pure" in refused(*once, "--strategy", "haar")
+    assert "--mechanism" in refused(*once, "--strategy", "haar")
     pure = call(*once, "--json")
     assert pure.exit_code == 0, pure.output
     told = json.loads(pure.stdout)

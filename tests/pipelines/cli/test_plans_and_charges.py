@@ -99,7 +99,7 @@ def answer(folder: Path, *more: str) -> System:
 
 
 def answer_purely(folder: Path) -> System:
-    of = answer(folder, "--pure")
+    of = answer(folder, "--mechanism=geometric")
     write(folder / "asked.json", [{"factors": {"age": "range", "sex": "identity"}}])
     return of
 

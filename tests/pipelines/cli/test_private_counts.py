@@ -101,13 +101,13 @@ def workload_once(folder: Path, more: bool) -> list[str | Path]:
         rows = pq.read_table(path)
         pq.write_table(pa.concat_tables([rows, rows.slice(0, 3)]), path)
     ranges = write(folder / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    return ["answer", ranges, folder / "job.toml", "--pure", "--out", folder / "out", "--cache",
-            folder / "cache"]  # fmt: skip
+    return ["answer", ranges, folder / "job.toml", "--mechanism=geometric", "--out",
+            folder / "out", "--cache", folder / "cache"]  # fmt: skip
 
 
 def workload_stream(folder: Path, more: bool) -> list[str | Path]:
     args = workload_once(folder, more)
-    return [*(arg for arg in args if arg != "--pure"), "--over-time"]
+    return [*(arg for arg in args if arg != "--mechanism=geometric"), "--over-time"]
 
 
 def statement(folder: Path, more: bool) -> list[str | Path]:

@@ -242,7 +242,10 @@ def test_workloads(tmp_path: Path) -> None:
     assert len(of_json(*plan, "--epsilon", "12", "--delta", "1e-8")) == 1
     assert len(of_json(*plan, "--mu", "4")) == 1
     ranges = write(tmp_path / "ranges.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    assert len(of_json("workload", "plan", ranges, *cache, "--pure", "--epsilon", "12")) == 1
+    assert (
+        len(of_json("workload", "plan", ranges, *cache, "--mechanism=geometric", "--epsilon", "12"))
+        == 1
+    )
     large = (*plan, "--epsilon", "1", "--delta", "0.02")
     assert "allow-large-delta" in refused(*large, code=3)
     assert len(of_json(*large, "--allow-large-delta")) == 1

@@ -25,17 +25,19 @@ def test_plan(tmp_path: Path) -> None:
 def test_pure(tmp_path: Path) -> None:
     file = write(tmp_path / "w.json", [{"factors": {"age": "range"}}])
     kept = ("--cache", tmp_path / "cache")
-    shown = call("workload", "plan", file, "--epsilon", "1", "--pure", *kept, "--json")
+    shown = call(
+        "workload", "plan", file, "--epsilon", "1", "--mechanism=geometric", *kept, "--json"
+    )
     found = json.loads(shown.stdout)
-    text = call("workload", "plan", file, "--epsilon", "1", "--pure", *kept).stdout
+    text = call("workload", "plan", file, "--epsilon", "1", "--mechanism=geometric", *kept).stdout
     assert f"{found['rmse']:.6g}" in text and f"{found['floor']:.6g}" in text
     assert found["floor"] < found["rmse"]
     [product] = found["products"]
     assert product["least"] < product["rmse"] < product["most"] and found["half_width"] > 2.15
-    given = ("workload", "plan", file, "--pure")
-    assert "--pure" in refused(*given, "--mu", "1")
+    given = ("workload", "plan", file, "--mechanism=geometric")
+    assert "--mechanism" in refused(*given, "--mu", "1")
     for more in (("--strategy", "identity"), ("--objective", "worst"), ("--matrix", "m.png")):
-        assert "--pure" in refused(*given, "--epsilon", "1", *more)
+        assert "--mechanism" in refused(*given, "--epsilon", "1", *more)
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""Which noise answers a workload: Gaussian, or two-sided geometric at the same epsilon without
+delta.
+
+**Why the choice is private.**  Each family is a whole mechanism with the guarantee that its charge
+states.  One is taken before a row is read and before the charge, by the queries, the guarantee and,
+with an account, its limit and its earlier charges: all of that is public.  Nothing of the rows may
+be looked at here: the better of two mechanisms by the data is no mechanism of their guarantee.
+
+**What is compared** is the weighted RMSE of the queries at the guarantee.  With an account a
+workload may be one question of many: geometric charges add up in epsilon, Gaussian ones in mu^2.
+``limit`` therefore compares both at an equal share of what is left of the limit, the share that
+Gaussian noise takes: mu^2 of mu_left^2, and as much of the epsilon that is left.  ``answer``
+compares this answer alone.  A family that the limit does not allow is never taken if the other one
+is allowed.
+
+A strategy for geometric noise takes long to find.  Its columns have L1 norms, which are no less
+than their L2 norms, so that its error is at least that of the Gaussian floor with geometric noise
+in the place of noise of sd C / mu (`lattice.planned_purely`); where that is too much already, none
+is looked for.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dpstream.accounting.errors import PolicyError, required
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.strategies.cells.auto import Plan
+from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.workload.cache import solved_purely
+from dpstream.pipelines.workload.lattice import bits_of, lattice_of, planned_purely, sd_of
+from dpstream.pipelines.workload.planning import Guarantee, Planned, figures
+
+#: Values of ``--mechanism`` and of ``--optimise``.
+MECHANISMS = ("auto", "gaussian", "geometric")
+OPTIMISE = ("limit", "answer")
+Family = Literal["gaussian", "geometric"]
+
+
+class Budget(NamedTuple):
+    """What a unit is promised: epsilon and delta (0: no Gaussian noise), and C."""
+
+    epsilon: float
+    delta: float
+    contributions: int
+
+
+class Left(NamedTuple):
+    """What is left of an account's limit for one more charge: as Gaussian noise, or plain."""
+
+    mu: float
+    epsilon: float
+
+
+class Families(NamedTuple):
+    """The family that is taken, and what both would give.
+
+    Attributes:
+        taken: of the two.
+        gaussian, geometric: RMSE of a query; ``None``: it cannot answer.
+        least: whether ``geometric`` is only a lower bound, which decided already.
+        refused: why geometric noise cannot answer; "": it can.
+    """
+
+    taken: Family
+    gaussian: float | None
+    geometric: float | None
+    least: bool = False
+    refused: str = ""
+
+    def described(self) -> list[dict[str, Any]]:
+        """Both for a plan: ``mechanism``, whether it is ``taken``, ``rmse``, whether that is
+        ``at_least``, and why it is ``refused``."""
+        return [
+            {"mechanism": "gaussian", "taken": self.taken == "gaussian", "rmse": self.gaussian,
+             "at_least": False, "refused": "" if self.gaussian is not None else "delta is 0"},
+            {"mechanism": "geometric", "taken": self.taken == "geometric", "rmse": self.geometric,
+             "at_least": self.least, "refused": self.refused},
+        ]  # fmt: skip
+
+
+def families_of(
+    workload: Workload, plan: Plan, budget: Budget, folder: Path, left: Left | None = None
+) -> Families:
+    """The family that answers a workload best.
+
+    Args:
+        plan: for the total error with Gaussian noise.
+        folder: of solved strategies.
+        left: compare at an equal share of it; ``None``: this answer alone.
+
+    Raises:
+        PolicyError: neither can answer.
+    """
+    epsilon, delta, contributions = budget
+    gaussian, limit, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
+    if delta > 0:
+        mu = mu_of(epsilon, delta)
+        gaussian = limit = math.sqrt(plan.error / workload.weight) * contributions / mu
+        if left is not None:
+            part = _part(mu, epsilon, left)
+            if (mu <= left.mu) != (epsilon <= left.epsilon):  # one of them is not allowed
+                limit = 0.0 if mu <= left.mu else math.inf
+    bound = math.sqrt(plan.floor / workload.weight)
+    if gaussian is not None and sd_of(contributions / (epsilon * part)) * bound >= limit:
+        return Families("gaussian", gaussian, sd_of(contributions / epsilon) * bound, least=True)
+    try:
+        bits = bits_of(len(workload.sizes))
+        strategy = solved_purely(workload, bits, folder)[1]
+        trace = math.sqrt(strategy.floats().gram.trace(workload) / workload.weight)
+        own = lattice_of(strategy, epsilon, contributions).sd * trace
+        shared = lattice_of(strategy, epsilon * part, contributions).sd * trace
+    except PolicyError as error:
+        if gaussian is None:
+            raise
+        return Families("gaussian", gaussian, None, refused=f"{error.rule}; {error.fix}")
+    taken: Family = "geometric" if gaussian is None or shared < limit else "gaussian"
+    return Families(taken, gaussian, own)
+
+
+def _part(mu: float, epsilon: float, left: Left) -> float:
+    """Part of its own epsilon at which geometric noise takes as much of what is left as Gaussian
+    noise does, at most 1."""
+    if not (left.mu > 0 and left.epsilon > 0):
+        return 1.0
+    return min(1.0, (mu / left.mu) ** 2 / (epsilon / left.epsilon))
+
+
+def compared(planned: Planned, guarantee: Guarantee, folder: Path) -> dict[str, Any]:
+    """The same of the better family of noise for this answer alone, and ``families``, as of
+    `Families.described`.
+
+    Args:
+        guarantee: in epsilon and delta; folder: of solved strategies.
+    """
+    epsilon = required(guarantee.epsilon, "the guarantee is in epsilon")
+    delta = required(guarantee.delta, "the guarantee has a delta")
+    budget = Budget(epsilon, delta, guarantee.contributions)
+    families = families_of(planned.workload, planned.plan, budget, folder)
+    if families.taken == "gaussian":
+        result = figures(planned, guarantee)
+    else:
+        result = planned_purely(planned.workload, epsilon, guarantee.contributions, folder)
+    return {**result, "families": families.described()}
