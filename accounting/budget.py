@@ -28,10 +28,12 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting import limits
+from dpstream.accounting.aggregates import COUNT
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.accounting.plain import geometric_encoders, geometric_sd, scale_for
+from dpstream.accounting.plain_thresholds import tau_of
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy, StrategyName
@@ -88,6 +90,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
         sigma: sd of one node's noise in grid units, rounded up.
         scale: of two-sided geometric noise; 0: Gaussian.  Then ``sensitivity`` is in L1 and
             ``share`` one of epsilon.
+        most, sooner: where the noise is truncated (``accounting.query.truncation``); 0: nowhere.
     """
 
     name: str
@@ -97,6 +100,8 @@ class StreamNoise(msgspec.Struct, frozen=True):
     share: float
     sigma: float
     scale: float = 0.0
+    most: int = 0
+    sooner: int = 0
 
     @property
     def strategy_object(self) -> Strategy:
@@ -160,7 +165,10 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     def streams(self) -> tuple[StreamNoise, ...]:
         """Every stream that is noised, once."""
         counts = [self.selection] if self.selection is self.units else [self.selection, self.units]
-        return (*(noise for noise in counts if noise is not None), *self.values)
+        # What is tested may be a published count of records, at most one of a unit in a key.
+        named = {noise.name for noise in self.values}
+        apart = (noise for noise in counts if noise is not None and noise.name not in named)
+        return (*apart, *self.values)
 
     @property
     def plain(self) -> bool:
@@ -385,40 +393,68 @@ def _divided(plan: Mechanism) -> Budget:
 
 
 def _plain(plan: Mechanism) -> Budget:
-    """Two-sided geometric noise for public keys; see the module.
+    """Two-sided geometric noise; see the module.
 
     Sensitivity: a unit's C pairs move the step inputs of a column by at most C L in L1, over all
     keys, windows and steps (by C for a count of units), and what is noised by a times that.
+
+    Selected keys (mechanism.md section 4): a count of units is tested, a published one where there
+    is one, else one that pays a column's part of epsilon.  Its b = delta / C per (key, window) is
+    all that is added to plain epsilon.
     """
     privacy, design = plan.privacy, plan.design
-    weights = [Fraction(stream.share) for stream in design.streams]
-    names: list[tuple[str, int]] = [(stream.name, stream.sensitivity) for stream in design.streams]
+    shares = {stream.name: Fraction(stream.share) for stream in design.streams}
+    steps = {stream.name: (stream.sensitivity, design.triggers) for stream in design.streams}
+    tested = None
     if design.units_column is not None:
-        weights.insert(0, Fraction(design.units_column.share or 1.0))
-        names.insert(0, ("units", 1))
-    streams = [
-        _geometric_stream(plan, name, value, weight / sum(weights))
-        for (name, value), weight in zip(names, weights, strict=True)
-    ]
-    units = streams.pop(0) if design.units_column is not None else None
-    given = privacy.epsilon, 0.0, 0.0, 0.0, 0.0
-    return Budget(*given, None, units, tuple(streams), None, None, ASSUMPTIONS, None)
+        shares["units"] = Fraction(design.units_column.share or 1.0)
+        steps["units"] = 1, design.tests if design.selects else design.triggers
+        tested = "units"
+    if design.selects and tested is None:
+        tested = COUNT if design.counts_units else "selection"
+        if tested == "selection":
+            shares[tested] = sum(shares.values(), Fraction(0)) / len(shares)
+            if privacy.selection_share is not None:
+                part = Fraction(privacy.selection_share)
+                shares[tested] = part / (1 - part) * sum(list(shares.values())[:-1], Fraction(0))
+            steps[tested] = 1, design.tests
+    total, once = sum(shares.values(), Fraction(0)), design.selects and design.tests == 1
+    streams = {
+        name: _geometric_stream(plan, name, *steps[name], share / total, once and name == tested)
+        for name, share in shares.items()
+    }
+    values = tuple(streams[stream.name] for stream in design.streams)
+    units = streams.get("units")
+    if not design.selects or tested is None:
+        given = privacy.epsilon, 0.0, 0.0, 0.0, 0.0
+        return Budget(*given, None, units, values, None, None, ASSUMPTIONS, None)
+    b = math.nextafter(privacy.delta / privacy.contributions, 0)
+    selection = streams[tested]
+    rounding = selection.strategy_object.rounding * (1 + _SLACK)
+    statistic = Statistic(1, 0, 1, selection.sd, rounding)
+    tau = tau_of(selection, b, privacy.pre_threshold)
+    given = privacy.epsilon, privacy.delta, 0.0, 0.0, b
+    return Budget(*given, selection, units, values, statistic, tau, ASSUMPTIONS, None)
 
 
-def _geometric_stream(plan: Resolved, name: str, value: int, share: Fraction) -> StreamNoise:
-    """Of the encoders at hand the one with the least mean sd over the triggers."""
-    privacy = plan.privacy
-    candidates = list[StreamNoise]()
-    for strategy in geometric_encoders(plan.design.triggers):
+def _geometric_stream(
+    plan: Resolved, name: str, value: int, steps: int, share: Fraction, once: bool
+) -> StreamNoise:
+    """Of the encoders at hand the one with the least mean sd over the triggers.
+
+    Args:
+        value: L; steps: of the stream; once: it is tested once, and its noise truncated.
+    """
+    privacy, candidates, cut = plan.privacy, list[StreamNoise](), (0, 0)
+    for strategy in geometric_encoders(steps):
         sensitivity = privacy.contributions * value * strategy.column1
         scale = scale_for(sensitivity, share, privacy.epsilon)
-        encoder = _encoder(strategy)
-        sigma = geometric_sd(scale)
-        candidates.append(
-            StreamNoise(
-                name, encoder, strategy.col2, float(sensitivity), float(share), sigma, scale
-            )
-        )
+        given = name, _encoder(strategy), strategy.col2, float(sensitivity), float(share)
+        if once:
+            from dpstream.accounting.query.truncation import truncation
+
+            cut = truncation(scale, privacy.delta, privacy.contributions)
+        candidates.append(StreamNoise(*given, geometric_sd(scale), scale, *cut))
     return min(candidates, key=lambda noise: float(noise.sd.mean()))
 
 

@@ -53,6 +53,8 @@ class _Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     share: float
     sigma: float
     scale: float = 0.0
+    most: int = 0
+    sooner: int = 0
 
 
 class _Statistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -241,7 +243,7 @@ def _encoder_text(encoder: Encoder) -> _Encoder:
 def _stream_text(noise: StreamNoise, encoders: list[Encoder]) -> _Stream:
     at = encoders.index(noise.encoder)
     figures = noise.col2, noise.sensitivity, noise.share, noise.sigma, noise.scale
-    return _Stream(noise.name, at, *figures)
+    return _Stream(noise.name, at, *figures, noise.most, noise.sooner)
 
 
 def _statistic_text(statistic: Statistic) -> _Statistic:
@@ -255,7 +257,17 @@ def _budget(found: _Text) -> Budget:
         for e in found.encoders
     ]
     streams = [
-        StreamNoise(s.name, encoders[s.encoder], s.col2, s.sensitivity, s.share, s.sigma, s.scale)
+        StreamNoise(
+            s.name,
+            encoders[s.encoder],
+            s.col2,
+            s.sensitivity,
+            s.share,
+            s.sigma,
+            s.scale,
+            s.most,
+            s.sooner,
+        )
         for s in found.streams
     ]
     tested, statistic = found.statistic, None

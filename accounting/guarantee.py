@@ -345,7 +345,8 @@ def _budget_lines(split: dict[str, Any]) -> list[str]:
     """What the noise costs, and the head of the table of streams."""
     if split["law"] == "geometric":
         return [
-            "Budget      two-sided geometric noise, charged plain: the shares of epsilon add up",
+            "Budget      two-sided geometric noise, charged plain: the shares of epsilon add up"
+            + _plain_thresholds(split),
             "",
             "Stream            share of eps    L1 sensitivity   scale per node   col2",
         ]
@@ -356,6 +357,14 @@ def _budget_lines(split: dict[str, Any]) -> list[str]:
         "",
         "Stream            share of mu^2   L2 sensitivity   sigma per node   col2",
     ]
+
+
+def _plain_thresholds(split: dict[str, Any]) -> str:
+    """What thresholds add to plain epsilon."""
+    if not split["b"]:
+        return ""
+    delta, b = up(split["delta_thresholds"], 3), up(split["b"], 3)
+    return f"; thresholds have delta {delta} (b = {b} per key and window)"
 
 
 def _extras(plan: Plan) -> str:

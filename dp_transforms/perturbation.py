@@ -20,11 +20,12 @@ import numpy as np
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.aggregates.derived import with_derived
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
+from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 from dpstream.state.idtable import IdTable
 from dpstream.state.store import KeyShard
 
@@ -42,26 +43,61 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class PublishedPaths:
-    """Noise paths of the value streams of published keys of one (window, shard)."""
+    """Noise paths of the value streams of published keys of one (window, shard).
 
-    def __init__(self, streams: list[NoiseStream], units: NoiseStream | None) -> None:
+    Args:
+        streams: of the columns; units: of the count of units.
+        untested: where the noise of one of them is truncated, the same that is not, for keys that
+            are published untested: of such a key truncated noise would tell too much.
+    """
+
+    def __init__(
+        self,
+        streams: list[NoiseStream],
+        units: NoiseStream | None,
+        untested: NoiseStream | None = None,
+    ) -> None:
         self._paths = [Paths(stream) for stream in streams]
         self._units = None if units is None else Paths(units)
+        self._untested = None if untested is None else Paths(untested)
+        self._cut = [isinstance(stream.sampler, TruncatedNodes) for stream in streams]
         self._row = np.zeros(0, np.int64)
         self._rows = 0
 
     def noise(
-        self, states: KeyShard, slots: Int64, trigger: int, units_step_index: int
+        self,
+        states: KeyShard,
+        slots: Int64,
+        trigger: int,
+        units_step_index: int,
+        known: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
         """Decoded noise (units of 2^-DECODE_BITS) of each stream at its step ``trigger``, and of
-        the count of units at its step ``units_step_index``."""
+        the count of units at its step ``units_step_index``.
+
+        Args:
+            known: (n,) which keys are published untested; ``None``: none.
+        """
         self._enter(states, slots)
         rows = self._row[slots]
         upto = np.full(len(slots), trigger, np.int64)
-        values = [paths.advance(rows, upto)[:, 0] for paths in self._paths]
+        known = np.zeros(len(slots), np.bool_) if known is None else known
+        values = [
+            self._advance(paths, rows, upto, known & cut)
+            for paths, cut in zip(self._paths, self._cut, strict=True)
+        ]
         if self._units is None:
             return values, None
-        return values, self._units.advance(rows, np.full(len(slots), units_step_index))[:, 0]
+        at = np.full(len(slots), units_step_index)
+        return values, self._advance(self._units, rows, at, known & (not any(self._cut)))
+
+    def _advance(self, paths: Paths, rows: Int64, upto: Int64, known: Bool) -> Int64:
+        if self._untested is None or not known.any():
+            return paths.advance(rows, upto)[:, 0]
+        noise = np.empty(len(rows), np.int64)
+        noise[known] = self._untested.advance(rows[known], upto[known])[:, 0]
+        noise[~known] = paths.advance(rows[~known], upto[~known])[:, 0]
+        return noise
 
     def _enter(self, states: KeyShard, slots: Int64) -> None:
         """Give rows to slots published for the first time and start their paths."""
@@ -75,8 +111,9 @@ class PublishedPaths:
         ids, round_zero = states.table.ids[new], np.zeros(len(new), np.int64)
         for paths in self._paths:
             paths.start(rows, ids, round_zero)
-        if self._units is not None:
-            self._units.start(rows, ids, round_zero)
+        for other in (self._units, self._untested):
+            if other is not None:
+                other.start(rows, ids, round_zero)
 
 
 class MixedPaths:
@@ -92,7 +129,12 @@ class MixedPaths:
         self._streams, self._cells, self._norms = streams, cells, norms
 
     def noise(
-        self, states: KeyShard, slots: Int64, trigger: int, units_step_index: int
+        self,
+        states: KeyShard,
+        slots: Int64,
+        trigger: int,
+        units_step_index: int,
+        known: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
         """As ``PublishedPaths.noise``, in units of 2^-MIXED_BITS; no count of units is mixed."""
         cells = self._cells.find(states.table.ids[slots])
@@ -110,12 +152,17 @@ def publish(
     paths: PublishedPaths | MixedPaths,
     slots: Int64,
     trigger: int,
+    known: Bool | None = None,
 ) -> Published:
-    """Released columns of the slots at a window trigger."""
+    """Released columns of the slots at a window trigger.
+
+    Args:
+        known: (n,) which of them are published untested.
+    """
     # The selection stream continued has a step for each test; publications fall on tests.
     design = plan.design
     units_step_index = trigger if design.units_apart else design.selection_step_index(trigger)
-    noise, unit_noise = paths.noise(states, slots, trigger, units_step_index)
+    noise, unit_noise = paths.noise(states, slots, trigger, units_step_index, known)
     bits = design.decode_bits
     norms = paths.norms(states, slots) if isinstance(paths, MixedPaths) else 1.0
     streams = {

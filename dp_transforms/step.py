@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -38,6 +39,7 @@ from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 from dpstream.dp_transforms.perturbation import MixedPaths, Published, PublishedPaths, publish
 from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
 from dpstream.dp_transforms.remembered_keys import RememberedKeys
@@ -52,7 +54,9 @@ _NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 
 @functools.lru_cache(maxsize=32)
-def _sampler(noise: StreamNoise) -> Sampler:
+def _sampler(noise: StreamNoise, tested: bool = False) -> Sampler:
+    if noise.most:
+        return TruncatedNodes(noise.scale, noise.most, noise.sooner, tested)
     if noise.scale:
         return GeometricNodes(noise.scale)
     rounded = noise.strategy_object.rounds_nodes
@@ -226,7 +230,8 @@ class Stepper:
             chosen, selected = self._rounds(states, window, slots, trigger)
         if len(chosen):
             paths = self._paths(states, window)
-            published = publish(self.plan, self.budget, states, paths, chosen, trigger)
+            known = ~np.isin(chosen, selected)
+            published = publish(self.plan, self.budget, states, paths, chosen, trigger, known)
             releases = self._rows(states, chosen, published)
         else:
             releases = self._nothing
@@ -329,7 +334,9 @@ class Stepper:
             budget = self.budget
             if budget.selection is None or budget.statistic is None:
                 raise InvariantError("a plan with selection has its budget")
-            selection = self._stream(window, "selection", budget.selection)
+            # What is tested may be published: same name, same noise.
+            role = "value" if budget.selection in budget.values else "selection"
+            selection = self._stream(window, role, budget.selection, tested=True)
             terms = [(selection, budget.statistic.weighted)]
             plain = plain_count(self.plan, budget.units, budget.values)
             if plain is not None:
@@ -355,7 +362,12 @@ class Stepper:
                 role = "units" if self.plan.design.units_apart else "selection"
                 units = self._stream(window, role, self.budget.units)
             values = [self._stream(window, "value", noise) for noise in self.budget.values]
-            states.scratch["paths"] = PublishedPaths(values, units)
+            untested = None
+            tested = self.budget.selection
+            if tested is not None and tested.most and self.plan.design.remembers:
+                plain = msgspec.structs.replace(tested, most=0, sooner=0)
+                untested = self._stream(window, "known", plain)
+            states.scratch["paths"] = PublishedPaths(values, units, untested)
         paths: PublishedPaths | MixedPaths = states.scratch["paths"]
         return paths
 
@@ -367,9 +379,11 @@ class Stepper:
                 self._mixed[window, noise.name] = found
             return found
 
-    def _stream(self, window: int, role: str, noise: StreamNoise) -> NoiseStream:
-        bounds = self.plan.timeline.window_bounds(window)
-        return NoiseStream(self.keys, self._run_name, bounds, role, noise, _sampler(noise))
+    def _stream(
+        self, window: int, role: str, noise: StreamNoise, tested: bool = False
+    ) -> NoiseStream:
+        bounds, sampler = self.plan.timeline.window_bounds(window), _sampler(noise, tested)
+        return NoiseStream(self.keys, self._run_name, bounds, role, noise, sampler)
 
     def _rows(self, states: KeyShard, slots: Int64, published: Published) -> pa.RecordBatch:
         keys = states.key_columns(slots).combine_chunks().to_batches()[0]

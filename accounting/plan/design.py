@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dpstream.accounting.aggregates import DerivedSum, derived_sums, kind_of, streams_of
+from dpstream.accounting.aggregates import COUNT, DerivedSum, derived_sums, kind_of, streams_of
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
@@ -100,6 +100,12 @@ class Design(msgspec.Struct, frozen=True):
     def once_per_key(self) -> bool:
         """Whether only the first record of a (unit, window, key) counts."""
         return self.per_key == 1
+
+    @property
+    def counts_units(self) -> bool:
+        """Whether the published count of records is one of units, with a step for each test."""
+        counted = any(stream.name == COUNT for stream in self.streams)
+        return counted and self.once_per_key and self.tests == self.triggers
 
     @property
     def admits_per_key(self) -> bool:

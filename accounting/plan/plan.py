@@ -164,17 +164,30 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 "omit it, or use strategy 'auto'",
             )
         if privacy.strategy == "geometric" and design.selects:
-            raise UsageError(
-                "privacy.strategy",
-                "'geometric' needs public keys: thresholds of selected keys are made for Gaussian "
-                "noise",
-                "list the keys in keys.public, or use 'auto'",
-            )
+            self._check_plain_selection()
         if not privacy.delta and (design.selects or self.cells is not None):
             raise UsageError(
                 "privacy.delta",
                 "must be above 0 where keys are selected or cells mixed",
                 "write 1e-9, or list the keys in keys.public",
+            )
+
+    def _check_plain_selection(self) -> None:
+        """Counts that are tested have geometric noise of their own: every pair counts alike."""
+        privacy = self.privacy
+        for name in ("weights", "combine", "skip", "periods_share_windows"):
+            if getattr(privacy, name):
+                raise UsageError(
+                    f"privacy.{name}",
+                    "is for Gaussian noise: with strategy 'geometric' keys are selected by counts "
+                    "of units",
+                    "omit it, or the strategy (weights: 'uniform')"
+                    if name == "weights"
+                    else "omit it, or the strategy",
+                )
+        if privacy.mode != "sticky":
+            raise UsageError(
+                "privacy.mode", "'rounds' is for Gaussian noise", "use 'sticky', or omit strategy"
             )
 
     def _check_cells(self) -> None:

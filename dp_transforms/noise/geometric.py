@@ -65,7 +65,7 @@ class GeometricNodes:
         noise, undecided = inverse_laplace(words, self._scale)
         for at in np.flatnonzero(undecided).tolist():
             name = tweaks[rows[at]].reshape(1, 2)
-            noise[at] = settle(self._law, _uniform(prf, name, int(nodes[at]), int(words[at])))
+            noise[at] = settle(self._law, further_bits(prf, name, int(nodes[at]), int(words[at])))
         return noise, shared.starts
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
@@ -75,7 +75,7 @@ class GeometricNodes:
         return lambda _: [flint.arb(z) for z in noise.tolist()]
 
 
-def _uniform(prf: Prf, name: Ids, node: int, word: int) -> Uniform:
+def further_bits(prf: Prf, name: Ids, node: int, word: int) -> Uniform:
     """The uniform of one node, of 64 bits and as many further blocks as are asked for."""
 
     def uniform(blocks: int) -> tuple[int, int]:

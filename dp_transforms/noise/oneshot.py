@@ -229,14 +229,7 @@ class OneShot:
         return value
 
     def _truncated(self, names: Ids, scale: Float64, word: Ids, most: Int64) -> Int64:
-        low, tail = _folded(word)
-        ratio, beyond = np.exp(-1 / scale), np.exp(-(most + 1) / scale)
-        total = -np.expm1(-1 / scale) - 2 * ratio * np.expm1(-most / scale)
-        inverse = -scale * np.log(tail * total + beyond)
-        # The slope is total / (tail total + beyond) <= 1 / tail.
-        error = scale * (LOG_ERROR + 2.0**-64 / tail)
-        value, open_ = _floor(inverse, error, low)
-        value = np.where(low == word, -value, value)
+        value, open_ = inverse_truncated(word, scale, most)
         for row in np.flatnonzero(open_):
             law = TruncatedGeometricLaw(float(scale[row]), int(most[row]))
             value[row] = settle(law, self._uniform(names[row], 0, int(word[row])))
@@ -324,6 +317,24 @@ def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
     size = scale * (-np.log(tail) - np.log1p(np.exp(-1 / scale)))
     error = scale * (LOG_ERROR + 2.0**-64 / tail)
     value, open_ = _floor(size, error, low)
+    return np.where(low == word, -value, value), open_
+
+
+def inverse_truncated(
+    word: Ids, scale: Float64 | float, most: Int64 | int
+) -> tuple[Int64, Bool]:  # fmt: skip
+    """Truncated geometric at real uniforms; see ``inverse_laplace``.
+
+    Args:
+        most: (n,) k, or one.
+    """
+    low, tail = _folded(word)
+    ratio, beyond = np.exp(-1 / scale), np.exp(-(most + 1) / scale)
+    total = -np.expm1(-1 / scale) - 2 * ratio * np.expm1(-most / scale)
+    inverse = -scale * np.log(tail * total + beyond)
+    # The slope is total / (tail total + beyond) <= 1 / tail.
+    error = scale * (LOG_ERROR + 2.0**-64 / tail)
+    value, open_ = _floor(inverse, error, low)
     return np.where(low == word, -value, value), open_
 
 

@@ -23,9 +23,10 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.geometric import GeometricNodes
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 
 #: What a stream's node noise is drawn by, as its law and strategy need (``rounds_nodes``).
-Sampler = RoundedGaussian | ContinuousGaussian | GeometricNodes
+Sampler = RoundedGaussian | ContinuousGaussian | GeometricNodes | TruncatedNodes
 
 State = npt.NDArray[Any]
 

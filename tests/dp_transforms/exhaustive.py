@@ -12,15 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.geometric import GeometricNodes
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 from tests.dp_transforms.reference import (
     Accepted,
     Pair,
@@ -68,12 +71,22 @@ class SlowNoise:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
 
     def path(
-        self, role: str, noise: StreamNoise, window: int, key_id: bytes, round_number: int = 0
+        self,
+        role: str,
+        noise: StreamNoise,
+        window: int,
+        key_id: bytes,
+        round_number: int = 0,
+        tested: bool = False,
     ) -> np.ndarray:
-        """(T,) n_t * 256 for t = 1 .. T."""
-        name = (role, noise.name, window, key_id, round_number)
+        """(T,) n_t * 256 for t = 1 .. T; where it is ``tested`` and truncated with its coin."""
+        name = (role, noise.name, window, key_id, round_number, tested)
         if name not in self._known:
-            sampler = _sampler(noise.sigma, noise.strategy_object.rounds_nodes)
+            sampler: Sampler = _sampler(noise.sigma, noise.strategy_object.rounds_nodes)
+            if noise.scale:
+                sampler = GeometricNodes(noise.scale)
+            if noise.most:
+                sampler = TruncatedNodes(noise.scale, noise.most, noise.sooner, tested)
             bounds = self._plan.timeline.window_bounds(window)
             stream = NoiseStream(self._ring, self._identity, bounds, role, noise, sampler)
             ids = np.frombuffer(key_id, np.uint64).reshape(1, 2)
@@ -93,6 +106,7 @@ class _Key:
     weighted: int = 0
     round: int = 0
     base: int = 0
+    known: bool = False
 
     def feed(self, plan: Plan, pairs: Iterable[Pair]) -> None:
         """Apply one step's pairs; of a unit's several the lowest rank makes the unit count."""
@@ -170,7 +184,8 @@ def exhaustive(
             t = now - log.start(window)
             if t == 1:
                 known = {*public, *log.remembered(window)}
-                states[window] = {k: _Key([0] * len(plan.design.streams), round=1) for k in known}
+                none = [0] * len(plan.design.streams)
+                states[window] = {k: _Key([*none], round=1, known=True) for k in known}
             if 1 <= t <= line.triggers:
                 fed = cells[window, t]
                 out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
@@ -302,7 +317,8 @@ def _selected(
         assert budget.statistic is not None
         step_index = test_of(plan, t) - state.base
         name = (window, key_ids[key], state.round)
-        drawn = int(noise.path("selection", budget.selection, *name)[step_index - 1])
+        role = "value" if tests_its_count(plan) else "selection"
+        drawn = int(noise.path(role, budget.selection, *name, tested=True)[step_index - 1])
         if plan.privacy.weights is not None:
             drawn *= budget.statistic.weighted
         if plan.privacy.combine:
@@ -314,6 +330,24 @@ def _selected(
             budget.tau[step_index - 1]
         ):
             yield key
+
+
+def tests_its_count(plan: Plan) -> bool:
+    """Whether keys are tested on the published count of records, of which a unit has one a key."""
+    counted = {a.kind for a in plan.aggregates}
+    if plan.privacy.strategy != "geometric" or plan.privacy.per_key_bound != 1:
+        return False
+    every = tests_of(plan) == list(range(1, plan.timeline.triggers + 1))
+    return every and "units" not in counted and bool(counted & {"count", "mean"})
+
+
+def _drawn(
+    noise: SlowNoise, role: str, of: StreamNoise, state: _Key, window: int, key_id: bytes
+) -> np.ndarray:
+    """The noise of a column; of a key that was known before it is not truncated."""
+    if state.known and of.most:
+        return noise.path("known", msgspec.structs.replace(of, most=0, sooner=0), window, key_id)
+    return noise.path(role, of, window, key_id)
 
 
 def _calendar(plan: Plan, keys: Mapping[str, _Key], selected: set[str], t: int) -> set[str]:
@@ -337,7 +371,7 @@ def _figures(
     budget = budget_of(plan)
     noisy, sd = {}, {}
     for i, stream in enumerate(plan.design.streams):
-        drawn = noise.path("value", budget.values[i], window, key_id)
+        drawn = _drawn(noise, "value", budget.values[i], state, window, key_id)
         noisy[stream.name] = ((state.streams[i] << 8) + int(drawn[t - 1])) / 256
         sd[stream.name] = float(budget.values[i].sd[t - 1])
     out: dict[str, tuple[float | None, float | None]] = {}
@@ -353,7 +387,7 @@ def _figures(
             fused = plan.public_keys is None and plan.privacy.weights is None
             assert not (fused and skips(plan))
             role = "selection" if fused else "units"
-            drawn = noise.path(role, budget.units, window, key_id)
+            drawn = _drawn(noise, role, budget.units, state, window, key_id)
             step_index = test_of(plan, t) if fused else t
             exact = (len(state.units) << 8) + int(drawn[step_index - 1])
             out[a.name] = exact / 256, float(budget.units.sd[step_index - 1])

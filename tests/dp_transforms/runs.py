@@ -70,6 +70,14 @@ PLANS: dict[str, Plan] = {
     "dense": make_plan(strategy="dense", aggregates=(COUNT, MEAN)),
     "dense rounds": make_plan(strategy="dense", mode="rounds"),
     "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
+    "geometric": make_plan(strategy="geometric", triggers=6, aggregates=(COUNT, UNITS)),
+    "geometric tests apart": make_plan(strategy="geometric", triggers=8, select_every=4),
+    "geometric once": make_plan(
+        strategy="geometric", triggers=1, windows=3, aggregates=(COUNT, SUM), pre_threshold=1
+    ),
+    "geometric remembered": make_plan(
+        strategy="geometric", triggers=1, windows=6, remember=3 * STEP, aggregates=(UNITS, MEAN)
+    ),
     "public": make_plan(public="fixed list"),
     "public all": make_plan(public="fixed list", aggregates=ALL, refresh_every=3, triggers=13),
 }
@@ -87,6 +95,12 @@ SLIDING: dict[str, object] = {"triggers": 9, "slide": 3, "windows": 4}
 RANKED: dict[str, Plan] = {
     "per key": ranked_plan(per_key_bound=1, aggregates=(COUNT, SUM, MEAN)),
     "per key units": ranked_plan(per_key_bound=1, aggregates=(UNITS,), strategy="toeplitz"),
+    "geometric per key": ranked_plan(
+        per_key_bound=1, strategy="geometric", aggregates=(COUNT, MEAN), triggers=4
+    ),
+    "geometric per key once": ranked_plan(
+        per_key_bound=1, strategy="geometric", triggers=1, windows=5, remember="run"
+    ),
     "per key sliding": ranked_plan(
         per_key_bound=1, aggregates=(COUNT, SUM), strategy="blt", **SLIDING, **LATE
     ),
@@ -233,7 +247,7 @@ def listed(plan: Plan, stream: Stream) -> Stream:
 class Silent(RoundedGaussian):
     """A sampler without noise."""
 
-    def __init__(self, noise: StreamNoise) -> None:
+    def __init__(self, noise: StreamNoise, tested: bool = False) -> None:
         super().__init__(noise.sigma)
 
     def draw(

@@ -353,8 +353,8 @@ def test_rows_over_nothing_have_noise(tmp_path: Path, monkeypatch: pytest.Monkey
     assert noisy(zero_rows(plan, tmp_path))
     publish = step.publish
 
-    def noiseless(plan: Plan, budget: Any, states: Any, paths: Any, slots: Any, t: int) -> Any:
-        found = publish(plan, budget, states, paths, slots, t)
+    def noiseless(plan: Plan, budget: Any, states: Any, paths: Any, slots: Any, *at: Any) -> Any:
+        found = publish(plan, budget, states, paths, slots, *at)
         nothing = states.values[slots, 0] == 0
         found.values["n"][nothing] = 0.0
         return found

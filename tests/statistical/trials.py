@@ -58,7 +58,7 @@ def released(
 def smaller_noise(factor: float) -> Iterator[None]:
     """Sabotage: every node's noise has sd sigma / factor."""
 
-    def smaller(noise: StreamNoise) -> Sampler:
+    def smaller(noise: StreamNoise, tested: bool = False) -> Sampler:
         rounded = noise.strategy_object.rounds_nodes
         return (RoundedGaussian if rounded else ContinuousGaussian)(noise.sigma / factor)
 
