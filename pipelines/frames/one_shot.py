@@ -111,10 +111,12 @@ def keys(
 ) -> "PrivateTable":
     """Which keys there are, without any figure: all of the budget goes into finding them.
 
-    A key is here if its noisy weighted number of units is above a threshold.  A unit of n keys adds
-    1 / sqrt(n) to each, so that with or without its rows the numbers of all keys move by 1 in L2,
-    which the noise is for; the threshold is so high that a key which one unit alone has is here
-    with a chance of at most ``delta``, all such keys together.
+    With Gaussian noise a key is here if its noisy weighted number of units is above a threshold.  A
+    unit of n keys adds 1 / sqrt(n) to each, so that with or without its rows the numbers of all
+    keys move by 1 in L2, which the noise is for; the threshold is so high that a key which one unit
+    alone has is here with a chance of at most ``delta``, all such keys together.  With geometric
+    noise, which is charged plain, each key is here with the largest chance that its part of epsilon
+    and delta allows.
 
     The arguments are those of `histogram`.
 
