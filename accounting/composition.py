@@ -208,7 +208,7 @@ def _written(figure: float) -> Fraction:
 
 
 def total_of(spends: Sequence[Spend] | Total) -> Total:
-    """The sums of some spends, or the sums that they are already."""
+    """The sums of these spends; sums are returned as they are."""
     return spends if isinstance(spends, Total) else functools.reduce(Total.plus, spends, Total())
 
 
@@ -261,7 +261,7 @@ _TIMES = 1 << 40
 
 
 def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, delta: float) -> int:
-    """How many more spends like this one are together within (epsilon, delta), at most 2^40."""
+    """How many more spends like ``spend`` fit into (epsilon, delta), at most 2^40."""
     total, one = total_of(spends), total_of([spend])
 
     def fits(times: int) -> bool:

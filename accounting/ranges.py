@@ -1,4 +1,4 @@
-"""What samplers and 64-bit integers can hold; budgets beyond it are refused."""
+"""Ranges of samplers and 64-bit integers; budgets outside them are refused."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def check_ranges(plan: Resolved, budget: "Budget") -> None:
-    """Refuse sigmas the sampler's table does not cover and integers that could wrap."""
+    """Refuse noise that a sampler does not cover and integers that could wrap.
+
+    Raises:
+        UsageError: a number is outside its range.
+    """
     for counts in (budget.selection, budget.units):
         if counts is not None:
             _check_sigma("privacy.epsilon", counts, "use a larger epsilon or fewer contributions")
@@ -30,7 +34,15 @@ def check_ranges(plan: Resolved, budget: "Budget") -> None:
 
 
 def check_needs(tau: int, sd: float) -> None:
-    """Refuse thresholds that, less 16 sds of noise, leave the integers of counts."""
+    """Refuse thresholds that with 16 sds of noise exceed the integers of counts.
+
+    Args:
+        tau: largest threshold, in 2^-DECODE_BITS.
+        sd: largest sd of the tested statistic, in counts.
+
+    Raises:
+        UsageError: they do.
+    """
     if tau + int(16 * sd * (1 << limits.DECODE_BITS)) >= 1 << (31 + limits.DECODE_BITS):
         raise UsageError(
             "privacy.epsilon",
@@ -63,8 +75,8 @@ def _check_sigma(field: str, noise: "StreamNoise", fix: str) -> None:
 
 def _check_wrap(stream: ValueStream, noise: "StreamNoise", design: Design) -> None:
     """Prefix plus noise, in units of 2^-decode_bits, must stay inside int64."""
-    # The samplers' draws end at 27 sds; one of two-sided geometric noise beyond 64 has less than
-    # 2^-128, and would wrap what is published to what the wrapped decoder gives.
+    # Gaussian draws end at 27 sds.  A two-sided geometric draw beyond 64 sds has chance below
+    # 2^-128; the published value would then wrap as the decoder's integers do.
     mixed = 1.0 if design.cells is None else design.cells.row_sum
     worst = (64 if noise.scale else 32) * noise.sigma * noise.strategy_object.reach * mixed + 64
     bound = limits.MAX_PAIRS * stream.sensitivity + int(worst)

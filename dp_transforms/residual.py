@@ -1,11 +1,11 @@
 """Noise of residual tables: M x + s L z, rounded once and exactly.
 
-The machinery is that of mixed cells (`noise.mixing`): components of their own names, one step,
+Noise is drawn as for mixed cells (`noise.mixing`): components with names of their own, one step,
 mixed by L (`accounting.strategies.cells.bases`).  2^b M x are whole numbers, b the bits of the
-table's bases, and the noise is rounded to the finer of 2^-MIXED_BITS and 2^-b: whole units are
-added to whole units, so that what is published is M x + s L z rounded, and nothing else of x.  A
-table's name is its set of attributes, so no two tables of a run share a draw, and the same run
-draws the same of the same counts again.
+table's bases, and the noise is rounded to the finer of 2^-MIXED_BITS and 2^-b.  So the published
+sum is M x + s L z rounded, and tells nothing else of x.  A table is named by its set of attributes,
+so that no two tables of a run share a draw, and the same run draws the same noise for the same
+counts again.
 """
 
 import math
@@ -46,22 +46,26 @@ def spent2(bases: Sequence[Sequence[Basis]], sds: Float64, contributions: int) -
     """
     nodes = [sd / float(_ONCE.sd_factors[0]) for sd in sds.tolist()]
     col2 = _ONCE.strategy.col2
-    found = [cost2(axes) * col2 / node**2 for axes, node in zip(bases, nodes, strict=True)]
-    return contributions**2 * math.fsum(found) * (1 + 1e-12)
+    costs = [cost2(axes) * col2 / node**2 for axes, node in zip(bases, nodes, strict=True)]
+    return contributions**2 * math.fsum(costs) * (1 + 1e-12)
 
 
 def check_range(bases: Sequence[Sequence[Basis]], sds: Float64) -> None:
-    """Whether all noise is within the range of whole units.
+    """Refuse noise that exceeds the range of 64-bit numbers of units.
+
+    Args:
+        bases: of each axis of each table.
+        sds: (tables,) s of each.
 
     Raises:
-        PolicyError: it is not.
+        PolicyError: it does.
     """
     for axes, sd in zip(bases, sds.tolist(), strict=True):
         rows = [float(np.linalg.norm(basis.root, axis=1).max(initial=0.0)) for basis in axes]
         unit = max(MIXED_BITS, table_bits(axes))
         if not sd * math.prod(rows) * 2.0**unit <= _MOST:
             raise PolicyError(
-                "privacy.epsilon", "asks for more noise than is drawn exactly", "use a larger one"
+                "privacy.epsilon", "needs more noise than can be drawn", "use a larger epsilon"
             )
 
 
@@ -73,7 +77,7 @@ def published(
     keys: KeyRing,
     run_name: tuple[bytes, ...],
 ) -> list[Float64]:
-    """(n - 1 on each axis) M x of each table of counts with noise.
+    """(n - 1 on each axis) noisy M x of each table of counts.
 
     Args:
         tables: exact counts: PRIVATE; axes: numbers of the attributes of each, which name its

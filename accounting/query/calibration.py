@@ -1,6 +1,6 @@
 """From a query's plan to its noise: one Gaussian-DP budget, or plain epsilon with geometric noise.
 
-A plan comes here with one family of noise for all of it; which one is `query.families`' choice.
+A plan has one family of noise for all of its parts; `query.families` chooses it.
 
 **Gaussian.**  mu of (epsilon, (1 - THETA) delta) where groups are selected, of (epsilon, delta)
 where they are public.  Selection has share S of mu^2 and part j of the columns V_j, S + sum V_j =
@@ -23,13 +23,13 @@ together the loss is at most
 
     sum_j D_j(kappa) / s_j + sum over histograms h of VALUES levels_h / s_h <= epsilon,
 
-for every output, whatever it is: charged plain, (epsilon, 0), and with thresholds (epsilon, delta).
-Part j has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a column the shares are
-in proportion to the square roots of the Gaussian ones, so that a column's parts have sds in the
-same ratio in both families.  A query whose thresholds need a count of units of their own has one
-part more.  The count that is tested has truncated noise, at (epsilon_j / kappa, delta / kappa) a
-group (``query.truncation``).  Counts and sums that are clamped per group have staircase noise of
-the same epsilon where that has less sd (``query.staircase``).
+for every output.  It is charged plain: (epsilon, 0), and with thresholds (epsilon, delta).  Part j
+has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a column the shares are
+proportional to the square roots of the Gaussian shares, so that the sds of a column's parts have
+the same ratio in both families.  A query whose thresholds need a separate count of units has one
+more part.  The tested count has truncated noise, at (epsilon_j / kappa, delta / kappa) a group
+(``query.truncation``).  Counts and sums that are clamped per group have staircase noise of the same
+epsilon where its sd is smaller (``query.staircase``).
 """
 
 import math
@@ -59,7 +59,7 @@ MISS = 0.05
 _STEPS = 1 << 10
 _NORMAL = 1.959963984540054
 _SLACK = 1e-12
-#: Scales of a truncation below which its noise is taken for uniform.
+#: Truncation in scales below which truncated noise counts as uniform.
 _UNIFORM = 1e-3
 
 
@@ -76,10 +76,10 @@ class PartNoise(msgspec.Struct, frozen=True):
         law: ``gaussian`` (rounded), ``geometric`` (two-sided) or ``staircase``.
         share: V_j of mu^2, or of epsilon.
         sensitivity: L2 or L1 of the whole vector for one unit, in lattice units.
-        scale: sd of the Gaussian, scale of the geometric noise, or that of geometric noise of a
-            staircase's epsilon, in lattice units, rounded up.
-        most: k where the noise is truncated to [-k, k], else ``None``; sooner: the chance of k - 1
-            in its place, in 2^-32 (``accounting.query.truncation``).
+        scale: in lattice units, rounded up: sd of Gaussian noise, scale of geometric noise; of a
+            staircase the scale of geometric noise of the same epsilon.
+        most: k where the noise is truncated to [-k, k], else ``None``.
+        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.query.truncation``).
         step: r of a staircase, else ``None``.
     """
 
@@ -232,10 +232,12 @@ def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, 
 
 
 class Cost(NamedTuple):
-    """What a query costs one unit, as `accounting.composition.Spend` says; with no mu it is plain.
+    """What a query costs one unit; see `accounting.composition.Spend`.
 
     Attributes:
-        epsilon, delta: the guarantee; mu: of Gaussian noise; threshold_delta: on top of mu's.
+        epsilon, delta: the guarantee.
+        mu: of Gaussian noise; ``None``: the cost is plain.
+        threshold_delta: delta of the thresholds, on top of mu's.
     """
 
     epsilon: float
@@ -246,7 +248,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(plan: QueryPlan) -> Cost:
-    """The cost of a plan whose family is chosen.  Geometric noise of public groups has no delta."""
+    """Cost of a plan whose family is chosen; geometric noise of public groups has delta 0."""
     if plan.mechanism == "gaussian":
         return Cost(plan.epsilon, plan.delta, *mu_of_query(plan))
     return Cost(plan.epsilon, plan.delta if plan.selects else 0.0, None, 0.0)
@@ -315,9 +317,10 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
 
 
 def _lone(plan: QueryPlan, reserved: float) -> QueryBudget | None:
-    """Keys alone: the best selection of each at (epsilon / kappa, delta / kappa), of no count.
+    """Budget of keys alone: the best selection of a key at (epsilon / kappa, delta / kappa).
 
-    ``None`` where it has too many chances to be listed; truncated noise is as good there.
+    No count is drawn.  ``None`` where more counts have a chance between 0 and 1 than are listed;
+    truncated noise is as good there.
     """
     from dpstream.accounting.mechanisms.optimum import selection_optimum
 
@@ -339,7 +342,7 @@ def _each(delta: float, groups: int) -> float:
 def truncated_sd(scale: float, most: int) -> float:
     """sd of two-sided geometric noise of a scale, truncated to [-most, most]."""
     ratio, step = math.exp(-1 / scale), -math.expm1(-1 / scale)
-    if most * step < _UNIFORM:  # all values are about as likely
+    if most * step < _UNIFORM:  # all values have about the same chance
         return math.sqrt(most * (most + 1) / 3)
     last = math.exp(-most / scale)
     total = step - 2 * ratio * math.expm1(-most / scale)
@@ -348,19 +351,19 @@ def truncated_sd(scale: float, most: int) -> float:
 
 
 def _stairs(noise: PartNoise) -> PartNoise:
-    """The staircase of a sum that is clamped per group, where it has less sd."""
+    """Noise of a sum that is clamped per group: a staircase where its sd is smaller."""
     part = noise.part
     if part.norm is not None:
         return noise
-    found = staircase.staircase(noise.scale, part.most * part.unit)
-    if found is None:
+    stairs = staircase.staircase(noise.scale, part.most * part.unit)
+    if stairs is None:
         return noise
-    scale, step = found
+    scale, step = stairs
     return msgspec.structs.replace(noise, law="staircase", scale=scale, step=step)
 
 
 def _by_roots(parts: Sequence[QueryPart]) -> list[QueryPart]:
-    """Parts whose shares of their columns' budgets are in proportion to the roots of theirs."""
+    """The parts with shares of their column's budget proportional to the roots of their shares."""
     shares, roots = dict[str, float](), dict[str, float]()
     for part in parts:
         shares[part.column] = shares.get(part.column, 0.0) + part.share

@@ -1,31 +1,32 @@
 """Which family of noise a question takes: Gaussian or two-sided geometric, one for all of it.
 
-**Why the choice is private.**  A family is a whole mechanism (`query.calibration`), private with
-the guarantee that its cost states.  The choice is made once, for histograms of bounds and figures
+**Why the choice is private.**  Each family is a complete mechanism (`query.calibration`) with the
+guarantee that its cost states.  The choice is made once, for histograms of bounds and figures
 together, before a row is read and before the charge, from the plan, the account's earlier charges
 and its limit.  All of these are public, so that the answer is the output of one mechanism that was
-fixed beforehand.  Nothing that the question reads or chooses later may be looked at here: the
-better of two mechanisms of epsilon by the data is no mechanism of epsilon.
+fixed beforehand.  The choice must not use anything that the question reads or chooses later: taking
+the better of two epsilon-DP mechanisms by the data is not epsilon-DP.
 
 **What is compared** (``error_of``).  Where all groups are released: the geometric mean over the
 columns of sd / L, L the most that one unit adds to a group's sum.  A bound that the question will
-choose changes sd and L by one factor, so it is not needed; the groups of a unit change them by
-different ones (sqrt(kappa) and kappa), and a question that chooses kappa is compared at the public
-constant of its plan.  Where groups are selected: the mean of |released - true| over all groups of
-the public reference population (`tuning.reference`), a group that is not released counting its
-truth; of groups alone, how many are missing.
+choose changes sd and L by the same factor, so that it is not needed.  The number of a unit's groups
+changes them by different factors (sqrt(kappa) and kappa); a question that chooses kappa is compared
+at the public constant of its plan.  Where groups are selected: the mean of |released - true| over
+all groups of the public reference population (`tuning.reference`), where a group that is not
+released counts its truth; for groups alone, the share of groups that are not released.
 
 **With an account** a question may be one of many.  Geometric charges add up in epsilon, Gaussian
 ones in mu^2, so that a limit of (8, 1e-5) holds 8 questions of (1, 1e-9) with geometric noise and
 83 with Gaussian noise.  ``optimise = "limit"`` therefore compares both at an equal share of what is
-left of the limit: the share that Gaussian noise takes, mu^2 of mu_left^2, and geometric noise of as
-large a share of the epsilon that is left.  ``"answer"`` compares this answer alone.  A family that
-the limit does not allow is never taken if the other one is allowed.
+left of the limit: Gaussian noise at its share, mu^2 of mu_left^2, and geometric noise at the same
+share of the epsilon that is left.  ``"answer"`` compares this answer alone.  A family that the
+limit does not allow is never taken if the other one is allowed.
 
-**Monotone** (all groups released, one column of one part, one account).  By ``"answer"`` sd is the
-least of two that fall with epsilon and delta, and with C, kappa and every bound.  By ``"limit"``
-geometric noise is taken if it is better at a share that is no larger than its own, so that it is
-better as drawn as well, and from where mu is sqrt(2 kappa) mu_left^2 / epsilon_left on.
+**Monotone** (all groups released, one column of one part, one account).  By ``"answer"`` the sd is
+the smaller of two, and both never rise when epsilon or delta rises, or when C, kappa or a bound
+falls.  By ``"limit"`` geometric noise is taken if it is better at a share that is no larger than
+its own, so that it is better as drawn as well.  That is where mu is at least
+sqrt(2 kappa) mu_left^2 / epsilon_left.
 """
 
 import functools
@@ -49,21 +50,22 @@ from dpstream.accounting.query.parts import parts_of
 from dpstream.accounting.query.plan import Family, QueryPlan
 from dpstream.accounting.query.thresholds import Selection
 
-#: What a choice goes by.
+#: What the choice of a family minimises.
 Optimise = Literal["limit", "answer"]
 FAMILIES: tuple[Family, ...] = ("gaussian", "geometric")
-#: Bounds at which families are compared where the question chooses them: of a count one that makes
-#: it more than a count of units.
+#: Bounds at which families are compared where the question chooses them; a count's bound makes it
+#: more than a count of units.
 _ASSUMED, _COUNTED = (0.0, 1.0), (0.0, 16.0)
 #: Points of a normal variable over which a figure of the tested count is integrated.
 _NORMAL = np.linspace(-9.0, 9.0, 361)
 
 
 class Limit(NamedTuple):
-    """An account as far as a choice needs it.
+    """The public part of an account that a choice uses.
 
     Attributes:
-        total: of all charges, on their common unit; epsilon, delta: the limit.
+        total: sum of all charges, on their common unit.
+        epsilon, delta: the limit.
     """
 
     total: Total
@@ -71,7 +73,7 @@ class Limit(NamedTuple):
     delta: float
 
     def holds(self, cost: Spend) -> int:
-        """How many charges of this cost it allows from now on."""
+        """How many more charges of this cost the limit allows."""
         return times_left(self.total, cost, self.epsilon, self.delta)
 
 
@@ -79,9 +81,9 @@ class Families(msgspec.Struct, frozen=True):
     """A question in each family of noise that it can take; public.
 
     Attributes:
-        asked: the plan as it was asked, on the finest grid.
-        optimise: what the choice goes by.
-        options: the plan in each family, on its grid.
+        asked: the plan as the question states it, on the finest grid.
+        optimise: what the choice minimises.
+        options: the plan in each family that can answer it, on its grid.
     """
 
     asked: QueryPlan
@@ -90,16 +92,19 @@ class Families(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Of the plan as it was asked: it does not depend on the family that is taken."""
+        """Digest of the plan as the question states it, whichever family is taken."""
         if self.asked.mechanism == "auto":
             return f"{self.asked.digest} {self.optimise}"
         return f"{self.options[0].plan.digest} {self.options[0].bits}"
 
     def of(self, mu: float | None) -> Gridded:
-        """The option that a charge is of: one with a mu is of Gaussian noise.
+        """The option that a charge paid for.
+
+        Args:
+            mu: of the charge; ``None``: a plain charge, of geometric noise.
 
         Raises:
-            InvariantError: there is none.
+            InvariantError: no option is of this family.
         """
         family = "geometric" if mu is None else "gaussian"
         named = (option for option in self.options if option.plan.mechanism == family)
@@ -109,7 +114,7 @@ class Families(msgspec.Struct, frozen=True):
         """The option that is taken.
 
         Args:
-            limit: of the account; ``None``: there is none.
+            limit: of the account; ``None``: without an account or a limit.
         """
         options = self.options
         if limit is not None and len(options) > 1:
@@ -120,9 +125,13 @@ class Families(msgspec.Struct, frozen=True):
         return min(options, key=error_of)
 
     def described(self, taken: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
-        """Each family for a plan: ``mechanism``, whether it is ``taken``, its ``columns`` as of
-        `outlook.Outlook`, its ``cost`` and how many such ``questions`` the limit allows from now on
-        (``None`` without a limit)."""
+        """Each family as a row of a plan, JSON-able.
+
+        Returns:
+            For each family ``mechanism``, whether it is ``taken``, its ``columns`` (see
+            `outlook.Outlook`), its ``cost``, and how many more such ``questions`` the limit allows
+            (``None`` without a limit).
+        """
         rows = []
         for option in self.options:
             cost = cost_of(option.plan)
@@ -137,7 +146,7 @@ class Families(msgspec.Struct, frozen=True):
 
 
 def family_lines(families: Sequence[dict[str, Any]]) -> list[str]:
-    """Families of `Families.described` as text, the one that is taken first."""
+    """Rows of `Families.described` as text, the family that is taken first."""
     lines = []
     for family in sorted(families, key=lambda family: not family["taken"]):
         noise = [
@@ -158,7 +167,8 @@ def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Fami
     """A question in each of its families.
 
     Args:
-        plan_of: the plan of so many bits of grids (`grids.finest`).
+        plan_of: from a number of grid bits to the plan (`grids.finest`).
+        optimise: what the choice minimises.
 
     Raises:
         UsageError: the plan is refused, or no grid is coarse enough.
@@ -193,10 +203,10 @@ def _fits(plan: QueryPlan, family: Family) -> bool:
 
 
 def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
-    """The better of both at the share of what is left that Gaussian noise takes."""
+    """The better family at Gaussian noise's share of what is left."""
     costs = cost_of(gaussian.plan), cost_of(geometric.plan)
     shares = [_share(cost, limit) for cost in costs]
-    if shares[0] >= shares[1]:  # what geometric noise takes is less: compare both as they are
+    if shares[0] >= shares[1]:  # geometric noise has the smaller share: compare both as they are
         return min((gaussian, geometric), key=error_of)
     part = shares[0] / shares[1]
     plan = msgspec.structs.replace(geometric.plan, epsilon=geometric.plan.epsilon * part)
@@ -208,21 +218,22 @@ def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
 
 
 def _share(cost: Cost, limit: Limit) -> float:
-    """Part of what is left that a cost takes: of mu^2, of epsilon, of delta."""
+    """Share of what is left that a cost takes: the largest of its shares of mu^2 or epsilon, and
+    of delta."""
     promise = limit.epsilon, limit.delta
     if cost.mu is None:
-        left = epsilon_left(limit.total, *promise)
-        own, extra = (cost.epsilon / left if left else math.inf), cost.delta
+        most_epsilon = epsilon_left(limit.total, *promise)
+        share, extra = (cost.epsilon / most_epsilon if most_epsilon else math.inf), cost.delta
     else:
-        most = mu_left(limit.total, *promise)
-        own, extra = ((cost.mu / most) ** 2 if most else math.inf), cost.threshold_delta
+        most_mu = mu_left(limit.total, *promise)
+        share, extra = ((cost.mu / most_mu) ** 2 if most_mu else math.inf), cost.threshold_delta
     delta = limit.delta - float(limit.total.extra)
-    return own if not extra else max(own, extra / delta if delta > 0 else math.inf)
+    return share if not extra else max(share, extra / delta if delta > 0 else math.inf)
 
 
 @functools.lru_cache(maxsize=256)
 def error_of(option: Gridded) -> float:
-    """What families are compared by: of one question, less is better; see the module."""
+    """The error that families of one question are compared by; see the module."""
     plan = option.plan
     assumed = {c.name: _COUNTED if c.kind == "count" else _ASSUMED
                for c in plan.columns if c.automatic}  # fmt: skip
@@ -248,7 +259,7 @@ def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -> list[float]:
     """Mean |released - true| of each part over the reference groups, in units of L; without
-    columns the part of them that is missing."""
+    columns the share of groups that are not released."""
     from dpstream.accounting.tuning.reference import DENSITY, SIZES  # with the plans of streams
 
     released = _released_gaussian if budget.mu is not None else _released_geometric
@@ -267,8 +278,8 @@ def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -
         if not noise.part.column:
             continue
         most = noise.part.most * noise.part.unit
-        own = error if noise is tested else chance * _absolute(noise)
-        loss = SIZES * (1 - chance) + own / most
+        part_error = error if noise is tested else chance * _absolute(noise)
+        loss = SIZES * (1 - chance) + part_error / most
         out.append(float(np.trapezoid(density * loss, SIZES)) / total)
     return out
 
@@ -285,7 +296,7 @@ def _absolute(noise: PartNoise) -> float:
 
 
 def _geometric_sums(noise: PartNoise) -> tuple[float, Callable[[Float64], Float64]]:
-    """What weights q^|j| of geometric noise add up to, and sums of j q^j from some j >= 1 on."""
+    """(sum of q^|j| over all j, a function from j >= 1 to the sum of i q^i over i >= j)."""
     ratio, step = math.exp(-1 / noise.scale), -math.expm1(-1 / noise.scale)
     last = math.inf if noise.most is None else noise.most + 1.0
 
@@ -303,10 +314,10 @@ def _released_gaussian(
     sizes: Float64,
     min_units: int,
 ) -> tuple[Float64, Float64]:
-    """P[released] and E |U's noise| where it is, of groups of so many units.
+    """(P[released], E[|noise of the tested count|; released]) of groups of so many units.
 
-    A unit has at least i groups with chance 1 / i, as in the reference population, so that of those
-    that are met in a group n of kappa groups have n a part in proportion to 1 / (n + 1).
+    A unit has at least i groups with chance 1 / i, as in the reference population.  So among the
+    units of a group the share of those with n groups is proportional to 1 / (n + 1) for n < kappa.
     """
     groups = np.arange(1, budget.groups + 1)
     parts = np.append(1 / (groups[:-1] + 1.0), 1.0)

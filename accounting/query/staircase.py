@@ -1,43 +1,43 @@
 """Staircase noise of sums that are clamped per group: its step, sd and interval.
 
-Two-sided geometric noise protects against every shift, small ones more than large ones.  A sum that
-is clamped per group to L moves by at most L there, and only that has to be hidden.  The discrete
+Two-sided geometric noise hides small shifts better than large ones.  A sum that is clamped per
+group to L moves by at most L in a group, and noise need only hide a shift of L.  The discrete
 staircase law (Geng and Viswanath, "The optimal noise-adding mechanism in differential privacy",
-2016, section 5) is flat over steps instead, with q = e^-b:
+2016, section 5) is constant over steps instead, with q = e^-b:
 
     P[|Z| = i L + j] is proportional to q^i for 0 <= j < r, and to q^(i + 1) for r <= j < L.
 
-**Sensitivity.**  Let level(z) be that exponent of |z|.  It does not fall with |z|, and
+**Sensitivity.**  Let level(z) be this exponent for |z|.  It does not fall with |z|, and
 level(|z| + L) = level(|z|) + 1.  A shift by v, |v| <= L, moves |z| by at most L, also across 0, and
-so the level by at most 1: no chance changes by more than e^b.  A unit is in at most kappa groups,
-each of which has noise of its own, so that b = epsilon_j / kappa charges epsilon_j, as geometric
-noise of scale L / b = kappa L / epsilon_j does.  The bound L must hold for each group's whole
-number by itself: there is no staircase for trees, or for vectors that are scaled to a norm.
+so the level by at most 1: no chance changes by more than a factor e^b.  A unit is in at most kappa
+groups with independent noise, so that b = epsilon_j / kappa costs epsilon_j, as geometric noise of
+scale L / b = kappa L / epsilon_j does.  The bound L must hold for each group's number by itself, so
+that trees, and vectors that are scaled to a norm, have no staircase noise.
 
-r is that of the least variance.  With L = 1 the law is the geometric one.  sd falls with b as
+r has the least variance.  With L = 1 the law is the geometric law.  The sd falls with b as
 e^(-b / 3), not as 1 / b:
 
 | b | .5 | 1 | 2 | 3 | 4 | 6 | 8 |
 |---|---|---|---|---|---|---|---|
 | sd below that of geometric noise, L large | 0.5% | 2.1% | 8% | 17% | 28% | 50% | 67% |
 
-so it is taken from b = 1/2 on, where it has less sd.  b is held at 24, far below the least bound's
-lattice, and what a larger one would allow is left unused.
+So it is taken from b = 1/2 on, where its sd is smaller.  b is at most 24; the noise is then far
+below one unit of the lattice, and a larger b is not used.
 """
 
 import functools
 import math
 
-#: b from which on a staircase is looked for, and the most that is used.
+#: Least b for which a staircase is considered, and the largest b that is used.
 LEAST, MOST = 0.5, 24.0
 
 
 def staircase(scale: float, sensitivity: int) -> tuple[float, int] | None:
-    """(scale, r) of the staircase that replaces geometric noise of a scale, ``None`` where that
-    has the smaller sd.
+    """(scale, r) of the staircase that replaces geometric noise of ``scale``; ``None`` where the
+    geometric noise has the smaller sd.
 
     Args:
-        scale: L / b in lattice units; the staircase's is larger where b is held at ``MOST``.
+        scale: L / b in lattice units; the returned scale is larger where b is above ``MOST``.
         sensitivity: L, in lattice units.
     """
     if sensitivity < 2 or sensitivity < LEAST * scale:
@@ -80,7 +80,7 @@ def margin(scale: float, sensitivity: int, step: int, miss: float) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _best_step(scale: float, sensitivity: int) -> int:
-    """r of the least variance: by thirds, as the variance falls and then rises with r."""
+    """r of the least variance, by ternary search: the variance falls and then rises with r."""
     low, high = 1, sensitivity
     while high - low > 2:
         third = (high - low) // 3
@@ -93,10 +93,10 @@ def _best_step(scale: float, sensitivity: int) -> int:
 
 
 def _ones(count: int) -> float:
-    """0 + 1 + ... of so many terms."""
+    """0 + 1 + ... + (count - 1)."""
     return count * (count - 1) / 2
 
 
 def _squares(count: int) -> float:
-    """0 + 1 + 4 + ... of so many terms."""
+    """0 + 1 + 4 + ... + (count - 1)^2."""
     return (count - 1) * count * (2 * count - 1) / 6

@@ -63,7 +63,7 @@ class Noise:
         )
 
     def least_counts(self, items: Ids, epsilon: float, delta: float) -> Int64:
-        """The count from which on each group is shown, where groups are all that is shown."""
+        """(n,) the least number of units with which each group is shown, for groups alone."""
         optimum = required(selection_optimum(epsilon, delta), "its chances were listed before")
         return OneShot(self._keys, (*self._name, SELECTION), self._inputs).least_counts(
             items, optimum

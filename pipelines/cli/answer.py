@@ -59,8 +59,8 @@ _PATH = click.Path(path_type=Path)
 @click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
 @MECHANISM
 @click.option("--optimise", type=click.Choice(["limit", "answer"]), default="limit",
-              show_default=True, help="What auto goes by: limit: errors at an equal share of what"
-              " is left of the account's limit; answer: this answer alone.")  # fmt: skip
+              show_default=True, help="How auto compares. limit: at an equal share of what is left"
+              " of the account's limit; answer: this answer alone.")  # fmt: skip
 @click.option(
     "--tables", is_flag=True,
     help="From residual tables, without a histogram of all cells; once.  [default where all cells"
@@ -150,10 +150,10 @@ def answer(
 def _check_given(
     job: Path | None, release: Path | None, out: Path | None, covariance: Path | None, dry: bool
 ) -> None:
-    """Whether what is answered from is given, and what belongs to it.
+    """Refuse a call without exactly one source, or without the options that it needs.
 
     Raises:
-        UsageError: it is not.
+        UsageError: an option is missing or has no use.
     """
     if (job is None) == (release is None):
         raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")

@@ -26,13 +26,13 @@ STRATEGY = options(
 )  # fmt: skip
 
 
-#: Strategy and objective that say nothing.
+#: Default strategy and objective.
 _LEFT_ALONE = ("auto", "total")
 MECHANISM = click.option(
     "--mechanism", type=click.Choice(["auto", "gaussian", "geometric"]), default="auto",
     show_default=True,
-    help="gaussian: noise at epsilon and delta; geometric: at epsilon alone (pure epsilon); auto:"
-    " the one of less error.",
+    help="gaussian: noise for epsilon and delta; geometric: noise for epsilon alone (pure epsilon);"
+    " auto: the one with the smaller error.",
 )  # fmt: skip
 
 

@@ -70,10 +70,10 @@ def histogram(
             rows hold: a list, or a table with the key's columns.  They must not come from the
             private rows.  Without them a key is published if enough units have it.
         mechanism: the noise: ``"gaussian"``, ``"geometric"`` (two-sided, charged plain), or
-            ``"auto"``: the better of the two for this question, by public numbers alone.
-        optimise: what ``"auto"`` goes by: ``"answer"``, the error of this answer (the default
-            without an account), or ``"limit"``, errors at an equal share of what is left of the
-            account's limit (the default with one): Gaussian charges add up to less.
+            ``"auto"``: the one with the smaller error for this question, by public numbers alone.
+        optimise: how ``"auto"`` compares: ``"answer"``, this answer alone (the default without an
+            account), or ``"limit"``, at an equal share of what is left of the account's limit (the
+            default with one), because Gaussian charges cost less together.
         account: the account that the answer is charged in; ``None``: nobody counts what is spent.
         noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
             account, which tells by it that a question was asked before.

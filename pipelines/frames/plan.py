@@ -49,9 +49,9 @@ class QuestionPlan(NamedTuple):
             for an even chance to be shown, if each has that key alone (``even_chance_one_group``)
             or as many as count (``even_chance_all_groups``).
         warnings: of what the guarantee, or the account's limit, promises.
-        families: of each family of noise that the question can take: ``mechanism``, whether it is
-            ``taken``, its ``columns`` as above, its ``cost``, and how many such ``questions`` the
-            account's limit allows from now on (``None`` without an account).
+        families: for each family of noise that the question can take: ``mechanism``, whether it is
+            ``taken``, its ``columns`` as above, its ``cost``, and how many more such ``questions``
+            the account's limit allows (``None`` without an account).
     """
 
     acceptance: Acceptance
@@ -146,8 +146,8 @@ def planned(
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     columns, thresholds = outlook(question.gridded)
     families = question.families.described(question.gridded, limit)
-    every = [columns, *(family["columns"] for family in families)]
-    for part in (part for each in every for column in each for part in column["parts"]):
+    groups = [columns, *(family["columns"] for family in families)]
+    for part in (part for each in groups for column in each for part in column["parts"]):
         part["times"] = part["times"] and part["times"].replace("groups", "keys")
     return QuestionPlan(
         acceptance,
@@ -161,8 +161,7 @@ def planned(
 
 
 def _limit(place: Account) -> Limit | None:
-    """The account's limit as a choice needs it; without an account that can be read there is none,
-    and `_acceptance` refuses."""
+    """The account's limit; ``None`` where the account cannot be read, which `_acceptance` says."""
     try:
         return limit_of(read_book(place.ledger))
     except DpstreamError:

@@ -53,8 +53,9 @@ class Asked(NamedTuple):
         max_keys, max_rows: of one unit, keys that count and rows of each that do; ``None``: chosen
             privately.
         public_keys: all keys that are published, whatever the rows hold.
-        mechanism: family of the noise, or ``auto``; optimise: what ``auto`` goes by, ``None``: by
-            whether it is ``charged`` in an account.
+        mechanism: family of the noise, or ``auto``.
+        optimise: how ``auto`` compares; ``None``: ``limit`` if charged, else ``answer``.
+        charged: whether the question is charged in an account.
     """
 
     kind: Figure
@@ -78,9 +79,9 @@ class Question(NamedTuple):
     Attributes:
         unit, key, value: names of columns.
         kinds: of the unit's and of each key's ids.
-        families: its plan, of one column that is named as its kind, or of none, in each family
-            of noise that it can take.
-        gridded: the plan in the family that is taken: by the charge once there is one.
+        families: its plan in each family of noise that it can take; the plan has one column, named
+            as its kind, or none.
+        gridded: the plan in the family that is taken; once there is a charge, in its family.
         public: canonical public keys, each once; ``None`` where keys are selected, or there is no
             key.
         digest: of everything here but the family that is taken.
@@ -124,7 +125,7 @@ class Question(NamedTuple):
         return UnitIdentity(unit or self.unit, kind)
 
     def taking(self, gridded: Gridded) -> "Question":
-        """The same question in one of its families of noise."""
+        """The same question with the plan of one of its families."""
         return self._replace(gridded=gridded)
 
     def charge(self, run_id: str, unit: UnitIdentity) -> Charge:
@@ -210,7 +211,7 @@ def _families(asked: Asked, grouped: bool, public: bool, whole: bool) -> Familie
     if delta == 0 and mechanism == "gaussian":
         raise UsageError(
             "mechanism",
-            "needs a delta: no Gaussian noise has a guarantee without one",
+            "'gaussian' needs a delta above 0",
             "give delta, e.g. 1e-9, or mechanism='geometric'",
         )
     if not (epsilon > 0 and 0 <= delta < 1):

@@ -93,7 +93,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
 
 
 class _Decided(NamedTuple):
-    """A question in the family that it would take, after those before it were charged."""
+    """A question in the family that it would take after the charges of the questions before it."""
 
     question: Question
     charge: Charge
@@ -101,7 +101,7 @@ class _Decided(NamedTuple):
 
 
 def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> list[_Decided]:
-    """Questions as `ask.StatementQuestion.decide` would have them, one after the other."""
+    """Questions as `ask.StatementQuestion.decide` would decide them, one after the other."""
     book, more, out = Book(), list[Charge](), list[_Decided]()
     with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
         book = read_book(catalog.ledger)

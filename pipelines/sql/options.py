@@ -6,13 +6,13 @@ Two options have no default on purpose: epsilon and, where the answer has groups
 * ``max_rows_contributed``: 5 rows of a unit in a group, of those functions that need rows
   (AVG per row, VAR, STDDEV, quantiles);
 * ``mechanism``: ``auto``, the better of ``gaussian`` and ``geometric`` noise for this statement;
-* ``optimise``: ``limit``, what ``auto`` goes by: errors at an equal share of what is left of the
-  account's limit; ``answer``: of this answer alone;
+* ``optimise``: how ``auto`` compares: ``limit``, at an equal share of what is left of the account's
+  limit; ``answer``, this answer alone;
 * ``group_selection_strategy``: thresholds, of the kind that goes with the noise;
 * ``min_privacy_units_per_group``: 1;
 * ``contribution_norm``: none.  With it no groups are sampled.
-* ``delta`` may be left out, or be 0, where nothing needs it: no selection and other than
-  Gaussian noise;
+* ``delta`` may be left out, or be 0, where nothing needs it: without selection and without
+  ``mechanism = gaussian``;
 * ``allow_large_delta``: FALSE, a delta above `accounting.strength.MOST_DELTA` is refused.
 """
 
@@ -58,7 +58,7 @@ class Options(msgspec.Struct, frozen=True):
         norm: contribution_norm of all functions that have none of their own.
         selection: how the groups that are shown are found; without GROUP BY none are.
         min_units: least number of units of a group that is shown.
-        mechanism: family of the noise; optimise: what ``auto`` goes by.
+        mechanism: family of the noise; optimise: how ``auto`` compares.
     """
 
     epsilon: float

@@ -39,7 +39,7 @@ class Question(NamedTuple):
     Attributes:
         statement: as it was checked; asked: the same with one function for each column.
         families: its plan in each family of noise that it can take.
-        gridded: in the family that is taken: by the charge once there is one.
+        gridded: the plan in the family that is taken; once there is a charge, in its family.
         outputs: by label of the statement's functions.
         digest: of everything here but the family that is taken, and of the catalog.
     """
@@ -58,16 +58,16 @@ class Question(NamedTuple):
 
     @property
     def design(self) -> BoundsDesign | None:
-        """Of bounds that the query chooses, ``None`` if all are given."""
+        """Design of the bounds that the query chooses; ``None`` if all are given."""
         return self.gridded.design
 
     @property
     def bits(self) -> int:
-        """Of grids, less than BITS where noise is large."""
+        """Bits of the grids, fewer than BITS where noise is large."""
         return self.gridded.bits
 
     def taking(self, gridded: Gridded) -> "Question":
-        """The same question in one of its families of noise."""
+        """The same question with the plan of one of its families."""
         return self._replace(gridded=gridded)
 
     @property

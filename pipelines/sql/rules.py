@@ -97,9 +97,9 @@ RULES: dict[str, Rule] = {
         "has a mechanism that is not known", "write mechanism = auto, gaussian or geometric"
     ),
     "optimise": Rule(
-        "has an optimise that is not known",
-        "write optimise = limit, for errors at a share of the account's limit, or answer, for this "
-        "answer alone",
+        "has an unknown value of optimise",
+        "write optimise = limit (compare at a share of the account's limit) or optimise = answer "
+        "(compare this answer alone)",
     ),
     "selection": Rule(
         "has a group_selection_strategy that is not known",

@@ -1,8 +1,8 @@
-"""The family of noise that answers a workload from a job's records, fixed before the charge.
+"""Chooses the family of noise for a workload over a job's records, before the charge.
 
 Geometric noise answers once, through the register of an account (`registered`); Gaussian noise
-there or through a store.  What is asked again is the same question: a family that was charged for
-it stays, whatever the account holds by then.
+answers there or through a store.  A workload that is asked again is the same question, and keeps
+the family that it was charged for, whatever has been charged since.
 """
 
 import contextlib
@@ -37,10 +37,11 @@ def chosen(
     """The family that is taken.
 
     Args:
-        plan: for Gaussian noise; folder: of solved strategies.
-        gaussian_hash: the plan hash of the charge with Gaussian noise.
-        optimise: what the choice goes by (`families`).
-        fresh: at a new charge, whatever was charged before.
+        plan: strategy for Gaussian noise.
+        folder: where solved strategies are kept.
+        gaussian_hash: gives the plan hash of the charge with Gaussian noise.
+        optimise: how families are compared (`families`).
+        fresh: whether the question is charged anew, whatever was charged before.
 
     Raises:
         PolicyError: no noise can answer.
@@ -61,8 +62,8 @@ def chosen(
 
 
 def left_of(book: Book) -> Left | None:
-    """What an account has left for one more charge; ``None`` without a limit, or where costs do
-    not add up (the charge is then refused)."""
+    """What is left of an account's limit for one more charge; ``None`` without a limit, or where
+    costs do not add up (the charge is then refused)."""
     limit = limit_of(book)
     if limit is None:
         return None
@@ -71,7 +72,7 @@ def left_of(book: Book) -> Left | None:
 
 
 def _book(job: Job) -> Book | None:
-    """The account, ``None`` where it cannot be read: the charge says why."""
+    """The account; ``None`` where it cannot be read, which the charge refuses with the reason."""
     if job.ledger is None:
         return None
     with contextlib.suppress(DpstreamError):
@@ -82,7 +83,7 @@ def _book(job: Job) -> Book | None:
 def _charged(
     workload: Workload, job: Job, folder: Path, book: Book, gaussian_hash: Callable[[], str]
 ) -> Family | None:
-    """The family of the last charge for this workload, ``None`` if there is none."""
+    """The family of the last charge for this workload; ``None`` without such a charge."""
     before = [charge for charge in book.charges if charge.kind == "workload"]
     if not before:
         return None

@@ -1,22 +1,21 @@
-"""Which noise answers a workload: Gaussian, or two-sided geometric at the same epsilon without
-delta.
+"""The family of noise for a workload: Gaussian, or two-sided geometric with the same epsilon and
+delta 0.
 
-**Why the choice is private.**  Each family is a whole mechanism with the guarantee that its charge
-states.  One is taken before a row is read and before the charge, by the queries, the guarantee and,
-with an account, its limit and its earlier charges: all of that is public.  Nothing of the rows may
-be looked at here: the better of two mechanisms by the data is no mechanism of their guarantee.
+**Why the choice is private.**  Each family is a complete mechanism with the guarantee that its
+charge states.  One is chosen before a row is read and before the charge, from the queries, the
+guarantee and, with an account, its limit and its earlier charges: all of these are public.  The
+choice must not use the rows: the better of two mechanisms by the data lacks their guarantee.
 
 **What is compared** is the weighted RMSE of the queries at the guarantee.  With an account a
 workload may be one question of many: geometric charges add up in epsilon, Gaussian ones in mu^2.
-``limit`` therefore compares both at an equal share of what is left of the limit, the share that
-Gaussian noise takes: mu^2 of mu_left^2, and as much of the epsilon that is left.  ``answer``
-compares this answer alone.  A family that the limit does not allow is never taken if the other one
-is allowed.
+``limit`` therefore compares both at an equal share of what is left of the limit: Gaussian noise at
+its share, mu^2 of mu_left^2, and geometric noise at the same share of the epsilon that is left.
+``answer`` compares this answer alone.  A family that the limit does not allow is never taken if the
+other one is allowed.
 
-A strategy for geometric noise takes long to find.  Its columns have L1 norms, which are no less
-than their L2 norms, so that its error is at least that of the Gaussian floor with geometric noise
-in the place of noise of sd C / mu (`lattice.planned_purely`); where that is too much already, none
-is looked for.
+The search for a strategy with geometric noise is slow.  L1 norms of columns are not below their L2
+norms, so that its error is at least the Gaussian floor with geometric noise instead of noise of sd
+C / mu (`lattice.planned_purely`).  Where this bound is already too large, the search is skipped.
 """
 
 import math
@@ -38,7 +37,7 @@ Family = Literal["gaussian", "geometric"]
 
 
 class Budget(NamedTuple):
-    """What a unit is promised: epsilon and delta (0: no Gaussian noise), and C."""
+    """The promise to a unit: epsilon, delta (0: Gaussian noise is impossible), and C."""
 
     epsilon: float
     delta: float
@@ -46,19 +45,20 @@ class Budget(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left of an account's limit for one more charge: as Gaussian noise, or plain."""
+    """What is left of an account's limit for one more charge: mu of a Gaussian charge, epsilon of
+    a plain one."""
 
     mu: float
     epsilon: float
 
 
 class Families(NamedTuple):
-    """The family that is taken, and what both would give.
+    """The family that is taken, and the errors of both.
 
     Attributes:
-        taken: of the two.
-        gaussian, geometric: RMSE of a query; ``None``: it cannot answer.
-        least: whether ``geometric`` is only a lower bound, which decided already.
+        taken: the family that is taken.
+        gaussian, geometric: RMSE of a query with each; ``None``: this family cannot answer.
+        least: whether ``geometric`` is a lower bound, which decided the choice.
         refused: why geometric noise cannot answer; "": it can.
     """
 
@@ -69,8 +69,12 @@ class Families(NamedTuple):
     refused: str = ""
 
     def described(self) -> list[dict[str, Any]]:
-        """Both for a plan: ``mechanism``, whether it is ``taken``, ``rmse``, whether that is
-        ``at_least``, and why it is ``refused``."""
+        """Both families as rows of a plan, JSON-able.
+
+        Returns:
+            For each family ``mechanism``, whether it is ``taken``, its ``rmse`` (``None``: it
+            cannot answer), whether that is a lower bound (``at_least``), and why it is ``refused``.
+        """
         return [
             {"mechanism": "gaussian", "taken": self.taken == "gaussian", "rmse": self.gaussian,
              "at_least": False, "refused": "" if self.gaussian is not None else "delta is 0"},
@@ -82,11 +86,12 @@ class Families(NamedTuple):
 def families_of(
     workload: Workload, plan: Plan, budget: Budget, folder: Path, left: Left | None = None
 ) -> Families:
-    """The family that answers a workload best.
+    """The family with the smaller error for a workload.
 
     Args:
-        plan: for the total error with Gaussian noise.
-        folder: of solved strategies.
+        plan: strategy of least total error with Gaussian noise.
+        budget: promise to a unit.
+        folder: where solved strategies are kept.
         left: compare at an equal share of it; ``None``: this answer alone.
 
     Raises:
@@ -119,19 +124,23 @@ def families_of(
 
 
 def _part(mu: float, epsilon: float, left: Left) -> float:
-    """Part of its own epsilon at which geometric noise takes as much of what is left as Gaussian
-    noise does, at most 1."""
+    """Factor of epsilon, at most 1, at which geometric noise has Gaussian noise's share of what is
+    left."""
     if not (left.mu > 0 and left.epsilon > 0):
         return 1.0
     return min(1.0, (mu / left.mu) ** 2 / (epsilon / left.epsilon))
 
 
 def compared(planned: Planned, guarantee: Guarantee, folder: Path) -> dict[str, Any]:
-    """The same of the better family of noise for this answer alone, and ``families``, as of
-    `Families.described`.
+    """Figures of a plan with the better family for this answer alone, and both ``families``.
 
     Args:
-        guarantee: in epsilon and delta; folder: of solved strategies.
+        planned: the workload with its Gaussian strategy.
+        guarantee: in epsilon and delta.
+        folder: where solved strategies are kept.
+
+    Returns:
+        As `planning.figures`, with ``families`` as `Families.described` gives them.
     """
     epsilon = required(guarantee.epsilon, "the guarantee is in epsilon")
     delta = required(guarantee.delta, "the guarantee has a delta")

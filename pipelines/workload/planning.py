@@ -238,7 +238,7 @@ def _mechanism(result: dict[str, Any]) -> list[str]:
 
 
 def families_line(families: list[dict[str, Any]]) -> str:
-    """Both families for a person at a terminal, the one that is taken first."""
+    """Both families as text, the one that is taken first."""
     parts = []
     for family in sorted(families, key=lambda family: not family["taken"]):
         if family["rmse"] is None:

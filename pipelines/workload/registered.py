@@ -121,7 +121,7 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     """
     gram, sizes = strategy.gram, workload.sizes
     if not isinstance(gram, Tables):
-        raise UsageError("--tables", "is for strategies of residual tables", "omit it")
+        raise UsageError("--tables", "needs a strategy of residual tables", "omit it")
     check_tables(gram)  # noise is mixed table by table: a limit of that is told before a charge
     privacy = job.plan.privacy
     mu = mu_of(privacy.epsilon, privacy.delta)
@@ -303,10 +303,10 @@ def acceptance(
 
 
 def check_once(workload: Workload, job: Job, some: bool = False) -> None:
-    """Whether a job can be asked a workload once, through the register.
+    """Refuse a job that cannot answer a workload once, through the register.
 
     Raises:
-        UsageError, PolicyError: it cannot.
+        UsageError, PolicyError: it cannot; the message says why.
     """
     domain_of_job(asked_once(job), workload, some)
     _check(job)

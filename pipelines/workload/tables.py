@@ -1,10 +1,10 @@
 """Answers from residual tables, without a histogram of all cells.
 
-For each measured set R of attributes M x_R + s_R L z is there, M and L the products of the
-attributes' bases (`accounting.strategies.cells.bases`).  It is the residual table of R in other
-numbers.  The table of T is the sum of the residual tables of its subsets, each spread by g over the
-attributes that it lacks; so all tables agree with each other exactly, and the variance of a query w
-is
+For each measured set R of attributes the release holds M x_R + s_R L z, M and L the products of the
+attributes' bases (`accounting.strategies.cells.bases`): the residual table of R in other numbers.
+The table of T is the sum of the residual tables of its subsets, each spread by g over the
+attributes that it lacks.  So all tables agree with each other exactly, and the variance of a query
+w is
 
     sum over R below T of s_R^2 prod_(i in R) rest_i prod_(i in T \\ R) (w_i g_i)^2.
 """
@@ -29,7 +29,7 @@ class TableEstimate(NamedTuple):
     Attributes:
         bases: of each attribute.
         keys: sets of attributes that were measured; sds: s_R of each.
-        found: (n - 1 on each axis of R) noisy numbers of each.
+        found: (n - 1 on each axis of R) noisy M x_R of each set.
     """
 
     bases: tuple[Basis, ...]
@@ -97,9 +97,9 @@ class TableEstimate(NamedTuple):
                         "ask tables of the attributes that were asked together",
                     )  # fmt: skip
                 part = restored(self.found[place[key]], [bases[k] for k in chosen])
-                left = tuple(k for k in range(len(axes)) if k not in chosen)
-                part = np.expand_dims(part, left)
-                for k in left:
+                missing = tuple(k for k in range(len(axes)) if k not in chosen)
+                part = np.expand_dims(part, missing)
+                for k in missing:
                     shape = [-1 if k == other else 1 for other in range(len(axes))]
                     part = part * bases[k].spread.reshape(shape)
                 table += part

@@ -50,7 +50,7 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
 
 
 def tables_of(workload: Workload, strategy: CellStrategy) -> CellStrategy:
-    """The strategy, or one of residual tables in its place."""
+    """The strategy if it is of residual tables, else one of residual tables for the workload."""
     if isinstance(strategy.gram, Tables):
         return strategy
     if workload.marginal:  # the table of all cells: the same errors
