@@ -165,6 +165,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             )
         if privacy.strategy == "geometric" and design.selects:
             self._check_plain_selection()
+        if not privacy.delta and design.triggers > limits.MAX_GEOMETRIC_TRIGGERS:
+            raise UsageError(
+                "privacy.delta",
+                "must be above 0: geometric noise takes at most "
+                f"{limits.MAX_GEOMETRIC_TRIGGERS} triggers a window",
+                "publish less often, or write 1e-9",
+            )
         if not privacy.delta and (design.selects or self.cells is not None):
             raise UsageError(
                 "privacy.delta",

@@ -80,6 +80,8 @@ def test_auto_takes_the_least_error() -> None:
 
 def test_selected_keys_need_a_delta() -> None:
     assert allocate(build(16, strategy="auto")).strategy == "blt"
+    with pytest.raises(UsageError, match="triggers"):
+        build(2049, public_keys=PUBLIC, strategy="auto", delta=0.0).check()
     for strategy in ("geometric", "auto"):
         with pytest.raises(UsageError):
             build(16, strategy=strategy, delta=0.0).check()

@@ -74,6 +74,8 @@ def make_job(
     """A job whose source, sink and key list hold nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "public.csv").write_text("page\na\n")
+    if public:  # Gaussian noise but where a test says otherwise
+        privacy = {"strategy": '"blt"', **privacy}
     written = JOB.format(
         aggregates="\n".join(KINDS[k] for k in kinds or ("count",)),
         last=1 + windows,
@@ -105,6 +107,16 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "public tree": ({"public": True, "strategy": '"tree"'}, ("count",), 0.9),
     "public toeplitz": ({"public": True, "strategy": '"toeplitz"'}, ("sum",), 0.9999),
     "public dense": ({"public": True, "strategy": '"dense"'}, ("count",), 0.98),
+    "public geometric": (
+        {"public": True, "strategy": '"geometric"', "delta": 0.0},
+        ("count",),
+        0.7,
+    ),
+    "public geometric columns": (
+        {"public": True, "strategy": '"auto"', "contributions": 1, "triggers": 4},
+        ("count", "sum"),
+        0.5,
+    ),
     "default": ({}, ("count",), 0.89),
     "means": ({"contributions": 2}, ("count", "mean"), 0.8),
     "fused": ({}, ("units",), 0.9999),
@@ -167,6 +179,19 @@ def test_noise_that_is_a_fifth_too_small(tmp_path: Path, epsilon: float) -> None
             weak = run(job, CI)
         assert weak.refuted, text(weak)
         assert weak.best.bound.mu > weak.claim.mu
+
+
+def test_geometric_noise_that_is_a_third_too_small(tmp_path: Path) -> None:
+    """A plain epsilon is refuted where the scale is too small for it."""
+    job = make_job(
+        tmp_path, public=True, strategy='"geometric"', delta=0.0, epsilon=2.0, triggers=1,
+        contributions=1,
+    )  # fmt: skip
+    honest = run(job, CI)
+    assert not honest.refuted, text(honest)
+    with smaller_noise(1.5):
+        weak = run(job, CI)
+    assert weak.refuted, text(weak)
 
 
 class Broken(NamedTuple):

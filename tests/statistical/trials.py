@@ -15,6 +15,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.geometric import GeometricNodes
 from dpstream.dp_transforms.noise.paths import Sampler
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state import open as stores
@@ -59,6 +60,8 @@ def smaller_noise(factor: float) -> Iterator[None]:
     """Sabotage: every node's noise has sd sigma / factor."""
 
     def smaller(noise: StreamNoise, tested: bool = False) -> Sampler:
+        if noise.scale:
+            return GeometricNodes(noise.scale / factor)
         rounded = noise.strategy_object.rounds_nodes
         return (RoundedGaussian if rounded else ContinuousGaussian)(noise.sigma / factor)
 
