@@ -14,6 +14,7 @@ tests so far, test by test: nothing is drawn, and no data is read.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +83,10 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
         adds = statistic.weighted * heavy + statistic.counted * time
         best = np.maximum(best, (units * adds - need[j]) / sd[j])
         chances[j] = ndtr(best)
+    tested = budget.selection
+    if tested is not None and tested.most:  # one test, at the close
+        counts = (tested.most, tested.sooner, tested.scale, float(need[-1]))
+        chances[-1] = _passed(np.floor(units), *counts)
     return Published(times, chances)
 
 
@@ -112,3 +117,27 @@ def _numbers(contributions: int) -> Float64:
     found /= found.sum(axis=1, keepdims=True)
     found.setflags(write=False)
     return found
+
+
+def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) -> Float64:
+    """P[n + Z + coin > least] of counts n with truncated noise.
+
+    Args:
+        most, sooner: its k and coin (``accounting.query.truncation``).
+    """
+    coin = sooner * 2.0**-32
+    kept = _above(least - sizes, most, scale)
+    if not sooner:
+        return kept
+    return np.asarray(coin * _above(least - 1 - sizes, most - 1, scale) + (1 - coin) * kept)
+
+
+def _above(bound: Float64, most: int, scale: float) -> Float64:
+    """P[Z > bound] of noise that is truncated to [-most, most]."""
+    ratio = math.exp(-1 / scale)
+    last = ratio ** (most + 1)
+    total = 1 + ratio - 2 * last
+    least = np.floor(bound) + 1
+    outer = np.where(least > 0, least, 1 - least)
+    upper = np.maximum(ratio**outer - last, 0) / total
+    return np.asarray(np.where(least > 0, upper, 1 - upper))

@@ -153,7 +153,8 @@ class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
     ``allow_large_delta``: a delta above 0.01 is wanted (`accounting.strength`).
-    ``strategy`` is ``auto`` with public keys, else ``blt``, unless given.  ``weights`` is a table,
+    ``strategy`` is ``auto`` with public keys, else ``blt``, unless given; of private keys ``auto``
+    takes ``blt`` or ``geometric`` (`accounting.tuning.family`).  ``weights`` is a table,
     ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
 
     The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is

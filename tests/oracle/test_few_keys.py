@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.bench import few_keys as few_keys_of_the_product
 from tests.oracle import few_keys
 from tests.oracle.few_keys import KEYS, MONTHS, RECORDS, Figures
 
@@ -31,3 +32,22 @@ def test_truncated_noise_is_not_beaten_by_the_textbook() -> None:
             assert mine.keys >= other.keys and mine.all_error <= other.all_error
         assert mine.on_others <= 1.2 * found["laplace", contributions].on_others
     assert found["truncated", 1].all_error < found["truncated", 2].all_error
+
+
+def test_the_product_is_not_beaten_by_the_textbook() -> None:
+    """Expected figures of the numbers that the product commits, by ``auto``."""
+    table = {(str(row["C"]), str(row["mechanism"])): row for row in few_keys_of_the_product.rows()}
+    for contributions, most in (("1", 0.65), ("2", 0.90)):
+        mine = table[contributions, "auto: geometric"]
+        textbook = table[contributions, "textbook, laplace"]
+        assert figure(mine, "error of large cells") <= most
+        for name in ("textbook, laplace", "textbook, geometric", "gaussian (blt)"):
+            other = table[contributions, name]
+            assert figure(mine, "keys") >= figure(other, "keys")
+            assert figure(mine, "mean loss of all cells") <= figure(other, "mean loss of all cells")
+        shared = "error on the textbook's keys"
+        assert figure(mine, shared) <= 1.2 * figure(textbook, shared)
+
+
+def figure(row: dict[str, object], name: str) -> float:
+    return float(str(row[name]))
