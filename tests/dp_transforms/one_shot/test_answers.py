@@ -47,6 +47,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
     for law, shape in (
         ("rounded_gaussian", ()),
         ("discrete_laplace", ()),
+        ("staircase", ()),
         ("truncated_geometric", (2,)),
     ):
         monkeypatch.setattr(

@@ -108,6 +108,7 @@ def without_noise(monkeypatch: Any) -> None:
     """Every draw is 0."""
     for law in ("rounded_gaussian", "discrete_laplace"):
         monkeypatch.setattr(OneShot, law, lambda self, items, scale: pa_zeros(len(items)))
+    monkeypatch.setattr(OneShot, "staircase", lambda self, items, *_: pa_zeros(len(items)))
     monkeypatch.setattr(
         OneShot,
         "truncated_geometric",
