@@ -21,6 +21,11 @@ step (late records share a step) add up to m times what one adds, which is mu fo
 selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
 inequality), and k C b of delta; ``accounting.thresholds`` says what thresholds must be for that.
 
+A plain (epsilon, delta) of one unit costs k of them k epsilon.  With m = 1 the windows of each
+period are a mechanism of their own, whose inputs depend on those of the others by outputs alone:
+k of them compose to (k epsilon, k delta), whether they follow each other or run side by side (Lyu
+2022).  With m > 1 one mechanism meets several units, and delta is that of group privacy.
+
 **Different units in one ledger.**  The cost of a run is stated for neighbours that differ in ALL
 records of one of its units.  If the records of a unit B are a disjoint union of n complete units
 of the run's A, the run costs B what n units of a person cost together (above).  If they are only
@@ -286,8 +291,11 @@ def _cost(charge: Charged, units: int) -> Spend:
         # Group privacy of zCDP, k^2 rho (Bun and Steinke 2016, proposition 1.9).  That effects do
         # not add up (``together``) is known of Gaussian noise alone.
         return _Several(math.inf, charge.delta, None, 0.0, units**2 * charge.rho * _UP)
-    # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
     epsilon, delta = charge.epsilon * units * _UP, 0.0
+    if charge.together == 1:
+        # No output depends on two of the units but by other outputs: k mechanisms compose.
+        return _Several(epsilon, min(1.0, charge.delta * units * _UP), None, 0.0)
+    # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
     if charge.delta and epsilon > _LARGEST:
         delta = 1.0
     elif charge.delta:

@@ -216,12 +216,22 @@ def test_one_unit_costs_what_its_runs_say() -> None:
 
 
 PLAIN = Entry(
-    identity=per(DAY).text, periods=5, mu=None, threshold_delta=0.0, epsilon=0.7, delta=1e-9
-)
+    identity=per(DAY).text, periods=5, together=2, mu=None, threshold_delta=0.0, epsilon=0.7,
+    delta=1e-9,
+)  # fmt: skip
 
 
 def of_all_records(plain: Entry) -> Spend:
     return composed([Entry(identity=ALL.text), plain]).spends[1]
+
+
+def test_plain_charges_of_periods_that_share_no_window_compose() -> None:
+    """91 months of (2, 1e-7) are (182, 9.1e-6): no window has two units of a person."""
+    apart = msgspec.structs.replace(PLAIN, together=1, periods=91, epsilon=2.0, delta=1e-7)
+    spend = of_all_records(apart)
+    assert 182 <= spend.epsilon <= 182 * (1 + 1e-9)
+    assert 91e-7 <= spend.delta <= 91e-7 * (1 + 1e-9)
+    assert of_all_records(msgspec.structs.replace(apart, delta=0.02)).delta == 1.0
 
 
 def test_a_plain_charge_of_several_units_is_group_privacy() -> None:
