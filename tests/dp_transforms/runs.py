@@ -79,8 +79,8 @@ PLANS: dict[str, Plan] = {
         strategy="geometric", triggers=1, windows=6, remember=3 * STEP, aggregates=(UNITS, MEAN)
     ),
     "public": make_plan(public="fixed list"),
-    "geometric": make_plan(public="fixed list", strategy="geometric", delta=0.0),
-    "geometric all": make_plan(
+    "public geometric": make_plan(public="fixed list", strategy="geometric", delta=0.0),
+    "public geometric all": make_plan(
         public="fixed list",
         strategy="auto",
         aggregates=ALL,
