@@ -27,7 +27,13 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.cache import solved_purely
-from dpstream.pipelines.workload.lattice import bits_of, lattice_of, planned_purely, sd_of
+from dpstream.pipelines.workload.lattice import (
+    better_lattice,
+    bits_of,
+    planned_purely,
+    rmse_of,
+    sd_of,
+)
 from dpstream.pipelines.workload.planning import Guarantee, Planned, figures
 
 #: Values of ``--mechanism`` and of ``--optimise``.
@@ -111,10 +117,11 @@ def families_of(
         return Families("gaussian", gaussian, sd_of(contributions / epsilon) * bound, least=True)
     try:
         bits = bits_of(len(workload.sizes))
-        strategy = solved_purely(workload, bits, folder)[1]
-        trace = math.sqrt(strategy.floats().gram.trace(workload) / workload.weight)
-        own = lattice_of(strategy, epsilon, contributions).sd * trace
-        shared = lattice_of(strategy, epsilon * part, contributions).sd * trace
+        name, strategy, _ = solved_purely(workload, bits, folder)
+        own, shared = (
+            rmse_of(better_lattice(name, strategy, workload, each, contributions)[1], workload)
+            for each in (epsilon, epsilon * part)
+        )
     except PolicyError as error:
         if gaussian is None:
             raise

@@ -97,7 +97,9 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
     bits = lattice.bits_of(len(workload.sizes))
     privacy = job.plan.privacy
     strategy, whole_numbers, _ = solved_purely(workload, bits, folder)
-    made = lattice.lattice_of(whole_numbers, privacy.epsilon, privacy.contributions)
+    strategy, made = lattice.better_lattice(
+        strategy, whole_numbers, workload, privacy.epsilon, privacy.contributions
+    )
     digest = hashlib.blake2b(digest_size=16, person=b"dpstream-lattice")
     for factor in made.strategy.factors:
         digest.update(np.array(factor.shape, "<i8").tobytes() + factor.astype("<i8").tobytes())

@@ -13,10 +13,12 @@ from dpstream.accounting.workloads.workload import over
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.pipelines.workload.lattice import (
     LAPLACE_HALF_WIDTH,
+    better_lattice,
     estimate_of,
     lattice_of,
     planned_purely,
     published,
+    rmse_of,
 )
 from tests.fixed import INPUTS
 from tests.pipelines.workload.survey import workload
@@ -69,12 +71,12 @@ def test_noise_that_is_not_drawn() -> None:
 
 
 def test_plan(tmp_path: Path) -> None:
-    found = planned_purely(ASKED, 1.0, 1, tmp_path)
-    twice = planned_purely(ASKED, 0.5, 1, tmp_path)
+    found = planned_purely(ASKED, 0.25, 1, tmp_path)
+    twice = planned_purely(ASKED, 0.125, 1, tmp_path)
     assert twice["cached"] and not found["cached"]
-    assert twice["rmse"] == pytest.approx(2 * found["rmse"], rel=1e-3)
+    assert twice["rmse"] == pytest.approx(2 * found["rmse"], rel=5e-3)
     [answers] = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1))).answers(ASKED)
-    assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(4 * found["rmse"], rel=2e-3)
+    assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(found["rmse"], rel=5e-3)
     for epsilon in (0.0, math.inf, -1.0):
         with pytest.raises(PolicyError):
             planned_purely(ASKED, epsilon, 1, tmp_path)
@@ -141,3 +143,37 @@ def test_intervals_are_wide_enough_for_what_rounding_adds() -> None:
     )
     total, width = np.ones(3) @ draws, small.half_width * small.sd * math.sqrt(3)
     assert np.mean(np.abs(total) > width) <= 0.05
+
+
+def test_whole_cells_where_most_noise_is_zero() -> None:
+    """At epsilon 6 a record noises a cell itself least; at epsilon 1 / 2 the strategy is better."""
+    ranges = over([32], ["range"])
+    solved = pure(ranges)
+    figures = {}
+    for epsilon in (0.5, 6.0):
+        name, chosen = better_lattice(solved.name, solved.lattice(), ranges, epsilon, 1)
+        other = lattice_of(solved.lattice(), epsilon, 1)
+        figures[epsilon] = name, rmse_of(chosen, ranges) / rmse_of(other, ranges)
+    assert figures[6.0][0] == "identity" and figures[6.0][1] < 0.9
+    assert figures[0.5] == (solved.name, 1.0)
+    total = workload([{"factors": {}}])
+    only = pure(total).lattice()
+    _, chosen = better_lattice("total", only, total, 6.0, 1)
+    assert [f.shape[0] for f in chosen.strategy.factors] == [len(f) for f in only.factors]
+    assert chosen.strategy.sensitivity1 == 1
+
+
+@pytest.mark.parametrize("epsilon", [0.7, 3.0, 6.0])
+def test_intervals_of_whole_cells_hold(epsilon: float) -> None:
+    """Sums of 1, 2 and 5 noises, exactly: outside at most 5%, also where one noise is mostly 0."""
+    whole = lattice_of(LatticeStrategy((np.eye(40, dtype=np.int64),)), epsilon, 1)
+    reach = math.ceil(60 / epsilon)
+    law = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / whole.scale)
+    law /= law.sum()
+    total = law
+    for terms in range(1, 6):
+        sums = np.arange(len(total)) - len(total) // 2
+        far = np.abs(sums) > whole.half_width * whole.sd * math.sqrt(terms)
+        assert float(total[far].sum()) <= 0.05
+        total = np.convolve(total, law)
+    assert whole.half_width <= math.sqrt(20) + 1e-4

@@ -106,7 +106,8 @@ def test_costs(tmp_path: Path) -> None:
     assert np.allclose(found, planned, rtol=1e-6)
     for out in ("out", "fitted"):
         off = [(row["value"] - exact(tmp_path, row)) / row["sd"] for row in rows(tmp_path, out)]
-        assert 0.1 < np.sqrt(np.mean(np.square(off))) < 4
+        # Geometric noise of whole cells is mostly 0 at epsilon 6.
+        assert (0.1 if out == "fitted" else 0) <= np.sqrt(np.mean(np.square(off))) < 4
 
 
 def test_answers_of_fitted_tables_agree(tmp_path: Path) -> None:
