@@ -25,7 +25,7 @@ def part(kind: str, **chosen: Any) -> list[Cell]:
 #: What is sampled, and how many of each: regimes in which the program is not beaten.
 HELD = {
     "public one-shot": (8, part("public one-shot")),
-    "public sum": (2, part("public sum", contributions=(8, 32))),
+    "public sum": (3, part("public sum", contributions=(2, 4, 8, 32))),
     "public stream": (8, part("public stream", triggers=(1, 16, 100))),
     "few keys of a person": (6, part("private one-shot", contributions=(1, 2))),
     "many keys of a person": (

@@ -7,6 +7,8 @@ simulation that agrees with the pipeline (``tests.oracle.sweep``).
 
 import functools
 import math
+import tempfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,30 +279,28 @@ def workload(queries: str, sizes: tuple[int, ...]) -> Figure:
 
 
 def attribute(queries: str, size: int, contributions: int, epsilon: float, delta: float) -> Figure:
-    """RMSE of all such queries of one attribute at (epsilon, delta)."""
-    from dpstream.accounting.gaussian import mu_of
+    """RMSE of all such queries of one attribute at (epsilon, delta), by the family that is taken
+    without an account."""
     from dpstream.accounting.workloads.workload import over
+    from dpstream.pipelines.workload.families import Budget as Promise
+    from dpstream.pipelines.workload.families import families_of as families_of_workload
 
     asked = over([size], [queries])
-    if not delta:
-        return Figure(contributions / epsilon * _pure(queries, size), 0.0, "geometric")
-    error = math.sqrt(_optimum(queries, size) / asked.weight)
-    return Figure(contributions / mu_of(epsilon, delta) * error, 0.0, "gaussian")
+    promise = Promise(epsilon, delta, contributions)
+    found = families_of_workload(asked, _solved(queries, size), promise, Path(_folder().name))
+    error = found.gaussian if found.taken == "gaussian" else found.geometric
+    return Figure(math.inf if error is None else error, 0.0, found.taken)
+
+
+@functools.lru_cache(maxsize=1)
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    """Of solved strategies, for one process."""
+    return tempfile.TemporaryDirectory()
 
 
 @functools.lru_cache(maxsize=4)
-def _optimum(queries: str, size: int) -> float:
+def _solved(queries: str, size: int) -> Any:
     from dpstream.accounting.strategies.cells.auto import auto
     from dpstream.accounting.workloads.workload import over
 
-    return auto(over([size], [queries])).error
-
-
-@functools.lru_cache(maxsize=4)
-def _pure(queries: str, size: int) -> float:
-    """RMSE with the lattice's noise of scale 1: Laplace's but for a millionth."""
-    from dpstream.accounting.strategies.cells.pure import pure
-    from dpstream.accounting.workloads.workload import over
-
-    asked = over([size], [queries])
-    return math.sqrt(2 * pure(asked, bits=12).lattice(12).floats().error(asked) / asked.weight)
+    return auto(over([size], [queries]))
