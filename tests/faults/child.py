@@ -88,6 +88,11 @@ def plan_of(name: str) -> Plan:
             skip=True, tests=(1, 2, 4, 6), **late,  # type: ignore
         ),
         "public": make_plan(triggers=6, aggregates=(COUNT, UNITS), public="f" * 32),
+        # Mixed rows, whose noise of later steps is drawn again after a restart.
+        "public geometric": make_plan(
+            triggers=20, windows=1, aggregates=(COUNT, SUM), public="f" * 32, delta=0.0,
+            strategy="geometric",
+        ),
     }[name]  # fmt: skip
 
 

@@ -89,6 +89,7 @@ SQLITE_FAULTS = [
     ("sticky", Fault("before commit_step", 9), False),
     ("rounds", Fault("after commit_step", 7), False),
     ("public", Fault("after commit_step", 4), False),
+    ("public geometric", Fault("after commit_step", 7), False),
     ("sticky", Fault("after _write_steps", 2), False),
     ("rounds", Fault("before _write_steps", 4), False),
     ("rounds", Fault("after write_release", 3), False),

@@ -150,3 +150,14 @@ def test_a_charged_run_needs_its_ledger(tmp_path: Path) -> None:
         assert refused.value.field == field
     accounts.write(tmp_path / "job.toml", JOB)
     check_begin(load_job(tmp_path / "job.toml"), fresh=True)
+
+
+def test_geometric_noise_is_charged_plain(tmp_path: Path) -> None:
+    """(epsilon, 0): nothing of it composes, and nothing of delta is spent."""
+    (tmp_path / "keys.csv").write_text("page\na\n")
+    text = JOB + '\n[keys]\npublic = "keys.csv"\n'
+    path = tmp_path / "plain.toml"
+    path.write_text(text.replace("contributions", 'strategy = "geometric"\ncontributions', 1))
+    charge = check_charge(load_job(path)).charge
+    assert charge.mu is None and charge.delta == charge.threshold_delta == 0
+    assert charge.epsilon == load_job(path).plan.privacy.epsilon
