@@ -19,9 +19,12 @@ from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.optimum import Solved, optimum
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
 from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.strategies.cells.tridiagonal import KINDS, tridiagonal_optimum
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
+#: Cells of an attribute above which ranges and prefixes are solved by tridiagonal matrices.
+_TRIDIAGONAL = 4096
 #: Rounds of turns: later ones change the error by less than a part in 1e4.
 _ROUNDS, _SETTLED = 20, 1e-4
 
@@ -103,7 +106,12 @@ def _axis(part: Workload, tolerance: float) -> Solved:
     if not others and part.marginal:
         cells = CellStrategy("optimum", Kron((dense_gram(np.eye(n)),)))
         return Solved(cells, float(n), float(n), (even,), 0)
-    found = optimum(part, tolerance)
+    [factor, *_] = product.factors or (None,)
+    banded = factor is not None and factor.kind in KINDS and not factor.relative
+    if factor is not None and banded and not others and part.cells > _TRIDIAGONAL:
+        found = tridiagonal_optimum(factor, tolerance)
+    else:
+        found = optimum(part, tolerance)
     if not isinstance(found.strategy.gram, Blocks):
         raise InvariantError("isinstance(found.strategy.gram, Blocks)")
     return found._replace(strategy=CellStrategy("optimum", Kron((found.strategy.gram,))))

@@ -186,15 +186,19 @@ class Kron(Gram):
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:
-        of_axis: dict[tuple[int, Workload], tuple[float, float, float]] = {}
+        of_axis: dict[tuple[int, Workload], Spread] = {}
         spreads = []
         for parts in map(workload.axes, workload.products):
             for axis, part in enumerate(parts):
                 if (axis, part) not in of_axis:
-                    [each] = self.factors[axis].variances(part)
-                    of_axis[axis, part] = float(each.mean()), float(each.min()), float(each.max())
-            sides = zip(*(of_axis[key] for key in enumerate(parts)), strict=True)
-            spreads.append(Spread(*map(math.prod, sides)))
+                    [of_axis[axis, part]] = self.factors[axis].spreads(part)
+            sides = [of_axis[key] for key in enumerate(parts)]
+            mean = math.prod([side.mean for side in sides])
+            if any(side.least is None for side in sides):
+                spreads.append(Spread(mean, None, None))
+                continue
+            least = math.prod([side.least or 0.0 for side in sides])
+            spreads.append(Spread(mean, least, math.prod([side.most or 0.0 for side in sides])))
         return spreads
 
 
@@ -241,12 +245,21 @@ def pseudo_inverse(block: Float64, scale: float) -> Float64:
     if not len(block):
         return block
     if len(block) > _FEW and (inverse := _lower_inverse(block, scale)) is not None:
-        inverse = np.tril(inverse)
-        return np.asarray(inverse + np.tril(inverse, -1).T)
+        return mirrored(inverse)
     values, vectors = scipy.linalg.eigh(block, driver="evd")
     kept = values > RANK * scale
     scaled = vectors[:, kept] * values[kept] ** -0.5
     return np.asarray(scaled @ scaled.T)
+
+
+def mirrored(matrix: Float64) -> Float64:
+    """The matrix, in place, with its lower triangle in the place of the upper one."""
+    for begin in range(0, len(matrix), _FEW):
+        end = begin + _FEW
+        matrix[begin:end, end:] = matrix[end:, begin:end].T
+        block = np.tril(matrix[begin:end, begin:end])
+        matrix[begin:end, begin:end] = block + np.tril(block, -1).T
+    return matrix
 
 
 def _lower_inverse(block: Float64, scale: float) -> Float64 | None:
@@ -269,7 +282,10 @@ def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
     if not len(gram) or not gram.any():
         return 0.0
     if (lower := _lower_inverse(block, scale)) is not None:
-        below = np.einsum("ij,ij->", np.tril(lower), gram)
+        below = 0.0
+        for begin in range(0, len(gram), _FEW):
+            rows = slice(begin, begin + _FEW)
+            below += float(np.einsum("ij,ij->", np.tril(lower[rows], begin), gram[rows]))
         return float(2 * below - np.diag(lower) @ np.diag(gram))
     inverse = pseudo_inverse(block, scale)
     beyond = gram - block @ (inverse @ gram)
