@@ -85,7 +85,7 @@ class DPStream(flow.DPStream):
                 if value is not None:
                     raise UsageError(name, _OF_JOB, "leave it out, or correct the job")
             beam.PTransform.__init__(self)
-            unasked = plan.privacy.strategy is None
+            unasked = plan.privacy.strategy in (None, "auto")
             listed, self._public = _with_keys(plan.plan, public_keys, unasked)
             self._job = msgspec.structs.replace(plan, plan=listed)
             self._source, self._clock, self._once = source, clock, True
@@ -144,7 +144,7 @@ def _with_keys(plan: Plan, given: Any, unasked: bool = False) -> tuple[Plan, pa.
     """The plan with a list of public keys, in canonical form.
 
     Args:
-        unasked: the plan is of a job whose file names no strategy.
+        unasked: the plan is of a job whose file leaves the strategy to the program.
     """
     if given is None:
         return plan, None

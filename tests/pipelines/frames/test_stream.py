@@ -185,6 +185,16 @@ def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> No
         dpstream.DPStream(listed, public_keys=["p1"])
 
 
+def test_public_keys_of_a_call_have_the_strategy_of_those_of_a_file(tmp_path: Path) -> None:
+    path = a_job(tmp_path).path
+    (tmp_path / "keys.csv").write_text("page\nzz\np1\n")
+    text = path.read_text().replace("[privacy]", '[privacy]\nstrategy = "auto"')
+    path.write_text(text)
+    called = dpstream.DPStream(dpstream.load_job(path), public_keys=["p1", "zz"])._job
+    path.write_text(text + '[keys]\npublic = "keys.csv"\n')
+    assert called is not None and called.plan == dpstream.load_job(path).plan
+
+
 def test_a_plan_takes_public_keys_and_a_store(tmp_path: Path) -> None:
     dpstream_key = tmp_path / "noise.key"
     dpstream_key.write_text("3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8")
