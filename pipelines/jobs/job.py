@@ -21,7 +21,6 @@ from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.accounting.tuning.family import resolved
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 from dpstream.dp_transforms.noise.references import parse_reference
 from dpstream.pipelines.jobs.committed import check_tuning
@@ -190,7 +189,10 @@ def job_of(file: JobFile, path: Path) -> Job:
         # Checked as a plan of public keys before the list is read.
         public_keys=None if keys.public is None else _UNREAD,
     ).check()
-    plan = resolved(plan)
+    if plan.privacy.strategy == "auto" and plan.public_keys is None:
+        from dpstream.accounting.tuning.family import resolved  # a reference population
+
+        plan = resolved(plan)
     replace = msgspec.structs.replace
     source = replace(file.source, path=source_path(folder, file.source))
     _refuse_both(source, keys.public, folder)

@@ -70,7 +70,7 @@ PLANS: dict[str, Plan] = {
     "dense": make_plan(strategy="dense", aggregates=(COUNT, MEAN)),
     "dense rounds": make_plan(strategy="dense", mode="rounds"),
     "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
-    "geometric": make_plan(strategy="geometric", triggers=6, aggregates=(COUNT, UNITS)),
+    "geometric selected": make_plan(strategy="geometric", triggers=6, aggregates=(COUNT, UNITS)),
     "geometric tests apart": make_plan(strategy="geometric", triggers=8, select_every=4),
     "geometric once": make_plan(
         strategy="geometric", triggers=1, windows=3, aggregates=(COUNT, SUM), pre_threshold=1
