@@ -31,17 +31,23 @@ from dpstream.accounting import limits
 from dpstream.accounting.aggregates import COUNT
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
-from dpstream.accounting.gaussian import epsilon_of, mu_of
+from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.key_tests import (
+    delta_split,
+    last_test,
+    testing_strategy,
+    thresholds_of_tests,
+)
 from dpstream.accounting.plain import geometric_encoders, geometric_sd, scale_for
 from dpstream.accounting.plain_thresholds import tau_of
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.privacy import Privacy, StrategyName
+from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu
 from dpstream.accounting.ranges import check_ranges
 from dpstream.accounting.shares import divide, per_key_squares, strategy_of
-from dpstream.accounting.strategies import GeometricStrategy, Strategy
-from dpstream.accounting.thresholds import one_trigger_tail, thresholds
+from dpstream.accounting.strategies import Strategy
+from dpstream.accounting.thresholds import lone_tail
 from dpstream.accounting.weights import Statistic, precision_weighted
 
 #: Periods that are looked at of a stream without end.
@@ -131,7 +137,8 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         epsilon, delta: the guarantee for one unit (of one period).
         mu: Gaussian-DP parameter of everything drawn, rounded down.
         theta: part of delta kept for thresholds (0 without selection and with one trigger).
-        b: chance that a (key, round) of a single person is selected, over all T triggers.
+        b: chance that a (key, round) of a single person is selected, over all its tests; with
+            weights the mean of a unit's C keys, of which ``lone_chance`` is the largest.
         selection: noise of key selection (of weighted counts in 2^-WEIGHT_BITS), ``None``
             with public keys.
         units: noise of the published count of units (the selection stream itself when keys
@@ -177,8 +184,8 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def strategy(self) -> str:
-        """How prefixes are noised: what ``auto`` came to."""
-        return self.streams[0].strategy
+        """How published prefixes are noised: what ``auto`` came to."""
+        return self.streams[-1].strategy
 
 
 def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
@@ -189,8 +196,12 @@ def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
 def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
-    triggers = plan.design.tests if name == "selection" else plan.design.triggers
-    encoder = encoder_of(privacy.strategy, triggers)
+    design = plan.design
+    if name == "selection" and not design.restarts and not design.selection_published:
+        encoder = _encoder(testing_strategy(privacy.strategy, design.tests, last_test(plan)))
+    else:
+        triggers = design.tests if name == "selection" else design.triggers
+        encoder = encoder_of(privacy.strategy, triggers)
     if encoder.strategy.law != "gaussian":
         raise InvariantError(
             "mu is proven of Gaussian noise and encoders that look at no later step"
@@ -219,44 +230,6 @@ def _values(plan: Resolved, share: float, mu: float) -> tuple[StreamNoise, ...]:
         _stream(plan, s.name, s.sensitivity, share * (s.share / weight) * (1 - _SLACK), mu)
         for s in streams
     )
-
-
-def _delta_split(plan: Mechanism) -> tuple[float, float, float]:
-    """(mu, theta, b)."""
-    privacy = plan.privacy
-    epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
-    if not plan.design.selects:
-        return mu_of(epsilon, delta), 0.0, 0.0
-    if _one_test(plan):
-        mu = mu_of(epsilon, delta)
-        return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
-    theta = privacy.theta
-    kept = delta * (1 - theta) * (1 - _SLACK)
-    return mu_of(epsilon, kept), theta, theta * delta / count * (1 - _SLACK)
-
-
-def _one_test(plan: Mechanism) -> bool:
-    """Whether the sharper rule of one test holds (mechanism.md section 4).
-
-    Its proof takes j of a unit's C pairs away from the one test of their keys, and needs that the
-    others cost (C-j)/C of the whole: not with weights, which differ by pair, nor where a bound per
-    key leaves fewer pairs a larger part.  It also needs that what a unit adds to a key's statistic
-    depends on no other test: not where pairs on published keys take no weight (``skips``), nor
-    where what another window published is not tested any more (``remembers``).
-    """
-    design = plan.design
-    uniform = design.weights is None and _even(plan.privacy)
-    return plan.once and uniform and not design.skips and not design.remembers
-
-
-def _even(privacy: Privacy) -> bool:
-    """Whether a bound per key divides C.
-
-    Else fewer pairs can cost more than their part: of C = 3 with at most 2 of a key, 2 pairs of one
-    key have 4 of the 5 that all can have.
-    """
-    bound = privacy.per_key_bound
-    return bound is None or privacy.contributions % min(bound, privacy.contributions) == 0
 
 
 def allocate(plan: Plan) -> Budget:
@@ -359,13 +332,13 @@ def _refuse_shared_windows(plan: Mechanism) -> None:
             "and would publish keys that nobody else has",
             "use windows that do not overlap and a period that is a multiple of time.window, or "
             "no period; or set privacy.periods_share_windows = true for thresholds that are "
-            f"{met - 1} units higher",
+            f"at least {met - 1} units higher",
         )
 
 
 def _divided(plan: Mechanism) -> Budget:
     privacy = plan.privacy
-    mu, theta, tail = _delta_split(plan)
+    mu, theta, tail = delta_split(plan)
     shares = divide(plan)
     selection = units = statistic = tau = None
     if plan.design.selects:
@@ -376,14 +349,7 @@ def _divided(plan: Mechanism) -> Budget:
     values = _values(plan, shares.values, mu) if shares.values else ()
     if selection is not None:
         statistic = _statistic(plan, selection, plain_count(plan, units, values))
-        tau = thresholds(
-            tail,
-            privacy.pre_threshold,
-            statistic.sd,
-            statistic.rounding,
-            statistic.alone,
-            plan.design.units_alone,
-        )
+        tau = thresholds_of_tests(plan, tail, statistic)
     given = privacy.epsilon, privacy.delta, mu, theta, tail
     weights = None
     if plan.design.weights is not None:
@@ -459,10 +425,24 @@ def _geometric_stream(
 
 
 @functools.lru_cache(maxsize=64)
-def _encoder(strategy: GeometricStrategy) -> Encoder:
+def _encoder(strategy: Strategy) -> Encoder:
     factors = strategy.sd_factors
     factors.setflags(write=False)
     return Encoder(strategy, factors)
+
+
+def lone_chance(plan: Resolved, budget: Budget) -> float:
+    """The chance that a key of a single person is ever selected, at most; 0 with public keys.
+
+    A key of the unit's first pair, whose weight is the largest, has more of it than the others.
+    """
+    if budget.tau is None or budget.statistic is None:
+        return 0.0
+    if budget.weights is None:
+        return budget.b
+    of = budget.statistic
+    least = plan.privacy.pre_threshold
+    return max(budget.b, lone_tail(budget.tau, least, of.sd, of.rounding, of.alone))
 
 
 def plain_count(

@@ -13,7 +13,7 @@ from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import OPEN_PERIODS, Budget, StreamNoise
+from dpstream.accounting.budget import OPEN_PERIODS, Budget, StreamNoise, lone_chance
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
@@ -59,7 +59,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         ``selection``, ``columns`` (expected error in the column's units), ``periods`` (what
         holds for a person of k of them, by ``periods_rule``), ``publishing``,
         ``warnings`` and ``assumptions``.  Figures keep the safe direction of ``allocate``: mu
-        and b rounded down; sigma, sd_t, tau_t, epsilon and delta up.  ``unit.periods_met``: the
+        rounded down; sigma, sd_t, tau_t, epsilon, delta and b up.  ``unit.periods_met``: the
         most periods that one window can meet; ``unit.for_ever``: one budget covers a stream
         without end.
     """
@@ -87,7 +87,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
             "theta": budget.theta,
             "delta_gaussian": _delta_gaussian(budget),
             "delta_thresholds": budget.b * plan.privacy.contributions,
-            "b": budget.b,
+            "b": lone_chance(plan, budget),
             "shares_of_mu_squared": {s.name: s.share for s in budget.streams},
         },
         "streams": [_stream(plan, s) for s in budget.streams],
@@ -306,7 +306,7 @@ def _shared_windows(plan: Plan) -> list[str]:
         return []
     return [
         f"one window can meet {met} periods, and one person counts as up to {met} units in a key; "
-        f"thresholds are {met - 1} units higher for it"
+        f"thresholds are at least {met - 1} units higher for it"
     ]
 
 

@@ -11,6 +11,7 @@ on a value column, C pairs on one step being 1 (mechanism.md sections 4 and 8).
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,10 +27,13 @@ SLACK = 1e-12
 #: of units of its own).
 SPLIT = 0.8
 #: The same with weights, combined with the plain count (section 8).
-COMBINED = 0.65
+COMBINED = 0.655
 #: The most with weights alone where published keys are skipped: there the last tenth of the budget
 #: buys few keys, and small ones, whose noise adds more error than their counts were (``spared``).
 SPARED = 0.85
+#: So much less with 1,000 triggers, whose values have more noise: there keys cost more error than
+#: they count that with 100 triggers count more.
+_SPARED_LATER = 0.12
 #: Shares of selection are whole numbers of this.
 _STEPS = 10_000
 
@@ -151,7 +155,7 @@ def _selection_share(plan: Resolved, costs: Costs) -> float:
     if plan.design.once_per_key or plan.design.units_apart:
         return SPLIT
     if plan.design.weights:
-        return spared(costs) if plan.design.skips else knee(costs)
+        return spared(costs, plan.design.triggers) if plan.design.skips else knee(costs)
     return (1 - SLACK) / costs.most(1.0, 0.0, 1.0)
 
 
@@ -187,18 +191,23 @@ def knee(costs: Costs) -> float:
     return max(range(low, high + 1), key=worth) / _STEPS
 
 
-def spared(costs: Costs) -> float:
+def spared(costs: Costs, triggers: int) -> float:
     """The share of selection where every record counts and published keys are skipped.
 
     Skipping publishes a fifth more keys from the same budget, and those last ones are small: a
     record of each of C moves values, so that their noise is soon more than what they count.  The
     knee looks at thresholds and noise alone and goes on past that point for C above 16 or so; a
-    constant in front of it does not, and for small C the knee stands.  Found on the public
-    reference data of the paper's Table 1 by ``tests.bench.front`` (docs/benchmarks.md): at C = 32
-    more keys than without skipping at less error, at C = 8 .. 64 a fifth more keys at an error
-    from 2% less (C = 8) to 3% more (C = 64).
+    constant in front of it does not, and for small C the knee stands.  With many triggers values
+    have more noise, and the point comes earlier.  Found on the public reference data of the paper's
+    Table 1 by ``tests.bench.front`` (docs/benchmarks.md), and checked on populations that it was
+    not found on.
     """
-    return min(knee(costs), SPARED)
+    return min(knee(costs), SPARED - _SPARED_LATER * beyond_hundred(triggers))
+
+
+def beyond_hundred(triggers: int) -> float:
+    """How far T is on the way from 100 to 1,000 triggers, in logarithms; within 0 and 1."""
+    return min(1.0, max(0.0, math.log10(triggers) - 2))
 
 
 def _direction(plan: Resolved) -> tuple[float, float]:

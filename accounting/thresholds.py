@@ -29,6 +29,28 @@ round)s, so both directions fail with at most k C b, on top of M(D) against M(D'
 ``accounting.plan.unit`` bounds: delta of k units is delta_G(epsilon; mu_k) + k C b.  One unit is
 the case k = 1, to which a larger tau does no harm; the sharper rule of one trigger below bounds one
 unit's b for the same tests, so it stays for one unit, and k units take the sum above with its b.
+
+**All keys of a unit together.**  The union above charges C keys as if each had the unit's largest
+weight, but a unit takes each of its weights once: its keys have different indices.  Where one
+person is one unit of a window, with a w_i + d the most that a pair of index i adds to what is
+tested, ``joint_thresholds`` takes the least tau_t with
+
+    sum over i < C of Q((tau_t - D_t - mu_count (a w_0 + d) - a w_i - d) / sd_t) <= total beta_t
+
+for public shares beta_t of sum 1, total = C b.  (D' -> D) gate by D's counts: A(D') tests no key
+that D does not, and by induction over tests it equals M(D') until one of the tests left out would
+succeed.  Such a test is of a (key, round) that the unit touches and that D counts at most mu_count
+units in, so D never tested it before, and nothing that A published up to that test looked at its
+noise.  The unit's pair of the key was decided by then: its index i is a function of the unit's own
+records and of what was published before, so of A's outputs, and therefore independent of the key's
+noise.  Given i the test succeeds with at most Q of the sum's term i.  On every path of A the
+unit's (key, round)s are at most C and have different indices, so the chances add up to at most
+total beta_t at test t, on average over paths too, and to total over all tests.  (D -> D') gate by
+the counts of D': A(D) tests a (key, round) that D does not only where the unit is in it, at most C
+of them, fixed by its records alone, and where the statistic is at most mu_count (a w_0 + d): each
+with a smaller chance than any term of the sum.  It rests on indices that never repeat, on weights
+that belong to a unit's pairs and not to keys, and on indices that are decided without the key's own
+noise.  "Published" is such a status; "far below its threshold" is not (mechanism.md section 9).
 """
 
 import math
@@ -42,6 +64,8 @@ from dpstream.accounting.limits import DECODE_BITS
 
 #: Relative error allowed for ndtri_exp, sd_t and the sum; tests check it against mpmath.
 _SLACK = 1e-13
+#: Tails that are computed at once.
+_TAILS_AT_ONCE = 1 << 20
 
 
 def isf(log_tail: float) -> float:
@@ -57,6 +81,12 @@ def isf(log_tail: float) -> float:
     if not log_tail <= 0:
         raise ValueError("the log of a probability is at most 0")
     return max(0.0, -float(special.ndtri_exp(log_tail)) * (1 + _SLACK))
+
+
+def _quantiles(log_tails: Float64) -> Float64:
+    """``isf`` of each; most of them are equal."""
+    different, where = np.unique(log_tails, return_inverse=True)
+    return np.array([isf(log_tail) for log_tail in different.tolist()])[where]
 
 
 def fixed_point(values: Float64) -> Int64:
@@ -78,6 +108,7 @@ def thresholds(
     rounding: Float64,
     alone: int = 1,
     units: int = 1,
+    shares: Float64 | None = None,
 ) -> Int64:
     """tau_t for every trigger, a union bound over all T of them, rounded up.
 
@@ -87,13 +118,76 @@ def thresholds(
         sd: (T,) sd of the statistic at each trigger; rounding: (T,) its D_t.
         alone: the most one unit alone in a key adds to the statistic (1: a plain count).
         units: m, the most units that one person can be in a (key, round).
+        shares: (T,) public parts of b, positive, of sum at most 1; ``None``: equal ones.
 
     Returns:
         (T,) int64 in units of 2^-DECODE_BITS; a key is selected when its decoded statistic
         is strictly larger.
     """
-    quantile = isf(math.log(tail) - math.log(len(sd)))
+    logs = -math.log(len(sd)) if shares is None else np.log(shares)
+    quantile = _quantiles(math.log(tail) + np.atleast_1d(logs))
     return fixed_point(((mu_count + units) * alone + rounding + sd * quantile) * (1 + _SLACK))
+
+
+def joint_thresholds(
+    total: float,
+    shares: Float64,
+    mu_count: int,
+    sd: Float64,
+    rounding: Float64,
+    adds: Int64,
+) -> Int64:
+    """tau_t for every test, for all keys of a unit together, rounded up.
+
+    Args:
+        total: C b, the chance that any key of one person alone may be selected, in (0, 1).
+        shares: (tests,) beta_t, positive, of sum at most 1.
+        mu_count, sd, rounding: as for ``thresholds``.
+        adds: (C,) the most that a unit's pair of each index adds to the statistic.
+
+    Returns:
+        (tests,) int64 in units of 2^-DECODE_BITS, as for ``thresholds``.
+    """
+    values, counts = np.unique(np.asarray(adds, np.float64), return_counts=True)
+    largest, logs = float(values[-1]), np.log(counts)
+    goals = math.log(total) + np.log(shares)
+    base = mu_count * largest + rounding
+    # C tails of the largest are enough; below the first value that nobody passes there is no tau.
+    all_alike = _quantiles(goals - math.log(len(adds)))
+    high = fixed_point((base + largest + sd * all_alike) * (1 + _SLACK))
+    low = fixed_point(base) - 1
+    while (high - low > 1).any():
+        middle = low + (high - low) // 2
+        passes = _log_tails(middle, base, sd, values, logs) <= goals - _SLACK * np.abs(goals)
+        high, low = np.where(passes, middle, high), np.where(passes, low, middle)
+    return high
+
+
+def _log_tails(tau: Int64, base: Float64, sd: Float64, values: Float64, logs: Float64) -> Float64:
+    """(tests,) logs of sum over values of count Q((tau - base - value) / sd), rounded up."""
+    limit = tau / float(1 << DECODE_BITS)
+    out = np.empty(len(tau))
+    rows = max(1, _TAILS_AT_ONCE // len(values))
+    for begin in range(0, len(tau), rows):
+        some = slice(begin, begin + rows)
+        size = (np.abs(limit[some]) + np.abs(base[some]))[:, None] + values
+        gap = (limit[some] - base[some])[:, None] - values - _SLACK * size
+        terms = special.log_ndtr(-gap / sd[some, None]) + logs
+        most = terms.max(axis=1)
+        out[some] = most + np.log(np.exp(terms - most[:, None]).sum(axis=1))
+    return out + _SLACK * (10 + np.abs(out))
+
+
+def lone_tail(tau: Int64, mu_count: int, sd: Float64, rounding: Float64, alone: int) -> float:
+    """The chance that a key that one unit touches alone is ever selected, at most, rounded up.
+
+    Args:
+        tau: (tests,) as ``thresholds`` and ``joint_thresholds`` give it.
+        mu_count, sd, rounding, alone: as for ``thresholds``.
+    """
+    base, one = mu_count * alone + rounding, np.zeros(1)
+    logs = _log_tails(tau, base, sd, np.array([float(alone)]), one)
+    return min(1.0, float(np.exp(logs).sum()) * (1 + 1e-9))
 
 
 def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int) -> float:

@@ -100,7 +100,7 @@ EVEN = SelectionWeights(3.0, 0.5)
 #: For the combined statistic, where values do not depend on the selection's weights.
 STEEP = SelectionWeights(3.0, 1.5)
 #: The same where pairs on published keys take none of them: the first ones last longer.
-SPARED = SelectionWeights(1.0, 2.0)
+SPARED = SelectionWeights(1.5, 2.0)
 
 
 def usual_weights(

@@ -29,7 +29,7 @@ import numpy as np
 from scipy.stats import beta, norm
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget import Budget, lone_chance
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import STATED_DELTA
@@ -52,7 +52,7 @@ class Claim(msgspec.Struct, frozen=True):
         mu: of all noise together, of plain noise what its epsilon implies; slack: C b, of all
             threshold tests together.
         delta_gaussian: the delta at which mu is stated as epsilon.
-        tail: b, the chance that a key of too few units is ever released.
+        tail: the chance that a key of too few units is ever released, at most.
     """
 
     epsilon: float
@@ -80,7 +80,7 @@ def claim_of(plan: Plan, budget: Budget) -> Claim:
         mu=mu_of_plain(budget.epsilon) if budget.plain else budget.mu,
         slack=plan.privacy.contributions * budget.b,
         delta_gaussian=budget.delta * (1 - budget.theta) or STATED_DELTA,
-        tail=budget.b,
+        tail=lone_chance(plan, budget),
     )
 
 

@@ -126,6 +126,11 @@ class Design(msgspec.Struct, frozen=True):
         return self.units_from == "own stream"
 
     @property
+    def selection_published(self) -> bool:
+        """Whether the selection stream goes on as the published count of units."""
+        return self.selects and self.units_from == "selection"
+
+    @property
     def window_sets(self) -> bool:
         """Whether a key's unit set is kept until its window closes."""
         return self.unit_sets == "window"

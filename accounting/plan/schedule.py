@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 #: of 16 falls just before T/10 (25/256 of T), the 4th of 15 at 7% of T: a tenth more keys by then
 #: for 1% fewer at the end.
 DEFAULT_TESTS = 16
+#: The same where the statistic is combined: the 3rd of 10 falls just before T/10.
+COMBINED_TESTS = 10
+#: What shares are cut by, far above the float error of their sum.
+_CUT = 1e-12
 
 
 def growing(triggers: int, tests: int) -> tuple[int, ...]:
@@ -38,7 +42,8 @@ def schedule_of(privacy: "Privacy", triggers: int, skips: bool) -> tuple[int, ..
     if given is None and not skips:
         return None
     if given is None or isinstance(given, int):
-        return growing(triggers, min(given or DEFAULT_TESTS, triggers))
+        usual = COMBINED_TESTS if privacy.combine else DEFAULT_TESTS
+        return growing(triggers, min(given or usual, triggers))
     return given
 
 
@@ -52,6 +57,14 @@ def triggers_of_tests(triggers: int, select_every: int, schedule: tuple[int, ...
         at = np.array(schedule, np.int64)
     at.setflags(write=False)
     return at
+
+
+def shares_of_tests(tests: int) -> Float64:
+    """(tests,) parts of the thresholds' delta, of sum at most 1: half of it at the last test, where
+    most keys are selected."""
+    if tests == 1:
+        return np.ones(1)
+    return np.append(np.full(tests - 1, (0.5 - _CUT) / (tests - 1)), 0.5)
 
 
 def check_tests(privacy: "Privacy", triggers: int) -> None:

@@ -35,12 +35,18 @@ _BUFFERS = ((1, 1), (4, 2), (20, 3), (150, 4), (600, 5), (MAX_DENSE_TRIGGERS, 6)
 
 
 @functools.lru_cache(maxsize=16)
-def _chosen(triggers: int) -> Float64:
-    """Parameters of a run that begins now: 24 bits are kept of each number."""
+def rising_parameters(triggers: int, last: float = 1.0) -> Float64:
+    """Parameters of a run that begins now: 24 bits are kept of each number.
+
+    Args:
+        last: what the squared error of the last prefix counts, the first one counting 1 and those
+            between rising by one ratio: ``last ** ((t - 1) / (T - 1))``.
+    """
     buffers = next(count for most, count in _BUFFERS if triggers <= most)
-    found = prefix_optimum(triggers, buffers).table.astype(np.float32).astype(np.float64)
-    found.setflags(write=False)
-    return found.reshape(-1)
+    importance = last ** (np.arange(triggers) / max(1, triggers - 1))
+    table = prefix_optimum(importance, buffers).table.astype(np.float32).astype(np.float64)
+    table.setflags(write=False)
+    return table.reshape(-1)
 
 
 class DenseStrategy(Strategy):
@@ -54,7 +60,7 @@ class DenseStrategy(Strategy):
     def choose(self, parameters: Float64 | None) -> None:
         if self.triggers > MAX_DENSE_TRIGGERS:
             raise ValueError("too many triggers for the dense strategy")
-        numbers = _chosen(self.triggers) if parameters is None else np.array(parameters)
+        numbers = rising_parameters(self.triggers) if parameters is None else np.array(parameters)
         buffers, rest = divmod(len(numbers) // self.triggers - 1, 3)
         if rest or buffers < 1 or len(numbers) != self.triggers * (3 * buffers + 1):
             raise ValueError("the strategy takes 3 d + 1 parameters for each trigger")

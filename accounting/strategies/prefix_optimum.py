@@ -1,15 +1,16 @@
-"""The encoder with the smallest mean squared error of all T prefixes, and its certificate.
+"""The encoder with the smallest weighted squared error of all T prefixes, and its certificate.
 
-With X = A^T A and V = M^T M (M the prefix sums) the squared error of all prefixes at mu = 1 is
-tr(V X^-1) if no diagonal entry of X exceeds 1, which is convex in X.  For any weights d of sum 1
-and D = diag(d) no X does better than
+With X = A^T A and V = M^T diag(c) M (M the prefix sums, c_t > 0 what prefix t counts) the squared
+error of all prefixes at mu = 1 is tr(V X^-1) if no diagonal entry of X exceeds 1, which is convex
+in X.  For any weights d of sum 1 and D = diag(d) no X does better than
 
     floor = (tr (D^1/2 V D^1/2)^1/2)^2,
 
 and X = D^-1/2 (D^1/2 V D^1/2)^1/2 D^-1/2 reaches it if its diagonal is constant.  Taking d times
 that diagonal for the next d converges in a few rounds.
 
-No eigenvectors are needed, because V^-1 is tridiagonal: the second difference.  With
+No eigenvectors are needed, because V^-1 is tridiagonal: 1/c_t + 1/c_(t-1) on its diagonal and
+-1/c_(t-1) beside it, the second difference where all prefixes count alike.  With
 H = D^-1/2 V^-1 D^-1/2 the root above is H^-1/2, and (Hale, Higham, Trefethen 2008)
 
     H^-1/2 = about sum_k w_k (H + s_k)^-1,   so   X = about sum_k w_k (V^-1 + s_k D)^-1
@@ -32,12 +33,16 @@ _ROUNDS = 20
 _MANY = 24
 
 
-def prefix_weights(triggers: int) -> tuple[Float64, float]:
-    """(d of sum 1, floor of tr(V X^-1)) for T prefixes."""
-    weights = np.full(triggers, 1 / triggers)
+def prefix_weights(importance: Float64) -> tuple[Float64, float]:
+    """(d of sum 1, floor of tr(V X^-1)).
+
+    Args:
+        importance: (T,) c, positive: what the squared error of each prefix counts.
+    """
+    weights = np.full(len(importance), 1 / len(importance))
     floor = 0.0
     for _ in range(_ROUNDS):
-        diagonal = weights * _inverses(weights, _MANY)[1].sum(axis=1)
+        diagonal = weights * _inverses(importance, weights, _MANY)[1].sum(axis=1)
         total = float(diagonal.sum())
         if total**2 > floor:
             best, floor = weights, total**2
@@ -45,10 +50,15 @@ def prefix_weights(triggers: int) -> tuple[Float64, float]:
     return best, floor
 
 
-def prefix_optimum(triggers: int, buffers: int) -> Generators:
-    """The optimum's encoder for T prefixes with so many buffers; columns of norm about 1."""
-    weights, _ = prefix_weights(triggers)
-    rho, diagonal = _inverses(weights, buffers)
+def prefix_optimum(importance: Float64, buffers: int) -> Generators:
+    """The optimum's encoder with so many buffers; columns of norm about 1.
+
+    Args:
+        importance: (T,) as for ``prefix_weights``; ones: all prefixes alike.
+    """
+    triggers = len(importance)
+    weights, _ = prefix_weights(importance)
+    rho, diagonal = _inverses(importance, weights, buffers)
     scale = 1 / np.sqrt(diagonal.sum(axis=1))
     into = diagonal * scale[:, None]
     # A[t, j] = r_t . (ratios between) . into_j; A^T A = X gives, from the last step on,
@@ -60,32 +70,36 @@ def prefix_optimum(triggers: int, buffers: int) -> Generators:
         root[t] = np.sqrt(wanted @ into[t])
         rows[t] = wanted / root[t]
         rest = rho[t][:, None] * (np.outer(rows[t], rows[t]) + rest) * rho[t]
-    rho[0] = 0.0  # nothing is held before the first step
     return Generators(rho, rows * rho, into, 1 / root)
 
 
-def _inverses(weights: Float64, poles: int) -> tuple[Float64, Float64]:
+def _second_difference(importance: Float64) -> tuple[Float64, Float64]:
+    """(T,) diagonal of V^-1, and (T,) minus its entries before the diagonal, the first one 0."""
+    before = np.concatenate([[0.0], 1 / importance[:-1]])
+    return 1 / importance + before, before
+
+
+def _inverses(importance: Float64, weights: Float64, poles: int) -> tuple[Float64, Float64]:
     """(T, poles) ratios rho and diagonals w_k g of w_k (V^-1 + s_k D)^-1 for each pole."""
-    shifts, factors = _poles(weights, poles)
+    shifts, factors = _poles(importance, weights, poles)
     size = len(weights)
-    diagonal = np.outer(weights, shifts) + 2
-    diagonal[0] -= 1
+    own, before = _second_difference(importance)
+    diagonal = np.outer(weights, shifts) + own[:, None]
     above, below = diagonal.copy(), diagonal.copy()
     for t in range(1, size):
-        above[t] -= 1 / above[t - 1]
-        below[size - 1 - t] -= 1 / below[size - t]
-    return 1 / below, factors / (above + below - diagonal)
+        above[t] -= before[t] ** 2 / above[t - 1]
+        below[size - 1 - t] -= before[size - t] ** 2 / below[size - t]
+    return before[:, None] / below, factors / (above + below - diagonal)
 
 
-def _poles(weights: Float64, count: int) -> tuple[Float64, Float64]:
+def _poles(importance: Float64, weights: Float64, count: int) -> tuple[Float64, Float64]:
     """(s_k, w_k) for x^-1/2 over the eigenvalues of H."""
     from scipy.linalg import eigvalsh_tridiagonal  # only when a run with this strategy begins
 
     size = len(weights)
-    diagonal = np.full(size, 2.0)
-    diagonal[0] = 1
-    diagonal /= weights
-    beside = -1 / np.sqrt(weights[:-1] * weights[1:])
+    own, before = _second_difference(importance)
+    diagonal = own / weights
+    beside = -before[1:] / np.sqrt(weights[:-1] * weights[1:])
     low, high = (
         eigvalsh_tridiagonal(diagonal, beside, select="i", select_range=(k, k))[0]
         if size > 1

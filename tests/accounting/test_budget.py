@@ -70,7 +70,8 @@ SOUND = [
     {"weights": SelectionWeights(), "per_key_bound": 1, "aggregates": MIXED},
     {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True},
     {"weights": SelectionWeights(3.0, 0.5), "per_key_bound": 1, "combine": True,
-     "aggregates": (UNITS, *MIXED), "strategy": "toeplitz", "pre_threshold": 2},
+     "aggregates": (UNITS, *MIXED), "strategy": "toeplitz", "pre_threshold": 2,
+     "selection_share": 0.65},
 ]  # fmt: skip
 
 

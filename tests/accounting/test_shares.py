@@ -104,14 +104,17 @@ def test_no_unit_can_exceed_the_whole(make_plan: Make, kind: dict[str, object]) 
 def test_default_shares_of_selection(make_plan: Make) -> None:
     weights, units = SelectionWeights(), Aggregate("u", "units")
     for share, kind in (
-        (0.65, {"weights": weights, "per_key_bound": 1, "combine": True}),
+        (0.655, {"weights": weights, "per_key_bound": 1, "combine": True}),
         (0.8, {"per_key_bound": 1}),
         (0.8, {"weights": weights, "aggregates": (MEAN, units)}),
         (0.85, {"weights": weights}),
     ):
         plan = make_plan(24, contributions=6, **kind)  # type: ignore[arg-type]
         assert divide(plan).selection == share
-    assert spared(costs_of(plan)) == 0.85
+    costs = costs_of(plan)
+    assert [spared(costs, triggers) for triggers in (1, 24, 100)] == [0.85] * 3
+    assert spared(costs, 316) == pytest.approx(0.79, abs=1e-3)
+    assert spared(costs, 1_000) == spared(costs, 10_000) == pytest.approx(0.73)
     unskipped = make_plan(24, contributions=6, weights=weights, skip=False)
     assert divide(unskipped).selection == knee(costs_of(unskipped)) > 0.85
 

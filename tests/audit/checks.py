@@ -50,10 +50,8 @@ def run_problems(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
         yield "names: two trees have one name"
     if {path[1:3] for path in trace.names} - mechanism.labels:
         yield "noise: a stream is drawn that the plan does not have"
-    if trace.tau and any(
-        have < need for have, need in zip(trace.tau, _tau(mechanism), strict=True)
-    ):
-        yield "threshold: lower than a union bound over the triggers allows"
+    if trace.tau and _too_likely(mechanism, trace.tau):
+        yield "threshold: lower than a union bound over tests and keys allows"
     if budget.selection is not None and mechanism.steps("selection") > 1:
         spent = delta_of(budget.epsilon, budget.mu) + plan.privacy.contributions * budget.b
         if spent > budget.delta:
@@ -117,16 +115,17 @@ def _indices(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
             yield "index: a unit's weights are not each taken once, in order"
 
 
-def _tau(mechanism: Mechanism) -> list[float]:
-    """Lower bounds of the thresholds, by another library's quantiles.
+def _too_likely(mechanism: Mechanism, taus: list[int]) -> bool:
+    """Whether a unit's own keys pass some test with more than its part of C b, by another
+    library's tails.
 
-    The statistic is a (weighted count) + d (plain count): an alone unit adds at most a w_0 + d,
-    the noises are independent, and their rounding bounds add up.
+    The statistic is a (weighted count) + d (plain count): the pair of index i adds at most
+    a w_i + d, the noises are independent, and their rounding bounds add up.  A unit's keys have
+    different indices, unless one person is several units of a window.
     """
     plan, budget = mechanism.plan, mechanism.budget
     assert budget.selection is not None and budget.statistic is not None
     tests = [t for t in _triggers(mechanism) if mechanism.tested(t)]
-    quantile = norm.isf(budget.b / len(tests))
     a, d = budget.statistic.weighted, 0
     variance = (a * budget.selection.sd) ** 2
     rounding = a * budget.selection.strategy_object.rounding
@@ -135,9 +134,20 @@ def _tau(mechanism: Mechanism) -> list[float]:
         at = np.array(tests) - 1
         variance = variance + (d * plain.sd[at]) ** 2
         rounding = rounding + d * plain.strategy_object.rounding[at]
-    alone = a * (1 if mechanism.weights is None else mechanism.weights[0]) + d
-    tau = (plan.privacy.pre_threshold + 1) * alone + rounding + np.sqrt(variance) * quantile
-    return [float(t) * (1 << DECODE_BITS) * (1 - 1e-9) for t in tau]
+    count, units = plan.privacy.contributions, 1
+    weights = np.ones(count) if mechanism.weights is None else np.array(mechanism.weights)
+    adds = a * weights + d
+    if plan.privacy.periods_share_windows:
+        units = plan.timeline.periods_met
+        adds = np.full(count, adds[0])
+    others = (plan.privacy.pre_threshold + units - 1) * adds[0]
+    above = np.array(taus) / (1 << DECODE_BITS) - others - rounding
+    chances = norm.sf((above[:, None] - adds) / np.sqrt(variance)[:, None]).sum(axis=1)
+    parts = np.full(len(tests), 1 / len(tests))
+    published = mechanism.weights is None and plan.design.units_column is not None
+    if not plan.design.restarts and not published:
+        parts[:-1], parts[-1] = 0.5 / max(1, len(tests) - 1), 0.5 if len(tests) > 1 else 1.0
+    return bool((chances > count * budget.b * parts * (1 + 1e-9)).any())
 
 
 def _against(
@@ -297,12 +307,12 @@ def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams, sigmas: Sigmas) -
     Args:
         sigmas: of the noise that was in use, by (role, name).
     """
-    budget, strategy = mechanism.budget, mechanism.plan.privacy.strategy
+    budget = mechanism.budget
     by_stream: dict[str, Fraction] = {}
     in_trees: dict[str, list[int]] = {}
     for name in x.keys() | y.keys():
         zero = [0] * mechanism.steps(name[2])
-        encoder = encoders.matrix(strategy, len(zero))
+        encoder = encoders.matrix(mechanism.encoding(name[2]))
         pairs = zip(x.get(name, zero), y.get(name, zero), strict=True)
         moved = {step_index: a - b for step_index, (a, b) in enumerate(pairs) if a != b}
         if moved:

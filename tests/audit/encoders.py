@@ -7,35 +7,49 @@ that every rounding is decided.
 import functools
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import flint
 import numpy as np
 
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies import BltStrategy, DenseStrategy, make_strategy
+from dpstream.accounting.strategies import BltStrategy, Strategy, make_strategy
 
 PRECISION = 400
 
 
+class Encoding(NamedTuple):
+    """What an encoder is defined by: name, T, and the parameters that its run has committed."""
+
+    name: str
+    triggers: int
+    parameters: tuple[float, ...]
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> "Encoding":
+        """That of a strategy."""
+        return cls(strategy.name, strategy.triggers, tuple(strategy.parameters.tolist()))
+
+
 @functools.cache
-def matrix(strategy: str, triggers: int) -> list[list[Fraction]]:
+def matrix(encoding: Encoding) -> list[list[Fraction]]:
     """A, dense, its nodes in the order in which they complete."""
-    if strategy == "tree":
+    triggers = encoding.triggers
+    if encoding.name == "tree":
         rows = []
         for leaf in range(1, triggers + 1):
             for level in range((leaf & -leaf).bit_length()):
                 begin = leaf - (1 << level)
                 rows.append([Fraction(begin < t <= leaf) for t in range(1, triggers + 1)])
         return rows
-    if strategy == "toeplitz":
+    if encoding.name == "toeplitz":
         column = toeplitz_column(triggers)
         return [
             [Fraction(column[t - k] if k <= t else 0) for k in range(triggers)]
             for t in range(triggers)
         ]
     # The real matrix is these floats within 1e-13: exact rationals of them.
-    floats = make_strategy(strategy, triggers).matrix()
+    floats = make_strategy(encoding.name, triggers, np.array(encoding.parameters)).matrix()
     return [[Fraction(float(v)) for v in row] for row in floats]
 
 
@@ -47,27 +61,28 @@ def toeplitz_column(triggers: int) -> list[int]:
 
 
 @functools.cache
-def _column(strategy: str, triggers: int) -> list[Any]:
+def _column(encoding: Encoding) -> list[Any]:
     """First column of a convolution's encoder as balls."""
-    if strategy == "toeplitz":
+    triggers = encoding.triggers
+    if encoding.name == "toeplitz":
         return [flint.arb(c) for c in toeplitz_column(triggers)]
-    blt = BltStrategy(triggers)
+    blt = BltStrategy(triggers, np.array(encoding.parameters))
     with flint.ctx.workprec(PRECISION):
         terms = [(flint.arb(o), flint.arb(t)) for o, t in zip(blt.omega, blt.theta, strict=True)]
         tail = [sum((o * t**k for o, t in terms), flint.arb(0)) for k in range(triggers - 1)]
         return [flint.arb(1), *tail]
 
 
-def prefixes(strategy: str, inputs: list[int], noise: list[Any]) -> list[int]:
+def prefixes(encoding: Encoding, inputs: list[int], noise: list[Any]) -> list[int]:
     """Decoded noisy prefix at every step in units of 2^-DECODE_BITS, from y = A x + z alone."""
     steps = len(inputs)
-    if strategy == "tree":
-        exact = np.array(matrix("tree", steps), dtype=np.int64) @ np.array(inputs, np.int64)
+    if encoding.name == "tree":
+        exact = np.array(matrix(encoding), dtype=np.int64) @ np.array(inputs, np.int64)
         return decode([int(y) + z for y, z in zip(exact, noise, strict=True)], steps)
-    if strategy == "dense":
+    if encoding.name == "dense":
         with flint.ctx.workprec(PRECISION):
-            return _substitute(_rows(steps), inputs, noise)
-    column = _column(strategy, steps)
+            return _substitute(_rows(encoding), inputs, noise)
+    column = _column(encoding)
     with flint.ctx.workprec(PRECISION):
         nodes = [
             sum((column[t - k] * inputs[k] for k in range(t + 1)), flint.arb(0)) + noise[t]
@@ -77,9 +92,12 @@ def prefixes(strategy: str, inputs: list[int], noise: list[Any]) -> list[int]:
 
 
 @functools.cache
-def _rows(triggers: int) -> list[list[Any]]:
+def _rows(encoding: Encoding) -> list[list[Any]]:
     """Rows of the encoder of ``dense`` as balls, each entry multiplied out by itself."""
-    theta, out, into, gain = (part.tolist() for part in DenseStrategy(triggers).generators)
+    triggers = encoding.triggers
+    table = np.array(encoding.parameters).reshape(triggers, -1)
+    theta, out, into = (part.tolist() for part in np.split(table[:, :-1], 3, axis=1))
+    gain = table[:, -1].tolist()
     with flint.ctx.workprec(PRECISION):
         rows = []
         for t in range(triggers):

@@ -118,13 +118,19 @@ class Mechanism:
         """Number of the value column that a stream holds."""
         return [f"value {spec.name}" for spec in self.values].index(stream)
 
+    def encoding(self, stream: str) -> encoders.Encoding:
+        """The encoder of a stream, with a step for each test or trigger."""
+        encoding = encoders.Encoding.of(self.noise_of(stream).strategy_object)
+        assert encoding.triggers == self.steps(stream)
+        return encoding
+
     def node_noise(self, window: int, page: str, stream: str, number: int) -> list[Any]:
         """z of every node of one tree, from its name alone: integers, or balls of real numbers."""
         place = (window, page, stream, number)
         if place in self.drawn:
             return self.drawn[place]
         noise = self.noise_of(stream)
-        rounded = self.plan.privacy.strategy not in ("blt", "dense")
+        rounded = noise.strategy not in ("blt", "dense")
         sampler = sampler_of(noise.sigma, rounded)
         name = (bytes.fromhex(RUN_ID), (0).to_bytes(8, "little"), bytes.fromhex(self.plan.hash))
         window_bounds = _bounds(self.plan.timeline, window)
@@ -132,7 +138,7 @@ class Mechanism:
         ring = key_ring()
         _stream(path, ring, name, window_bounds, stream.split(maxsplit=1)[0], noise, sampler)
         tweaks = _names(path, page_id(page), np.array([number]))
-        nodes = len(encoders.matrix(self.plan.privacy.strategy, self.steps(stream)))
+        nodes = len(encoders.matrix(self.encoding(stream)))
         if isinstance(sampler, RoundedGaussian):
             zero = np.zeros(1, np.int64)
             drawn = [int(z) for z in _draw(sampler, ring.node, tweaks, zero, zero + nodes)[0]]
@@ -147,7 +153,7 @@ class Mechanism:
     ) -> list[int]:
         """Decoded noisy prefix at every step, in units of 2^-DECODE_BITS."""
         z = self.node_noise(window, page, stream, number)
-        return encoders.prefixes(self.plan.privacy.strategy, inputs, z)
+        return encoders.prefixes(self.encoding(stream), inputs, z)
 
 
 @functools.lru_cache(maxsize=128)

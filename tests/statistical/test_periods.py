@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting import budget as budgets
+from dpstream.accounting import key_tests
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget, allocate, allocate_mechanism
 from dpstream.accounting.errors import PolicyError
@@ -26,7 +26,7 @@ from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.state import open as stores
-from tests.audit.encoders import matrix
+from tests.audit.encoders import Encoding, matrix
 from tests.statistical.trials import lower
 from tests.streams import COUNT, START, STEP, SUM, UNITS, begin, make_plan, positioned
 
@@ -56,9 +56,9 @@ def relation(window: int, slide: int, period: int, lateness: int, **options: Any
 
 
 @functools.cache
-def gram(strategy: str, triggers: int) -> Float64:
+def gram(encoding: Encoding) -> Float64:
     """(T, T) inner products of the encoder's columns, from its definition."""
-    columns = np.array(matrix(strategy, triggers))
+    columns = np.array(matrix(encoding))
     return np.array((columns.T @ columns).tolist(), np.float64)
 
 
@@ -86,14 +86,14 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
 
 
 @functools.cache
-def worst(case: tuple[int, int, int, int], units: int, strategy: str, triggers: int) -> float:
+def worst(case: tuple[int, int, int, int], units: int, encoding: Encoding) -> float:
     """Largest |sum of A[:, step]|^2 over the places of so many units of one person, in periods
     that follow each other.
 
     A unit's pairs all at one place in one key are the extreme points of what it can add, and the
     square of a sum is convex in each of them, so nothing else adds more.
     """
-    products, found = gram(strategy, triggers), 0.0
+    products, found = gram(encoding), 0.0
     places = placements(relation(*case))
     for first in range(len(places) - units + 1):
         choices = [np.array(places[first + i]) for i in range(units)]
@@ -110,7 +110,7 @@ def true_mu(plan: Plan, case: tuple[int, int, int, int], units: int) -> float:
     """The largest mu of units of one person, over layouts on n keys as ``shares`` counts them."""
     budget, count = allocate(plan), plan.privacy.contributions
     of = {
-        noise.name: worst(case, units, noise.strategy, noise.triggers) / noise.sigma**2
+        noise.name: worst(case, units, Encoding.of(noise.strategy_object)) / noise.sigma**2
         for noise in (*budget.values, *([budget.selection] if budget.selection else []))
     }
     value = sum(
@@ -180,7 +180,7 @@ def test_what_the_plan_says_of_it() -> None:
     of_periods, of_delta = figures["warnings"]
     assert of_periods == (
         "one window can meet 4 periods, and one person counts as up to 4 units in a key; "
-        "thresholds are 3 units higher for it"
+        "thresholds are at least 3 units higher for it"
     )
     assert of_delta.startswith(f"delta {plan.privacy.delta:g} ")
     for row in figures["periods"][1:]:
@@ -239,7 +239,9 @@ def test_thresholds_rise_by_what_the_other_units_add(options: dict[str, object])
         budget, usual = allocate(plan), one_period(plan)
         assert budget.tau is not None and usual.tau is not None and budget.statistic is not None
         rise = (budget.tau - usual.tau) / 256
-        assert np.abs(rise - (met - 1) * budget.statistic.alone).max() < 0.01
+        assert (rise > (met - 1) * budget.statistic.alone - 0.01).all()
+        if met == 1 or budget.weights is None:
+            assert np.abs(rise - (met - 1) * budget.statistic.alone).max() < 0.01
 
 
 # --- keys that only one person has, through the whole flow --------------------------------------
@@ -321,6 +323,6 @@ def test_a_person_alone_is_published_at_most_with_the_printed_chance(
     rows = {int(row["periods"]): row["delta"] for row in describe(plan, budget)["periods"]}
     at = min(k for k in rows if k >= units)
     assert lower(hits, KEYS, TAIL) <= rows[at]
-    with mock.patch.object(budgets, "thresholds", as_if_alone(budgets.thresholds)):
+    with mock.patch.object(key_tests, "thresholds", as_if_alone(key_tests.thresholds)):
         caught, _ = lone(plan, tmp_path)
     assert lower(caught, KEYS, TAIL) > max(claimed, rows[at])

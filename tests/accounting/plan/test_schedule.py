@@ -10,7 +10,12 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
-from dpstream.accounting.plan.schedule import DEFAULT_TESTS, growing, triggers_of_tests
+from dpstream.accounting.plan.schedule import (
+    COMBINED_TESTS,
+    DEFAULT_TESTS,
+    growing,
+    triggers_of_tests,
+)
 from dpstream.accounting.weights import SelectionWeights
 from tests.streams import make_plan
 
@@ -27,11 +32,12 @@ def test_growing_tests_are_the_squares_rounded_up(triggers: int, tests: int) -> 
 
 @pytest.mark.parametrize("triggers", [100, 365, 1000, 1440])
 def test_the_first_test_is_in_the_first_hundredth(triggers: int) -> None:
-    """And the usual number puts one just before a tenth and just before a half of the window."""
-    usual = growing(triggers, DEFAULT_TESTS)
-    assert usual[0] <= triggers / 100 and len(usual) == 16
-    assert any(0.095 * triggers < at <= triggers / 10 for at in usual)
-    assert any(0.47 * triggers < at <= triggers / 2 for at in usual)
+    """And the usual numbers put one just before a tenth and just before a half of the window."""
+    for tests in (DEFAULT_TESTS, COMBINED_TESTS):
+        usual = growing(triggers, tests)
+        assert usual[0] <= math.ceil(triggers / 100) and len(usual) == tests
+        assert any(0.089 * triggers < at <= triggers / 10 for at in usual)
+        assert any(0.47 * triggers < at <= triggers / 2 for at in usual)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def error_of(name: str, triggers: int) -> float:
     """Root mean squared error of the prefixes at mu = 1 over the floor of every factorisation."""
     strategy = make_strategy(name, triggers)
     squared = float((strategy.sd_factors**2).sum() * strategy.col2)
-    return float(np.sqrt(squared / prefix_weights(triggers)[1]))
+    return float(np.sqrt(squared / prefix_weights(np.ones(triggers))[1]))
 
 
 @pytest.mark.parametrize("triggers", [1, 2, 4, 5, 16, 20, 100, 150, 365])
@@ -132,13 +132,13 @@ def test_what_is_drawn_for_other_numbers_is_caught() -> None:
 def test_how_many_numbers_a_trigger_takes(triggers: int, buffers: int) -> None:
     asked = []
 
-    def optimum(t: int, count: int) -> mock.Mock:
-        asked.append((t, count))
-        return mock.Mock(table=np.full((t, 3 * count + 1), 0.5))
+    def optimum(importance: np.ndarray, count: int) -> mock.Mock:
+        asked.append((importance.tolist(), count))
+        return mock.Mock(table=np.full((len(importance), 3 * count + 1), 0.5))
 
     with mock.patch.object(dense, "prefix_optimum", optimum):
-        found = dense._chosen.__wrapped__(triggers)
-    assert asked == [(triggers, buffers)] and len(found) == triggers * (3 * buffers + 1)
+        found = dense.rising_parameters.__wrapped__(triggers)
+    assert asked == [([1.0] * triggers, buffers)] and len(found) == triggers * (3 * buffers + 1)
     assert not found.flags.writeable
 
 

@@ -93,6 +93,9 @@ def stream(plan: Plan, budget: Budget, units: int, keys: int, draw: np.random.Ge
     key = draw.choice(keys, len(unit), p=popular / popular.sum())
     order = np.argsort(draw.random(len(unit)))
     weights = np.ones(total) if budget.weights is None else budget.weights
+    decoder = np.linalg.inv(budget.selection.strategy_object.matrix()).cumsum(axis=0)
+    nodes = draw.normal(0, budget.selection.sigma, (decoder.shape[1], keys))
+    noise = decoder @ nodes
     taken, open_keys = np.zeros(units, int), np.ones(keys, bool)
     count, seen, found, begin = np.zeros(keys), set(), [], 0
     for test, trigger in enumerate(plan.design.test_triggers.tolist()):
@@ -105,8 +108,7 @@ def stream(plan: Plan, budget: Budget, units: int, keys: int, draw: np.random.Ge
             taken[pair[0]] += takes
             seen.add(pair)
         begin = stop
-        noise = draw.normal(0, budget.statistic.sd[test] / budget.statistic.weighted, keys)
-        passed = budget.statistic.weighted * (count + noise) > budget.tau[test] / 256
+        passed = budget.statistic.weighted * (count + noise[test]) > budget.tau[test] / 256
         open_keys &= ~passed
         found.append(float((~open_keys).sum()))
     return np.array(found)
@@ -122,7 +124,14 @@ def test_keys_to_expect_are_those_of_a_stream(
     """With a few tests; with many the easiest one is a lower bound that lies lower."""
     units, keys = 4_000, 400
     plan = make_plan(
-        20, contributions=8, weights=weights, epsilon=2.0, delta=1e-6, tests=5, skip=skip
+        20,
+        strategy="blt",
+        contributions=8,
+        weights=weights,
+        epsilon=2.0,
+        delta=1e-6,
+        tests=5,
+        skip=skip,
     )
     budget = allocate(plan)
     draw = np.random.default_rng(5)
@@ -135,7 +144,7 @@ def test_keys_to_expect_are_those_of_a_stream(
 def test_a_stream_that_skips_publishes_more_and_the_model_says_so(make_plan: Make) -> None:
     """The power of the test above: the model of one is not that of the other."""
     kind = {"contributions": 32, "weights": SelectionWeights(1, 1.5), "selection_share": 0.6}
-    plan = make_plan(40, **kind, tests=8, epsilon=4.0, delta=1e-6)
+    plan = make_plan(40, **kind, strategy="blt", tests=8, epsilon=4.0, delta=1e-6)
     other = msgspec.structs.replace(plan, privacy=msgspec.structs.replace(plan.privacy, skip=False))
     units, keys, draw = 6_000, 400, np.random.default_rng(7)
     figures = {}
