@@ -31,6 +31,15 @@ HELD = {
     "many keys of a person": (
         4, part("private one-shot", where=("singles", "unequal", "even"), contributions=(8, 32)),
     ),
+    "one trigger a window": (
+        2,
+        part(
+            "private stream",
+            triggers=(1,),
+            contributions=(1, 2),
+            where=("singles", "unequal", "even"),
+        ),
+    ),
     "tables": (2, part("workload", where=("range 8x16x16", "range 64x64", "range 100x100x100"))),
 }  # fmt: skip
 
