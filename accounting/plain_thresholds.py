@@ -2,12 +2,12 @@
 
 The noise of a test is n_t, the rounded sum over nodes j of w_j Z_j, row t of the decoder times
 independent two-sided geometric draws of one scale s.  A key of one unit alone passes a test iff
-n_t > q, so q is the least bound with P[n_t > q] <= b / T' for T' tests of a key: a union over tests
-and over the C keys of a unit.  Three bounds of a tail are used; each holds, the least q is taken.
+n_t > q.  So q is the least number with P[n_t > q] <= b / T' for T' tests of a key: a union over
+tests and over the C keys of a unit.  There are three bounds of a tail, and the least q is taken.
 
 **Noise for each step** (w_j = 1 for j <= t) is a whole number, whose chances are convolved.  They
-are tilted by e^(theta z) first, so that those at the tail are known to many digits: an error of a
-convolution in floats is relative to the largest chance, which then is at the tail.
+are tilted by e^(theta z) first, so that the chances in the tail have many correct digits: the error
+of a convolution in floats is relative to the largest chance, which then is in the tail.
 
 **Chernoff.**  P[X >= x] <= e^(-theta x) prod_j E[e^(theta w_j Z)].
 
@@ -33,9 +33,10 @@ from dpstream.accounting.thresholds import fixed_point
 if TYPE_CHECKING:
     from dpstream.accounting.budget import StreamNoise
 
-#: Tilts that are tried, as parts of the largest for which means are finite.
+#: Tilts that are tried, as shares of the largest tilt with finite means.
 _TILTS = np.concatenate([np.geomspace(0.01, 0.5, 24), 1 - np.geomspace(0.5, 1e-3, 40)])
-#: Chances that are convolved; a step's noise beyond _FAR scales has less than e^-_FAR.
+#: Largest number of chances that are convolved; a step's noise is beyond _FAR scales with chance
+#: below e^-_FAR.
 _MOST_CHANCES, _FAR = 1 << 20, 80
 #: Relative error allowed for sums of exponentials and logarithms.
 _SLACK = 1e-9
@@ -45,8 +46,9 @@ def tau_of(noise: "StreamNoise", b: float, pre_threshold: int) -> Int64:
     """(tests,) thresholds of a stream of counts with a step for each test, in 2^-DECODE_BITS.
 
     Args:
-        noise: two-sided geometric; truncated where there is one test.
-        b: the chance that a key of one unit alone may be selected; pre_threshold: mu_count.
+        noise: two-sided geometric noise of the counts; truncated where there is one test.
+        b: largest chance that a key of one unit alone is selected.
+        pre_threshold: mu_count; a key is tested only with more units than this.
     """
     if noise.most:
         return np.array([(noise.most + pre_threshold) << DECODE_BITS], np.int64)

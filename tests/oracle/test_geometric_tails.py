@@ -2,13 +2,18 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import StreamNoise, allocate
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.budget import Encoder, StreamNoise, allocate
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.geometric_tails import least_exceeded, tail_above
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plain_thresholds import plain_thresholds
+from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy
 from tests.accounting.plans import build
+from tests.oracle.geometric_tails import least_exceeded, tail_above
 
 
 def noise_of(triggers: int, contributions: int = 2, epsilon: float = 1.0) -> StreamNoise:
@@ -72,3 +77,19 @@ def test_least_number_of_a_chance(triggers: int, chance: float) -> None:
 def test_gaussian_noise_has_no_such_tail() -> None:
     with pytest.raises(InvariantError):
         tail_above(allocate(build(4)).values[0], 1, 3.0)
+
+
+@pytest.mark.parametrize(("triggers", "parameters"), [(3, IDENTITY), (16, None)])
+def test_thresholds_of_plans_are_these_or_a_little_higher(
+    triggers: int, parameters: Float64 | None
+) -> None:
+    strategy, tail = GeometricStrategy(triggers, parameters), 1e-8
+    scale = 2.0 * strategy.column1
+    noise = msgspec.structs.replace(
+        noise_of(triggers), encoder=Encoder(strategy, strategy.sd_factors), scale=scale
+    )
+    at = np.arange(1, triggers + 1)
+    thresholds = plain_thresholds(strategy, scale, tail, 0, at) / 2.0**DECODE_BITS - 1
+    for step in (1, triggers):
+        least = least_exceeded(noise, step, tail / triggers) / 2.0**DECODE_BITS
+        assert least <= thresholds[step - 1] <= 1.06 * least

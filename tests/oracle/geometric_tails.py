@@ -1,5 +1,8 @@
 """Upper bounds of P[n_t > x], n_t the noise of a prefix made of two-sided geometric node noise.
 
+Tighter than the bounds of ``accounting.plain_thresholds``, and too slow for a plan: an independent
+check of them.
+
 n_t = sum of b_j z_j has the moment generating function M(s) = prod of m(b_j s), m(s) = (1 - q)^2 /
 ((1 - q e^s) (1 - q e^-s)) with q = e^(-1 / scale).  A Gaussian g of sd ``blur`` is added, so that
 P[n > x] <= P[n + g > x - a] / P[g > -a], and with M' that of n + g and any theta > 0
