@@ -4,6 +4,7 @@ import functools
 import math
 from fractions import Fraction
 
+from dpstream.accounting import geometric
 from dpstream.accounting.strategies import GeometricStrategy
 from dpstream.accounting.strategies.geometric import IDENTITY
 
@@ -12,9 +13,8 @@ _UP = 1 + 1e-12
 
 
 def geometric_sd(scale: float) -> float:
-    """sd of one draw, rounded up: sqrt(2) e^(-h) / (1 - e^(-2 h)) with h = 1 / (2 scale)."""
-    half = 0.5 / scale
-    return math.sqrt(2) * math.exp(-half) / -math.expm1(-2 * half) * _UP
+    """sd of one draw, rounded up."""
+    return geometric.geometric_sd(scale) * _UP
 
 
 def scale_for(sensitivity: int, share: Fraction, epsilon: float) -> float:

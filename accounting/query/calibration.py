@@ -41,6 +41,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.geometric import geometric_sd, truncated_sd
 from dpstream.accounting.query import staircase
 from dpstream.accounting.query.parts import QueryPart, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
@@ -59,8 +60,6 @@ MISS = 0.05
 _STEPS = 1 << 10
 _NORMAL = 1.959963984540054
 _SLACK = 1e-12
-#: Truncation in scales below which truncated noise counts as uniform.
-_UNIFORM = 1e-3
 
 
 def half_width(law: str) -> float:
@@ -99,9 +98,8 @@ class PartNoise(msgspec.Struct, frozen=True):
             return math.sqrt(self.scale**2 + 1 / 12)
         if self.step is not None:
             return math.sqrt(staircase.moments(self.scale, self._stair, self.step)[1])
-        ratio, step = math.exp(-1 / self.scale), -math.expm1(-1 / self.scale)
         if self.most is None:
-            return math.sqrt(2 * ratio) / step
+            return geometric_sd(self.scale)
         return truncated_sd(self.scale, self.most)
 
     @property
@@ -337,17 +335,6 @@ def _lone(plan: QueryPlan, reserved: float) -> QueryBudget | None:
 def _each(delta: float, groups: int) -> float:
     """delta / kappa, rounded down."""
     return delta if groups == 1 else math.nextafter(delta / groups, 0)
-
-
-def truncated_sd(scale: float, most: int) -> float:
-    """sd of two-sided geometric noise of a scale, truncated to [-most, most]."""
-    ratio, step = math.exp(-1 / scale), -math.expm1(-1 / scale)
-    if most * step < _UNIFORM:  # all values have about the same chance
-        return math.sqrt(most * (most + 1) / 3)
-    last = math.exp(-most / scale)
-    total = step - 2 * ratio * math.expm1(-most / scale)
-    squares = 1 + ratio - last * ((most * step + 1) ** 2 + ratio)
-    return math.sqrt(2 * ratio * squares / total) / step
 
 
 def _stairs(noise: PartNoise) -> PartNoise:

@@ -28,6 +28,8 @@ below one unit of the lattice, and a larger b is not used.
 import functools
 import math
 
+from dpstream.accounting.geometric import geometric_sd
+
 #: Least b for which a staircase is considered, and the largest b that is used.
 LEAST, MOST = 0.5, 24.0
 
@@ -44,8 +46,7 @@ def staircase(scale: float, sensitivity: int) -> tuple[float, int] | None:
         return None
     wide = max(scale, sensitivity / MOST)
     step = _best_step(wide, sensitivity)
-    ratio, size = math.exp(-1 / scale), -math.expm1(-1 / scale)
-    if moments(wide, sensitivity, step)[1] >= 2 * ratio / size**2:
+    if moments(wide, sensitivity, step)[1] >= geometric_sd(scale) ** 2:
         return None
     return wide, step
 

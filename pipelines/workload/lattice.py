@@ -29,6 +29,7 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
@@ -71,8 +72,8 @@ class Lattice(NamedTuple):
 
 
 def sd_of(scale: float) -> float:
-    """Of geometric noise of scale b: sqrt(2 q) / (1 - q), q = e^(-1/b)."""
-    return math.sqrt(2 * math.exp(-1 / scale)) / -math.expm1(-1 / scale)
+    """Of geometric noise of scale b."""
+    return geometric_sd(scale)
 
 
 def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) -> Lattice:

@@ -44,7 +44,7 @@ def test_epsilon_is_the_sum_over_streams(epsilon: float) -> None:
         assert stream.sensitivity == 32 * values[stream.name] * strategy.column1
 
 
-@pytest.mark.parametrize("scale", [0.01, 1 / 6, 1.0, 30.0, 1e9])
+@pytest.mark.parametrize("scale", [2.0**-10, 0.01, 1 / 6, 1.0, 30.0, 1e9])
 def test_sd_is_that_of_the_law(scale: float) -> None:
     with mpmath.workdps(60):
         ratio = mpmath.exp(-1 / mpmath.mpf(scale))
