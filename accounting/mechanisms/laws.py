@@ -141,11 +141,11 @@ class DiscreteStaircaseLaw:
     def lower(self) -> Iterator[Any]:
         """P[Z <= -k], by the sums of what is nearer to 0."""
         ratio, half = self._ratio(), self._half()
-        left, weight = half, flint.arb(1)
+        beyond, weight = half, flint.arb(1)
         while True:
             for j in range(self.sensitivity):
-                left -= weight if j < self.step else weight * ratio
-                yield left / (2 * half - 1)
+                beyond -= weight if j < self.step else weight * ratio
+                yield beyond / (2 * half - 1)
             weight *= ratio
 
     def invert(self, uniform: Any) -> int | None:
@@ -159,11 +159,11 @@ class DiscreteStaircaseLaw:
         blocks = falls.unique_fmpz()
         if blocks is None:
             return None
-        left = half - tail * (blocks * self.sensitivity / flint.arb(self.scale)).exp()
-        if left < self.step:
-            within = left.floor()
-        elif left >= self.step:
-            within = self.step + ((left - self.step) / self._ratio()).floor()
+        rest = half - tail * (blocks * self.sensitivity / flint.arb(self.scale)).exp()
+        if rest < self.step:
+            within = rest.floor()
+        elif rest >= self.step:
+            within = self.step + ((rest - self.step) / self._ratio()).floor()
         else:
             return None
         return _negative(within + blocks * self.sensitivity)

@@ -260,7 +260,7 @@ def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
 def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -> list[float]:
     """Mean |released - true| of each part over the reference groups, in units of L; without
     columns the share of groups that are not released."""
-    from dpstream.accounting.tuning.reference import DENSITY, SIZES  # with the plans of streams
+    from dpstream.accounting.tuning.reference import SIZES, mean_over_keys  # loads stream plans
 
     released = _released_gaussian if budget.mu is not None else _released_geometric
     if selection.optimum:
@@ -269,10 +269,8 @@ def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -
     enough = plan.min_units <= SIZES
     chance, error = released(budget, selection, tested, SIZES, plan.min_units)
     chance, error = chance * enough, error * enough
-    density = SIZES**DENSITY
-    total = float(np.trapezoid(density, SIZES))
     if not plan.columns:
-        return [float(np.trapezoid(density * (1 - chance), SIZES)) / total]
+        return [mean_over_keys(1 - chance)]
     out = []
     for noise in budget.parts:
         if not noise.part.column:
@@ -280,7 +278,7 @@ def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -
         most = noise.part.most * noise.part.unit
         part_error = error if noise is tested else chance * _absolute(noise)
         loss = SIZES * (1 - chance) + part_error / most
-        out.append(float(np.trapezoid(density * loss, SIZES)) / total)
+        out.append(mean_over_keys(loss))
     return out
 
 

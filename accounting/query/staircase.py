@@ -74,8 +74,8 @@ def margin(scale: float, sensitivity: int, step: int, miss: float) -> int:
     total = (step + q * (sensitivity - step)) / rest
     tail = miss / 2 * (2 * total - 1)
     falls = max(0, math.floor(math.log(total / tail) * scale / sensitivity))
-    left = total - tail / q**falls
-    size = left if left < step else step + (left - step) / q
+    rest_weight = total - tail / q**falls
+    size = rest_weight if rest_weight < step else step + (rest_weight - step) / q
     return max(0, math.floor(falls * sensitivity + size))
 
 
@@ -85,11 +85,11 @@ def _best_step(scale: float, sensitivity: int) -> int:
     low, high = 1, sensitivity
     while high - low > 2:
         third = (high - low) // 3
-        left, right = low + third, high - third
-        if moments(scale, sensitivity, left)[1] <= moments(scale, sensitivity, right)[1]:
+        lower, right = low + third, high - third
+        if moments(scale, sensitivity, lower)[1] <= moments(scale, sensitivity, right)[1]:
             high = right - 1 if right - 1 > low else right
         else:
-            low = left + 1
+            low = lower + 1
     return min(range(low, high + 1), key=lambda step: moments(scale, sensitivity, step)[1])
 
 

@@ -1,31 +1,30 @@
-"""Which family of noise a stream with private keys takes by ``strategy = "auto"``.
+"""The family of noise that a stream with private keys takes by ``strategy = "auto"``.
 
-Compared is what a reader of the releases sees: the mean |released - true| over all keys of the
-public reference population (``reference``) at a window's close, a key that is not released
-counting its truth.  The plan alone decides, before a record is read: the better of two mechanisms
-by the data would be no mechanism of either's guarantee.
+Families are compared by the error that a reader of the releases sees: the mean |released - true|
+over all keys of the public reference population (``reference``) at a window's close, where a key
+that is not released counts its truth.  Only the plan decides, before a record is read: the better
+of two mechanisms by the data would not have the guarantee of either.
 """
 
 import math
 
 import msgspec
-import numpy as np
 
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.tuning.reference import DENSITY, SIZES, published_sizes
+from dpstream.accounting.tuning.reference import SIZES, mean_over_keys, published_sizes
 
 #: E |N| of a Gaussian of sd 1.
 _ABSOLUTE = math.sqrt(2 / math.pi)
 
 
 def resolved(plan: Plan) -> Plan:
-    """The plan with one family of noise, where its keys are private and its strategy is ``auto``.
+    """The plan with one family of noise in the place of ``auto``; with public keys as it is.
 
-    Geometric noise is charged plain, so that ``optimise = "lifetime"`` stays with Gaussian noise,
-    as does what is made for it: weights that a job names, combined statistics, rounds, and windows
-    that share periods.
+    Geometric noise is charged plain, so that ``optimise = "lifetime"`` takes Gaussian noise.  So do
+    settings that only Gaussian noise has: weights that a job names, combined statistics, rounds,
+    and windows that share periods.
     """
     privacy = plan.privacy
     if privacy.strategy != "auto" or plan.public_keys is not None:
@@ -53,18 +52,16 @@ def mean_loss(plan: Plan, budget: Budget) -> float:
     """Mean |released - true| over the keys of the reference, in counts of records or units.
 
     Args:
-        budget: of a plan with private keys.
+        plan: with private keys.
+        budget: of the plan.
     """
     chance = published_sizes(plan, budget).by(1.0)
-    density = SIZES**DENSITY
-    lost = chance * _noise(plan, budget) + (1 - chance) * SIZES
-    total = float(np.trapezoid(density, SIZES))
-    return float(np.trapezoid(density * lost, SIZES)) / total
+    return mean_over_keys(chance * _noise(plan, budget) + (1 - chance) * SIZES)
 
 
 def _noise(plan: Plan, budget: Budget) -> float:
-    """Mean |noise| of a window's last release over the most that a record adds: geometric mean of
-    the columns."""
+    """Mean |noise| of a window's last release, in units of the most that a record adds: geometric
+    mean over the columns."""
     bounds = [stream.sensitivity for stream in plan.design.streams]
     noises = list(zip(budget.values, bounds, strict=True))
     if budget.units is not None:

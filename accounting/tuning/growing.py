@@ -126,10 +126,10 @@ def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) 
         most, sooner: its k and coin (``accounting.query.truncation``).
     """
     coin = sooner * 2.0**-32
-    kept = _above(least - sizes, most, scale)
+    chance = _above(least - sizes, most, scale)
     if not sooner:
-        return kept
-    return np.asarray(coin * _above(least - 1 - sizes, most - 1, scale) + (1 - coin) * kept)
+        return chance
+    return np.asarray(coin * _above(least - 1 - sizes, most - 1, scale) + (1 - coin) * chance)
 
 
 def _above(bound: Float64, most: int, scale: float) -> Float64:

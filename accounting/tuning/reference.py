@@ -101,8 +101,18 @@ def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
     return Standing(keys, early, float(np.interp(0.5, found.chances[-1], SIZES)), noise)
 
 
-def _of_density(chance: Float64) -> float:
-    return float(np.trapezoid(SIZES**DENSITY * chance, SIZES))
+def mean_over_keys(figures: Float64) -> float:
+    """Mean of a figure over all keys of the reference population.
+
+    Args:
+        figures: (sizes,) of a key of each of ``SIZES`` units.
+    """
+    return _of_density(figures) / _of_density(np.ones(len(SIZES)))
+
+
+def _of_density(figures: Float64) -> float:
+    """Sum of a figure over the keys, with the density of ``SIZES``."""
+    return float(np.trapezoid(SIZES**DENSITY * figures, SIZES))
 
 
 def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Published:

@@ -244,11 +244,11 @@ class OneShot:
         weight = tail * (2 * half - 1)
         blocks = np.maximum(np.floor(np.log(half / weight) / fall), 0.0)
         beyond = weight * np.exp(blocks * fall)
-        left = half - beyond
-        # Of ``left``: floats, and what the further bits can change.
+        rest = half - beyond
+        # The error of ``rest``: of floats, and what the further bits can change.
         error = half * STAIRS_ERROR + beyond * (2.0**-64 / tail)
-        within = np.where(left < step, left, step + (left - step) / ratio)
-        error = np.where(left + error < step, error, error / ratio)
+        within = np.where(rest < step, rest, step + (rest - step) / ratio)
+        error = np.where(rest + error < step, error, error / ratio)
         value, open_ = _floor(blocks * sensitivity + within, error, low)
         value = np.where(low == word, -value, value)
         for row in np.flatnonzero(open_):

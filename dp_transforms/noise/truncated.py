@@ -1,9 +1,10 @@
-"""Truncated two-sided geometric noise of a count that is tested once, and published then.
+"""Truncated two-sided geometric noise of a count that is tested once and then published.
 
-The law, its coin and why they are private: ``accounting.query.truncation``.  A key has two nodes:
-node 0 is the uniform that the noise is drawn at, exactly (``geometric``), and the first bits of
-node 1 are the coin.  The test compares noise + coin with k, so that where the coin takes k - 1 the
-count needs one less; what is published has the noise alone.  Both read the same nodes.
+``accounting.query.truncation`` has the law, its coin and the proof.  A key has two nodes: node 0 is
+the uniform at which the noise is drawn exactly (``geometric``), and the first bits of node 1 are
+the coin.  The test compares count + noise + coin with k: where the coin replaces k by k - 1 the
+count needs one unit less.  The published count has the noise without the coin.  Both read the same
+nodes.
 """
 
 import hashlib
@@ -70,8 +71,8 @@ class TruncatedNodes:
             noise[row] = settle(law, further_bits(prf, name, 0, int(words[row])))
         if self._tested:
             noise = noise + less
-        asked = last > first
-        return noise[asked], np.cumsum(asked) - asked
+        drawn = last > first
+        return noise[drawn], np.cumsum(drawn) - drawn
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
         """The node of one name, as a function of the precision in bits."""

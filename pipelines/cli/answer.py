@@ -177,15 +177,15 @@ def _chosen(order: "Order", plan: "Plan", folder: Path, by_tables: bool, optimis
     from dpstream.pipelines.workload.execute import job_of
     from dpstream.pipelines.workload.registered import WorkloadQuestion, table_mechanism
 
-    asked, job = order.workload, order.job
+    workload, job = order.workload, order.job
 
     def gaussian_hash() -> str:
         if not by_tables:
             return job_of(order).plan.hash
-        drawn = table_mechanism(asked, order.strategy, job)
-        return WorkloadQuestion(asked, job, drawn, some=True).plan_hash
+        drawn = table_mechanism(workload, order.strategy, job)
+        return WorkloadQuestion(workload, job, drawn, some=True).plan_hash
 
-    return chosen(asked, job, plan, folder, gaussian_hash, optimise, order.fresh)
+    return chosen(workload, job, plan, folder, gaussian_hash, optimise, order.fresh)
 
 
 def _through_store(

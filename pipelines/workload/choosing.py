@@ -57,8 +57,8 @@ def chosen(
         charged = _charged(workload, job, folder, book, gaussian_hash)
         if charged is not None:
             return charged
-    left = None if book is None or optimise == "answer" else left_of(book)
-    return families_of(workload, plan, budget, folder, left).taken
+    remaining = None if book is None or optimise == "answer" else left_of(book)
+    return families_of(workload, plan, budget, folder, remaining).taken
 
 
 def left_of(book: Book) -> Left | None:

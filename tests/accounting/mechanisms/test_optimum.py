@@ -53,11 +53,11 @@ def test_chances_are_those_of_the_recursion_and_use_all_of_delta(
     with mpmath.workdps(700):
         exact = recursion(epsilon, delta)
         assert len(optimum.edges) == len(exact) - 2
-        found = [mine(optimum, n) for n in range(len(exact) + 2)]
-        for n, chance in enumerate(found):
+        drawn = [mine(optimum, n) for n in range(len(exact) + 2)]
+        for n, chance in enumerate(drawn):
             assert abs(chance - exact[min(n, len(exact) - 1)]) < ROUNDING
         assert optimum.edges.tolist() == [int(p * 2**64) for p in exact[1:-1]]
-        assert abs(excess(found, epsilon) - mpmath.mpf(delta)) < ROUNDING
+        assert abs(excess(drawn, epsilon) - mpmath.mpf(delta)) < ROUNDING
         even = next(n for n, p in enumerate(exact) if p >= 0.5)
         assert optimum.even == even
 
@@ -86,8 +86,8 @@ def test_a_count_costs_the_rounding_of_k_and_no_more(epsilon: float, delta: floa
         weight = {z: mpmath.exp(-abs(z) * mpmath.mpf(epsilon)) for z in range(-k, k + 1)}
         total = mpmath.fsum(weight.values())
         for n in range(2 * k + 3):
-            shown = mpmath.fsum(w for z, w in weight.items() if n + z > k) / total
-            assert shown <= mine(optimum, n) + ROUNDING
+            released = mpmath.fsum(w for z, w in weight.items() if n + z > k) / total
+            assert released <= mine(optimum, n) + ROUNDING
 
 
 def test_a_uniform_at_a_chance_is_settled_by_its_further_bits() -> None:
@@ -98,8 +98,8 @@ def test_a_uniform_at_a_chance_is_settled_by_its_further_bits() -> None:
             for n in (1, optimum.even, len(exact) - 2):
                 edge = int(exact[n] * mpmath.mpf(2) ** 320)
                 for value, least in ((edge - 2**40, n), (edge + 2**40, n + 1)):
-                    asked = optimum.settle(lambda k, v=value: (v >> (256 - 128 * k), 64 + 128 * k))  # type: ignore[misc]
-                    assert asked == least
+                    calls = optimum.settle(lambda k, v=value: (v >> (256 - 128 * k), 64 + 128 * k))  # type: ignore[misc]
+                    assert calls == least
 
 
 def test_many_chances_are_not_listed() -> None:

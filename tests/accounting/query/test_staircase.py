@@ -75,14 +75,14 @@ def test_the_step_of_least_variance() -> None:
         square = {r: moments(scale, sensitivity, r)[1] for r in range(1, sensitivity + 1)}
         plain = moments(scale / sensitivity * 1.0, 1, 1)[1] if sensitivity == 1 else None
         assert plain is None
-        found = staircase(scale, sensitivity)
+        stairs = staircase(scale, sensitivity)
         ratio = math.exp(-1 / scale)
         geometric = 2 * ratio / (1 - ratio) ** 2
-        if found is None:
+        if stairs is None:
             assert min(square.values()) >= geometric * (1 - 1e-12)
         else:
-            assert found[0] == scale and square[found[1]] < geometric
-            assert square[found[1]] == pytest.approx(min(square.values()), rel=1e-9)
+            assert stairs[0] == scale and square[stairs[1]] < geometric
+            assert square[stairs[1]] == pytest.approx(min(square.values()), rel=1e-9)
 
 
 def test_where_there_is_none() -> None:
@@ -95,9 +95,9 @@ def test_what_it_saves() -> None:
     """The table of the module: sd below that of geometric noise, of a bound of 2^20."""
     print("\n  b  geometric  staircase   less")
     for b, less in ((0.5, 0.005), (1, 0.02), (2, 0.08), (3, 0.17), (4, 0.27), (6, 0.49)):
-        found = staircase((1 << 20) / b, 1 << 20)
-        assert found is not None
-        sd = math.sqrt(moments(found[0], 1 << 20, found[1])[1]) / (1 << 20)
+        stairs = staircase((1 << 20) / b, 1 << 20)
+        assert stairs is not None
+        sd = math.sqrt(moments(stairs[0], 1 << 20, stairs[1])[1]) / (1 << 20)
         saved = 1 - sd * b / math.sqrt(2)
         print(f"{b:3g}  {math.sqrt(2) / b:9.4f}  {sd:9.4f}  {saved:.1%}")
         assert less < saved < less + 0.02

@@ -116,8 +116,8 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
     with mpmath.workdps(60):
         epsilon, counts, d = 1 / mpmath.mpf(scale), 2 * k + 2, mpmath.mpf(delta)
         noise = masses(scale, k)
-        found = worst(lambda n: shown(n, noise, k + 1), counts, epsilon)
-        assert abs(found - noise[k]) < ROUNDING and found <= d
+        drawn = worst(lambda n: shown(n, noise, k + 1), counts, epsilon)
+        assert abs(drawn - noise[k]) < ROUNDING and drawn <= d
         assert max(noise) <= k  # so that a key without a unit would not be shown if it were known
         for m in (2, 3):  # a count that is shown has m units
             assert worst(lambda n, m=m: shown(n, noise, k + m), counts + m, epsilon) <= d  # type: ignore[misc]
@@ -125,7 +125,7 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
         # With the coin, told or not, it is d and hardly less; a coin of a tenth more is too much.
         less, chance = masses(scale, k - 1), mpmath.mpf(coin) / 2**32
         with_coin = worst(lambda n: mixed(n, less, noise, k, chance), counts, epsilon)
-        told = chance * worst(lambda n: shown(n, less, k), counts, epsilon) + (1 - chance) * found
+        told = chance * worst(lambda n: shown(n, less, k), counts, epsilon) + (1 - chance) * drawn
         assert with_coin <= told + ROUNDING and told <= d
         assert k == 1 or told > d * (1 - mpmath.mpf(10) ** -5)
         more = (chance * 11 + 1) / 10
@@ -139,11 +139,11 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
             assert worst(twin, counts, epsilon) > d
         # Without truncation delta is the whole tail, P[Z >= k].
         untruncated = worst(lambda n: shown(n, plain, k + 1), counts, epsilon)
-        assert untruncated > found + ROUNDING
+        assert untruncated > drawn + ROUNDING
         # A remembered key is shown whatever it counts, and has no delta: truncated noise tells.
         tells = worst(lambda n: {n + z: p for z, p in noise.items()}, 2, epsilon)
-        kept = worst(lambda n: {n + z: p for z, p in plain.items()}, 2, epsilon)
-        assert tells > found - ROUNDING and kept < ROUNDING
+        share = worst(lambda n: {n + z: p for z, p in plain.items()}, 2, epsilon)
+        assert tells > drawn - ROUNDING and share < ROUNDING
 
 
 def test_noise_that_is_not_truncated_needs_a_larger_threshold() -> None:

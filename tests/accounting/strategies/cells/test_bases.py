@@ -24,8 +24,8 @@ from dpstream.accounting.workloads.factors import explicit, interval
 def strategy(size: int, seed: int = 0) -> Float64:
     """A positive definite matrix of unit diagonal."""
     rows = np.random.default_rng(seed).normal(size=(2 * size, size)) + 1.0
-    found = rows.T @ rows
-    return np.asarray(found / np.sqrt(np.outer(np.diag(found), np.diag(found))))
+    measured = rows.T @ rows
+    return np.asarray(measured / np.sqrt(np.outer(np.diag(measured), np.diag(measured))))
 
 
 def moves(basis: Basis) -> list[list[Fraction]]:

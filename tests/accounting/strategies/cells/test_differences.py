@@ -14,11 +14,11 @@ from dpstream.accounting.strategies.cells.differences import column_norm2, matri
 def test_differences_are_those_of_the_matrix_and_come_back(sizes: tuple[int, ...]) -> None:
     table = np.random.default_rng(1).integers(0, 10**9, sizes)
     bases = [Even(n) for n in sizes]
-    found = reduced(table, bases)
+    measured = reduced(table, bases)
     sub = kron([matrix(n) for n in sizes]) if sizes else np.ones((1, 1))
-    assert found.dtype == np.int64 and np.array_equal(found.ravel(), sub @ table.ravel())
+    assert measured.dtype == np.int64 and np.array_equal(measured.ravel(), sub @ table.ravel())
     centred = kron([np.eye(n) - 1 / n for n in sizes]) if sizes else np.ones((1, 1))
-    back = restored(found.astype(np.float64), bases)
+    back = restored(measured.astype(np.float64), bases)
     assert back.shape == table.shape and np.allclose(back.ravel(), centred @ table.ravel())
 
 

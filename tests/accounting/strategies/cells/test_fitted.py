@@ -41,8 +41,8 @@ WORKLOADS = {
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_errors_and_sensitivity_are_those_of_the_matrix(name: str) -> None:
     workload = WORKLOADS[name]
-    found = fit(workload)
-    gram = found.strategy.gram
+    actual = fit(workload)
+    gram = actual.strategy.gram
     assert isinstance(gram, FittedTables)
     matrix, queries = gram.dense(), rows(workload)
     inverse = np.linalg.pinv(matrix, rcond=1e-11, hermitian=True)
@@ -53,10 +53,10 @@ def test_errors_and_sensitivity_are_those_of_the_matrix(name: str) -> None:
     np.testing.assert_allclose(flat * weights, variances, rtol=1e-6)
     np.testing.assert_allclose(gram.means(workload), [v.mean() for v in gram.variances(workload)])
     assert np.diag(matrix).max() <= gram.sensitivity2 <= 1 + 1e-9
-    assert found.strategy.error(workload) == pytest.approx(found.error, rel=1e-9)
-    assert gram.sensitivity2 * variances.sum() == pytest.approx(found.error, rel=1e-6)
+    assert actual.strategy.error(workload) == pytest.approx(actual.error, rel=1e-9)
+    assert gram.sensitivity2 * variances.sum() == pytest.approx(actual.error, rel=1e-6)
     # Between the optimum and what even bases reach.
-    assert optimum(workload).floor <= found.error <= residual(workload)[1] * (1 + 1e-9)
+    assert optimum(workload).floor <= actual.error <= residual(workload)[1] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -75,8 +75,8 @@ def test_weights_are_the_best_of_these_bases(name: str) -> None:
         y = np.exp(logits)
         return float((np.array(alone) / y).sum() * (y * gram.costs).sum())
 
-    found = minimize(error, start, method="BFGS")
-    assert weighed(workload, gram.bases)[1] == pytest.approx(found.fun, rel=1e-4)
+    actual = minimize(error, start, method="BFGS")
+    assert weighed(workload, gram.bases)[1] == pytest.approx(actual.fun, rel=1e-4)
 
 
 def test_even_bases_are_the_plain_tables() -> None:
@@ -102,11 +102,11 @@ def test_the_sensitivity_is_rounded_up() -> None:
 
 def test_stored() -> None:
     workload = WORKLOADS["mixed"]
-    found = fit(workload)
-    plan = Plan(found.strategy, "total", found.error, found.error, found.weights)
+    actual = fit(workload)
+    plan = Plan(actual.strategy, "total", actual.error, actual.error, actual.weights)
     again = from_arrays(to_arrays(plan, workload.structure), workload.structure)
     assert isinstance(again.strategy.gram, FittedTables)
-    assert again.strategy.error(workload) == found.strategy.error(workload)
+    assert again.strategy.error(workload) == actual.strategy.error(workload)
     assert [b.canonical() for b in again.strategy.gram.bases] == [
-        b.canonical() for b in found.strategy.gram.bases  # type: ignore[attr-defined]
+        b.canonical() for b in actual.strategy.gram.bases  # type: ignore[attr-defined]
     ]  # fmt: skip

@@ -23,16 +23,16 @@ from tests.accounting.strategies.cells.test_fitted import WORKLOADS
 )  # fmt: skip
 def test_figures(sizes: list[int], kind: str, most: float) -> None:
     workload = marginals(attributes(*sizes), [2], kind)
-    found = fit(workload)
-    assert most * 0.99 <= math.sqrt(found.error / workload.weight) <= most
+    result = fit(workload)
+    assert most * 0.99 <= math.sqrt(result.error / workload.weight) <= most
 
 
 def test_fewer_cells_say_how_often_the_total_is_asked() -> None:
     """Above 512 cells the basis starts from that of fewer."""
     workload = marginals(attributes(520, 520), [2, 1], "range")
-    found = fit(workload)
-    assert found.error < residual(workload)[1] / 20
-    assert found.strategy.error(workload) == pytest.approx(found.error, rel=1e-9)
+    result = fit(workload)
+    assert result.error < residual(workload)[1] / 20
+    assert result.strategy.error(workload) == pytest.approx(result.error, rel=1e-9)
 
 
 def test_cells_of_tables_of_counts_are_measured_evenly() -> None:
@@ -49,8 +49,8 @@ def test_close_to_the_optimum_of_all_cells(name: str, loss: float) -> None:
 
 def test_no_other_basis_tried_at_random_is_better() -> None:
     workload = WORKLOADS["prefixes"]
-    found, rng = fit(workload), np.random.default_rng(6)
-    gram = found.strategy.gram
+    result, rng = fit(workload), np.random.default_rng(6)
+    gram = result.strategy.gram
     assert isinstance(gram, FittedTables)
     for _ in range(30):
         bases = []
@@ -60,4 +60,4 @@ def test_no_other_basis_tried_at_random_is_better() -> None:
             # A strategy near the one that the basis is of.
             matrix = np.linalg.inv(basis.covariance + np.outer(basis.spread, basis.spread))
             bases.append(fitted(moved.T @ matrix @ moved, 14))
-        assert weighed(workload, tuple(bases))[1] >= found.error * (1 - 1e-3)
+        assert weighed(workload, tuple(bases))[1] >= result.error * (1 - 1e-3)
