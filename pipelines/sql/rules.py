@@ -103,7 +103,7 @@ RULES: dict[str, Rule] = {
     ),
     "selection": Rule(
         "has a group_selection_strategy that is not known",
-        "write group_selection_strategy = LAPLACE_THRESHOLD or PUBLIC_GROUPS, or omit it",
+        "write group_selection_strategy = THRESHOLDS or PUBLIC_GROUPS, or omit it",
     ),
     "unit-column": Rule(
         f"has a privacy_unit_column that is not {_UNIT} of the relation after FROM",
