@@ -20,6 +20,7 @@ from dpstream.accounting.strategies.cells.products import alternating, floor_of,
 from dpstream.accounting.strategies.cells.residual import residual, worst_table
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.strategies.cells.tridiagonal import MANY_CELLS
 from dpstream.accounting.strategies.cells.worst import worst
 from dpstream.accounting.workloads.workload import Workload
 
@@ -92,13 +93,14 @@ def _total(workload: Workload, tolerance: float) -> Plan:
     floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
     fitted = fit(workload)
     best = Plan(fitted.strategy, "total", fitted.error, floor, (), LARGE)
-    proven = union_floor(workload, fitted.weights)
+    large = max(workload.sizes) > MANY_CELLS  # decompositions of such an attribute take minutes
+    proven = 0.0 if large else union_floor(workload, fitted.weights)
     if proven > floor:
         best = best._replace(floor=proven, certificate=fitted.weights)
     candidates = [residual(workload)[0]]
     # A product over more cells than are ever noised one by one answers nothing.
     few = workload.cells <= MAX_MIXED_CELLS
-    if few and len(workload.products) * len(workload.sizes) <= _TURNS:
+    if few and not large and len(workload.products) * len(workload.sizes) <= _TURNS:
         candidates.append(alternating(workload, tolerance))
     return _better(best, workload, candidates)
 

@@ -19,12 +19,14 @@ from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.optimum import Solved, optimum
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.tridiagonal import KINDS, tridiagonal_optimum
+from dpstream.accounting.strategies.cells.tridiagonal import (
+    KINDS,
+    MANY_CELLS,
+    tridiagonal_optimum,
+)
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
-#: Cells of an attribute above which ranges and prefixes are solved by tridiagonal matrices.
-_TRIDIAGONAL = 4096
 #: Rounds of turns: later ones change the error by less than a part in 1e4.
 _ROUNDS, _SETTLED = 20, 1e-4
 
@@ -108,7 +110,7 @@ def _axis(part: Workload, tolerance: float) -> Solved:
         return Solved(cells, float(n), float(n), (even,), 0)
     [factor, *_] = product.factors or (None,)
     banded = factor is not None and factor.kind in KINDS and not factor.relative
-    if factor is not None and banded and not others and part.cells > _TRIDIAGONAL:
+    if factor is not None and banded and not others and part.cells > MANY_CELLS:
         found = tridiagonal_optimum(factor, tolerance)
     else:
         found = optimum(part, tolerance)

@@ -22,6 +22,8 @@ from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import Factor, interval
 from dpstream.accounting.workloads.workload import workload_of
 
+#: Cells of an attribute above which ranges and prefixes are solved so.
+MANY_CELLS = 4096
 #: Kinds of factors that are solved so, and cells of the grid that the first weights come from.
 KINDS, _COARSE = ("range", "prefix"), 1024
 #: Columns worked on at a time; what an eigenvalue may be off, in units of the largest.
