@@ -188,10 +188,16 @@ def settings(contributions: int, triggers: int) -> dict[str, dict[str, Any]]:
     weights = usual_weights(
         contributions, combine=True, sticky=True, fused=False, skip=triggers > 1
     )
-    at_end = {**combined, "weights": SelectionWeights(2.0, 1.0), "selection_share": 0.65}
+    at_end = {**combined, "usual_weights": False, "skip": False, "tests": (triggers,)}
+    once = {
+        f"one test, share {share:g}": {
+            **at_end, "weights": SelectionWeights(2.0, 1.0), "selection_share": share,
+        }
+        for share in (0.35, 0.5, 0.65)
+    }  # fmt: skip
     return {
         "combined": {**combined, "weights": weights},
-        "one test": {**at_end, "usual_weights": False, "skip": False, "tests": (triggers,)},
+        **once,
         "per key": {"per_key_bound": 1},
         "fused": {"kind": "units"},
         "geometric": {"kind": "units", "strategy": "geometric"},
