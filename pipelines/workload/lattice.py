@@ -22,7 +22,7 @@ narrower of both is taken, by b and the rows alone.
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -33,12 +33,12 @@ from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.dp_transforms.noise.inputs import InputDigest
-from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
-from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.workload.cache import solved, solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.planning import Guarantee, queries_of
+
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.noise.prf import KeyRing
 
 #: Bits of a lattice over all its axes.
 BITS = 24
@@ -180,13 +180,19 @@ def planned_purely(
     }
 
 
-def published(lattice: Lattice, cells: Int64, keys: KeyRing, run_name: tuple[bytes, ...]) -> Int64:
+def published(
+    lattice: Lattice, cells: Int64, keys: "KeyRing", run_name: tuple[bytes, ...]
+) -> Int64:
     """(rows on each axis) B x + noise.
 
     Args:
         cells: exact counts, an axis for each attribute: PRIVATE.
         run_name: run id, committed before, and digest of the plan.
     """
+    # What draws loads the compiler, which a plan does without.
+    from dpstream.dp_transforms.noise.inputs import InputDigest
+    from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+
     exact = cells
     for axis, factor in enumerate(lattice.strategy.factors):
         exact = np.moveaxis(np.tensordot(factor, exact, (1, axis)), 0, axis)

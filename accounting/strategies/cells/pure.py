@@ -103,7 +103,7 @@ def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
         raise PolicyError(
             "privacy",
             "pure epsilon answers one product of queries, or one attribute",
-            "use Gaussian",
+            "use --mechanism gaussian with --delta, or auto",
         )
     parts = [workload] if len(workload.sizes) == 1 else workload.axes(workload.products[0])
     solved: dict[str, PureStrategy] = {}

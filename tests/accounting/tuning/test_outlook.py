@@ -79,7 +79,7 @@ def test_where_nothing_helps_for_nothing(make_plan: Make) -> None:
     plan = make_plan(1, contributions=10, weights=MILD, strategy="blt", windows=2)
     answers = outlook(plan, allocate(plan))
     best = answers["helps_most"]
-    assert not best["helps"] and best["gain"] > 1.05 and "keys.public" in best["settings"]
+    assert not best["helps"] and best["gain"] > 1.05
     assert any(
         change["another"] and "another figure: one record" in change["effect"]
         for change in answers["changes"]
