@@ -66,6 +66,9 @@ from dpstream.accounting.limits import DECODE_BITS
 _SLACK = 1e-13
 #: Tails that are computed at once.
 _TAILS_AT_ONCE = 1 << 20
+#: Steps towards a threshold at most; the last one is that short, below a unit of the thresholds.
+_STEPS, _NEAR = 200, 1e-4
+_UNITS = float(1 << DECODE_BITS)
 
 
 def isf(log_tail: float) -> float:
@@ -152,30 +155,44 @@ def joint_thresholds(
     largest, logs = float(values[-1]), np.log(counts)
     goals = math.log(total) + np.log(shares)
     base = mu_count * largest + rounding
-    # C tails of the largest are enough; below the first value that nobody passes there is no tau.
-    all_alike = _quantiles(goals - math.log(len(adds)))
-    high = fixed_point((base + largest + sd * all_alike) * (1 + _SLACK))
-    low = fixed_point(base) - 1
-    while (high - low > 1).any():
-        middle = low + (high - low) // 2
-        passes = _log_tails(middle, base, sd, values, logs) <= goals - _SLACK * np.abs(goals)
-        high, low = np.where(passes, middle, high), np.where(passes, low, middle)
-    return high
+    # Nobody passes at ``low``; C tails of the largest are enough at ``high``.  Between them steps
+    # go along tangents, or halve what is left where a tangent leads out of it.
+    low = base.copy()
+    limit = high = base + largest + sd * _quantiles(goals - math.log(len(adds)))
+    for _ in range(_STEPS):
+        sums, slopes = _log_tails(limit, base, sd, values, logs)
+        low, high = np.where(sums > goals, limit, low), np.where(sums > goals, high, limit)
+        nearer = limit - (sums - goals) / slopes
+        nearer = np.where((nearer > low) & (nearer <= high), nearer, low + (high - low) / 2)
+        step, limit = np.abs(nearer - limit), nearer
+        if (step < _NEAR).all():
+            break
+    tau, goals = fixed_point(limit), goals - _SLACK * np.abs(goals)
+    while (over := _log_tails(tau / _UNITS, base, sd, values, logs)[0] > goals).any():
+        tau = tau + over
+    return tau
 
 
-def _log_tails(tau: Int64, base: Float64, sd: Float64, values: Float64, logs: Float64) -> Float64:
-    """(tests,) logs of sum over values of count Q((tau - base - value) / sd), rounded up."""
-    limit = tau / float(1 << DECODE_BITS)
-    out = np.empty(len(tau))
+def _log_tails(
+    limit: Float64, base: Float64, sd: Float64, values: Float64, logs: Float64
+) -> tuple[Float64, Float64]:
+    """(tests,) logs of sum over values of count Q((limit - base - value) / sd), rounded up, and
+    their slopes in ``limit``."""
+    out, slopes = np.empty(len(limit)), np.empty(len(limit))
     rows = max(1, _TAILS_AT_ONCE // len(values))
-    for begin in range(0, len(tau), rows):
+    for begin in range(0, len(limit), rows):
         some = slice(begin, begin + rows)
         size = (np.abs(limit[some]) + np.abs(base[some]))[:, None] + values
         gap = (limit[some] - base[some])[:, None] - values - _SLACK * size
-        terms = special.log_ndtr(-gap / sd[some, None]) + logs
-        most = terms.max(axis=1)
-        out[some] = most + np.log(np.exp(terms - most[:, None]).sum(axis=1))
-    return out + _SLACK * (10 + np.abs(out))
+        gap /= sd[some, None]
+        tails = special.log_ndtr(-gap)
+        most = (tails + logs).max(axis=1)
+        parts = np.exp(tails + logs - most[:, None])
+        total = parts.sum(axis=1)
+        out[some] = most + np.log(total)
+        hazards = np.exp(-(gap**2) / 2 - tails) / math.sqrt(2 * math.pi)
+        slopes[some] = -(parts * hazards).sum(axis=1) / total / sd[some]
+    return out + _SLACK * (10 + np.abs(out)), slopes
 
 
 def lone_tail(tau: Int64, mu_count: int, sd: Float64, rounding: Float64, alone: int) -> float:
@@ -186,7 +203,7 @@ def lone_tail(tau: Int64, mu_count: int, sd: Float64, rounding: Float64, alone: 
         mu_count, sd, rounding, alone: as for ``thresholds``.
     """
     base, one = mu_count * alone + rounding, np.zeros(1)
-    logs = _log_tails(tau, base, sd, np.array([float(alone)]), one)
+    logs, _ = _log_tails(tau / _UNITS, base, sd, np.array([float(alone)]), one)
     return min(1.0, float(np.exp(logs).sum()) * (1 + 1e-9))
 
 
