@@ -44,7 +44,7 @@ from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.query import staircase
 from dpstream.accounting.query.bounds import design_bounds
 from dpstream.accounting.query.calibration import Cost, PartNoise, QueryBudget, cost_of
-from dpstream.accounting.query.grids import BITS, Gridded, finest, regridded
+from dpstream.accounting.query.grids import BITS, Gridded, finer_sums, finest, regridded
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.query.parts import parts_of
 from dpstream.accounting.query.plan import Family, QueryPlan
@@ -175,7 +175,8 @@ def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Fami
     """
     asked = plan_of(BITS)
     if asked.mechanism != "auto":
-        return Families(asked, optimise, (finest(plan_of),))
+        option = finest(functools.partial(_in_family, plan_of, asked.mechanism))
+        return Families(asked, optimise, (option,))
     asked.check()
     options, refusals = list[Gridded](), list[UsageError]()
     for family in FAMILIES:
@@ -191,7 +192,7 @@ def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Fami
 
 
 def _in_family(plan_of: Callable[[int], QueryPlan], family: Family, bits: int) -> QueryPlan:
-    return msgspec.structs.replace(plan_of(bits), mechanism=family)
+    return finer_sums(msgspec.structs.replace(plan_of(bits), mechanism=family), bits)
 
 
 def _fits(plan: QueryPlan, family: Family) -> bool:

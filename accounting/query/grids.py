@@ -8,6 +8,11 @@ what one unit may add, which noise that hides a unit dominates.  SUM of whole nu
 bounds has steps of at least 1, counts have 1.  Where the budget is so small that noise would leave
 the sampler's range, all bits are four less, and so on (`finest`).
 
+A staircase of an sd near 1 is coarse on steps of 1: its sd falls by up to 8% on steps of 1/2 to
+1/16 (`finer_sums`).  Whole numbers are whole numbers of such steps, so that nothing is rounded, and
+L is as many times larger.  Steps depend on the plan alone, and the sensitivity argument of
+`query.staircase` holds for any L: epsilon stays as it is.
+
 Bounds that the query chooses are looked for in steps of 1 for whole numbers and counts, else of
 2^-8; once chosen they have the grid that they would have had.
 """
@@ -29,6 +34,9 @@ _VALUE_BITS = 32
 ASSUMED = (0.0, 1.0)
 _AUTOMATIC = 2.0**-8
 _FEW = ("var", "stddev", "quantiles")
+#: Sums of whole numbers keep steps of 1 where their sd is at least this, because finer steps gain
+#: less than 1.5% there; and log2 of how much finer their steps may be.
+_COARSE, _FINER = 2.0, range(1, 5)
 
 
 class Gridded(NamedTuple):
@@ -83,6 +91,60 @@ def finest(plan_of: Callable[[int], QueryPlan]) -> Gridded:
             continue
         break
     return found
+
+
+def finer_sums(plan: QueryPlan, bits: int) -> QueryPlan:
+    """A geometric plan whose sums of whole numbers have finer steps where their sd is smaller so.
+
+    The sd of a sum is then the least of a few, each of which does not rise with epsilon, nor when
+    kappa or a bound falls.  Only the sd on steps of 1 decides whether it is, so that the sd of the
+    answer does not rise either.
+
+    Args:
+        plan: its family is chosen.
+        bits: see `Gridded`.
+
+    Returns:
+        The plan itself where kappa, bounds or rows of a unit are the query's to choose.
+    """
+    names = [column.name for column in plan.columns if _coarse(plan, column)]
+    if plan.mechanism != "geometric" or plan.automatic_groups or not names:
+        return plan
+    try:
+        least = _sds(plan, bits)
+        names = [name for name in names if least[name] < _COARSE]
+        steps = dict.fromkeys(names, 1.0)
+        for finer in _FINER if names else ():
+            sds = _sds(_stepped(plan, dict.fromkeys(names, 2.0**-finer)), bits)
+            for name in names:
+                if sds[name] < least[name]:
+                    least[name], steps[name] = sds[name], 2.0**-finer
+    except UsageError:  # `finest` asks again, on coarser grids of the other columns
+        return plan
+    return _stepped(plan, steps)
+
+
+def _coarse(plan: QueryPlan, column: QueryColumn) -> bool:
+    """Whether it is a sum on steps of 1 that can have staircase noise."""
+    given = column.kind == "sum" and column.low is not None and not column.automatic_rows
+    return given and column.grid == 1 and plan.norm_of(column) is None
+
+
+def _sds(plan: QueryPlan, bits: int) -> dict[str, float]:
+    """sd of the sum of each column that has one, in the column's units."""
+    gridded = Gridded(plan, design_bounds(plan), bits)
+    sketch = gridded.sketched()
+    grids = {column.name: column.grid for column in sketch.columns}
+    sums = (noise for noise in gridded.budget(sketch).parts if noise.part.what == "sum")
+    return {n.part.column: n.sd * grids[n.part.column] / n.part.unit for n in sums}
+
+
+def _stepped(plan: QueryPlan, steps: Mapping[str, float]) -> QueryPlan:
+    columns = tuple(
+        msgspec.structs.replace(column, grid=steps.get(column.name, column.grid))
+        for column in plan.columns
+    )
+    return msgspec.structs.replace(plan, columns=columns)
 
 
 def grid_of(column: QueryColumn, whole: bool, bits: int) -> float:

@@ -239,6 +239,7 @@ KINDS = {
     "rows": lambda most: QueryColumn("n", "count", rows=most),
     "per group": lambda most: QueryColumn("n", "count", 0.0, float(most), per="group"),
     "sum": lambda most: QueryColumn("s", "sum", -1.0, float(most), rows=3),
+    "finer steps": lambda most: QueryColumn("s", "sum", 0.0, most + 1.0, per="group"),
 }
 
 
@@ -256,7 +257,7 @@ def test_sd_never_rises(kind: str, limit: Limit | None) -> None:
         of = families(KINDS[kind](int(most)), epsilon=epsilon, delta=delta, groups=kappa,
                       optimise="answer" if limit is None else "limit")  # fmt: skip
         option = of.taken(limit)
-        sd[at] = option.budget(option.plan).parts[0].sd
+        sd[at] = option.budget(option.plan).parts[0].sd * option.plan.columns[0].grid
     slack = 1 + 1e-9
     for axis, falls in ((0, True), (1, True), (2, False), (3, False)):
         first, then = (sd.take(range(*r), axis) for r in ((0, sd.shape[axis] - 1),

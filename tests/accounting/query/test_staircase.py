@@ -2,14 +2,17 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.balls import precision
+from dpstream.accounting.errors import required
 from dpstream.accounting.mechanisms.laws import DiscreteStaircaseLaw
 from dpstream.accounting.query.calibration import allocate_query
+from dpstream.accounting.query.families import families_of
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.staircase import LEAST, MOST, margin, moments, staircase
 from tests.queries import MEAN, UNITS, query
@@ -124,3 +127,41 @@ def test_a_question_with_staircases_loses_no_more_than_epsilon(groups: int) -> N
         )
     assert 12 * 0.999 < total <= 12 * (1 + 1e-9)
     assert budget.loss(groups) <= 1
+
+
+# --- finer steps of whole numbers ------------------------------------------------------------
+
+
+def stepped(most: float, epsilon: float, **settings: Any) -> tuple[float, float]:
+    """(step, sd) of a sum of whole numbers, public groups, geometric noise."""
+    column = QueryColumn("s", "sum", 0.0, most, per="group", **settings)
+    plan = query(column, epsilon=epsilon, mechanism="geometric", groups=1, selects=False)
+    option = families_of(lambda bits: plan, "answer").taken()
+    [noise] = option.budget(option.plan).parts
+    step = option.plan.columns[0].grid
+    assert noise.part.most == most / step  # L in steps, or a unit would move the sum by more
+    return step, noise.sd * step
+
+
+@pytest.mark.parametrize(
+    ("most", "epsilon", "step", "gain"),
+    [(10, 6, 1 / 8, 0.974), (5, 4, 1 / 16, 0.963), (64, 12, 1 / 4, 0.920),
+     (10, 3, 1, 1), (10, 8, 1, 1), (1, 6, 1, 1)],
+)  # fmt: skip
+def test_whole_numbers_take_finer_steps_where_the_sd_falls(
+    most: int, epsilon: float, step: float, gain: float
+) -> None:
+    """A scale for L of steps of 1 on finer steps would lose 1 / step times epsilon."""
+    coarse, r = required(staircase(most / epsilon, most), "ok") if most > 1 else (1 / epsilon, 1)
+    sd = math.sqrt(moments(coarse, most, r)[1])
+    assert stepped(most, epsilon) == (step, pytest.approx(gain * sd, rel=2e-3))
+    if step < 1:
+        fine = round(most / step)
+        scale, r = required(staircase(fine / epsilon, fine), "a staircase")
+        assert max(worst(scale, fine, r, v) for v in range(fine + 1)) <= epsilon * (1 + 1e-9)
+        wrong = fine / round(1 / step) / epsilon
+        assert worst(wrong, fine, r, fine) > 1.9 * epsilon
+
+
+def test_bounds_and_rows_that_the_question_chooses_keep_steps_of_one() -> None:
+    assert stepped(10, 6, automatic_rows=True)[0] == 1

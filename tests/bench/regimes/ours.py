@@ -47,25 +47,37 @@ def question(
     delta: float,
     selects: bool,
     family: Any = "auto",
-    most: int = 1,
 ) -> QueryBudget:
-    """A count of units by key, asked once, by the family that is taken without an account.
+    """A count of units by key, asked once, by the family that is taken without an account."""
+    return _taken(contributions, epsilon, delta, selects, family)[0]
+
+
+def _taken(
+    contributions: int,
+    epsilon: float,
+    delta: float,
+    selects: bool,
+    family: Any = "auto",
+    most: int = 1,
+) -> tuple[QueryBudget, float]:
+    """The budget, and the step of the column.
 
     Args:
-        most: above 1: a sum instead, clamped to [0, most] for each unit and key.
+        most: above 1: a sum of whole numbers, clamped to [0, most] for each unit and key.
     """
     units = QueryColumn("units", "units")
     if most > 1:
         units = QueryColumn("sum", "sum", 0.0, float(most), "group")
     plan = QueryPlan(epsilon, delta, contributions, None, family, selects, 1, (units,))
     taken = families_of(lambda bits: plan, "answer").taken()
-    return taken.budget(taken.plan)
+    return taken.budget(taken.plan), taken.plan.columns[0].grid
 
 
 def public_totals(contributions: int, epsilon: float, delta: float, most: int = 1) -> Figure:
     """One-shot, public keys: sd."""
-    [noise] = question(contributions, epsilon, delta, False, most=most).parts
-    return Figure(noise.sd, 0.0, noise.law)
+    budget, step = _taken(contributions, epsilon, delta, False, most=most)
+    [noise] = budget.parts
+    return Figure(noise.sd * step, 0.0, noise.law)
 
 
 def families_of_totals(
