@@ -53,7 +53,8 @@ def test_sd_is_that_of_the_law(scale: float) -> None:
 
 
 def test_scales_are_rounded_up() -> None:
-    for sensitivity, epsilon in ((1, 0.1), (7, 0.3), (10**12, 1.7), (3, 3.0)):
+    """Also where only the decimal, or only the float, needs the larger of two neighbours."""
+    for sensitivity, epsilon in ((1, 0.1), (7, 0.3), (1, 1.1), (10**12, 1.7), (3, 3.0)):
         scale = scale_for(sensitivity, Fraction(1, 3), epsilon)
         exact = Fraction(3 * sensitivity) / min(Fraction(epsilon), Fraction(repr(epsilon)))
         assert exact <= Fraction(scale) <= exact * (1 + Fraction(1, 2**51))

@@ -1,5 +1,7 @@
 """Bases of attributes against fractions and dense matrices."""
 
+import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -111,10 +113,43 @@ def test_less_noise_than_was_measured_is_seen() -> None:
     assert abs(float(exact_norm2(coarse)) - (1 - total)) > 1e-3
 
 
-@pytest.mark.parametrize("lower", [np.diag([1.0, 0.0]), np.diag([1.0, np.nan])])
+@pytest.mark.parametrize("seed", range(6))
+def test_sensitivity_is_bounded_where_its_floats_cancel(seed: int) -> None:
+    """(a c / 3 - b) / d in the longest column of L^-1, a c / 3 and b far larger than their rest."""
+    a, c = np.random.default_rng(seed).uniform(1, 2, 2) * (1e5, 1)
+    lower = np.array([[1.0, 0.0, 0.0], [a, 3.0, 0.0], [a * c / 3 - 20.0, c, 1e-5]])
+    basis = Fitted(np.array([3, 1, 2, 2]), 3, lower)
+    assert exact_norm2(basis) <= Fraction(basis.norm2) <= exact_norm2(basis) * 2
+
+
+NEARLY_SINGULAR = np.array([[1.0, 0.0], [1e9, 1e-9]])
+
+
+@pytest.mark.parametrize(
+    "lower", [np.diag([1.0, 0.0]), np.diag([1.0, np.nan]), NEARLY_SINGULAR], ids=str
+)
 def test_noise_that_misses_a_direction_is_refused(lower: Float64) -> None:
+    """Also where floats do not show that it has all of them."""
     with pytest.raises(InvariantError):
         Fitted(np.array([1, 1, 2]), 2, lower).norm2  # noqa: B018
+
+
+def test_the_cost_of_a_table_is_rounded_up() -> None:
+    for bases in itertools.product(BASES, repeat=3):
+        exact = math.prod(Fraction(basis.norm2) for basis in bases)
+        assert exact <= Fraction(cost2(bases)) <= exact * (1 + Fraction(1, 10**12))
+
+
+def test_each_number_of_a_basis_names_its_noise() -> None:
+    """Another split of a total, or another covariance, is other noise."""
+    lower = np.array([[1.0, 0.0], [0.25, 2.0]])
+    bases = [
+        Fitted(np.array([1, 1, 2]), 2, lower),
+        Fitted(np.array([1, 2, 1]), 2, lower),
+        Fitted(np.array([2, 2, 4]), 3, lower),
+        Fitted(np.array([1, 1, 2]), 2, lower * (1 + 2.0**-52)),
+    ]
+    assert len({basis.canonical() for basis in bases}) == len(bases)
 
 
 def test_products() -> None:
