@@ -117,12 +117,11 @@ def answer(
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
     from dpstream.pipelines.workload.ways import tables_of, way_of
 
-    loaded = load_job(required(job, "a job or a release is given"))
+    loaded = load_job(required(job, "a job or a release is given"), workload=True)
     place, folder = None if out is None else out.absolute(), folder_of(cache)
     privacy, stored = loaded.plan.privacy, over_time or runner != "DirectRunner" or bool(ctx.args)
     left_alone = (strategy, objective) == ("auto", "total") and not tables and not stored
-    if mechanism == "auto" and not (left_alone and loaded.ledger is not None):
-        mechanism = "gaussian"
+    mechanism = _possible(mechanism, loaded, tables, left_alone)
     if mechanism == "geometric":
         check_geometric(strategy, objective)
     else:
@@ -161,6 +160,27 @@ def _check_given(
         raise UsageError("--out", "is required", "name a new folder")
     if job is not None and covariance is not None:
         raise UsageError("--covariance", "is for --from", "ask it of the release")
+
+
+def _possible(mechanism: str, job: "Job", tables: bool, left_alone: bool) -> str:
+    """The mechanism, where ``auto`` has a choice between two, else the one that is possible.
+
+    Args:
+        left_alone: no option asks for Gaussian noise.
+
+    Raises:
+        UsageError: Gaussian noise is asked for, and the job's delta is 0.
+    """
+    if job.plan.privacy.delta:
+        only_gaussian = mechanism == "auto" and not (left_alone and job.ledger is not None)
+        return "gaussian" if only_gaussian else mechanism
+    if mechanism == "gaussian" or tables:
+        raise UsageError(
+            "--tables" if tables else "--mechanism",
+            "needs Gaussian noise, and the job's delta is 0",
+            "omit it, or write privacy.delta = 1e-9",
+        )
+    return "geometric"
 
 
 def _drawn_once(over_time: bool) -> UsageError:

@@ -66,11 +66,11 @@ def _tell(text: str) -> None:
     click.echo(text, err=True)
 
 
-def load_job(path: Path) -> "Job":
+def load_job(path: Path, workload: bool = False) -> "Job":
     """`pipelines.jobs.job.load_job`, which a command that only shows its help must not load."""
     from dpstream.pipelines.jobs import job
 
-    return job.load_job(path)
+    return job.load_job(path, workload)
 
 
 def print_json(value: Any) -> None:

@@ -97,7 +97,7 @@ def plan(
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
 
     drawn = picture is not None or matrix is not None
-    if mechanism == "auto" and epsilon is not None and (delta, mu) == (None, None):
+    if mechanism == "auto" and epsilon is not None and mu is None and not delta:
         mechanism = "geometric"
     elif mechanism == "auto" and (mu is not None or drawn or (strategy, objective) != _LEFT_ALONE):
         mechanism = "gaussian"

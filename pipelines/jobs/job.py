@@ -122,8 +122,12 @@ class Job(msgspec.Struct, frozen=True):
         return (self.privacy.insecure_test_key or self.privacy.insecure_test_run_id) is not None
 
 
-def load_job(path: str | Path) -> Job:
+def load_job(path: str | Path, workload: bool = False) -> Job:
     """Read and check a job file.
+
+    Args:
+        workload: it is asked a workload, whose domain takes the place of the keys: they are public,
+            so that delta may be 0.
 
     Raises:
         UsageError: unreadable, unknown or missing keys, values that are not usable.
@@ -131,7 +135,7 @@ def load_job(path: str | Path) -> Job:
             does not know.
     """
     path = Path(path).absolute()
-    job = job_of(decode_job(read_text(path)), path)
+    job = job_of(decode_job(read_text(path)), path, workload)
     check_tuning(job)
     return job
 
@@ -167,14 +171,17 @@ def decode_tables(tables: dict[str, Any]) -> JobFile:
         raise_decode_error(error, JobFile)
 
 
-def job_of(file: JobFile, path: Path) -> Job:
-    """The checked job of decoded tables; ``path`` (absolute) is where paths start from."""
+def job_of(file: JobFile, path: Path, workload: bool = False) -> Job:
+    """The checked job of decoded tables; ``path`` (absolute) is where paths start from, and
+    ``workload`` is that of `load_job`."""
     keep_beside(path)
     _check_tables(file)
     folder = path.parent
     keys = msgspec.structs.replace(
         file.keys, public=_under(folder, file.keys.public, "keys.public")
     )
+    # The cells of a workload are named by its domain, which is charged with the job's plan.
+    domain = workload and keys.public is None and file.privacy.delta == 0
     plan = Plan(
         source=file.source.name,
         unit=file.schema.unit,
@@ -182,12 +189,12 @@ def job_of(file: JobFile, path: Path) -> Job:
         event_time=file.schema.event_time.column,
         aggregates=file.aggregate,
         timeline=_timeline(file),
-        privacy=_privacy(file),
+        privacy=_privacy(file, domain or file.keys.public is not None),
         stamp=file.source.stamp_column,
         record_id=_record_id(file),
         remember=_remember(keys.remember),
         # Checked as a plan of public keys before the list is read.
-        public_keys=None if keys.public is None else _UNREAD,
+        public_keys=_UNREAD if domain or keys.public is not None else None,
     ).check()
     if plan.privacy.strategy == "auto" and plan.public_keys is None:
         from dpstream.accounting.tuning.family import resolved  # a reference population
@@ -318,15 +325,16 @@ def _timeline(file: JobFile) -> Timeline:
     )
 
 
-def _privacy(file: JobFile) -> Privacy:
-    own = {"weights": _weights(file), "usual_weights": file.privacy.weights == "auto"}
+def _privacy(file: JobFile, public: bool) -> Privacy:
+    """Args: public: whether keys are public."""
+    own = {"weights": _weights(file, public), "usual_weights": file.privacy.weights == "auto"}
     names = [name for name in Privacy.__struct_fields__ if name not in own]
     given = {name: getattr(file.privacy, name) for name in names} | own
-    given["strategy"] = file.privacy.strategy or ("auto" if file.keys.public else "blt")
+    given["strategy"] = file.privacy.strategy or ("auto" if public else "blt")
     return Privacy(**given)
 
 
-def _weights(file: JobFile) -> SelectionWeights | None:
+def _weights(file: JobFile, public: bool) -> SelectionWeights | None:
     """``auto``: what is usual for the job's kind."""
     privacy = file.privacy
     if isinstance(privacy.weights, SelectionWeights):
@@ -336,7 +344,7 @@ def _weights(file: JobFile) -> SelectionWeights | None:
     return usual_weights(
         privacy.contributions,
         combine=privacy.combine,
-        sticky=privacy.mode == "sticky" and file.keys.public is None,
+        sticky=privacy.mode == "sticky" and not public,
         fused=any(a.kind == "units" for a in file.aggregate) and not privacy.skip,
         skip=bool(privacy.skip),
     )

@@ -65,6 +65,12 @@ def guarantee_of(
         return Guarantee(mu, contributions=contributions)
     if epsilon is None or delta is None:
         raise UsageError("--epsilon", "and --delta belong together", "give both")
+    if delta == 0:
+        raise PolicyError(
+            "--delta", "is 0, and Gaussian noise needs a delta",
+            "use --mechanism geometric, without options of strategies and pictures; or a --delta"
+            " such as 1e-9",
+        )  # fmt: skip
     if not (0 < epsilon < math.inf and MIN_DELTA <= delta < 1):
         raise PolicyError(
             "--epsilon", f"must be positive, and --delta from {MIN_DELTA:g} to 1", "correct them"

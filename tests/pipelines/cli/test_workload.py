@@ -40,6 +40,18 @@ def test_pure(tmp_path: Path) -> None:
         assert "--mechanism" in refused(*given, "--epsilon", "1", *more)
 
 
+def test_delta_of_zero_is_geometric_noise(tmp_path: Path) -> None:
+    ranges, kept = [{"factors": {"age": "range"}}], ("--cache", tmp_path / "cache")
+    given = ("workload", "plan", write(tmp_path / "w.json", ranges), "--epsilon", "1", *kept)
+    left_out = call(*given).stdout
+    for more in ((), ("--mechanism=geometric",)):
+        done = call(*given, "--delta", "0", *more)
+        assert done.exit_code == 0 and done.stdout == left_out
+    assert "--mechanism" in refused(*given, "--delta", "0", "--strategy", "identity")
+    for more in (("--mechanism=gaussian",), ("--mechanism=gaussian", "--matrix", "m.png")):
+        assert "--delta" in refused(*given, "--delta", "0", *more, code=3)
+
+
 def test_refused(tmp_path: Path) -> None:
     file, cache = write(tmp_path / "w.json"), ("--cache", tmp_path / "cache")
     assert "--epsilon" in refused("workload", "plan", file, *cache)

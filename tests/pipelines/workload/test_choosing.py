@@ -11,7 +11,7 @@ from dpstream.pipelines.workload.choosing import left_of
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_book
 from tests import accounts
-from tests.pipelines.cli.called import call
+from tests.pipelines.cli.called import call, refused
 from tests.pipelines.workload.survey import JOB, survey, write
 
 RANGES = [{"factors": {"age": "range", "sex": "identity"}}]
@@ -68,6 +68,22 @@ def test_what_geometric_noise_cannot_answer_is_gaussian(tmp_path: Path) -> None:
     asked(tmp_path, "union", "--optimise", "answer", queries=UNION)
     asked(tmp_path, "told", "--mechanism", "geometric")
     assert families(tmp_path) == ["gaussian", "geometric"]
+
+
+@pytest.mark.parametrize("more", [(), ("--mechanism", "geometric")])
+def test_without_a_delta_noise_is_geometric(tmp_path: Path, more: tuple[str, ...]) -> None:
+    survey(tmp_path, 300)
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(text.replace("delta = 1e-9", "delta = 0"))
+    asked(tmp_path, "out", *more)
+    assert families(tmp_path) == ["geometric"]
+    asked(tmp_path, "out", *more)
+    assert len(charges(tmp_path)) == 1
+    given = ("answer", tmp_path / "r.json", tmp_path / "job.toml", "--out", tmp_path / "new")
+    assert "--mechanism" in refused(*given, "--mechanism", "gaussian")
+    assert "--tables" in refused(*given, "--tables")
+    assert "--over-time" in refused(*given, "--over-time")
+    assert "privacy.delta" in refused("plan", tmp_path / "job.toml")
 
 
 def test_a_strategy_by_name_is_for_gaussian_noise(tmp_path: Path) -> None:
