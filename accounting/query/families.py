@@ -13,7 +13,10 @@ choose changes sd and L by the same factor, so that it is not needed.  The numbe
 changes them by different factors (sqrt(kappa) and kappa); a question that chooses kappa is compared
 at the public constant of its plan.  Where groups are selected: the mean of |released - true| over
 all groups of the public reference population (`tuning.reference`), where a group that is not
-released counts its truth; for groups alone, the share of groups that are not released.
+released counts its truth; for groups alone, the share of groups that are not released.  Weights by
+the number of a unit's groups make Gaussian selection better where units have few groups, which
+nothing public says.  So the geometric mean over three shapes is taken (``_SHAPES``): all units have
+one group, a unit has at least i with chance 1 / i, all have kappa.
 
 **With an account** a question may be one of many.  Geometric charges add up in epsilon, Gaussian
 ones in mu^2, so that a limit of (8, 1e-5) holds 8 questions of (1, 1e-9) with geometric noise and
@@ -56,6 +59,10 @@ FAMILIES: tuple[Family, ...] = ("gaussian", "geometric")
 #: Bounds at which families are compared where the question chooses them; a count's bound makes it
 #: more than a count of units.
 _ASSUMED, _COUNTED = (0.0, 1.0), (0.0, 16.0)
+#: Chance that a unit has more than i groups, i = 1, 2, .. below kappa, in each shape.
+_SHAPES: tuple[Callable[[Float64], Float64], ...] = (
+    np.zeros_like, lambda i: 1 / (i + 1), np.ones_like,
+)  # fmt: skip
 #: Points of a normal variable over which a figure of the tested count is integrated.
 _NORMAL = np.linspace(-9.0, 9.0, 361)
 
@@ -241,13 +248,13 @@ def error_of(option: Gridded) -> float:
     plan = regridded(plan, assumed, option.bits)
     budget = option.budget(plan)
     noises = [noise for noise in budget.parts if noise.part.column]
+    shares = [part.share for part in parts_of(plan)] or [1.0]
     if budget.selection is None:
         errors = [noise.sd / (noise.part.most * noise.part.unit) for noise in noises]
-    else:
-        errors = _of_population(plan, budget, budget.selection)
-        if not noises:
-            return errors[0]
-    return _geometric_mean(errors, [part.share for part in parts_of(plan)])
+        return _geometric_mean(errors, shares)
+    shapes = [_geometric_mean(errors, shares)
+              for errors in _of_population(plan, budget, budget.selection)]  # fmt: skip
+    return _geometric_mean(shapes, np.ones(len(shapes)).tolist())
 
 
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -258,28 +265,33 @@ def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
 # --- groups that are selected --------------------------------------------------------------------
 
 
-def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -> list[float]:
-    """Mean |released - true| of each part over the reference groups, in units of L; without
-    columns the share of groups that are not released."""
+def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -> list[list[float]]:
+    """For each shape of the reference population that matters, the mean |released - true| of each
+    part over its groups, in units of L; without columns the share of groups not released."""
     from dpstream.accounting.tuning.reference import SIZES, mean_over_keys  # loads stream plans
 
-    released = _released_gaussian if budget.mu is not None else _released_geometric
-    if selection.optimum:
-        released = _released_best
     tested = None if selection.tested is None else budget.parts[selection.tested]
-    enough = plan.min_units <= SIZES
-    chance, error = released(budget, selection, tested, SIZES, plan.min_units)
-    chance, error = chance * enough, error * enough
-    if not plan.columns:
-        return [mean_over_keys(1 - chance)]
-    out = []
-    for noise in budget.parts:
-        if not noise.part.column:
+    given = budget, selection, tested, SIZES, plan.min_units
+    if selection.optimum:
+        shapes = [_released_best(*given)]
+    elif budget.mu is None:
+        shapes = [_released_geometric(*given)]
+    else:
+        shapes = [_released_gaussian(*given, more) for more in _SHAPES]
+    enough, out = plan.min_units <= SIZES, []
+    for chances, tested_errors in shapes:
+        chance, tested_error = chances * enough, tested_errors * enough
+        if not plan.columns:
+            out.append([mean_over_keys(1 - chance)])
             continue
-        most = noise.part.most * noise.part.unit
-        part_error = error if noise is tested else chance * _absolute(noise)
-        loss = SIZES * (1 - chance) + part_error / most
-        out.append(mean_over_keys(loss))
+        errors = []
+        for noise in budget.parts:
+            if not noise.part.column:
+                continue
+            most = noise.part.most * noise.part.unit
+            part_error = tested_error if noise is tested else chance * _absolute(noise)
+            errors.append(mean_over_keys(SIZES * (1 - chance) + part_error / most))
+        out.append(errors)
     return out
 
 
@@ -312,22 +324,25 @@ def _released_gaussian(
     tested: PartNoise | None,
     sizes: Float64,
     min_units: int,
+    more: Callable[[Float64], Float64],
 ) -> tuple[Float64, Float64]:
     """(P[released], E[|noise of the tested count|; released]) of groups of so many units.
 
-    A unit has at least i groups with chance 1 / i, as in the reference population.  So among the
-    units of a group the share of those with n groups is proportional to 1 / (n + 1) for n < kappa.
+    Args:
+        more: chance that a unit has more than i groups.  Among the units of a group the share of
+            those with n groups is proportional to n P[n].
     """
-    groups = np.arange(1, budget.groups + 1)
-    parts = np.append(1 / (groups[:-1] + 1.0), 1.0)
+    groups = np.arange(1, budget.groups + 1.0)
+    above = np.concatenate([[1.0], more(groups[:-1]), [0.0]])
+    parts = groups * (above[:-1] - above[1:])
     weight = float(parts @ np.array(selection.weights, np.float64) / parts.sum())
     each = selection.weighted * weight
     counted = 0.0 if tested is None else selection.counted * tested.sd
     if tested is not None:
         each += selection.counted * tested.part.alone
-    above = (each * sizes - selection.need(min_units))[:, None] + counted * _NORMAL
+    apart = (each * sizes - selection.need(min_units))[:, None] + counted * _NORMAL
     rest = math.sqrt(max(selection.sd**2 - counted**2, 0.0)) or 1.0
-    passes = ndtr(above / rest)
+    passes = ndtr(apart / rest)
     density = np.exp(-(_NORMAL**2) / 2)
     density /= density.sum()
     error = 0.0 if tested is None else passes @ (density * np.abs(_NORMAL)) * tested.sd

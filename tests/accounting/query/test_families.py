@@ -348,6 +348,33 @@ def test_the_error_on_the_reference_population(family: Family, least: int) -> No
     assert error_of(option) == pytest.approx(expected, rel=0.03)
 
 
+def test_units_of_few_groups_and_of_many_count_alike_in_the_choice() -> None:
+    """Three shapes, from their definitions; 1 / i alone would take geometric noise here."""
+    of = families(UNITS, selects=True, epsilon=6.0, delta=1e-6, groups=4)
+    assert taken(of) == "gaussian"
+    assert taken(families(UNITS, selects=True, epsilon=6.0, delta=1e-6, groups=2)) == "geometric"
+    gaussian = of.options[0]
+    budget = gaussian.budget(gaussian.plan)
+    chosen, [noise] = budget.selection, budget.parts
+    assert chosen is not None
+    random, draws = np.random.default_rng(6), 4000
+    counted = np.rint(random.normal(0, noise.scale, draws))
+    weighted = np.rint(random.normal(0, chosen.sigma, draws))
+    rest, density = math.sqrt(2 / math.pi) * noise.sd, SIZES**DENSITY
+    each = []
+    # Units of 1, 2, 3 and 4 groups among those of a group.
+    for among in ([1, 0, 0, 0], [1 / 2, 2 / 6, 3 / 12, 4 / 4], [0, 0, 0, 1]):
+        weight = float(np.average(chosen.weights, weights=among))
+        losses = np.full(len(SIZES), rest)
+        for at, size in enumerate(SIZES[SIZES < 1e4]):
+            statistic = chosen.weighted * (weight * size + weighted)
+            shown = statistic + chosen.counted * (size + counted) > chosen.need(1)
+            losses[at] = np.where(shown, np.abs(counted), size).mean()
+        each.append(np.trapezoid(density * losses, SIZES) / np.trapezoid(density, SIZES))
+    assert error_of(gaussian) == pytest.approx(np.prod(each) ** (1 / 3), rel=0.03)
+    assert error_of(of.options[1]) < each[1]  # the middle shape alone would choose otherwise
+
+
 def test_of_groups_alone_and_of_several_columns() -> None:
     alone = families(selects=True, delta=1e-6)
     assert all(0 < error_of(option) < 1 for option in alone.options)
