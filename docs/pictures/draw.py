@@ -66,7 +66,7 @@ def draw(path: Path) -> None:
     axis.set_ylabel("keys published (up is better)")
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.set_xlim(7.5, 21.5)
-    axis.set_ylim(0, 130_000)
+    axis.set_ylim(0, 150_000)
     axis.grid(color="#e4e6ea", lw=0.6, zorder=0)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower left", fontsize=9)
