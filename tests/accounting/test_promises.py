@@ -61,6 +61,8 @@ def test_lines_for_a_person() -> None:
     assert [line.split()[0] for line in lines] == ["Noise", "Noise", "Lifetime"]
     assert "(in force)" in lines[0] and "(182, 0)" in lines[2] and "all 91 periods" in lines[2]
     selected = build(12)
-    assert promise_lines(selected, allocate(selected)) == []
+    in_force, other = promise_lines(selected, allocate(selected))
+    assert "gaussian" in in_force and "(in force)" in in_force
+    assert "geometric" in other and "(in force)" not in other
     pure = build(4, public_keys="list", strategy="geometric", delta=0.0)
     assert promise_lines(pure, allocate(pure)) == []

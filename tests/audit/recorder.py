@@ -246,8 +246,8 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
 
 
 def _labelled(trace: Trace, real: Any) -> Any:
-    def stream(stepper: Any, window: int, role: str, noise: Any) -> Any:
-        out = real(stepper, window, role, noise)
+    def stream(stepper: Any, window: int, role: str, noise: Any, tested: bool = False) -> Any:
+        out = real(stepper, window, role, noise, tested)
         out.label = (window, role, noise.name)
         trace.sigmas[role, noise.name] = noise.sigma
         return out

@@ -54,12 +54,12 @@ def _round_left_out(real: Any) -> Any:
 
 
 def _window_left_out(real: Any) -> Any:
-    return lambda stepper, window, role, noise: real(stepper, 0, role, noise)
+    return lambda stepper, window, role, noise, tested=False: real(stepper, 0, role, noise, tested)
 
 
 def _column_left_out(real: Any) -> Any:
-    return lambda stepper, window, role, noise: real(
-        stepper, window, role, msgspec.structs.replace(noise, name="value")
+    return lambda stepper, window, role, noise, tested=False: real(
+        stepper, window, role, msgspec.structs.replace(noise, name="value"), tested
     )
 
 

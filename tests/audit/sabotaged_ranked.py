@@ -160,8 +160,8 @@ def _noise_of_its_own(real: Any) -> Any:
     def thresholds(stepper: Any, states: Any, window: int) -> Any:
         honest = stepper._stream
 
-        def stream(window: int, role: str, noise: Any) -> Any:
-            return honest(window, role if role == "selection" else "test", noise)
+        def stream(window: int, role: str, noise: Any, tested: bool = False) -> Any:
+            return honest(window, role if role == "selection" else "test", noise, tested)
 
         with mock.patch.object(stepper, "_stream", stream):
             return real(stepper, states, window)

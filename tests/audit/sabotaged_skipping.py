@@ -19,8 +19,8 @@ from tests.dp_transforms.test_every_path import (
 
 def _noise_of_the_selection_stream(real: Any) -> Any:
     """The count of units has the noise of the selection stream, as it may without skip."""
-    return lambda stepper, window, role, noise: real(
-        stepper, window, "selection" if role == "units" else role, noise
+    return lambda stepper, window, role, noise, tested=False: real(
+        stepper, window, "selection" if role == "units" else role, noise, tested
     )
 
 

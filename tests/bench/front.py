@@ -23,6 +23,7 @@ import numpy as np
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.shares import COMBINED
 from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
 from tests.bench.common import emit, machine
 from tests.oracle.simulation import Design, table1_plan, table1_records
@@ -31,7 +32,7 @@ from tests.oracle.sweep import Sorted, sweep
 #: A count of each record with the weights of selection; (offset, power).
 SAME = tuple(itertools.product((1.0, 3.0), (0.25, 0.35, 0.5, 0.75, 1.0)))
 #: One record per user and key.
-PER_KEY = ((3.0, 0.75), (3.0, 1.0), (3.0, 1.5), (1.0, 1.5), (1.0, 2.0), (0.0, 2.0))
+PER_KEY = ((3.0, 0.75), (3.0, 1.0), (3.0, 1.5), (1.0, 1.5), (1.5, 2.0), (0.0, 2.0))
 #: Tests of a window where published keys are skipped, beside the usual number.
 TESTS = (3, 6, 10, 32, 100)
 _COMBINED: dict[str, Any] = {"per_key_bound": 1, "combine": True}
@@ -52,7 +53,7 @@ def settings() -> Iterator[dict[str, Any]]:
         yield {"per_key_bound": 1, "selection_share": share}
     for skip, weights, share in itertools.product((True, False), SAME, (0.6, 0.85, 0.95)):
         yield {"skip": skip, "weights": SelectionWeights(*weights), "selection_share": share}
-    for skip, weights, share in itertools.product((True, False), PER_KEY, (0.5, 0.65, 0.8)):
+    for skip, weights, share in itertools.product((True, False), PER_KEY, (0.5, COMBINED, 0.8)):
         kind = {**_COMBINED, "weights": SelectionWeights(*weights), "selection_share": share}
         yield {"skip": skip, **kind}
     for tests in TESTS:
@@ -64,7 +65,7 @@ def default_of(setting: dict[str, Any]) -> bool:
     """Whether it is what a job gets that says nothing but its kind."""
     if not setting.get("skip") or "tests" in setting:
         return False
-    usual, share = (SPARED, 0.65) if setting.get("combine") else (MILD, 0.85)
+    usual, share = (SPARED, COMBINED) if setting.get("combine") else (MILD, 0.85)
     return bool(setting["weights"] == usual and setting["selection_share"] == share)
 
 

@@ -111,8 +111,10 @@ def test_each_change_does_what_is_said(
     for row in rows:
         other = changed(job.path, row["settings"], tmp_path / "other.toml").plan
         found = stand(other, allocate(other), job.plan.privacy.contributions)
-        assert found.noise_against(own) == pytest.approx(row["noise"]), row["words"]
         if row["keys"] is None:
+            # A job that names no strategy may take less noise with public keys.
             assert other.public_keys is not None
+            assert found.noise_against(own) <= row["noise"] * (1 + 1e-9), row["words"]
         else:
+            assert found.noise_against(own) == pytest.approx(row["noise"]), row["words"]
             assert found.keys_against(own) == pytest.approx(row["keys"]), row["words"]

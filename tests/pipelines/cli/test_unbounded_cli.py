@@ -144,7 +144,7 @@ def job(tmp_path: Path) -> Path:
 def test_plan(tmp_path: Path, kind: str) -> None:
     text = said("plan", job_file(tmp_path, kind))
     assert "in one period of 1 day" in text and "the stream has no end" in text
-    assert "of 4 periods: epsilon" in text and "for ever" not in text
+    assert "a person of 4 periods: gaussian (55.39," in text and "for ever" not in text
     assert "k = 1024" in said("plan", tmp_path / "job.toml", "--details")
     figures = told("plan", tmp_path / "job.toml")
     assert figures["unit"]["period_micros"] and not figures["unit"]["for_ever"]
