@@ -74,7 +74,7 @@ def test_further_bits_are_the_nodes_own_blocks(monkeypatch: pytest.MonkeyPatch) 
     asked = list[tuple[int, int]]()
 
     def listening(law: DiscreteLaplaceLaw, uniform: object) -> int:
-        asked.append(uniform(1))  # type: ignore[operator]
+        asked.append(uniform(2))  # type: ignore[operator]
         return settle(law, uniform)  # type: ignore[arg-type]
 
     def undecided(words: Ids, scale: float) -> tuple[Int64, np.ndarray]:
@@ -82,12 +82,17 @@ def test_further_bits_are_the_nodes_own_blocks(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(geometric, "inverse_laplace", undecided)
     monkeypatch.setattr(geometric, "settle", listening)
-    drawn(2.0, 1, 3)
-    name, zero = tweaks(1), np.zeros(1, np.int64)
-    lanes = shared_lanes(PRF, name, zero, zero + 3, np.uint64).lanes
-    for node, (value, bits) in enumerate(asked):
-        low, high = own_blocks(PRF, name, np.array([node]))[0].tolist()
-        assert (value, bits) == (int(lanes[node]) << 128 | high << 64 | low, 192)
+    drawn(2.0, 2, 3)
+    names, zeros = tweaks(2), np.zeros(2, np.int64)
+    shared = shared_lanes(PRF, names, zeros, zeros + 3, np.uint64)
+    for at, (value, bits) in enumerate(asked):
+        row, node = divmod(at, 3)
+        word = int(shared.lanes[shared.shift[row] + node])
+        for block in range(2):
+            number, name = np.array([node]), names[row].reshape(1, 2)
+            low, high = own_blocks(PRF, name, number, block)[0].tolist()
+            word = word << 128 | high << 64 | low
+        assert (value, bits) == (word, 64 + 2 * 128)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 2.0**-11, 2.0**41, np.inf, np.nan])
