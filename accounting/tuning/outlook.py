@@ -70,6 +70,11 @@ def outlook(
     }
 
 
+def exactness(plan: Plan, budget: Budget) -> list[dict[str, Any]]:
+    """``exact`` of `outlook`, without a search for better ways."""
+    return _exact(plan, describe(plan, budget))
+
+
 def _changes(plan: Plan) -> list[Change]:
     """Empty for plans that are refused: nothing to compare with."""
     try:

@@ -11,7 +11,7 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, up
 from dpstream.accounting.tuning.coverage import coverage
-from dpstream.accounting.tuning.outlook import outlook
+from dpstream.accounting.tuning.outlook import exactness
 from dpstream.pipelines.drafting.draft import Answers, checked, job_text
 
 WINDOW, LIFETIME = "window", "lifetime"
@@ -50,7 +50,7 @@ def table(answers: Answers, out: Path, compared: list[str], people: Population) 
         plan = checked(job_text(with_covers(answers, covers), out), out).plan
         budget = allocate(plan)
         figures = coverage(plan, budget, people.units, people.records, people.keys)
-        [count, *_] = outlook(plan, budget)["exact"]
+        [count, *_] = exactness(plan, budget)
         always = figures["epsilon_always"]
         rows.append((
             covers,
