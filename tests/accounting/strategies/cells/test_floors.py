@@ -18,6 +18,7 @@ SOME = {
     **WORKLOADS,
     "unlike": marginals(attributes(3, 5, 4), [2], "prefix"),
     "all ways": marginals(attributes(3, 4, 3), [1, 2, 3], "range"),
+    "long": marginals(attributes(8, 8), [2], "prefix"),
 }
 
 
