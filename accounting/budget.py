@@ -32,13 +32,13 @@ from dpstream.accounting.aggregates import COUNT
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.geometric import geometric_sd_above, scale_for
 from dpstream.accounting.key_tests import (
     delta_split,
     last_test,
     testing_strategy,
     thresholds_of_tests,
 )
-from dpstream.accounting.plain import geometric_encoders, geometric_sd, scale_for
 from dpstream.accounting.plain_thresholds import tau_of
 from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
 from dpstream.accounting.plan.plan import Plan
@@ -47,6 +47,7 @@ from dpstream.accounting.plan.unit import several_mu
 from dpstream.accounting.ranges import check_ranges
 from dpstream.accounting.shares import divide, per_key_squares, strategy_of
 from dpstream.accounting.strategies import Strategy
+from dpstream.accounting.strategies.geometric import geometric_encoders
 from dpstream.accounting.thresholds import lone_tail
 from dpstream.accounting.weights import Statistic, precision_weighted
 
@@ -420,7 +421,7 @@ def _geometric_stream(
             from dpstream.accounting.query.truncation import truncation
 
             cut = truncation(scale, privacy.delta, privacy.contributions)
-        candidates.append(StreamNoise(*given, geometric_sd(scale), scale, *cut))
+        candidates.append(StreamNoise(*given, geometric_sd_above(scale), scale, *cut))
     return min(candidates, key=lambda noise: float(noise.sd.mean()))
 
 

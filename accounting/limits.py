@@ -147,3 +147,5 @@ MAX_CELLS = 1 << 20
 MAX_SUMMED = 1 << 31
 #: Leaves of the trees of all cells of a batch: they and their nodes are held in memory at once.
 MAX_LEAVES = 1 << 24
+#: Chances of the coins of truncated noise are whole numbers of 2^-COIN_BITS.
+COIN_BITS = 32

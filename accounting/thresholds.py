@@ -181,17 +181,17 @@ def _log_tails(
     out, slopes = np.empty(len(limit)), np.empty(len(limit))
     rows = max(1, _TAILS_AT_ONCE // len(values))
     for begin in range(0, len(limit), rows):
-        some = slice(begin, begin + rows)
-        size = (np.abs(limit[some]) + np.abs(base[some]))[:, None] + values
-        gap = (limit[some] - base[some])[:, None] - values - _SLACK * size
-        gap /= sd[some, None]
+        chunk = slice(begin, begin + rows)
+        size = (np.abs(limit[chunk]) + np.abs(base[chunk]))[:, None] + values
+        gap = (limit[chunk] - base[chunk])[:, None] - values - _SLACK * size
+        gap /= sd[chunk, None]
         tails = special.log_ndtr(-gap)
         most = (tails + logs).max(axis=1)
         parts = np.exp(tails + logs - most[:, None])
         total = parts.sum(axis=1)
-        out[some] = most + np.log(total)
+        out[chunk] = most + np.log(total)
         hazards = np.exp(-(gap**2) / 2 - tails) / math.sqrt(2 * math.pi)
-        slopes[some] = -(parts * hazards).sum(axis=1) / total / sd[some]
+        slopes[chunk] = -(parts * hazards).sum(axis=1) / total / sd[chunk]
     return out + _SLACK * (10 + np.abs(out)), slopes
 
 

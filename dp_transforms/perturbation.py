@@ -70,33 +70,33 @@ class PublishedPaths:
         slots: Int64,
         trigger: int,
         units_step_index: int,
-        known: Bool | None = None,
+        remembered: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
         """Decoded noise (units of 2^-DECODE_BITS) of each stream at its step ``trigger``, and of
         the count of units at its step ``units_step_index``.
 
         Args:
-            known: (n,) which keys are published untested; ``None``: none.
+            remembered: (n,) which keys are published untested; ``None``: none.
         """
         self._enter(states, slots)
         rows = self._row[slots]
         upto = np.full(len(slots), trigger, np.int64)
-        known = np.zeros(len(slots), np.bool_) if known is None else known
+        remembered = np.zeros(len(slots), np.bool_) if remembered is None else remembered
         values = [
-            self._advance(paths, rows, upto, known & cut)
+            self._advance(paths, rows, upto, remembered & cut)
             for paths, cut in zip(self._paths, self._cut, strict=True)
         ]
         if self._units is None:
             return values, None
         at = np.full(len(slots), units_step_index)
-        return values, self._advance(self._units, rows, at, known & (not any(self._cut)))
+        return values, self._advance(self._units, rows, at, remembered & (not any(self._cut)))
 
-    def _advance(self, paths: Paths, rows: Int64, upto: Int64, known: Bool) -> Int64:
-        if self._untested is None or not known.any():
+    def _advance(self, paths: Paths, rows: Int64, upto: Int64, remembered: Bool) -> Int64:
+        if self._untested is None or not remembered.any():
             return paths.advance(rows, upto)[:, 0]
         noise = np.empty(len(rows), np.int64)
-        noise[known] = self._untested.advance(rows[known], upto[known])[:, 0]
-        noise[~known] = paths.advance(rows[~known], upto[~known])[:, 0]
+        noise[remembered] = self._untested.advance(rows[remembered], upto[remembered])[:, 0]
+        noise[~remembered] = paths.advance(rows[~remembered], upto[~remembered])[:, 0]
         return noise
 
     def _enter(self, states: KeyShard, slots: Int64) -> None:
@@ -134,7 +134,7 @@ class MixedPaths:
         slots: Int64,
         trigger: int,
         units_step_index: int,
-        known: Bool | None = None,
+        remembered: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
         """As ``PublishedPaths.noise``, in units of 2^-MIXED_BITS; no count of units is mixed."""
         cells = self._cells.find(states.table.ids[slots])
@@ -152,17 +152,17 @@ def publish(
     paths: PublishedPaths | MixedPaths,
     slots: Int64,
     trigger: int,
-    known: Bool | None = None,
+    remembered: Bool | None = None,
 ) -> Published:
     """Released columns of the slots at a window trigger.
 
     Args:
-        known: (n,) which of them are published untested.
+        remembered: (n,) which of them are published untested.
     """
     # The selection stream continued has a step for each test; publications fall on tests.
     design = plan.design
     units_step_index = trigger if design.units_apart else design.selection_step_index(trigger)
-    noise, unit_noise = paths.noise(states, slots, trigger, units_step_index, known)
+    noise, unit_noise = paths.noise(states, slots, trigger, units_step_index, remembered)
     bits = design.decode_bits
     norms = paths.norms(states, slots) if isinstance(paths, MixedPaths) else 1.0
     streams = {

@@ -230,8 +230,8 @@ class Stepper:
             chosen, selected = self._rounds(states, window, slots, trigger)
         if len(chosen):
             paths = self._paths(states, window)
-            known = ~np.isin(chosen, selected)
-            published = publish(self.plan, self.budget, states, paths, chosen, trigger, known)
+            remembered = ~np.isin(chosen, selected)
+            published = publish(self.plan, self.budget, states, paths, chosen, trigger, remembered)
             releases = self._rows(states, chosen, published)
         else:
             releases = self._nothing

@@ -44,6 +44,7 @@ from scipy.special import ndtr
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.composition import Spend, Total, epsilon_left, mu_left, times_left
 from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.limits import COIN_BITS
 from dpstream.accounting.query import staircase
 from dpstream.accounting.query.bounds import design_bounds
 from dpstream.accounting.query.calibration import Cost, PartNoise, QueryBudget, cost_of
@@ -379,7 +380,7 @@ def _released_geometric(
     passes, error = _above(noise, need - sizes)
     if noise.sooner:
         less = msgspec.structs.replace(noise, most=required(noise.most, "it is truncated") - 1)
-        coin = noise.sooner * 2.0**-32
+        coin = noise.sooner / (1 << COIN_BITS)
         other, of_other = _above(less, need - 1 - sizes)
         passes, error = (coin * a + (1 - coin) * b for a, b in ((other, passes), (of_other, error)))
     return passes, error

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dpstream.accounting.limits import COIN_BITS
 from dpstream.accounting.query.calibration import QueryBudget, expected
 from dpstream.accounting.query.grids import ASSUMED, Gridded
 from dpstream.accounting.query.plan import MAX_ROWS, QueryPlan
@@ -115,7 +116,7 @@ def _selection(plan: QueryPlan, budget: QueryBudget) -> dict[str, float]:
         return {}
     noise = None if chosen.tested is None else budget.parts[chosen.tested]
     count = 0.0 if noise is None else noise.part.alone
-    sooner = 0.0 if noise is None else noise.sooner * 2.0**-32
+    sooner = 0.0 if noise is None else noise.sooner / (1 << COIN_BITS)
     return {
         "groups": budget.groups,
         "tau": chosen.tau / chosen.most,

@@ -35,11 +35,10 @@ from typing import Any, NamedTuple
 import flint
 
 from dpstream.accounting.balls import precision
+from dpstream.accounting.limits import COIN_BITS
 
 #: Precision of the first attempt, in bits.
 _PRECISION = 192
-#: Chances of coins are whole numbers of 2^-COIN_BITS.
-COIN_BITS = 32
 
 
 class Truncation(NamedTuple):

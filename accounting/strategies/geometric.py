@@ -225,3 +225,11 @@ class GeometricStrategy(Strategy):
             total += flint.fmpq(top, bottom) * rest
         up = flint.fmpq(1, 2) + flint.fmpq(1, 3 << 12)
         return int((total * (1 << DECODE_BITS) + up).floor())
+
+
+@functools.lru_cache(maxsize=16)
+def geometric_encoders(triggers: int) -> tuple[GeometricStrategy, ...]:
+    """Encoders to choose from: noise for each step, and the p-identity where there is one."""
+    identity = GeometricStrategy(triggers, IDENTITY)
+    mixed = GeometricStrategy(triggers)
+    return (identity, mixed) if len(mixed.parameters) > 1 else (identity,)

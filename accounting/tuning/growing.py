@@ -24,7 +24,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.limits import COIN_BITS, DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 
 #: Tests that are looked at: of more, so many in equal steps, the last among them.
@@ -125,7 +125,7 @@ def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) 
     Args:
         most, sooner: its k and coin (``accounting.query.truncation``).
     """
-    coin = sooner * 2.0**-32
+    coin = sooner / (1 << COIN_BITS)
     chance = _above(least - sizes, most, scale)
     if not sooner:
         return chance

@@ -17,8 +17,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.limits import COIN_BITS
 from dpstream.accounting.mechanisms.laws import TruncatedGeometricLaw, settle
-from dpstream.accounting.query.truncation import COIN_BITS
 from dpstream.dp_transforms.noise.geometric import further_bits
 from dpstream.dp_transforms.noise.lanes import shared_lanes
 from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE, inverse_truncated

@@ -140,10 +140,11 @@ def answer(
     if stored:
         raise _drawn_once(over_time)
     if mechanism == "geometric":
-        drawn, some = pure_mechanism(asked, loaded, folder), False
+        drawn = pure_mechanism(asked, loaded, folder)
     else:
-        drawn, some = table_mechanism(asked, measured, loaded), True
-    once(asked, loaded, drawn, place, form, nonnegative, as_json, how, some, dry_run)
+        drawn = table_mechanism(asked, measured, loaded)
+    in_tables = mechanism != "geometric"
+    once(asked, loaded, drawn, place, form, nonnegative, as_json, how, in_tables, dry_run)
 
 
 def _check_given(

@@ -90,7 +90,7 @@ class Families(NamedTuple):
 
 
 def families_of(
-    workload: Workload, plan: Plan, budget: Budget, folder: Path, left: Left | None = None
+    workload: Workload, plan: Plan, budget: Budget, folder: Path, remaining: Left | None = None
 ) -> Families:
     """The family with the smaller error for a workload.
 
@@ -98,7 +98,7 @@ def families_of(
         plan: strategy of least total error with Gaussian noise.
         budget: promise to a unit.
         folder: where solved strategies are kept.
-        left: compare at an equal share of it; ``None``: this answer alone.
+        remaining: compare at an equal share of it; ``None``: this answer alone.
 
     Raises:
         PolicyError: neither can answer.
@@ -108,10 +108,10 @@ def families_of(
     if delta > 0:
         mu = mu_of(epsilon, delta)
         gaussian = limit = math.sqrt(plan.error / workload.weight) * contributions / mu
-        if left is not None:
-            part = _part(mu, epsilon, left)
-            if (mu <= left.mu) != (epsilon <= left.epsilon):  # one of them is not allowed
-                limit = 0.0 if mu <= left.mu else math.inf
+        if remaining is not None:
+            part = _part(mu, epsilon, remaining)
+            if (mu <= remaining.mu) != (epsilon <= remaining.epsilon):  # one of them is not allowed
+                limit = 0.0 if mu <= remaining.mu else math.inf
     bound = math.sqrt(plan.floor / workload.weight)
     if gaussian is not None and sd_of(contributions / (epsilon * part)) * bound >= limit:
         return Families("gaussian", gaussian, sd_of(contributions / epsilon) * bound, least=True)
@@ -130,12 +130,12 @@ def families_of(
     return Families(taken, gaussian, own)
 
 
-def _part(mu: float, epsilon: float, left: Left) -> float:
+def _part(mu: float, epsilon: float, remaining: Left) -> float:
     """Factor of epsilon, at most 1, at which geometric noise has Gaussian noise's share of what is
     left."""
-    if not (left.mu > 0 and left.epsilon > 0):
+    if not (remaining.mu > 0 and remaining.epsilon > 0):
         return 1.0
-    return min(1.0, (mu / left.mu) ** 2 / (epsilon / left.epsilon))
+    return min(1.0, (mu / remaining.mu) ** 2 / (epsilon / remaining.epsilon))
 
 
 def compared(planned: Planned, guarantee: Guarantee, folder: Path) -> dict[str, Any]:

@@ -115,9 +115,9 @@ def better_lattice(
         for factor in strategy.factors
     ))  # fmt: skip
     solved_one = lattice_of(strategy, epsilon, contributions)
-    whole = lattice_of(alone, epsilon, contributions)
-    if rmse_of(whole, workload) < rmse_of(solved_one, workload):
-        return "identity", whole
+    cell_lattice = lattice_of(alone, epsilon, contributions)
+    if rmse_of(cell_lattice, workload) < rmse_of(solved_one, workload):
+        return "identity", cell_lattice
     return name, solved_one
 
 

@@ -304,13 +304,13 @@ def acceptance(
     return accepted.unless(lambda: Output(out, RECEIPT, "--out").check(accepted.run_id))
 
 
-def check_once(workload: Workload, job: Job, some: bool = False) -> None:
+def check_once(workload: Workload, job: Job) -> None:
     """Refuse a job that cannot answer a workload once, through the register.
 
     Raises:
         UsageError, PolicyError: it cannot; the message says why.
     """
-    domain_of_job(asked_once(job), workload, some)
+    domain_of_job(asked_once(job), workload)
     _check(job)
 
 

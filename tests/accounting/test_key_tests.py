@@ -133,8 +133,8 @@ def hazard(count: int) -> list[float]:
     over = noise + SCALE * count > tau_of()
     first = np.where(over.any(axis=1), over.argmax(axis=1), TESTS)
     at = np.bincount(first, chance, minlength=TESTS + 1)
-    left = np.concatenate([[1.0], 1 - np.cumsum(at)])
-    return [float(at[t] / left[t]) for t in range(TESTS)]
+    untested_before = np.concatenate([[1.0], 1 - np.cumsum(at)])
+    return [float(at[t] / untested_before[t]) for t in range(TESTS)]
 
 
 class Unit(NamedTuple):

@@ -84,7 +84,7 @@ R, WIDE = 12, 16  # noise of a step, outcomes on either side of 0
 
 
 def joint(
-    own: tuple[int, int], tau: Float64, scale: float, extra: int, known: bool = False,
+    own: tuple[int, int], tau: Float64, scale: float, extra: int, remembered: bool = False,
     noise: Float64 | None = None,
 ) -> Float64:  # fmt: skip
     """(outcomes, outcomes) chances of what two triggers tell of a key.
@@ -100,7 +100,7 @@ def joint(
     chance = np.outer(law, law)
     none = 2 * WIDE + 1
     out = np.zeros((none + 1, none + 1))
-    selected = np.full(len(z), known) | ((own[0] > 0) & (first > tau[0]))
+    selected = np.full(len(z), remembered) | ((own[0] > 0) & (first > tau[0]))
     later = selected[:, None] | ((own[1] + extra > 0) & (second > tau[1]))
     one = np.where(selected, np.clip(first + WIDE, 0, none - 1), none)
     two = np.where(later, np.clip(second + WIDE, 0, none - 1), none)
@@ -118,17 +118,22 @@ def excess(before: list[Float64], after: list[Float64], epsilon: float) -> float
 
 
 def worst_of_a_key(
-    tau: Float64, scale: float, epsilon: float, known: bool = False, noise: Float64 | None = None
+    tau: Float64,
+    scale: float,
+    epsilon: float,
+    remembered: bool = False,
+    noise: Float64 | None = None,
 ) -> float:
     """Over counts of others, the trigger at which the unit comes, and both directions."""
-    found = 0.0
+    largest = 0.0
     for others, late in itertools.product((0, 1, 3), (0, 1)):
         counts = (others, others), (others + (not late), others + 1)
         sides = [
-            [joint(own, tau, scale, extra, known, noise) for extra in (0, 1, 2)] for own in counts
+            [joint(own, tau, scale, extra, remembered, noise) for extra in (0, 1, 2)]
+            for own in counts
         ]
-        found = max(found, excess(*sides, epsilon), excess(*sides[::-1], epsilon))
-    return found
+        largest = max(largest, excess(*sides, epsilon), excess(*sides[::-1], epsilon))
+    return largest
 
 
 def test_two_triggers_and_one_key_with_an_adversary() -> None:
@@ -142,11 +147,11 @@ def test_two_triggers_and_one_key_with_an_adversary() -> None:
     for changed in (tau - 2, np.minimum(tau, lone[0] - 1)):
         assert worst_of_a_key(changed, scale, epsilon) > delta
     # A remembered key costs its epsilon and no delta, and truncated noise would cost one.
-    assert worst_of_a_key(tau, scale, epsilon, known=True) < 1e-5
+    assert worst_of_a_key(tau, scale, epsilon, remembered=True) < 1e-5
     cut = masses(scale, truncation(scale, delta, 1).most)
-    assert worst_of_a_key(tau, scale, epsilon, known=True, noise=cut) > 0.01
+    assert worst_of_a_key(tau, scale, epsilon, remembered=True, noise=cut) > 0.01
     # Half of the noise is not private at this epsilon, published or remembered.
-    assert worst_of_a_key(tau, scale / 2, epsilon, known=True) > 0.1
+    assert worst_of_a_key(tau, scale / 2, epsilon, remembered=True) > 0.1
 
 
 def test_two_keys_of_a_unit_of_two() -> None:
@@ -159,7 +164,7 @@ def test_two_keys_of_a_unit_of_two() -> None:
 
 
 def both_keys(tau: Float64, scale: float, epsilon: float) -> float:
-    found = 0.0
+    largest = 0.0
     for starts in ((0, 0), (1, 0)):
         sides = []
         for unit in (0, 1):
@@ -175,8 +180,8 @@ def both_keys(tau: Float64, scale: float, epsilon: float) -> float:
                 part = np.maximum(p - math.exp(epsilon) * q, 0).sum(axis=(2, 3))
                 worst = part if worst is None else np.maximum(worst, part)
             assert worst is not None
-            found = max(found, float(worst.sum()))
-    return found
+            largest = max(largest, float(worst.sum()))
+    return largest
 
 
 # --- budgets --------------------------------------------------------------------------------------

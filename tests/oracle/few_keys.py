@@ -166,7 +166,7 @@ class Figures(NamedTuple):
 def figures(stream: Records) -> Iterator[Figures]:
     """Of every law at C = 1 and 2."""
     true = cells(stream)
-    large, some = true >= LARGE, true > 0
+    large, present = true >= LARGE, true > 0
     for contributions in (1, 2):
         counts = cells(stream, contributions)
         textbook = laplace(EPSILON, DELTA, contributions).published(counts)
@@ -180,6 +180,6 @@ def figures(stream: Records) -> Iterator[Figures]:
                 contributions,
                 float(chance.sum()),
                 float(error[large].sum() / chance[large].sum()),
-                float((error + missed)[some].mean()),
+                float((error + missed)[present].mean()),
                 float((conditional * textbook).sum() / textbook.sum()),
             )

@@ -21,17 +21,17 @@ def test_the_stream_has_the_shape_that_it_says() -> None:
 
 
 def test_truncated_noise_is_not_beaten_by_the_textbook() -> None:
-    found: dict[tuple[str, int], Figures] = {
+    figures: dict[tuple[str, int], Figures] = {
         (row.mechanism, row.contributions): row for row in few_keys.figures(few_keys.records())
     }
     for contributions, most in ((1, 0.65), (2, 0.90)):
-        mine = found["truncated", contributions]
+        mine = figures["truncated", contributions]
         assert mine.error <= most
         for name in ("laplace", "geometric"):
-            other = found[name, contributions]
+            other = figures[name, contributions]
             assert mine.keys >= other.keys and mine.all_error <= other.all_error
-        assert mine.on_others <= 1.2 * found["laplace", contributions].on_others
-    assert found["truncated", 1].all_error < found["truncated", 2].all_error
+        assert mine.on_others <= 1.2 * figures["laplace", contributions].on_others
+    assert figures["truncated", 1].all_error < figures["truncated", 2].all_error
 
 
 def test_the_product_is_not_beaten_by_the_textbook() -> None:

@@ -111,12 +111,12 @@ def _axis(part: Workload, tolerance: float) -> Solved:
     [factor, *_] = product.factors or (None,)
     banded = factor is not None and factor.kind in KINDS and not factor.relative
     if factor is not None and banded and not others and part.cells > MANY_CELLS:
-        found = tridiagonal_optimum(factor, tolerance)
+        solution = tridiagonal_optimum(factor, tolerance)
     else:
-        found = optimum(part, tolerance)
-    if not isinstance(found.strategy.gram, Blocks):
+        solution = optimum(part, tolerance)
+    if not isinstance(solution.strategy.gram, Blocks):
         raise InvariantError("isinstance(found.strategy.gram, Blocks)")
-    return found._replace(strategy=CellStrategy("optimum", Kron((found.strategy.gram,))))
+    return solution._replace(strategy=CellStrategy("optimum", Kron((solution.strategy.gram,))))
 
 
 def _joined(name: str, found: list[Solved], weight: float) -> Solved:

@@ -95,10 +95,10 @@ def _decomposed(factor: Factor, weights: Float64) -> tuple[Float64, Float64]:
     else:
         diagonal[0] = 1.0
     scale = weights**-0.5
-    found, vectors = scipy.linalg.eigh_tridiagonal(
+    eigenvalues, vectors = scipy.linalg.eigh_tridiagonal(
         diagonal * scale**2, beside * scale[1:] * scale[:-1], check_finite=False
     )
-    return np.maximum(found, 1e-300), vectors
+    return np.maximum(eigenvalues, 1e-300), vectors
 
 
 def _squares(factor: Factor, columns: Float64) -> Float64:

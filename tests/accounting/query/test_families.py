@@ -343,8 +343,8 @@ def test_the_error_on_the_reference_population(family: Family, least: int) -> No
         losses.append(np.where(shown, np.abs(counted), size).mean())
     density = SIZES**DENSITY
     rest = math.sqrt(2 / math.pi) * noise.sd if family == "gaussian" else np.abs(counted).mean()
-    whole = np.append(losses, np.full(int((SIZES >= 1e4).sum()), rest))
-    expected = np.trapezoid(density * whole, SIZES) / np.trapezoid(density, SIZES)
+    all_losses = np.append(losses, np.full(int((SIZES >= 1e4).sum()), rest))
+    expected = np.trapezoid(density * all_losses, SIZES) / np.trapezoid(density, SIZES)
     assert error_of(option) == pytest.approx(expected, rel=0.03)
 
 

@@ -125,9 +125,11 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
         # With the coin, told or not, it is d and hardly less; a coin of a tenth more is too much.
         less, chance = masses(scale, k - 1), mpmath.mpf(coin) / 2**32
         with_coin = worst(lambda n: mixed(n, less, noise, k, chance), counts, epsilon)
-        told = chance * worst(lambda n: shown(n, less, k), counts, epsilon) + (1 - chance) * drawn
-        assert with_coin <= told + ROUNDING and told <= d
-        assert k == 1 or told > d * (1 - mpmath.mpf(10) ** -5)
+        loss_with_coin = (
+            chance * worst(lambda n: shown(n, less, k), counts, epsilon) + (1 - chance) * drawn
+        )
+        assert with_coin <= loss_with_coin + ROUNDING and loss_with_coin <= d
+        assert k == 1 or loss_with_coin > d * (1 - mpmath.mpf(10) ** -5)
         more = (chance * 11 + 1) / 10
         assert k == 1 or worst(lambda n: mixed(n, less, noise, k, more), counts, epsilon) > d
         plain = masses(scale, k + 150 * math.ceil(scale))

@@ -87,20 +87,20 @@ class Row(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     """Every regime."""
-    some = tuple(itertools.product(CONTRIBUTIONS, EPSILONS, DELTAS))
-    for count, epsilon, delta in some:
+    combinations = tuple(itertools.product(CONTRIBUTIONS, EPSILONS, DELTAS))
+    for count, epsilon, delta in combinations:
         yield Cell("public one-shot", count, 1, epsilon, delta)
         yield Cell("public sum", count, 1, epsilon, delta)
-    for triggers, (count, epsilon, delta) in itertools.product(TRIGGERS, some):
+    for triggers, (count, epsilon, delta) in itertools.product(TRIGGERS, combinations):
         yield Cell("public stream", count, triggers, epsilon, delta)
-    private = tuple((c, e, d) for c, e, d in some if d)
+    private = tuple((c, e, d) for c, e, d in combinations if d)
     for name, (count, epsilon, delta) in itertools.product(GENERATORS, private):
         yield Cell("private one-shot", count, 1, epsilon, delta, name)
     for name, triggers, (count, epsilon, delta) in itertools.product(GENERATORS, TRIGGERS, private):
         yield Cell("private stream", count, triggers, epsilon, delta, name)
     for queries, sizes in DOMAINS:
         yield Cell("workload", where=f"{queries} {'x'.join(map(str, sizes))}")
-    for (queries, size), (count, epsilon, delta) in itertools.product(LINES, some):
+    for (queries, size), (count, epsilon, delta) in itertools.product(LINES, combinations):
         yield Cell("workload", count, 1, epsilon, delta, f"{queries} {size}")
 
 
@@ -117,24 +117,24 @@ def row(cell: Cell) -> Row:
 def _public(cell: Cell, asked: str) -> Row:
     count, triggers, epsilon, delta = cell[1:5]
     if asked == "stream":
-        found = dict(prefixes.rivals(triggers, count, epsilon, delta))
+        errors = dict(prefixes.rivals(triggers, count, epsilon, delta))
         figure = ours.public_stream(count, triggers, epsilon, delta)
         if triggers == 1:
-            found |= dict(totals.rivals(count, epsilon, delta, anywhere=True))
+            errors |= dict(totals.rivals(count, epsilon, delta, anywhere=True))
     else:
         most = MOST if asked == "sum" else 1
-        found = dict(totals.rivals(count, epsilon, delta, anywhere=False, most=most))
+        errors = dict(totals.rivals(count, epsilon, delta, anywhere=False, most=most))
         figure = ours.public_totals(count, epsilon, delta, most)
-    name = min(found, key=lambda rival: found[rival])
-    return Row(cell, figure.error, figure.family, found[name], name, 0.0)
+    name = min(errors, key=lambda rival: errors[rival])
+    return Row(cell, figure.error, figure.family, errors[name], name, 0.0)
 
 
 def _private(cell: Cell) -> Row:
     count, epsilon, delta = cell.contributions, cell.epsilon, cell.delta
-    found = dict(keys.rivals(*_cells(cell), count, epsilon, delta))
+    errors = dict(keys.rivals(*_cells(cell), count, epsilon, delta))
     figure = ours.private_totals(population(cell.where), count, epsilon, delta)
-    name = min(found, key=lambda rival: found[rival])
-    return Row(cell, figure.error, figure.family, found[name], name, 0.0)
+    name = min(errors, key=lambda rival: errors[rival])
+    return Row(cell, figure.error, figure.family, errors[name], name, 0.0)
 
 
 def _cells(cell: Cell) -> tuple[keys.Cells, keys.Cells]:
@@ -162,10 +162,10 @@ def _workload(cell: Cell) -> Row:
     sizes = tuple(map(int, domain.split("x")))
     if len(sizes) == 1:
         given = queries, sizes[0], cell.contributions, cell.epsilon, cell.delta
-        found = dict(ranges.rivals(*given))
+        errors = dict(ranges.rivals(*given))
         figure = ours.attribute(*given)
-        name = min(found, key=lambda rival: found[rival])
-        return Row(cell, figure.error, figure.family, found[name], name, 0.0)
+        name = min(errors, key=lambda rival: errors[rival])
+        return Row(cell, figure.error, figure.family, errors[name], name, 0.0)
     best = planner.rmse(queries, sizes, 2)
     figure = ours.workload(queries, sizes)
     return Row(cell, figure.error, figure.family, best, "ResidualPlanner+", 0.0)

@@ -47,9 +47,9 @@ class Population(NamedTuple):
     def arrivals(self, contributions: int, triggers: int) -> Arrivals:
         """The first C records of each person, by trigger."""
         rank = self.rank
-        some = rank < contributions
-        step = np.floor(self.time[some] * triggers).astype(np.int64) + 1
-        return Arrivals(self.raw, self.key[some], step, rank[some])
+        admitted = rank < contributions
+        step = np.floor(self.time[admitted] * triggers).astype(np.int64) + 1
+        return Arrivals(self.raw, self.key[admitted], step, rank[admitted])
 
     def cells(self, contributions: int, by_size: bool = False) -> Cells:
         """The same without time.

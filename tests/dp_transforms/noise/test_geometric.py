@@ -47,15 +47,15 @@ def test_chances_are_those_of_the_law(scale: float) -> None:
 
 
 def test_a_node_has_one_noise_in_whatever_pieces() -> None:
-    whole, names = drawn(9.0, 5, 40), tweaks(5)
+    at_once, names = drawn(9.0, 5, 40), tweaks(5)
     sampler = GeometricNodes(9.0)
     for first, last in ((0, 1), (3, 40), (7, 8), (20, 20)):
         begin = np.full(5, first)
         noise, starts = sampler.draw(PRF, names, begin, np.full(5, last))
-        assert np.array_equal(noise.reshape(5, last - first), whole[:, first:last])
+        assert np.array_equal(noise.reshape(5, last - first), at_once[:, first:last])
         assert starts.tolist() == [i * (last - first) for i in range(5)]
     balls = sampler.exact(PRF, names[2], 40)(64)
-    assert [int(ball.unique_fmpz()) for ball in balls] == whole[2].tolist()
+    assert [int(ball.unique_fmpz()) for ball in balls] == at_once[2].tolist()
 
 
 def test_further_bits_decide_what_floats_leave_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,8 +129,8 @@ def of_query(law: str) -> Callable[[KeyRing, int], Int64]:
         units[7] += by  # which only a selection would look at
         sums = dict.fromkeys(exact.sums, large)
         exact = exact._replace(units=units, weighted=0 * units, sums=sums)
-        found = answer(plan, allocate_query(plan), exact, [], numbered(GROUPS), ring, RUN)
-        noise = [found.columns[name].value - large[found.group] for name in "us"]
+        estimates = answer(plan, allocate_query(plan), exact, [], numbered(GROUPS), ring, RUN)
+        noise = [estimates.columns[name].value - large[estimates.group] for name in "us"]
         return np.rint(np.concatenate(noise)).astype(np.int64)
 
     return drawn
@@ -167,8 +167,8 @@ def of_session(ring: KeyRing, by: int) -> Int64:
     totals = nothing(cells.count, question.needs(space, space.whole))
     totals.records[5] += by
     inputs = inputs_of_session(totals, ring)
-    found = measured(space, question, space.whole, totals, ring, "5a" * 16, inputs)[0][0]
-    return np.delete(found, 5)
+    estimates = measured(space, question, space.whole, totals, ring, "5a" * 16, inputs)[0][0]
+    return np.delete(estimates, 5)
 
 
 def of_lattice(ring: KeyRing, by: int) -> Int64:
@@ -183,9 +183,9 @@ def of_tables(ring: KeyRing, by: int) -> Int64:
     tables = [np.arange(600).reshape(20, 30), np.arange(40)]
     tables[1][3] += by
     bases = [[Even(20), Even(30)], [Even(40)]]
-    found = residual.published(tables, [(0, 1), (2,)], bases, [40.0, 40.0], ring, (b"run",))
+    estimates = residual.published(tables, [(0, 1), (2,)], bases, [40.0, 40.0], ring, (b"run",))
     exact = map(reduced, tables, bases)
-    noise = [one - table for one, table in zip(found, exact, strict=True)]
+    noise = [one - table for one, table in zip(estimates, exact, strict=True)]
     return np.concatenate([np.rint(one).astype(np.int64).ravel() for one in noise])
 
 

@@ -45,14 +45,14 @@ def test_draws_are_the_inverse_of_the_law(
     numbers = sensitivity.to_bytes(8, "little") + step.to_bytes(8, "little")
     prefix = ring.name((b"one-shot noise", b"staircase", numbers, *RUN, INPUTS))
     bits = int(np.float64(scale).view(np.uint64))
-    found = drawn(ring, scale, sensitivity, step, 60)
+    noise = drawn(ring, scale, sensitivity, step, 60)
     reach = 2 * sensitivity + int(50 * scale)
     with mpmath.workdps(60):
         q = mpmath.exp(-mpmath.mpf(sensitivity) / mpmath.mpf(scale))
         weight = [q ** (z // sensitivity + (z % sensitivity >= step)) for z in range(reach + 1)]
         tails = list(itertools.accumulate(weight[:0:-1]))[::-1]  # P[Z <= -1] first
         sums = [tail / (2 * mpmath.fsum(weight) - 1) for tail in tails]
-    for item, value in enumerate(found.tolist()):
+    for item, value in enumerate(noise.tolist()):
         message = np.array([(3, 0), prefix, (item, 0), (bits, 1)], np.uint64)
         name = ring.tweak.mac(message, np.array([4]))
         word = int(ring.node.blocks(name)[0, 0])

@@ -44,12 +44,12 @@ def test_draws_are_the_inverse_of_the_law(ring: KeyRing, scale: float, most: int
         b"one-shot noise", b"truncated geo", struct.pack("<qq", most, 0), *RUN, INPUTS,
     ))  # fmt: skip
     bits = int(np.float64(scale).view(np.uint64))
-    found = drawn(ring, scale, most, 60)
+    noise = drawn(ring, scale, most, 60)
     with mpmath.workdps(40):
         weight = [mpmath.exp(-abs(z) / mpmath.mpf(scale)) for z in range(-most, most + 1)]
         tails = itertools.accumulate(weight[:most])  # P[Z <= -most] first
         sums = [tail / mpmath.fsum(weight) for tail in tails]
-    for item, value in enumerate(found.tolist()):
+    for item, value in enumerate(noise.tolist()):
         message = np.array([(3, 0), prefix, (item, 0), (bits, 1)], np.uint64)
         name = ring.tweak.mac(message, np.array([4]))
         word = int(ring.node.blocks(name)[0, 0])
@@ -98,7 +98,7 @@ def test_float_errors_are_a_quarter_of_what_is_allowed(
     word: int, scale: float, scales: float
 ) -> None:
     most, seen = max(1, int(scale * scales)), []
-    with mock.patch.object(oneshot, "_floor", side_effect=lambda found, *_: seen.append(found)):
+    with mock.patch.object(oneshot, "_floor", side_effect=lambda noise, *_: seen.append(noise)):
         shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
         with pytest.raises(TypeError):  # nothing is floored
             words = np.array([word], np.uint64)
@@ -162,8 +162,8 @@ def test_numbers_outside_their_range_are_refused(ring: KeyRing) -> None:
 def test_known_answers() -> None:
     """Under a fixed key: an answer that was begun before must be given again to the bit."""
     ring = KeyRing(bytes(range(32)))
-    found = [int(drawn(ring, scale, most, 3)[2]) for scale, most in SETTINGS]
-    assert found == [0, 2, 1, 18, 18]
+    noise = [int(drawn(ring, scale, most, 3)[2]) for scale, most in SETTINGS]
+    assert noise == [0, 2, 1, 18, 18]
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.4, 1e-9), (2.0, 0.2)])

@@ -148,13 +148,13 @@ def both(
     a, d = factors
     reached = a * weighted + d * cells.units
     near = reached > above - 8 * math.hypot(a * sds[0], d * sds[1])
-    left = float(cells.times[~near] @ cells.raw[~near])
+    lost = float(cells.times[~near] @ cells.raw[~near])
     raw, reached, units = cells.raw[near, None], reached[near, None], cells.units[near, None]
     mass = np.exp(-(_NORMAL**2) / 2)
     m = sds[1] * _NORMAL
     chance = ndtr((reached + d * m - above) / (a * sds[0]))
     off = chance * np.abs(units + m - raw) + (1 - chance) * raw
-    return left + float(cells.times[near] @ (off @ (mass / mass.sum())))
+    return lost + float(cells.times[near] @ (off @ (mass / mass.sum())))
 
 
 def per_key(delta: float, count: int) -> float:

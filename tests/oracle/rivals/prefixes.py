@@ -68,20 +68,20 @@ def tree_matrix(steps: int, arity: int) -> Floats:
 
 def tree_sums(steps: int, arity: int) -> float:
     """Mean sd where a prefix adds up the fewest nodes: the digit sum of t in base k."""
-    digits, left = np.zeros(steps), np.arange(1, steps + 1)
-    while left.any():
-        digits += left % arity
-        left //= arity
+    digits, quotients = np.zeros(steps), np.arange(1, steps + 1)
+    while quotients.any():
+        digits += quotients % arity
+        quotients //= arity
     return float(np.sqrt(digits).mean())
 
 
 def honaker(steps: int) -> float:
     """Mean sd of the binary tree, bottom-up: variance 1 / (2 (1 - 2^-l)) of a tree of l levels."""
-    variance, left = np.zeros(steps), np.arange(1, steps + 1)
+    variance, quotients = np.zeros(steps), np.arange(1, steps + 1)
     level = 1
-    while left.any():
-        variance += (left % 2) / (2 * (1 - 2.0**-level))
-        left, level = left // 2, level + 1
+    while quotients.any():
+        variance += (quotients % 2) / (2 * (1 - 2.0**-level))
+        quotients, level = quotients // 2, level + 1
     return float(np.sqrt(variance).mean())
 
 

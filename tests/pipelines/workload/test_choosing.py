@@ -97,5 +97,5 @@ def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     asked(tmp_path, "out", "--mechanism", "geometric")
     ledger = load_job(tmp_path / "job.toml").ledger
     assert ledger is not None
-    left = left_of(read_book(ledger))
-    assert left is not None and left.epsilon == pytest.approx(894.0) and left.mu > 30
+    remaining = left_of(read_book(ledger))
+    assert remaining is not None and remaining.epsilon == pytest.approx(894.0) and remaining.mu > 30

@@ -26,16 +26,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("strategies")
 
 
-def of(folder: Path, budget: Budget, left: Left | None = None) -> Families:
-    return families_of(RANGES, PLAN, budget, folder, left)
+def of(folder: Path, budget: Budget, remaining: Left | None = None) -> Families:
+    return families_of(RANGES, PLAN, budget, folder, remaining)
 
 
 def test_the_better_one_is_taken(folder: Path) -> None:
-    found = of(folder, SMALL)
-    assert found.taken == "geometric" and found.gaussian is not None
-    assert found.geometric == pytest.approx(planned_purely(RANGES, 1.0, 1, folder)["rmse"])
+    families = of(folder, SMALL)
+    assert families.taken == "geometric" and families.gaussian is not None
+    assert families.geometric == pytest.approx(planned_purely(RANGES, 1.0, 1, folder)["rmse"])
     mu = mu_of(1.0, 1e-9)
-    assert found.gaussian == pytest.approx(math.sqrt(PLAN.error / RANGES.weight) / mu)
+    assert families.gaussian == pytest.approx(math.sqrt(PLAN.error / RANGES.weight) / mu)
     loose = of(folder, Budget(1.0, 0.05, 1))
     assert loose.taken == "gaussian" and loose.gaussian is not None
     assert loose.geometric is not None and loose.gaussian < loose.geometric
@@ -43,17 +43,17 @@ def test_the_better_one_is_taken(folder: Path) -> None:
 
 def test_a_bound_spares_the_search(tmp_path: Path) -> None:
     with mock.patch.object(module, "solved_purely", side_effect=AssertionError):
-        found = families_of(RANGES, PLAN, Budget(1.0, 0.2, 1), tmp_path)
-    assert found.taken == "gaussian" and found.least
-    assert found.geometric is not None
-    assert found.geometric <= planned_purely(RANGES, 1.0, 1, tmp_path)["rmse"]
+        families = families_of(RANGES, PLAN, Budget(1.0, 0.2, 1), tmp_path)
+    assert families.taken == "gaussian" and families.least
+    assert families.geometric is not None
+    assert families.geometric <= planned_purely(RANGES, 1.0, 1, tmp_path)["rmse"]
 
 
 @pytest.mark.parametrize("contributions", [1, 3])
 def test_errors_never_rise_with_epsilon_or_delta(folder: Path, contributions: int) -> None:
     def error(epsilon: float, delta: float) -> float:
-        found = of(folder, Budget(epsilon, delta, contributions))
-        value = found.gaussian if found.taken == "gaussian" else found.geometric
+        families = of(folder, Budget(epsilon, delta, contributions))
+        value = families.gaussian if families.taken == "gaussian" else families.geometric
         assert value is not None
         return value
 
@@ -67,10 +67,10 @@ def test_errors_never_rise_with_epsilon_or_delta(folder: Path, contributions: in
 
 def test_at_an_equal_share_of_a_limit(folder: Path) -> None:
     """83 Gaussian questions of (1, 1e-9) are within (8, 1e-5), and 8 geometric ones."""
-    left = Left(mu_of(8.0, 1e-5), 8.0)
-    assert of(folder, SMALL, left).taken == "gaussian"
+    remaining = Left(mu_of(8.0, 1e-5), 8.0)
+    assert of(folder, SMALL, remaining).taken == "gaussian"
     # Shares that are equal, or less for geometric noise, are compared as they are.
-    assert of(folder, SMALL, Left(left.mu, 1e4)).taken == "geometric"
+    assert of(folder, SMALL, Left(remaining.mu, 1e4)).taken == "geometric"
     assert of(folder, SMALL, Left(mu_of(1.0, 1e-9), 1.0)).taken == "geometric"
 
 
@@ -85,18 +85,18 @@ def test_what_the_limit_does_not_allow_is_not_taken(folder: Path) -> None:
 
 def test_one_that_cannot_answer(tmp_path: Path) -> None:
     asked = marginals(attributes(3, 4), [1], "range")
-    found = families_of(asked, auto(asked), SMALL, tmp_path)
-    assert found.taken == "gaussian" and found.geometric is None and found.refused
-    assert [f["taken"] for f in found.described()] == [True, False]
-    assert "gaussian (taken) RMSE" in families_line(found.described())
+    families = families_of(asked, auto(asked), SMALL, tmp_path)
+    assert families.taken == "gaussian" and families.geometric is None and families.refused
+    assert [f["taken"] for f in families.described()] == [True, False]
+    assert "gaussian (taken) RMSE" in families_line(families.described())
     with pytest.raises(PolicyError):
         families_of(asked, auto(asked), Budget(1.0, 0.0, 1), tmp_path)
 
 
 def test_without_delta_noise_is_geometric(folder: Path) -> None:
-    found = of(folder, Budget(1.0, 0.0, 1))
-    assert found.taken == "geometric" and found.gaussian is None
-    assert families_line(found.described()).startswith("geometric (taken) RMSE")
+    families = of(folder, Budget(1.0, 0.0, 1))
+    assert families.taken == "geometric" and families.gaussian is None
+    assert families_line(families.described()).startswith("geometric (taken) RMSE")
 
 
 def test_nothing_is_looked_at_but_public_numbers(folder: Path) -> None:

@@ -41,22 +41,22 @@ def test_without_noise_least_squares_is_exact() -> None:
     with mock.patch.object(
         OneShot, "discrete_laplace", lambda self, items, scale: np.zeros(len(items), np.int64)
     ):
-        found = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"r",)))
-    [answers] = found.answers(ASKED)
+        plan = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"r",)))
+    [answers] = plan.answers(ASKED)
     exact = np.concatenate([a.ravel() for a in ASKED.apply(CELLS)])
     assert np.allclose(answers.found, exact)
     with pytest.raises(PolicyError, match="only totals"):
-        list(found.answers(over([12, 3], ["range", "identity"])))
+        list(plan.answers(over([12, 3], ["range", "identity"])))
     with pytest.raises(PolicyError, match="all cells"):
-        list(found.answers(ASKED, consistent=True))
+        list(plan.answers(ASKED, consistent=True))
 
 
 def test_errors_are_those_that_are_said() -> None:
     exact = np.concatenate([a.ravel() for a in ASKED.apply(CELLS)])
     off, sd = [], np.zeros(0)
     for run in range(150):
-        found = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"%d" % run,)))
-        [answers] = found.answers(ASKED)
+        plan = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"%d" % run,)))
+        [answers] = plan.answers(ASKED)
         off.append(answers.found - exact)
         sd = answers.sd
     measured = np.sqrt(np.mean(np.square(off), axis=0))
@@ -71,12 +71,12 @@ def test_noise_that_is_not_drawn() -> None:
 
 
 def test_plan(tmp_path: Path) -> None:
-    found = planned_purely(ASKED, 0.25, 1, tmp_path)
+    plan = planned_purely(ASKED, 0.25, 1, tmp_path)
     twice = planned_purely(ASKED, 0.125, 1, tmp_path)
-    assert twice["cached"] and not found["cached"]
-    assert twice["rmse"] == pytest.approx(2 * found["rmse"], rel=5e-3)
+    assert twice["cached"] and not plan["cached"]
+    assert twice["rmse"] == pytest.approx(2 * plan["rmse"], rel=5e-3)
     [answers] = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1))).answers(ASKED)
-    assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(found["rmse"], rel=5e-3)
+    assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(plan["rmse"], rel=5e-3)
     for epsilon in (0.0, math.inf, -1.0):
         with pytest.raises(PolicyError):
             planned_purely(ASKED, epsilon, 1, tmp_path)
@@ -133,8 +133,8 @@ def test_intervals_are_wide_enough_for_what_rounding_adds() -> None:
     plain = LAPLACE_HALF_WIDTH * math.sqrt(2) * LATTICE.scale / LATTICE.sd
     rows = math.prod(map(len, LATTICE.strategy.factors))
     assert LATTICE.half_width == pytest.approx(plain + math.sqrt(rows) / LATTICE.sd)
-    found = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1)))
-    assert found.half_width == LATTICE.half_width > LAPLACE_HALF_WIDTH
+    plan = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1)))
+    assert plan.half_width == LATTICE.half_width > LAPLACE_HALF_WIDTH
     small = lattice_of(LatticeStrategy((np.eye(3, dtype=np.int64),)), 3.0, 1)
     draws = (
         OneShot(RING, (b"c",), INPUTS)
@@ -166,14 +166,14 @@ def test_whole_cells_where_most_noise_is_zero() -> None:
 @pytest.mark.parametrize("epsilon", [0.7, 3.0, 6.0])
 def test_intervals_of_whole_cells_hold(epsilon: float) -> None:
     """Sums of 1, 2 and 5 noises, exactly: outside at most 5%, also where one noise is mostly 0."""
-    whole = lattice_of(LatticeStrategy((np.eye(40, dtype=np.int64),)), epsilon, 1)
+    cell_lattice = lattice_of(LatticeStrategy((np.eye(40, dtype=np.int64),)), epsilon, 1)
     reach = math.ceil(60 / epsilon)
-    law = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / whole.scale)
+    law = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / cell_lattice.scale)
     law /= law.sum()
     total = law
     for terms in range(1, 6):
         sums = np.arange(len(total)) - len(total) // 2
-        far = np.abs(sums) > whole.half_width * whole.sd * math.sqrt(terms)
+        far = np.abs(sums) > cell_lattice.half_width * cell_lattice.sd * math.sqrt(terms)
         assert float(total[far].sum()) <= 0.05
         total = np.convolve(total, law)
-    assert whole.half_width <= math.sqrt(20) + 1e-4
+    assert cell_lattice.half_width <= math.sqrt(20) + 1e-4

@@ -85,13 +85,14 @@ def test_without_noise_answers_are_exact(
 
 
 def test_costs(tmp_path: Path) -> None:
-    answered(tmp_path, "pure")
+    # Of less epsilon: geometric noise of cells is mostly 0 at 6, and rarely far beyond its sd.
+    answered(tmp_path, "pure", text=JOB.replace("{epsilon}", "0.5", 1))
     answered(tmp_path, "tables", "other")
     answered(tmp_path, "fitted", "fitted")
     pure, tables, fitted = charges(tmp_path)
     assert (pure.kind, pure.epsilon, pure.delta, pure.mu, pure.rho) == (
         "workload",
-        6.0,
+        0.5,
         0,
         None,
         None,
@@ -106,8 +107,7 @@ def test_costs(tmp_path: Path) -> None:
     assert np.allclose(found, planned, rtol=1e-6)
     for out in ("out", "fitted"):
         off = [(row["value"] - exact(tmp_path, row)) / row["sd"] for row in rows(tmp_path, out)]
-        # Geometric noise of whole cells is mostly 0 at epsilon 6.
-        assert (0.1 if out == "fitted" else 0) <= np.sqrt(np.mean(np.square(off))) < 4
+        assert 0.1 < np.sqrt(np.mean(np.square(off))) < 4
 
 
 def test_answers_of_fitted_tables_agree(tmp_path: Path) -> None:

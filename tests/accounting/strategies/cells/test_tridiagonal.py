@@ -15,14 +15,14 @@ from tests.accounting.strategies.cells.shapes import floor
 @pytest.mark.parametrize("size", [5, 37, 1300])
 def test_the_same_optimum(kind: str, size: int) -> None:
     workload = over([size], [kind])
-    found = tridiagonal_optimum(interval(kind, size))
-    gram = found.strategy.gram
+    solution = tridiagonal_optimum(interval(kind, size))
+    gram = solution.strategy.gram
     assert isinstance(gram, Blocks)
     matrix = gram.dense()
     assert np.array_equal(matrix, matrix.T)
     np.testing.assert_allclose(np.diag(matrix), 1, rtol=1e-9)
-    assert found.strategy.error(workload) == pytest.approx(found.error, rel=1e-6)
-    assert found.floor <= found.error <= found.floor * (1 + 1e-3)
-    assert found.error == pytest.approx(optimum(workload, 1e-4).error, rel=1.1e-3)
+    assert solution.strategy.error(workload) == pytest.approx(solution.error, rel=1e-6)
+    assert solution.floor <= solution.error <= solution.floor * (1 + 1e-3)
+    assert solution.error == pytest.approx(optimum(workload, 1e-4).error, rel=1.1e-3)
     queries = np.linalg.cholesky(interval(kind, size).gram()).T  # the same Gram matrix
-    assert found.floor <= floor(queries, found.certificate[0]) * (1 + 1e-9)
+    assert solution.floor <= floor(queries, solution.certificate[0]) * (1 + 1e-9)
