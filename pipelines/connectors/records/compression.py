@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
-from dpstream.pipelines.connectors.records.packed_names import is_packed_name
+from dpstream.pipelines.project.file_kinds import is_packed_name
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096
@@ -221,8 +221,8 @@ def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -
             "unpack it, or compress it with one of these",
         )
     if codec is not None:
-        found = os.fstat(raw.fileno())
-        if not _whole_file(path, codec, found.st_size, found.st_mtime_ns):
+        status = os.fstat(raw.fileno())
+        if not _whole_file(path, codec, status.st_size, status.st_mtime_ns):
             if a_row:
                 return None
             raise UsageError(

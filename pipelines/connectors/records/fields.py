@@ -8,11 +8,10 @@ If Arrow still refuses lines, or gives another number of rows, then each line is
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import csv as pacsv
 
-from dpstream.pipelines.connectors.records.lines import BOM
+from dpstream.pipelines.connectors.records.lines import BOM, bytes_of
 
 _QUOTED = re.compile(rb'("(?:[^"]|"")*"|[^,\r\n]*)(?:,|\r?\n)')
 
@@ -44,9 +43,7 @@ def arrow_columns(
     Returns:
         ``None`` if Arrow does not read each line as one row of ``width`` fields.
     """
-    _, offsets, text = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    data = text.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    data = pa.py_buffer(bytes_of(lines)[0])
     if data[:3].to_pybytes() == BOM:
         data = pa.py_buffer(BOM + data.to_pybytes())  # Arrow drops one; it is part of the row
     names = [str(number) for number in range(width)]

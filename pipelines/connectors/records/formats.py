@@ -17,6 +17,12 @@ from pyarrow import csv as pacsv
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.pipelines.connectors.records.formulas import guarded, unguarded
+from dpstream.pipelines.connectors.records.text_rows import (
+    csv_lines,
+    hex_digits,
+    is_bytes,
+    json_lines,
+)
 from dpstream.state.drafts import sweep
 
 KINDS = ("parquet", "csv", "jsonl")
@@ -36,24 +42,21 @@ def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
         guard: of CSV, whether text that a spreadsheet would compute is marked as text (see
             `pipelines.connectors.records.formulas`).
     """
-    table = pa.Table.from_batches([batch])
     if kind == "jsonl":
-        return msgspec.json.Encoder().encode_lines(as_hex(table).to_pylist())
-    buffer = io.BytesIO()
+        return json_lines(batch)
     if kind == "csv":
-        plain = as_hex(table).replace_schema_metadata(None)
-        pacsv.write_csv(guarded(plain) if guard else plain, buffer)
-    else:
-        pq.write_table(
-            table,
-            buffer,
-            row_group_size=1 << 20,
-            version="2.6",
-            data_page_version="1.0",
-            compression="zstd",
-            compression_level=3,
-            write_page_checksum=True,
-        )
+        return csv_lines(guarded(batch) if guard else batch)
+    buffer = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_batches([batch]),
+        buffer,
+        row_group_size=1 << 20,
+        version="2.6",
+        data_page_version="1.0",
+        compression="zstd",
+        compression_level=3,
+        write_page_checksum=True,
+    )
     return buffer.getvalue()
 
 
@@ -126,8 +129,8 @@ def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa
 
 def release_files(path: str | Path) -> Iterator[Path]:
     """Files of releases below a sink's folder, ordered by (window, trigger)."""
-    found = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
-    yield from sorted(found, key=lambda p: (*name_of(p), p.suffix))
+    paths = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
+    yield from sorted(paths, key=lambda p: (*name_of(p), p.suffix))
 
 
 def name_of(file: Path) -> tuple[int, int]:
@@ -211,27 +214,23 @@ def rows_of_text(text: bytes, schema: pa.Schema) -> pa.Table:
     return _from_hex(pajson.read_json(pa.BufferReader(text), reading, options), schema)
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
 def _text_types(schema: pa.Schema | None) -> dict[str, pa.DataType]:
     """Types to read text columns with: bytes are hex digits."""
-    return {f.name: pa.string() if _is_bytes(f.type) else f.type for f in schema or ()}
+    return {f.name: pa.string() if is_bytes(f.type) else f.type for f in schema or ()}
 
 
 def as_hex(table: pa.Table) -> pa.Table:
     """Bytes as text of hex digits."""
     for i, field in enumerate(table.schema):
-        if _is_bytes(field.type):
-            values = [v if v is None else v.hex() for v in table.column(i).to_pylist()]
-            table = table.set_column(i, field.name, pa.array(values, pa.string()))
+        if is_bytes(field.type):
+            digits = [hex_digits(chunk) for chunk in table.column(i).chunks]
+            table = table.set_column(i, field.name, pa.chunked_array(digits, pa.string()))
     return table
 
 
 def _from_hex(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for i, field in enumerate(schema):
-        if _is_bytes(field.type):
+        if is_bytes(field.type):
             values = [v if v is None else bytes.fromhex(v) for v in table.column(i).to_pylist()]
             table = table.set_column(i, field.name, pa.array(values, field.type))
     return table.cast(schema)

@@ -8,7 +8,7 @@ if and only if it consists of an apostrophe and text that would be guarded.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,15 +16,18 @@ import pyarrow.compute as pc
 #: What a formula begins with; full-width forms count in some locales.
 _FORMULA = r"[=+\-@\t\r\n\x{FF1D}\x{FF0B}\x{FF0D}\x{FF20}]"
 
+#: A table, or a batch of one.
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
-def guarded(table: pa.Table) -> pa.Table:
+
+def guarded(table: _Rows) -> _Rows:
     """The table with every text that a spreadsheet would compute behind an apostrophe."""
     return _where(
         table, rf"\A'*{_FORMULA}", lambda column: pc.binary_join_element_wise("'", column, "")
     )
 
 
-def unguarded(table: pa.Table) -> pa.Table:
+def unguarded(table: _Rows) -> _Rows:
     """The table that `guarded` was given."""
     return _where(
         table, rf"\A'+{_FORMULA}", lambda column: pc.utf8_slice_codeunits(column, 1, None)
@@ -36,7 +39,7 @@ def ambiguous(table: pa.Table) -> bool:
     return unguarded(table) is not table
 
 
-def _where(table: pa.Table, form: str, change: Callable[[Any], Any]) -> pa.Table:
+def _where(table: _Rows, form: str, change: Callable[[Any], Any]) -> _Rows:
     """Texts of a form changed; the table itself where there are none."""
     for i, field in enumerate(table.schema):
         if pa.types.is_string(field.type):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.arrays import Bool, Int32, Int64, UInt8
 from dpstream.pipelines.connectors.records.rows import Reason
 
 BLOCK_BYTES = 8 << 20
@@ -32,9 +32,9 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
     row, carry = 0, b""
     while True:
         data = stream.read(BLOCK_BYTES)
-        head, feed, tail = data.rpartition(b"\n")
-        block = carry + head + feed if feed else b""
-        carry = (tail if feed else carry + tail)[: MAX_LINE_BYTES + 2]
+        end = data.rfind(b"\n") + 1
+        block = b"".join([carry, memoryview(data)[:end]]) if end else b""
+        carry = (data[end:] if end else carry + data)[: MAX_LINE_BYTES + 2]
         if not data:
             block, carry = carry + b"\n" if carry else b"", b""
         if block and header:
@@ -68,6 +68,14 @@ def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
     return lines, blank
 
 
+def bytes_of(lines: pa.BinaryArray) -> tuple[UInt8, Int32]:
+    """The bytes of n lines without a gap between two of them (no copy), and (n + 1,) where in them
+    each line begins, and the last one ends."""
+    _, offsets, data = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], ends - ends[0]
+
+
 def too_long(lines: pa.BinaryArray) -> Bool:
     """Which lines hold more than `MAX_LINE_BYTES` before their line feed."""
     sizes = pc.binary_length(lines).to_numpy()
@@ -98,6 +106,6 @@ class Lines(NamedTuple):
 def lines_of(good: Bool, malformed: Bool, longer: Bool, batch: pa.RecordBatch | None) -> Lines:
     """Lines by what is wrong with them: too long, malformed, or else of another width."""
     bad = np.flatnonzero(~good)
-    reasons = np.where(malformed, Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
-    reasons = np.where(longer, Reason.LINE_TOO_LONG.value, reasons)
-    return Lines(np.flatnonzero(good), batch, bad, reasons[bad].tolist())
+    reasons = np.where(malformed[bad], Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
+    reasons = np.where(longer[bad], Reason.LINE_TOO_LONG.value, reasons)
+    return Lines(np.flatnonzero(good), batch, bad, reasons.tolist())

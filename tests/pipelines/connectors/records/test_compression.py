@@ -91,25 +91,25 @@ def test_the_same_rows_at_the_same_positions(
 
 
 def broken(codec: str, text: bytes) -> dict[str, bytes]:
-    whole = pack(codec, text)
-    middle = bytearray(whole)
-    for at in range(len(whole) // 2, len(whole) // 2 + 8):
+    packed = pack(codec, text)
+    middle = bytearray(packed)
+    for at in range(len(packed) // 2, len(packed) // 2 + 8):
         middle[at] ^= 0x5A
     damage = {} if codec == "zstd" else {"damaged": bytes(middle)}  # it need not have checksums
     return {
         **damage,
-        "cut off": whole[: len(whole) // 2],
-        "cut off at its end": whole[:-1],
-        "followed by text": whole + text,
-        "followed by zeros": whole + bytes(512),
-        "followed by half a member": whole + whole[:20],
+        "cut off": packed[: len(packed) // 2],
+        "cut off at its end": packed[:-1],
+        "followed by text": packed + text,
+        "followed by zeros": packed + bytes(512),
+        "followed by half a member": packed + packed[:20],
     }
 
 
 def refusal_of(job: Job) -> UsageError:
     with pytest.raises(UsageError) as caught:
         ReadFiles(job)
-    assert CANARY not in str(caught.value) and caught.value.field == "source.path"
+    assert CANARY not in str(caught.value) and caught.value.field == "table.path"
     return caught.value
 
 
@@ -174,9 +174,9 @@ def test_mutated_files_are_refused_or_whole(tmp_path: Path, make_job: MakeJob, c
     """No damage changes a row: checksums tell.  (In zstd they are the writer's choice.)"""
     job, rng, refused = make_job("csv", pattern="in/*"), random.Random(7743), 0
     text = put(tmp_path / "in", "csv")
-    expected, whole = by_hand(job), pack(codec, text)
+    expected, packed = by_hand(job), pack(codec, text)
     for number in range(150):
-        content = bytearray(whole)
+        content = bytearray(packed)
         for _ in range(rng.randrange(1, 4)):
             content[rng.randrange(10, len(content))] ^= 1 << rng.randrange(8)
         for old in (tmp_path / "in").iterdir():
@@ -207,15 +207,15 @@ def test_no_row_can_make_a_file_a_compressed_one(
     assert b"\n" not in HEADS[head]
     write_rows(tmp_path / "in" / "a.jsonl", data(50))
     text = (tmp_path / "in" / "a.jsonl").read_bytes()
-    found = []
+    rows = []
     for first in (b"hello", HEADS[head]):
         (tmp_path / "in" / "a.jsonl").write_bytes(first + b"\n" + text)
         run = Whole(make_folder_job("jsonl"))
         mark(tmp_path / "in", START + 1, line("a.jsonl", START))
         run.look()
         assert run.letters("a.jsonl") == [(0, "malformed")]
-        found.append(run.found())
-    assert len(found[0]) == 50 and found[0] == found[1]
+        rows.append(run.found())
+    assert len(rows[0]) == 50 and rows[0] == rows[1]
 
 
 #: First bytes of compressions that a program could write as text, as it writes rows.
@@ -246,9 +246,9 @@ def test_broken_files_of_any_length_are_no_text(tmp_path: Path, make_job: MakeJo
     """What is cut off is refused where a reader could tell it from text at all."""
     job, text = make_job("jsonl"), put(tmp_path / "in", "jsonl")
     for codec in NAMES:
-        whole = pack(codec, text)
-        for size in range(len(TEXTS["bzip2"]) + 16, len(whole), 7):
-            (tmp_path / "in" / "a.jsonl").write_bytes(whole[:size])
+        packed = pack(codec, text)
+        for size in range(len(TEXTS["bzip2"]) + 16, len(packed), 7):
+            (tmp_path / "in" / "a.jsonl").write_bytes(packed[:size])
             refusal_of(job)
 
 
@@ -285,14 +285,14 @@ def test_folders_that_grow(
         runs = [Whole(job) for _ in range(2)]
         for run in runs:
             run.look()
-    found = runs[0].found()
-    assert found == runs[1].found()
+    rows = runs[0].found()
+    assert rows == runs[1].found()
     by_file = {name: runs[0].letters(name) for name in names}
     for codec, suffix in NAMES.items():
         assert by_file[f"{codec}.{kind}{suffix}"] == []
     cut = by_file[f"cut.{kind}.gz"]
     assert cut[0][1] == "unreadable_rest" and 0 < cut[0][0] < 3_000
-    assert len(found) == 3 * 3_000 + cut[0][0]
+    assert len(rows) == 3 * 3_000 + cut[0][0]
     assert by_file[f"none.{kind}.gz"][0] == (0, "unreadable_file")
     assert cut == runs[1].letters(f"cut.{kind}.gz")
 
@@ -324,7 +324,7 @@ def test_public_key_lists(tmp_path: Path, make_job: MakeJob) -> None:
         (tmp_path / "keys.csv").write_bytes(content)
         with pytest.raises(UsageError, match="the list is") as caught:
             load_job(tmp_path / "job.toml")
-        assert caught.value.field == "keys.public"
+        assert caught.value.field == "public_keys"
 
 
 def test_recorded_files_of_a_source_without_end(make_folder_job: MakeFolderJob) -> None:

@@ -132,10 +132,10 @@ def test_hostile_lines_are_read_as_by_hand_and_change_no_other(seed: int) -> Non
     """Files longer than a block, with more rows than Arrow needs to change its way of reading."""
     mixed, good = worlds(seed, 70_000)
     assert len(good) > 9 << 20
-    found = read(read_text("csv", io.BytesIO(mixed), COLUMNS))
-    assert found == expected(mixed)
+    reading = read(read_text("csv", io.BytesIO(mixed), COLUMNS))
+    assert reading == expected(mixed)
     alone, none = read(read_text("csv", io.BytesIO(good), COLUMNS))
-    assert not none and of_others(found[0]) == list(alone.values())
+    assert not none and of_others(reading[0]) == list(alone.values())
 
 
 @pytest.mark.parametrize("cut", [-2, -1, 0, 1])

@@ -30,8 +30,8 @@ def test_rows_come_back_with_their_types(kind: str, tmp_path: Path) -> None:
     table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
     assert read_releases(tmp_path, SCHEMA).equals(table)
     [file] = release_files(tmp_path)
-    some = pa.schema([SCHEMA.field("records"), SCHEMA.field("key")])
-    assert pa.concat_tables(read_parts(file, some)).equals(table.select(["records", "key"]))
+    columns = pa.schema([SCHEMA.field("records"), SCHEMA.field("key")])
+    assert pa.concat_tables(read_parts(file, columns)).equals(table.select(["records", "key"]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,8 +49,8 @@ def test_texts_are_read_back(kind: str) -> None:
 
 
 def test_bytes_are_hex_digits() -> None:
-    found = as_hex(pa.table({"x": pa.array([b"\x00\xff", None]), "y": [1, 2]}))
-    assert found.to_pydict() == {"x": ["00ff", None], "y": [1, 2]}
+    hex_table = as_hex(pa.table({"x": pa.array([b"\x00\xff", None]), "y": [1, 2]}))
+    assert hex_table.to_pydict() == {"x": ["00ff", None], "y": [1, 2]}
 
 
 def test_releases_are_in_the_order_of_numbers(tmp_path: Path) -> None:

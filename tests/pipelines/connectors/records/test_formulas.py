@@ -37,11 +37,11 @@ def test_a_guard_is_taken_away_again(texts: list[str | None]) -> None:
     table = pa.table({"key": pa.array(texts, pa.string()), "n": list(range(len(texts)))})
     marked = guarded(table)
     assert unguarded(marked).equals(table)
-    for text, found in zip(texts, marked["key"].to_pylist(), strict=True):
+    for text, cell in zip(texts, marked["key"].to_pylist(), strict=True):
         formula = text is not None and text.lstrip("'")[:1] in STARTS and text.lstrip("'")
-        assert found == (f"'{text}" if formula else text)
-    kept = unguarded(table)["key"].to_pylist()
-    assert ambiguous(table) == (kept != texts)
+        assert cell == (f"'{text}" if formula else text)
+    unguarded_texts = unguarded(table)["key"].to_pylist()
+    assert ambiguous(table) == (unguarded_texts != texts)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=8))
@@ -112,9 +112,9 @@ def test_a_job_from_end_to_end(tmp_path: Path, option: str) -> None:
     first = files(tmp_path / "releases")
     text = b"".join(data for name, data in first.items() if name.endswith(".csv")).decode()
     cells = {cell for row in csv.reader(io.StringIO(text)) for cell in row}
-    found = {cell for cell in cells if "1+1" in cell or "@sum" in cell}
-    kept, marked = {"=1+1", "'=1+1", "@sum"}, {"'=1+1", "''=1+1", "'@sum"}
-    assert found == (kept if "keep" in option else marked)
+    formula_cells = {cell for cell in cells if "1+1" in cell or "@sum" in cell}
+    unmarked, marked = {"=1+1", "'=1+1", "@sum"}, {"'=1+1", "''=1+1", "'@sum"}
+    assert formula_cells == (unmarked if "keep" in option else marked)
     run_job(job)
     (tmp_path / "releases" / "window-000000" / "trigger-000002.csv").unlink()
     publish(job)
@@ -123,8 +123,8 @@ def test_a_job_from_end_to_end(tmp_path: Path, option: str) -> None:
     assert files(tmp_path / "out") == first
     found_in = inventory(job)
     for _, group in found_in.by_window():
-        shown = pa.concat_tables(newest(job.plan, group))
-        assert sorted(keys_of(shown)) == expected
+        table = pa.concat_tables(newest(job.plan, group))
+        assert sorted(keys_of(table)) == expected
     assert collect(job.plan, found_in).windows.tolist() == [0]
 
 

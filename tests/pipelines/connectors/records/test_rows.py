@@ -23,12 +23,12 @@ def test_runs_are_consecutive_and_together_everything(
     offsets: list[int], begins: list[int]
 ) -> None:
     batch = pa.RecordBatch.from_pydict({"x": pa.array(offsets, pa.int64())})
-    found = list(runs(np.array(offsets, np.int64), batch))
-    assert [rows.offset for rows in found] == begins
-    for rows in found:
+    row_runs = list(runs(np.array(offsets, np.int64), batch))
+    assert [rows.offset for rows in row_runs] == begins
+    for rows in row_runs:
         at = rows.batch["x"].to_pylist()
         assert at == list(range(rows.offset, rows.offset + len(at)))
-    assert sum(rows.batch.num_rows for rows in found) == len(offsets)
+    assert sum(rows.batch.num_rows for rows in row_runs) == len(offsets)
 
 
 def test_what_comes_after_a_part() -> None:
