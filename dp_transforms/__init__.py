@@ -33,8 +33,8 @@ if not TYPE_CHECKING:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = "dpstream.dp_transforms.run" if name in _OF_RUN else "dpstream.dp_transforms.flow"
-        globals()[name] = found = getattr(importlib.import_module(home), name)
-        return found
+        globals()[name] = attribute = getattr(importlib.import_module(home), name)
+        return attribute
 
 
 def __dir__() -> list[str]:

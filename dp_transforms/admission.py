@@ -5,9 +5,9 @@ them.  With a bound per key the decision is ``state.keycounts``'s.
 """
 
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.keycounts import numbered
 
@@ -49,13 +49,13 @@ def _admit(
 @njit(cache=True, nogil=True)
 def _tied(stamp: Int64, order: Int64, at: Int64) -> int:  # pragma: no cover - compiled
     """Places in the order whose stamp is that of a neighbour; returns how many there are."""
-    found, last = 0, order.size - 1
+    count, last = 0, order.size - 1
     for k in range(order.size):
         here = stamp[order[k]]
         if (k > 0 and stamp[order[k - 1]] == here) or (k < last and stamp[order[k + 1]] == here):
-            at[found] = k
-            found += 1
-    return found
+            at[count] = k
+            count += 1
+    return count
 
 
 def stamp_order(stamp: Int64, partition: Int32, offset: Int64, unit: Int64 | None = None) -> Int64:

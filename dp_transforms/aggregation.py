@@ -11,9 +11,9 @@ and the plan's bounds keep them far from wrapping.
 import msgspec
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.state.store import KeyShard
@@ -63,8 +63,8 @@ def aggregate(
         ones = spec.column is None
         amounts = np.ones_like(slots) if ones else numbers(rows.column(f"v{stream}"))
         _add_at(states.values[:, stream], slots, amounts)
-    kept = slice(None) if plan.design.unit_sets != "none" else slice(0)
-    return Aggregated(distinct(slots, states.size), pair_slots[kept], marked[kept])
+    pair_rows = slice(None) if plan.design.unit_sets != "none" else slice(0)
+    return Aggregated(distinct(slots, states.size), pair_slots[pair_rows], marked[pair_rows])
 
 
 def distinct(slots: Int64, size: int) -> Int64:

@@ -4,8 +4,6 @@ Contracts of the batches that cross a stage are the schemas below.  Ids are 16 r
 are handled as ``(n, 2)`` uint64 arrays (little-endian words) without copies.
 """
 
-import contextlib
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.hand_over import HAND_OVER, is_ticket
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.state.arrow import to_bytes
 from dpstream.state.open import key_schema
@@ -37,49 +36,6 @@ FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through
 SHARD = b"dpstream.shard"
 
 
-class _HandOver:
-    """Batches that pass between stages of one process by reference instead of by bytes.
-
-    The in-process runner would copy every batch about six times between two stages.  While a
-    hand-over is open, the coder keeps a large batch here and writes a ticket; whoever decodes
-    the ticket takes the batch away, so nothing is held longer than the runner holds the ticket.
-    Only for runners whose stages share one process and decode each element once.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, pa.RecordBatch] = {}
-        self._tickets = itertools.count()
-        self._open = 0
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """Hand large batches over by reference inside the block."""
-        self._open += 1
-        try:
-            yield
-        finally:
-            self._open -= 1
-            if not self._open:
-                self._held.clear()
-
-    def give(self, batch: pa.RecordBatch) -> bytes | None:
-        """A ticket for the batch, or ``None`` if it should travel as bytes."""
-        if not self._open or batch.num_rows < _HAND_OVER_ROWS:
-            return None
-        ticket = next(self._tickets)
-        self._held[ticket] = batch
-        return _TICKET + ticket.to_bytes(8, "little")
-
-    def take(self, ticket: bytes) -> pa.RecordBatch:
-        """The batch of a ticket; each can be taken once."""
-        return self._held.pop(int.from_bytes(ticket[len(_TICKET) :], "little"))
-
-
-_TICKET = b"dpstream-ticket:"
-_HAND_OVER_ROWS = 1024
-HAND_OVER = _HandOver()
-
-
 class ArrowBatchCoder(beam.coders.Coder):
     """Arrow IPC stream of one batch with its schema; slices write only their own rows."""
 
@@ -94,7 +50,7 @@ class ArrowBatchCoder(beam.coders.Coder):
     @guarded("coder")
     def decode(self, encoded: bytes) -> pa.RecordBatch:
         """The batch back, without copying the column data."""
-        if encoded.startswith(_TICKET):
+        if is_ticket(encoded):
             return HAND_OVER.take(encoded)
         with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:
             return reader.read_next_batch()
@@ -229,7 +185,7 @@ def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
         # One by one, so that what a column was made of can go: a shard is not there twice.
         arrays = [_one_array(columns.pop()) for _ in schema]
     except pa.ArrowInvalid:
-        raise RunError("state.shards", "a shard's text exceeds 2 GiB", "use more shards") from None
+        raise RunError("shards", "a shard's text exceeds 2 GiB", "use more shards") from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -14,7 +14,9 @@ in different (window, key)s and have different indices, whatever the order in wh
 come.  (Where published keys are skipped, k is 1 and every admitted pair the first of its key; those
 on unpublished keys are marked and take the indices, `dp_transforms.skipping`.)  Both counts are
 made of committed decisions on the unit's own records alone, and neither falls while a window that
-they speak of is open, so that a decision that is made again is the same.
+they speak of is open, so that a decision that is made again is the same.  Where weights go by the
+number of a unit's pairs (`accounting.plan.sizes`) all of them are decided in one call, and each
+takes that number in the place of an index.
 """
 
 from collections.abc import Callable, Iterator
@@ -137,7 +139,7 @@ def decide(
                 # Counters raised but not committed must not stand when the work is repeated.
                 store.forget_units(shard)
                 raise
-    raise RunError("state.store", "another worker is always faster", "let it run on")
+    raise RunError("store", "another worker is always faster", "let it run on")
 
 
 def _together(parts: list[Decided]) -> Decided:
@@ -216,29 +218,29 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, copies: Copies |
     units = _enter(plan, store, shard, batch)
     index, before = store.admitted_before(shard, units)
     at = index.find(batch.record_ids())
-    known = at >= 0
+    remembered = at >= 0
     # Positions up to this trigger time may be gone, or going: none of their windows is open any
     # more.
-    known[known] = before.trigger_time[at[known]] > units.forgotten
-    settled = ~known & (batch.trigger_time <= units.forgotten)
-    left_out = np.zeros(len(known), np.bool_)
+    remembered[remembered] = before.trigger_time[at[remembered]] > units.forgotten
+    settled = ~remembered & (batch.trigger_time <= units.forgotten)
+    left_out = np.zeros(len(remembered), np.bool_)
     if copies is not None and len(before.offset):
         copies.admitted(
             position_ids(before.partition, before.offset, before.unit), before.trigger_time
         )
-        others = np.flatnonzero(~known & ~settled)
+        others = np.flatnonzero(~remembered & ~settled)
         left_out[others] = copies.blocks(batch.positions(others), batch.trigger_time[others])
         settled |= left_out
-    batch.known = known | settled
+    batch.known = remembered | settled
     missed = ~batch.known & (batch.trigger_time <= units.decided)
-    rows = at[known]
-    batch.trigger_time[known] = before.trigger_time[rows]
+    rows = at[remembered]
+    batch.trigger_time[remembered] = before.trigger_time[rows]
     was = before.at(rows)
     pairs: Int64 | Int32 = was.pairs
     counts: Int64 | Int32 = units.counts[batch.unit]
     if plan.design.packs_indices:
         pairs, counts = skipping.pairs_in(pairs), skipping.pairs_in(counts)
-    batch.write(known, pairs, was.rank, was.per_key)
+    batch.write(remembered, pairs, was.rank, was.per_key)
     full = counts >= plan.privacy.contributions
     ended = plan.timeline.end is not None and units.decided >= plan.timeline.last_trigger_time
     batch.undelivered = missed & ~full & ended
@@ -354,14 +356,16 @@ def _admit_rows(
     order = stamp_order(*position, unit)
     limit, per_key, words = plan.privacy.contributions, None, None
     if published is not None or plan.design.admits_per_key:
-        ids, known = _key_ids(batch, new, key_ids), np.zeros(len(unit), np.int32)
+        ids, key_tests = _key_ids(batch, new, key_ids), np.zeros(len(unit), np.int32)
         if published is not None:
-            known = published.of_keys(ids, window, wanted, units.decided, upto)
+            key_tests = published.of_keys(ids, window, wanted, units.decided, upto)
     if plan.design.admits_per_key:
-        of = Wanted(unit, *position[1:], window, wanted, ids, known)
+        of = Wanted(unit, *position[1:], window, wanted, ids, key_tests)
         taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least, name)
     elif published is not None:
-        words, rank = skipping.admit(unit, *position[1:], wanted, known, units.counts, limit, order)
+        words, rank = skipping.admit(
+            unit, *position[1:], wanted, key_tests, units.counts, limit, order
+        )
         taken = skipping.pairs_in(words)
     else:
         taken, rank = admit(unit, *position, wanted, units.counts, limit, order, name)
@@ -391,12 +395,30 @@ def _admit_per_key(
     """(pairs, rank, which windows) of records, at most k of each (unit, window, key)."""
     privacy, line = plan.privacy, plan.timeline
     if privacy.per_key_bound is None:
-        raise InvariantError("privacy.per_key_bound is not None")
+        raise InvariantError("per_key_bound is not None")
     # Windows whose last trigger time is decided take no more records of any unit.
     open_ = max(least, (units.decided - line.triggers) // line.base(1) + 1)
     counters = units.counts, units.indices
     limits = privacy.contributions, privacy.per_key_bound
     taken = units.keys.admit(order, of, *counters, *limits, open_, name)
     pairs = np.bitwise_count(taken.pairs).astype(np.int64)
+    if plan.design.by_size:
+        taken = taken._replace(rank=_by_size(units, of.unit, pairs))
     per_key = PerKey(of.ids, of.first.astype(np.int32), taken.pairs, taken.fresh)
     return pairs, taken.rank, per_key
+
+
+def _by_size(units: UnitShard, unit: Int64, pairs: Int64) -> Int32:
+    """(n,) in the place of ranks: number of the weight of a unit with so many pairs, 0 first.
+
+    Sensitivity: all pairs of a unit are decided in one call (`accounting.plan.sizes`), and the
+    number is committed with each of them, so that it is the same whenever it is read back.
+
+    Args:
+        unit: (n,) slots of records that were decided; pairs: (n,) admitted pairs, 0 or 1.
+    """
+    admitted = unit[pairs > 0]
+    sizes = np.bincount(admitted, minlength=int(unit.max(initial=-1)) + 1)
+    if (sizes[admitted] != units.indices[admitted]).any():
+        raise InvariantError("all pairs of a unit are decided at once")
+    return np.asarray(np.where(pairs > 0, sizes[unit] - 1, 0), np.int32)

@@ -34,7 +34,7 @@ from dpstream.dp_transforms.batches import (
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock, paced_clock
 from dpstream.dp_transforms.beam.conductor import Conductor, one_process
-from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, unit_ids
+from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, reading_threads, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
@@ -146,20 +146,17 @@ class DPStream(beam.PTransform):
         """Records in, sealed releases and dead letters out."""
         run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
         if self._clock is None and bounded and line.end is None:
-            raise UsageError(
-                "time.end", "is required for a bounded collection", "give the plan an end"
-            )
+            raise UsageError("end", "is required for a bounded collection", "give the plan an end")
         clock = self._clock or (Announced(line.last_trigger_time) if bounded else WallClock(line))
-        threads = Threads()
-        if bounded and isinstance(clock, Announced):
-            threads = Threads(run.performance.threads, run.run_id)
+        threads = Threads(run.performance.threads, run.run_id)
         paced = run.plan.design.skips and not (
             bounded and isinstance(clock, Announced) and one_process(pcoll.pipeline)
         )
         if paced:
-            clock, threads = paced_clock(clock, line, Pace(run)), Threads()
+            clock = paced_clock(clock, line, Pace(run))
+        catch_up_limit = None if bounded and not paced else CATCH_UP_LIMIT
         canonical = CanonicaliserFactory(run.plan, run.keys, run.public, run.joined)
-        ingest = Records(canonical, threads)
+        ingest = Records(canonical, reading_threads(threads, catch_up_limit))
         typed = beam.ParDo(ingest).with_output_types(
             pa.RecordBatch, **{Records.DEAD: pa.RecordBatch}
         )
@@ -169,7 +166,6 @@ class DPStream(beam.PTransform):
         if run.plan.design.skips and not paced:
             releases = (records.records, clock_ticks) | Alternate(run, threads, once)
             return Output(releases, records[Records.DEAD], clock_ticks)
-        catch_up_limit = None if bounded and not paced else CATCH_UP_LIMIT
         admitted = (records.records, clock_ticks) | Bound(run, catch_up_limit, threads, once)
         releases = (admitted, clock_ticks) | Release(run, catch_up_limit, threads)
         return Output(releases, records[Records.DEAD], clock_ticks)
@@ -201,7 +197,8 @@ class Bound(beam.PTransform):
         run, (records, clock_ticks) = self._run, pcolls
         schema, typed = record_schema(run.plan), tuple[int, pa.RecordBatch]
         # Beam would pickle records of a type that it does not know, past the coder of batches.
-        by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
+        reading = reading_threads(self._threads, self._catch_up_limit)
+        by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, reading))
         hold = beam.ParDo(self.buffer())
         held = (
             (
@@ -221,7 +218,7 @@ class Bound(beam.PTransform):
         """Whether the pairs of all unit shards are gathered before they are split by key: split by
         themselves, those of many shards would be shards * shards tiny batches.
 
-        What leaves a stream's stage must leave it in its timer's own call.
+        A stream's stage gives away what it has before its bundle ends.
         """
         return self._catch_up_limit is None
 
@@ -316,6 +313,7 @@ class Release(beam.PTransform):
             catch_up_limit=self._catch_up_limit,
             threads=self._threads,
             calls=-(-line.window // line.slide),
+            per_shard=self._catch_up_limit is not None and self._threads.number > 1,
         )
 
 

@@ -15,7 +15,7 @@ def next_test(plan: Plan, after: int) -> int | None:
     """The first trigger time after ``after`` at which a window tests its keys, or begins and
     remembers what others have published; ``None``: none."""
     line, design = plan.timeline, plan.design
-    found = []
+    times = []
     # The oldest open windows, and the first that opens later: those behind it test later still.
     at = line.windows_at(after + 1)
     behind = at.stop if len(at) else -(-after // line.base(1))
@@ -24,11 +24,11 @@ def next_test(plan: Plan, after: int) -> int | None:
         step = max(0, after - line.base(window)) + 1
         test = design.selection_step_index(step)
         if test <= design.tests:
-            found.append(line.base(window) + int(design.test_triggers[test - 1]))
+            times.append(line.base(window) + int(design.test_triggers[test - 1]))
     if design.remembers:
         begins = after // line.base(1) + 1
-        found += [line.base(begins)] if last is None or begins <= last else []
-    return min(found, default=None)
+        times += [line.base(begins)] if last is None or begins <= last else []
+    return min(times, default=None)
 
 
 def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
@@ -51,12 +51,12 @@ def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
 
     A window that has just closed is asked by no record, but its last test is a stop like any other.
     """
-    line, found = plan.timeline, {}
+    line, tests = plan.timeline, {}
     for window in {*line.windows_at(trigger_time - 1), *line.windows_at(trigger_time)}:
         number = plan.design.selection_step_index(trigger_time - line.base(window)) - 1
         if number:
-            found[window] = int(plan.design.test_triggers[number - 1])
-    return found
+            tests[window] = int(plan.design.test_triggers[number - 1])
+    return tests
 
 
 def may_decide(plan: Plan, store: Store, trigger_time: int) -> bool:

@@ -1,7 +1,8 @@
 """PERTURB: released values of selected keys (Algorithm 3).
 
 Each value stream of a key is a prefix q_t = exact prefix + n_t, n_t the decoded noise of the
-stream's strategy at window trigger t: the same integers as decoding the noisy nodes, because
+stream's strategy at window trigger t (at its only step where keys are published once, at the
+close): the same integers as decoding the noisy nodes, because
 the decoder commutes with integer shifts (``accounting.strategies.tree``).  The step at which
 buffered data entered does not change q_t, so releasing a buffer needs no per-step state.
 
@@ -68,11 +69,11 @@ class PublishedPaths:
         self,
         states: KeyShard,
         slots: Int64,
-        trigger: int,
+        step_index: int,
         units_step_index: int,
         remembered: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
-        """Decoded noise (units of 2^-DECODE_BITS) of each stream at its step ``trigger``, and of
+        """Decoded noise (units of 2^-DECODE_BITS) of each stream at a step, and of
         the count of units at its step ``units_step_index``.
 
         Args:
@@ -80,7 +81,7 @@ class PublishedPaths:
         """
         self._enter(states, slots)
         rows = self._row[slots]
-        upto = np.full(len(slots), trigger, np.int64)
+        upto = np.full(len(slots), step_index, np.int64)
         remembered = np.zeros(len(slots), np.bool_) if remembered is None else remembered
         values = [
             self._advance(paths, rows, upto, remembered & cut)
@@ -132,13 +133,13 @@ class MixedPaths:
         self,
         states: KeyShard,
         slots: Int64,
-        trigger: int,
+        step_index: int,
         units_step_index: int,
         remembered: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
         """As ``PublishedPaths.noise``, in units of 2^-MIXED_BITS; no count of units is mixed."""
         cells = self._cells.find(states.table.ids[slots])
-        return [stream.at(trigger)[cells] for stream in self._streams], None
+        return [stream.at(step_index)[cells] for stream in self._streams], None
 
     def norms(self, states: KeyShard, slots: Int64) -> Float64:
         """(n,) sd of each cell in sds of a component."""
@@ -161,13 +162,18 @@ def publish(
     """
     # The selection stream continued has a step for each test; publications fall on tests.
     design = plan.design
-    units_step_index = trigger if design.units_apart else design.selection_step_index(trigger)
-    noise, unit_noise = paths.noise(states, slots, trigger, units_step_index, remembered)
+    # One step for all triggers where keys are published once: as the run's numbers have it.
+    step_index, units_step_index = trigger, design.selection_step_index(trigger)
+    if budget.values:
+        step_index = min(trigger, budget.values[0].triggers)
+    if design.units_apart and budget.units is not None:
+        units_step_index = min(trigger, budget.units.triggers)
+    noise, unit_noise = paths.noise(states, slots, step_index, units_step_index, remembered)
     bits = design.decode_bits
     norms = paths.norms(states, slots) if isinstance(paths, MixedPaths) else 1.0
     streams = {
         stream.name: Prefix(
-            stream, _noisy(states.values[slots, i], drawn, bits), spent.sd[trigger - 1] * norms
+            stream, _noisy(states.values[slots, i], drawn, bits), spent.sd[step_index - 1] * norms
         )
         for i, (stream, drawn, spent) in enumerate(
             zip(plan.design.streams, noise, budget.values, strict=True)
@@ -181,8 +187,8 @@ def publish(
     values: dict[str, Float64] = {}
     sds: dict[str, Float64] = {}
     for aggregate in plan.aggregates:
-        found = kind_of(aggregate).release(aggregate, prefixes)
-        values[aggregate.name], sds[aggregate.name] = found
+        release = kind_of(aggregate).release(aggregate, prefixes)
+        values[aggregate.name], sds[aggregate.name] = release
     return Published(values, sds)
 
 

@@ -33,9 +33,10 @@ def require_once(records: pa.RecordBatch) -> None:
     """
     if repeats(numbers(records.column("partition")), numbers(records.column("offset"))):
         raise UsageError(
-            "records", "have rows that share a position, all but one of which would be lost",
+            "records",
+            "have rows that share a position, all but one of which would be lost",
             ADAPTERS,
-        )  # fmt: skip
+        )
 
 
 def repeats(partition: Int32, offset: Int64) -> bool:

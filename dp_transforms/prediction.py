@@ -7,9 +7,9 @@ every key at every trigger, byte for byte, because the thresholds are the same n
 """
 
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.selection import NoisyThresholds, step_index_of
 from dpstream.state.store import NEVER, KeyShard
@@ -17,13 +17,18 @@ from dpstream.state.store import NEVER, KeyShard
 
 @njit(cache=True, nogil=True)
 def _first_pass(
-    thresholds: Int32, slots: Int64, statistic: Int64, step_index: Int64, known: Int64, out: Int64
+    thresholds: Int32,
+    slots: Int64,
+    statistic: Int64,
+    step_index: Int64,
+    last_steps: Int64,
+    out: Int64,
 ) -> None:  # pragma: no cover - compiled
     horizon = thresholds.shape[1]
     for i in range(slots.size):
         row = slots[i]
-        out[i] = known[row] + 1
-        for t in range(step_index[i] + 1, known[row] + 1):
+        out[i] = last_steps[row] + 1
+        for t in range(step_index[i] + 1, last_steps[row] + 1):
             if statistic[i] >= thresholds[row, t % horizon]:
                 out[i] = t
                 break

@@ -79,17 +79,19 @@ class PublishedKeys:
     def _known(self, window: int, ids: Ids, decided: int) -> Bool:
         tests = self._plan.design.test_triggers
         number = int(np.searchsorted(tests, decided - self._plan.timeline.base(window), "right"))
-        known = self._known_before(window, ids, decided)
+        published_before = self._known_before(window, ids, decided)
         if number == 0:
-            return known
+            return published_before
         if window not in self._windows:
             self._forget(window)
-        found = self._windows.setdefault(window, _Window())
-        while found.read < number:
-            test = found.read
-            found.add(test, self._released(window, int(tests[test])))
+        window_keys = self._windows.setdefault(window, _Window())
+        while window_keys.read < number:
+            test = window_keys.read
+            window_keys.add(test, self._released(window, int(tests[test])))
         # For another shard more may have been read: what a later test published is not known here.
-        return np.asarray(known | (found.test[found.keys.find(ids)] < number))
+        return np.asarray(
+            published_before | (window_keys.test[window_keys.keys.find(ids)] < number)
+        )
 
     def _known_before(self, window: int, ids: Ids, decided: int) -> Bool:
         """Which keys earlier windows have published by the window's start."""
@@ -104,25 +106,25 @@ class PublishedKeys:
         return self._remembered.at(window).knows(window, ids)
 
     def _released(self, window: int, trigger: int) -> Ids:
-        found = []
+        ids = []
         for shard in range(self._store.identity.shards):
             rows = self._store.committed_releases(window, shard, trigger)
             if rows is None:
                 raise _uncommitted()
-            found.append(ids_of(rows.column("_id")))
-        return np.concatenate(found)
+            ids.append(ids_of(rows.column("_id")))
+        return np.concatenate(ids)
 
     def _forget(self, window: int) -> None:
         """Let go of windows that have closed long before this one opened."""
         line = self._plan.timeline
-        kept = 2 * (line.triggers // max(1, line.base(1)) + 1)
-        for other in [w for w in self._windows if w < window - kept]:
+        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        for other in [w for w in self._windows if w < window - span]:
             del self._windows[other]
 
 
 def _uncommitted() -> RunError:
     return RunError(
-        "privacy.skip",
+        "mechanism.skip",
         "records are decided before what the last test published is committed",
         "run the job again; if it does not help, report it",
     )

@@ -59,7 +59,7 @@ def steps_through(
     order = np.argsort(rank, kind="stable")
     rank = rank[order]
     # The rows of a few steps at a time are put in order: all at once would be there twice.
-    nothing = some = rows.slice(0, 0)
+    nothing = chunk = rows.slice(0, 0)
     first = 0
     for trigger_time in range(since + 1, upto + 1):
         for index in line.windows_at(trigger_time):
@@ -67,10 +67,10 @@ def steps_through(
             begin = end = 0
             if index < width:
                 begin, end = np.searchsorted(rank, (name, name + 1)).tolist()
-            if end > first + some.num_rows:
+            if end > first + chunk.num_rows:
                 first = begin
-                some = rows.take(pa.array(order[begin : max(end, begin + COMMIT_ROWS)]))
-            of_step = some.slice(begin - first, end - begin) if begin < end else nothing
+                chunk = rows.take(pa.array(order[begin : max(end, begin + COMMIT_ROWS)]))
+            of_step = chunk.slice(begin - first, end - begin) if begin < end else nothing
             yield index, trigger_time - line.base(index), of_step
 
 

@@ -92,10 +92,10 @@ class Remembered:
             own = [] if self.columns is None else self.columns.to_batches()
             self.columns = pa.Table.from_batches([*own, *fresh]).combine_chunks()
         self.through = start
-        known = np.ones(self._keys.size, np.bool_)
+        remembered = np.ones(self._keys.size, np.bool_)
         if self._lasting is not None:
-            known = self._last > start - self._lasting
-        self._windows[window] = known
+            remembered = self._last > start - self._lasting
+        self._windows[window] = remembered
 
     def has_begun(self, window: int) -> bool:
         """Whether the window's start was taken."""
@@ -107,9 +107,9 @@ class Remembered:
 
     def knows(self, window: int, ids: Ids) -> Bool:
         """(n,) which of the key ids (n, 2) a window remembers."""
-        known = self._windows[window]
+        remembered = self._windows[window]
         slots = self._keys.find(ids)
-        return np.append(known, False)[np.where(slots < len(known), slots, -1)]
+        return np.append(remembered, False)[np.where(slots < len(remembered), slots, -1)]
 
     def holds(self, ids: Ids) -> Bool:
         """(n,) which of the key ids (n, 2) were selected at any time up to ``through``."""
@@ -117,19 +117,21 @@ class Remembered:
 
     def end(self, before: int) -> None:
         """Let go of windows before one, and of keys that nobody remembers any more."""
-        self._windows = {w: known for w, known in self._windows.items() if w >= before}
+        self._windows = {w: remembered for w, remembered in self._windows.items() if w >= before}
         if self._lasting is None or self.columns is None:
             return
-        kept = self._last > self.through - self._lasting
-        for known in self._windows.values():
-            kept[: len(known)] |= known
-        if 2 * int(kept.sum()) >= len(kept):
+        lasting = self._last > self.through - self._lasting
+        for flags in self._windows.values():
+            lasting[: len(flags)] |= flags
+        if 2 * int(lasting.sum()) >= len(lasting):
             return
         keys = IdTable()
-        keys.intern(self._keys.ids[kept])
-        self._windows = {w: known[kept[: len(known)]] for w, known in self._windows.items()}
-        self._keys, self._last = keys, self._last[kept]
-        self.columns = self.columns.filter(pa.array(kept)).combine_chunks()
+        keys.intern(self._keys.ids[lasting])
+        self._windows = {
+            w: remembered[lasting[: len(remembered)]] for w, remembered in self._windows.items()
+        }
+        self._keys, self._last = keys, self._last[lasting]
+        self.columns = self.columns.filter(pa.array(lasting)).combine_chunks()
 
 
 class RememberedKeys:
@@ -155,14 +157,14 @@ class RememberedKeys:
         start = line.base(window)
         if start < self._read.through:  # long closed: not asked for in order
             self._read = Remembered(lasting)
-        found = self._since(start)
+        selections = self._since(start)
         for other in line.windows_at(start + 1):
             at = line.base(other)
             if other <= window and at >= self._read.through and not self._read.has_begun(other):
-                some = [s for s in found if self._read.through < s.trigger_time <= at]
-                self._read.begin(other, at, some)
-        kept = 2 * (line.triggers // max(1, line.base(1)) + 1)
-        self._read.end(window - kept)
+                fresh = [s for s in selections if self._read.through < s.trigger_time <= at]
+                self._read.begin(other, at, fresh)
+        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        self._read.end(window - span)
         return self._read
 
     def begun(self, window: int) -> bool:
@@ -174,8 +176,10 @@ class RememberedKeys:
         if lasting is not None and after < 0:
             # Of the windows that are open at this start the oldest began at most T before.
             after = max(after, start - self._plan.timeline.triggers - lasting)
-        found = [s for shard in self._shards for s in self._store.selections(shard, after, start)]
-        return sorted(found, key=lambda selection: selection.trigger_time)
+        selections = [
+            s for shard in self._shards for s in self._store.selections(shard, after, start)
+        ]
+        return sorted(selections, key=lambda selection: selection.trigger_time)
 
     def unknown(self, ids: Ids) -> Bool:
         """(n,) which selected keys (n, 2) must be noted: where a run remembers for good, a key that

@@ -65,7 +65,7 @@ def check_range(bases: Sequence[Sequence[Basis]], sds: Float64) -> None:
         unit = max(MIXED_BITS, table_bits(axes))
         if not sd * math.prod(rows) * 2.0**unit <= _MOST:
             raise PolicyError(
-                "privacy.epsilon", "needs more noise than can be drawn", "use a larger epsilon"
+                "budget.epsilon", "needs more noise than can be drawn", "use a larger epsilon"
             )
 
 
@@ -101,9 +101,13 @@ def _label(axes: Sequence[int]) -> str:
 
 
 def _published(
-    table: Int64, name: str, bases: Sequence[Basis], sd: float, keys: KeyRing,
+    table: Int64,
+    name: str,
+    bases: Sequence[Basis],
+    sd: float,
+    keys: KeyRing,
     run_name: tuple[bytes, ...],
-) -> Float64:  # fmt: skip
+) -> Float64:
     exact, bits = reduced(table, bases), table_bits(bases)
     node = sd / float(_ONCE.sd_factors[0])
     noise = StreamNoise(name, _ONCE, _ONCE.strategy.col2, 1.0, 1.0, node)

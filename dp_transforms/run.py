@@ -25,8 +25,7 @@ class Performance(NamedTuple):
     Attributes:
         batch_rows: rows of a batch between stages.
         look_ahead: steps of noise computed ahead of a key's last test (default by T).
-        threads: that the shards of a stage work on, where the input is all there when the run
-            begins and the stages share a process.
+        threads: that the shards of a stage work on, where the stages share a process.
     """
 
     batch_rows: int = 20_000
@@ -146,12 +145,12 @@ def begin_run(
         plan=msgspec.json.encode(plan, order="sorted").decode(),
         insecure=keys.insecure_test_key is not None or run_id is not None,
     )
-    found = stores.initialise(
+    store_identity = stores.initialise(
         store, identity, lambda: calibrate(plan) if calibration is None else calibration
     )
-    bound = keys.of_run(found.run_id, fingerprint)
-    mine, settings = begun(plan, found.calibration), performance or Performance()
-    run = Run(mine, bound, store, shards, found.run_id, public, settings, mixing)
+    bound = keys.of_run(store_identity.run_id, fingerprint)
+    mine, settings = begun(plan, store_identity.calibration), performance or Performance()
+    run = Run(mine, bound, store, shards, store_identity.run_id, public, settings, mixing)
     if account is not None:
         account.charge(run)
     return run, resumed
@@ -160,7 +159,7 @@ def begin_run(
 def _checked_cells(plan: Plan, public: pa.Table | None, mixing: Mixing | None) -> Mixing | None:
     """The mixing of the plan's cells, if it has any; its public keys are there."""
     if plan.public_keys is not None and public is None:
-        raise UsageError("keys.public", "the plan has public keys", "give begin_run their table")
+        raise UsageError("public_keys", "the plan has public keys", "give begin_run their table")
     if plan.cells is None:
         return None
     return checked_mixing(plan.cells, mixing, 0 if public is None else public.num_rows)

@@ -18,10 +18,10 @@ where the exact count exceeds mu_count; the thresholds carry the probability tha
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.budget import Budget
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
 from dpstream.accounting.plan.plan import Plan
@@ -60,9 +60,10 @@ class NoisyThresholds:
         self._tau, self._statistic = budget.tau, budget.statistic
         self._weighted = budget.statistic.alone != 1
         self.horizon = max(1, min(look_ahead, len(self._tau)))
-        #: (tests + 1,) trigger of each test, before them 0; a published count has a step for each
-        #: trigger, and its noise is asked for at the tests.
+        #: (tests + 1,) trigger of each test, before them 0; a published count with a step for each
+        #: trigger is asked for its noise at the tests.
         self._at = np.concatenate([[0], plan.design.test_triggers])
+        self._published = [stream.strategy.triggers != len(self._tau) for stream, _ in terms]
         ends = self._at[np.minimum(np.arange(len(self._at)) + self.horizon, len(self._tau))]
         self._most = int((ends - self._at).max())
         #: (slots, horizon) noisy thresholds; step t of the round stands in column t mod horizon.
@@ -96,10 +97,10 @@ class NoisyThresholds:
         # A published count has a step for each trigger: many columns, so few keys at once.
         rows = max(1, MAX_DRAWS_AT_ONCE // self._most)
         for begin in range(0, len(slots), rows):
-            some = slice(begin, begin + rows)
-            noise = self._noise(slots[some], step_index[some], upto[some])
+            part = slice(begin, begin + rows)
+            noise = self._noise(slots[part], step_index[part], upto[part])
             _fill_thresholds(
-                self.thresholds, slots[some], step_index[some], upto[some], noise, self._tau
+                self.thresholds, slots[part], step_index[part], upto[part], noise, self._tau
             )
         self.known[slots] = upto
 
@@ -108,14 +109,15 @@ class NoisyThresholds:
         total = np.zeros((len(slots), self.horizon), np.int64)
         behind = self.known[slots] < step_index - 1
         for number, (paths, coefficient) in enumerate(self._paths):
-            # The first term has a step for each test, a published count one for each trigger.
+            # The others have a step for each test.
+            published = self._published[number]
             begin, end = (
-                (self._at[step_index - 1], self._at[upto]) if number else (step_index - 1, upto)
+                (self._at[step_index - 1], self._at[upto]) if published else (step_index - 1, upto)
             )
             if behind.any():
                 paths.seek(slots[behind], begin[behind])
-            noise = paths.advance(slots, end, self._most if number else self.horizon)
-            if number and self._most > self.horizon:
+            noise = paths.advance(slots, end, self._most if published else self.horizon)
+            if published and self._most > self.horizon:
                 steps = np.minimum(step_index[:, None] + np.arange(self.horizon), upto[:, None])
                 noise = np.take_along_axis(noise, self._at[steps] - begin[:, None] - 1, axis=1)
             total += noise if coefficient == 1 else coefficient * noise

@@ -140,7 +140,7 @@ class Stepper:
         for _ in range(STEP_ATTEMPTS):
             with contextlib.suppress(OvertakenError):
                 return self._step_once(window, shard, trigger, rows, ids)
-        raise RunError("state.store", "another worker is always faster", "let it run on")
+        raise RunError("store", "another worker is always faster", "let it run on")
 
     def _step_once(
         self,
@@ -196,8 +196,8 @@ class Stepper:
     def _ids_of(self, parts: Sequence[pa.RecordBatch]) -> list[Ids]:
         """Key ids of the rows of several steps, computed together: a step may have few rows."""
         names = [f.column for f in self.plan.key]
-        whole = [pa.concat_arrays([part.column(name) for part in parts]) for name in names]
-        ids = key_ids(self.plan, self.keys.key, pa.RecordBatch.from_arrays(whole, names=names))
+        columns = [pa.concat_arrays([part.column(name) for part in parts]) for name in names]
+        ids = key_ids(self.plan, self.keys.key, pa.RecordBatch.from_arrays(columns, names=names))
         ends = itertools.accumulate((part.num_rows for part in parts), initial=0)
         return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
 
@@ -301,11 +301,11 @@ class Stepper:
             table, ids = self._public
             mine = shard_of(ids, self.store.identity.shards) == shard
         elif self.plan.design.remembers and window:
-            found = self._remembered_of(shard).at(window)
-            slots = found.of(window)
-            if found.columns is None or not len(slots):
+            remembered = self._remembered_of(shard).at(window)
+            slots = remembered.of(window)
+            if remembered.columns is None or not len(slots):
                 return None, none
-            table = found.columns.take(pa.array(slots))
+            table = remembered.columns.take(pa.array(slots))
             ids = ids_of(table.column("_id").combine_chunks())
             mine = np.ones(len(ids), np.bool_)
         else:
@@ -373,11 +373,11 @@ class Stepper:
 
     def _mixed_noise(self, window: int, noise: StreamNoise, mixing: Mixing) -> MixedNoise:
         with self._mixed_lock:
-            found = self._mixed.get((window, noise.name))
-            if found is None:
-                found = MixedNoise(self._stream(window, "value", noise), mixing)
-                self._mixed[window, noise.name] = found
-            return found
+            mixed_noise = self._mixed.get((window, noise.name))
+            if mixed_noise is None:
+                mixed_noise = MixedNoise(self._stream(window, "value", noise), mixing)
+                self._mixed[window, noise.name] = mixed_noise
+            return mixed_noise
 
     def _stream(
         self, window: int, role: str, noise: StreamNoise, tested: bool = False

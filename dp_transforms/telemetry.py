@@ -193,18 +193,26 @@ class Deliveries:
 deliveries = Deliveries()
 
 _steps_done = 0
+_step_is_done = threading.Condition()
 
 
 def step_done() -> None:
     """One step of this process is committed or read back (a public number)."""
     global _steps_done
-    with _lock:
+    with _step_is_done:
         _steps_done += 1
+        _step_is_done.notify_all()
 
 
 def steps_done() -> int:
     """Steps of this process so far (a public number)."""
     return _steps_done
+
+
+def wait_for_step(seen: int, seconds: float) -> None:
+    """Wait until more steps of this process are done than were seen, at most for some seconds."""
+    with _step_is_done:
+        _step_is_done.wait_for(lambda: _steps_done > seen, seconds)
 
 
 @contextlib.contextmanager

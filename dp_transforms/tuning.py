@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
@@ -119,11 +119,11 @@ class Tally:
         size, first = self._units.size, self._histograms[0]
         pairs = self._pairs[:size]
         cell = np.searchsorted(np.array(first.candidates), pairs[pairs > 0], side="left")
-        found = [np.bincount(cell, minlength=first.cells)]
+        tallies = [np.bincount(cell, minlength=first.cells)]
         for index, of in enumerate(self._histograms[1:]):
-            kept = self._cells[:size, :, index]
-            found.append(np.bincount(kept[kept >= 0], minlength=of.cells))
-        return [counts.astype(np.int64) for counts in found]
+            cells = self._cells[:size, :, index]
+            tallies.append(np.bincount(cells[cells >= 0], minlength=of.cells))
+        return [counts.astype(np.int64) for counts in tallies]
 
     def _sampling_keys_of(self, units: Ids, records: pa.RecordBatch) -> Ids:
         """(n, 2) sampling keys of records."""

@@ -45,14 +45,14 @@ def waiting_partitions(store: Store, shards: int, upto: int, read: Sequence[int]
     Args:
         read: those that this pass has read: all of them, unless every shard has said otherwise.
     """
-    found = set[int]()
+    partitions = set[int]()
     for shard in range(shards):
         text = store.metadata(_name(shard))
         note = None if text is None else msgspec.json.decode(text, type=_Waiting)
         if note is None or note.upto != upto or note.partitions is None:
             return sorted(read)
-        found.update(note.partitions)
-    return sorted(found)
+        partitions.update(note.partitions)
+    return sorted(partitions)
 
 
 def _name(shard: int) -> str:

@@ -198,7 +198,7 @@ def replay_keys(
 
 
 def unit_blobs(
-    units: UnitShard, admitted: Admitted, whole: bool = False
+    units: UnitShard, admitted: Admitted, all_units: bool = False
 ) -> Iterator[tuple[int, bytes, bytes]]:
     """(units before, new unit ids, admitted records) of one commit of decisions, in pieces.
 
@@ -206,15 +206,15 @@ def unit_blobs(
     twice; offsets are written as differences, which compress well.
 
     Args:
-        whole: write all units with their counts, which then are not the sums of the records'
+        all_units: write all units with their counts, which then are not the sums of the records'
             pairs: records may be missing.
     """
-    first, size = 0 if whole else units.logged, units.table.size
+    first, size = 0 if all_units else units.logged, units.table.size
     rows = max(size - first, len(admitted.offset), 1)
     for at in piece_bounds(rows, _PIECE_ROWS):
         named = slice(first + at.start, min(first + at.stop, size))
         ids, until = units.table.ids[named], units.until[named]
-        counts = units.counts[named] if whole else None
+        counts = units.counts[named] if all_units else None
         blob = ids_blob(ids, until, counts, units.indices[named])
         yield named.stop - len(ids), blob, records_blob(admitted, at)
 

@@ -149,8 +149,8 @@ def _copy_steps(
             for shard in range(shards if trigger <= low else 0):
                 target.put_step(window, shard, trigger, None)
             continue
-        whole = pa.Table.from_batches(parts).combine_chunks()
-        batch = whole.to_batches()[0] if whole.num_rows else parts[0]
+        table = pa.Table.from_batches(parts).combine_chunks()
+        batch = table.to_batches()[0] if table.num_rows else parts[0]
         for shard, rows in _split(batch, shards):
             if trigger <= low:
                 target.put_step(window, shard, trigger, rows)
@@ -168,7 +168,7 @@ def _copy_keys(
         for piece in source.key_pieces(window, shard):
             if piece.done.any() and trigger > min(committed):
                 raise RunError(
-                    "state.store",
+                    "store",
                     "a step was committed in part while other shards are behind",
                     "run the job for a while, or to its end, and try again",
                 )
@@ -192,17 +192,19 @@ def _copy_selections(source: Store, target: Store) -> None:
 def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | None) -> None:
     shards = target.identity.shards
     for piece in source.unit_pieces(shard):
-        kept = np.arange(len(piece.ids))
+        open_rows = np.arange(len(piece.ids))
         counts = piece.counts
         if abandon is not None:
             # Units of closed periods are not asked for any more, those of open ones are spent.
-            kept = np.flatnonzero((piece.until == NEVER) | (piece.until > abandon.trigger_time))
+            open_rows = np.flatnonzero(
+                (piece.until == NEVER) | (piece.until > abandon.trigger_time)
+            )
             counts = np.full(len(counts), abandon.limit, np.int32)
         # At the limit no index is taken any more, whatever was.
-        for number, rows in _by_shard(piece.ids[kept], shards):
-            at = kept[rows]
-            some = UnitPiece(piece.ids[at], counts[at], piece.until[at], piece.indices[at])
-            target.put_units(number, some)
+        for number, rows in _by_shard(piece.ids[open_rows], shards):
+            at = open_rows[rows]
+            shard_piece = UnitPiece(piece.ids[at], counts[at], piece.until[at], piece.indices[at])
+            target.put_units(number, shard_piece)
     if abandon is not None:
         return
     for positions in source.position_pieces(shard):

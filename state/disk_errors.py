@@ -138,7 +138,7 @@ def memory_error(where: str) -> RunError:
         "memory",
         f"there is not enough for {where}",
         "raise the limit of this process or container (`ulimit -v`, resources.limits.memory), or "
-        "lower performance.batch_rows and performance.threads of the job; then run it again",
+        "lower batch_rows and threads of the job; then run it again",
     )
 
 

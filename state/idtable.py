@@ -5,9 +5,9 @@ a shorter fingerprint would couple units (mechanism.md rule 3).
 """
 
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
+from dpstream.accounting.compiled import njit
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024
@@ -87,8 +87,8 @@ class IdTable:
         for begin in range(0, len(queries), _ROWS_AT_ONCE):
             part = slice(begin, begin + _ROWS_AT_ONCE)
             self._reserve(self.size + len(queries[part]))
-            found = _intern(self._table, self._ids, self.size, queries[part], slots[part])
-            self.size = int(found)
+            size = _intern(self._table, self._ids, self.size, queries[part], slots[part])
+            self.size = int(size)
         return slots
 
     def find(self, queries: Ids) -> Int64:
@@ -156,11 +156,11 @@ def _move(
 @njit(cache=True, nogil=True)
 def _owned(owner: Int32, gone: Bool) -> int:  # pragma: no cover - compiled
     """How many pairs are of slots that are gone."""
-    found = 0
+    count = 0
     for i in range(owner.size):
         slot = owner[i]
-        found += slot >= 0 and slot < gone.size and gone[slot]
-    return found
+        count += slot >= 0 and slot < gone.size and gone[slot]
+    return count
 
 
 class PairSet:
@@ -191,8 +191,8 @@ class PairSet:
 
     def _grow(self, extra: int, stale: Bool | None) -> None:
         gone = np.zeros(0, np.bool_) if stale is None else stale
-        kept = self.size - int(_owned(self._owner, gone))
-        length = max(_FIRST_SIZE, 1 << int((kept + extra) / _LOAD * 1.3).bit_length())
+        remaining = self.size - int(_owned(self._owner, gone))
+        length = max(_FIRST_SIZE, 1 << int((remaining + extra) / _LOAD * 1.3).bit_length())
         owner, pairs = np.full(length, -1, np.int32), np.empty((length, 2), np.uint64)
         self.size = int(_move(self._owner, self._pairs, gone, owner, pairs))
         self._owner, self._pairs = owner, pairs

@@ -10,12 +10,13 @@ from these when a shard is loaded, and those of closed windows, whose records ex
 needed any more.  Owners, windows and key ids are compared as a whole: no fingerprint couples units.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64, UInt64
+from dpstream.accounting.compiled import njit
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024
@@ -24,9 +25,22 @@ _ROWS_AT_ONCE = 1 << 18
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
+@njit(inline="always")
+def _hash(unit: int, at_window: int, low: np.uint64) -> np.uint64:  # pragma: no cover - compiled
+    """Its low bits are the place in the table, its high ones the tag: ids are a PRF's outputs."""
+    return low ^ (np.uint64(unit) * _MIX) ^ (np.uint64(at_window) * (_MIX >> np.uint64(7)))
+
+
+@njit(inline="always")
+def _tag(hashed: np.uint64, bits: int) -> np.int64:  # pragma: no cover - compiled
+    """What a place of the table has room for beside the entry's number, of the hash's high bits."""
+    return np.int64(hashed >> np.uint64(33) >> np.uint64(bits))
+
+
 @njit(cache=True, nogil=True)
 def _find(
     table: Int32,
+    bits: int,
     owner: Int32,
     window: Int32,
     key: Ids,
@@ -34,20 +48,26 @@ def _find(
     at_window: int,
     low: np.uint64,
     high: np.uint64,
-) -> int:  # pragma: no cover - compiled
-    """Place in the table of an entry, or the free one where it belongs."""
-    mask = np.uint64(table.size - 1)
-    at = (low ^ (np.uint64(unit) * _MIX) ^ (np.uint64(at_window) * (_MIX >> np.uint64(7)))) & mask
-    while True:
-        entry = table[at]
-        if entry < 0 or (
-            owner[entry] == unit
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """(entry, its place in the table), or (-1, the free place where it belongs).
+
+    A place holds the tag of its entry above the entry's number, which has ``bits`` bits: an entry
+    of another tag is passed by without a look at its arrays, which lie elsewhere in memory.
+    """
+    place, hashed = np.uint64(table.size - 1), _hash(unit, at_window, low)
+    at, tag, number = hashed & place, _tag(hashed, bits), (1 << bits) - 1
+    while table[at] >= 0:
+        entry = table[at] & number
+        if (
+            table[at] >> bits == tag
+            and owner[entry] == unit
             and window[entry] == at_window
             and key[entry, 0] == low
             and key[entry, 1] == high
         ):
-            return int(at)
-        at = (at + np.uint64(1)) & mask
+            return int(entry), int(at)
+        at = (at + np.uint64(1)) & place
+    return -1, int(at)
 
 
 @njit(cache=True, nogil=True)
@@ -79,6 +99,7 @@ def _admit(
     limit: int,
     bound: int,
     table: Int32,
+    bits: int,
     owner: Int32,
     window: Int32,
     key: Ids,
@@ -102,14 +123,14 @@ def _admit(
             if pairs[slot] >= limit:
                 break
             low, high = ids[row, 0], ids[row, 1]
-            at = _find(table, owner, window, key, slot, first[row] + nth, low, high)
-            entry = table[at]
+            at_window = first[row] + nth
+            entry, at = _find(table, bits, owner, window, key, slot, at_window, low, high)
             bit = np.uint64(1) << np.uint64(nth)
             if entry < 0:
                 entry = size
                 size += 1
-                table[at] = entry
-                owner[entry], window[entry], used[entry] = slot, first[row] + nth, 0
+                table[at] = _tag(_hash(slot, at_window, low), bits) << bits | entry
+                owner[entry], window[entry], used[entry] = slot, at_window, 0
                 key[entry, 0], key[entry, 1] = low, high
                 if (spared[row] >> nth) & 1 == 0:
                     fresh[row] |= bit
@@ -131,6 +152,7 @@ def _enter(
     taken: UInt64,
     ids: Ids,
     table: Int32,
+    bits: int,
     owner: Int32,
     window: Int32,
     key: Ids,
@@ -143,13 +165,13 @@ def _enter(
             if (taken[row] >> np.uint64(nth)) & np.uint64(1) == 0:
                 continue
             slot, low, high = unit[row], ids[row, 0], ids[row, 1]
-            at = _find(table, owner, window, key, slot, first[row] + nth, low, high)
-            entry = table[at]
+            at_window = first[row] + nth
+            entry, at = _find(table, bits, owner, window, key, slot, at_window, low, high)
             if entry < 0:
                 entry = size
                 size += 1
-                table[at] = entry
-                owner[entry], window[entry], used[entry] = slot, first[row] + nth, 0
+                table[at] = _tag(_hash(slot, at_window, low), bits) << bits | entry
+                owner[entry], window[entry], used[entry] = slot, at_window, 0
                 key[entry, 0], key[entry, 1] = low, high
             used[entry] += 1
     return size
@@ -157,13 +179,16 @@ def _enter(
 
 @njit(cache=True, nogil=True)
 def _rehash(
-    table: Int32, owner: Int32, window: Int32, key: Ids, size: int
+    table: Int32, bits: int, owner: Int32, window: Int32, key: Ids, size: int
 ) -> None:  # pragma: no cover - compiled
+    """Put entries, which all differ, into an empty table."""
+    place = np.uint64(table.size - 1)
     for entry in range(size):
-        at = _find(
-            table, owner, window, key, owner[entry], window[entry], key[entry, 0], key[entry, 1]
-        )
-        table[at] = entry
+        hashed = _hash(owner[entry], window[entry], key[entry, 0])
+        at = hashed & place
+        while table[at] >= 0:
+            at = (at + np.uint64(1)) & place
+        table[at] = _tag(hashed, bits) << bits | entry
 
 
 def numbered(name: Int64 | None) -> tuple[Int64, Bool]:
@@ -212,7 +237,9 @@ class KeyCounts:
 
     def __init__(self) -> None:
         self.size = 0
-        self._table = np.full(_FIRST_SIZE, -1, np.int32)
+        self._table = np.empty(0, np.int32)
+        self._owner, self._window, self._used = (np.empty(0, np.int32) for _ in range(3))
+        self._key = np.empty((0, 2), np.uint64)
         self._allocate(_FIRST_SIZE)
 
     def admit(
@@ -244,7 +271,7 @@ class KeyCounts:
         for begin in range(0, rows, _ROWS_AT_ONCE):
             end = min(rows, begin + _ROWS_AT_ONCE)
             self._reserve(int(of.wanted[order[begin:end]].sum()), least)
-            parts = self._table, self._owner, self._window, self._key, self._used, self.size
+            parts = self._parts()
             counters = pairs, indices, limit, bound
             self.size = int(_admit(order, begin, end, *of, *counters, *parts, *names, *taken))
         return taken
@@ -252,27 +279,42 @@ class KeyCounts:
     def enter(self, unit: Int64, first: Int32, taken: UInt64, ids: Ids) -> None:
         """Count admitted records: their units' slots, first open windows, windows and key ids."""
         self._reserve(int(np.bitwise_count(taken).sum()), 0)
-        parts = self._table, self._owner, self._window, self._key, self._used, self.size
+        parts = self._parts()
         self.size = int(_enter(unit, first, taken, np.ascontiguousarray(ids), *parts))
 
+    def _parts(self) -> tuple[Int32, int, Int32, Int32, Ids, Int32, int]:
+        """Arguments of the kernels."""
+        arrays = self._owner, self._window, self._key, self._used
+        return self._table, self._bits, *arrays, self.size
+
     def _allocate(self, room: int) -> None:
-        self._owner, self._window = np.empty(room, np.int32), np.empty(room, np.int32)
-        self._used, self._key = np.empty(room, np.int32), np.empty((room, 2), np.uint64)
+        """Arrays of so many entries, of which the first are those there are, and the table."""
+        self._bits = room.bit_length()
+        # One at a time, so that no two copies of all of them are there at once.
+        self._owner = _longer(self._owner, self.size, room)
+        self._window = _longer(self._window, self.size, room)
+        self._used = _longer(self._used, self.size, room)
+        self._key = _longer(self._key, self.size, room)
+        del self._table
+        self._table = np.full(1 << int(room / _LOAD).bit_length(), -1, np.int32)
+        _rehash(self._table, self._bits, self._owner, self._window, self._key, self.size)
 
     def _reserve(self, more: int, least: int) -> None:
         """Room for more entries; those of windows before ``least`` go when it has to grow."""
         if self.size + more <= min(len(self._owner), int(_LOAD * len(self._table))):
             return
-        kept = np.flatnonzero(self._window[: self.size] >= least)
-        numbers = self._owner[kept], self._window[kept], self._used[kept]
-        ids = self._key[kept]
-        self.size = len(kept)
+        window = self._window[: self.size]
+        if self.size and window.min() < least:
+            indices = np.flatnonzero(window >= least)
+            self._owner, self._window = self._owner[indices], window[indices]
+            self._used, self._key = self._used[indices], self._key[indices]
+            self.size = len(indices)
         # Half as many again, so that the next batches find room.
-        room = max(_FIRST_SIZE, self.size + more + (self.size + more) // 2)
-        self._allocate(room)
-        now = self._owner, self._window, self._used
-        for array, values in zip(now, numbers, strict=True):
-            array[: self.size] = values
-        self._key[: self.size] = ids
-        self._table = np.full(1 << int(room / _LOAD).bit_length(), -1, np.int32)
-        _rehash(self._table, self._owner, self._window, self._key, self.size)
+        self._allocate(max(_FIRST_SIZE, self.size + more + (self.size + more) // 2))
+
+
+def _longer(array: npt.NDArray[Any], size: int, room: int) -> npt.NDArray[Any]:
+    """The first ``size`` rows of an array, with room for more behind them."""
+    out = np.empty((room, *array.shape[1:]), array.dtype)
+    out[:size] = array[:size]
+    return out

@@ -54,13 +54,13 @@ def free(path: Path) -> Iterator[bool | None]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        found: bool | None = True
+        acquired: bool | None = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            found = False
+            acquired = False
         except OSError:
-            found = None
-        yield found
+            acquired = None
+        yield acquired
     finally:
         os.close(descriptor)

@@ -50,8 +50,8 @@ def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
     """A column of booleans; False where it is NULL."""
     column = _one(column)
     valid, bits = column.buffers()
-    found = _bits(bits, column)
-    return found if valid is None else found & _bits(valid, column)
+    flags = _bits(bits, column)
+    return flags if valid is None else flags & _bits(valid, column)
 
 
 def valid_of(column: pa.Array | pa.ChunkedArray) -> Bool:
@@ -71,9 +71,9 @@ def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _bits(buffer: pa.Buffer | None, column: pa.Array) -> Bool:
     end = column.offset + len(column)
-    some = np.frombuffer(buffer or b"", np.uint8)
-    found = np.unpackbits(some[: (end + 7) // 8], count=end, bitorder="little")
-    return found[column.offset :].view(np.bool_)
+    packed = np.frombuffer(buffer or b"", np.uint8)
+    unpacked = np.unpackbits(packed[: (end + 7) // 8], count=end, bitorder="little")
+    return unpacked[column.offset :].view(np.bool_)
 
 
 #: Types whose names are not numpy's.
@@ -83,7 +83,7 @@ _KINDS = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column of a table as one array."""
-    found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):
-        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.nulls(0, found.type)
-    return found
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    return array

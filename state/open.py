@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.calibration import begun
@@ -22,9 +21,12 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.state import drafts
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dpstream.state.store import Calibrate, RunIdentity, Store
 
-_KEY_TYPES = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
+#: Arrow's names of the types of keys.
+_KEY_TYPES = {"string": "string", "int": "int64", "bool": "bool", "bytes": "binary"}
 _OPEN: dict[str, "Store"] = {}
 _LOCK = threading.Lock()
 
@@ -81,11 +83,11 @@ class SqliteBackend(Backend):
     @override
     def check(self) -> None:
         if not self.path:
-            raise UsageError("state.store", "names no file", "write e.g. 'sqlite:state.db'")
+            raise UsageError("store", "names no file", "write e.g. 'sqlite:state.db'")
 
     @override
     def below(self, folder: Path) -> Backend:
-        return SqliteBackend(f"sqlite:{below(folder, self.path, 'state.store')}")
+        return SqliteBackend(f"sqlite:{below(folder, self.path, 'store')}")
 
     @override
     def exists(self) -> bool:
@@ -124,7 +126,7 @@ class SpannerBackend(Backend):
 
     @override
     def check(self) -> None:
-        require("spanner", "state.store")
+        require("spanner", "store")
         from dpstream.state.spanner.client import parse
 
         parse(self.url)
@@ -206,18 +208,22 @@ def backend(url: str) -> Backend:
     kind = kinds.get(url.partition(":")[0])
     if kind is None:
         raise UsageError(
-            "state.store",
+            "store",
             "is not a known store",
             "write 'sqlite:PATH' or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
-    found = kind(url)
-    found.check()
-    return found
+    store = kind(url)
+    store.check()
+    return store
 
 
-def key_schema(plan: Plan) -> pa.Schema:
+def key_schema(plan: Plan) -> "pa.Schema":
     """Arrow schema of the key columns."""
-    return pa.schema([pa.field(f.column, _KEY_TYPES[f.type], nullable=False) for f in plan.key])
+    import pyarrow as pa
+
+    kinds = [pa.type_for_alias(_KEY_TYPES[field.type]) for field in plan.key]
+    columns = zip((field.column for field in plan.key), kinds, strict=True)
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
 
 
 def design_of_run(plan: Plan, identity: "RunIdentity") -> Design:
@@ -251,31 +257,31 @@ def initialise(
         if cached is not None:
             cached.close()
     backend(url).sweep()
-    found = backend(url).create(identity, calibrate)
-    if found.plan_hash != identity.plan_hash:
+    stored_identity = backend(url).create(identity, calibrate)
+    if stored_identity.plan_hash != identity.plan_hash:
         raise PolicyError(
-            "state.store",
+            "store",
             "holds the state of a job with another plan",
             "use a new store (a new run, charged again) or restore the old job file",
         )
-    if found.key_fingerprint != identity.key_fingerprint:
+    if stored_identity.key_fingerprint != identity.key_fingerprint:
         raise PolicyError(
-            "privacy.key",
+            "secret",
             "is not the key this store was begun with",
             "use the run's own key; to rotate it, begin a new run: a new store, charged again",
         )
-    if found.source_fingerprint != identity.source_fingerprint:
+    if stored_identity.source_fingerprint != identity.source_fingerprint:
         raise PolicyError(
             "source",
             "the input is not the one this store was begun with",
             "bring the old input back, or use a new store: other input is a new run with fresh"
             " noise and its own charge; files join only a run that was begun with `--through`",
         )
-    if found.shards != identity.shards:
+    if stored_identity.shards != identity.shards:
         raise PolicyError(
-            "state.shards", "the number of shards is fixed in the store", "restore the old number"
+            "shards", "the number of shards is fixed in the store", "restore the old number"
         )
-    return found
+    return stored_identity
 
 
 def open_store(url: str, plan: Plan, run_id: str) -> "Store":
@@ -291,9 +297,7 @@ def open_store(url: str, plan: Plan, run_id: str) -> "Store":
             _OPEN[url] = store
         if (store.identity.plan_hash, store.identity.run_id) != (plan.hash, run_id):
             _OPEN.pop(url).close()
-            raise PolicyError(
-                "state.store", "holds the state of another plan or run", "use a new store"
-            )
+            raise PolicyError("store", "holds the state of another plan or run", "use a new store")
         return store
 
 
@@ -307,7 +311,7 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
     try:
         if store.identity.plan_hash != plan.hash:
             raise PolicyError(
-                "state.store",
+                "store",
                 "holds the state of a job with another plan",
                 "use the job file the store was begun with",
             )

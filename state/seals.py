@@ -93,7 +93,7 @@ def reading() -> Iterator[None]:
 def damaged() -> PolicyError:
     """The store is not what was written."""
     return PolicyError(
-        "state.store",
+        "store",
         "is damaged",
         "restore it from a backup: `dpstream state restore JOB BACKUP --replace`",
     )
@@ -102,7 +102,7 @@ def damaged() -> PolicyError:
 def other_format(format: str) -> PolicyError:
     """The store was written by a program that has another format."""
     return PolicyError(
-        "state.store",
+        "store",
         f"its format is not {format}, the one of this program",
         "use the program that wrote it, or name a new store: a new run, charged again",
     )

@@ -53,12 +53,12 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
     """
     _require(url)
     close_all()
-    found = backend(url)
-    source = found.open(plan)
+    state_backend = backend(url)
+    source = state_backend.open(plan)
     try:
         _refuse_other(source.identity, plan)
-        if isinstance(found, SqliteBackend):
-            return backup_file(found.path, out, progress)
+        if isinstance(state_backend, SqliteBackend):
+            return backup_file(state_backend.path, out, progress)
         refuse_existing(out)
         with drafted(out) as draft:
             _draft(source, draft, source.identity, plan, progress)
@@ -98,15 +98,15 @@ def restore(
     In all these cases the store is as it was.
     """
     close_all()
-    found = backend(url)
+    state_backend = backend(url)
     if exists(url) and not replace:
         raise UsageError(
-            "state.store",
+            "store",
             "exists",
             "go on with it, or give --replace to put the backup in its place (it is kept aside)",
         )
-    if isinstance(found, SpannerBackend):
-        return _restore_there(found, plan, file, confirm, change, abandon, progress), None
+    if isinstance(state_backend, SpannerBackend):
+        return _restore_there(state_backend, plan, file, confirm, change, abandon, progress), None
     path = _path(url)
     with _opened(file, path, plan) as source, drafted(path) as draft:
         old = source.identity
@@ -123,7 +123,7 @@ def restore(
 
 
 def _restore_there(
-    found: SpannerBackend,
+    state_backend: SpannerBackend,
     plan: Plan,
     file: Path,
     confirm: Confirm | None,
@@ -139,7 +139,9 @@ def _restore_there(
         old = source.identity
         new = old if change is None else change(old)
         give_up = None if abandon is None else abandon(source)
-        with found.successor(plan, new, lambda: confirm(old) if confirm else None) as target:
+        with state_backend.successor(
+            plan, new, lambda: confirm(old) if confirm else None
+        ) as target:
             target.begin_restoring(anew=give_up is not None)
             copy_store(source, target, plan.timeline, progress, give_up)
     return new
@@ -220,11 +222,11 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
     """
     _require(url)
     close_all()
-    found = backend(url)
-    if isinstance(found, SpannerBackend):
-        there = found.open(plan)
+    state_backend = backend(url)
+    if isinstance(state_backend, SpannerBackend):
+        there = state_backend.open(plan)
         new = _resharded(there.identity, plan, shards)
-        with found.successor(plan, new, lambda: None) as target:
+        with state_backend.successor(plan, new, lambda: None) as target:
             # A run that was not stopped publishes on: the next one has to catch up with it.
             target.begin_restoring()
             copy_store(there, target, plan.timeline, progress)
@@ -249,21 +251,21 @@ def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
 
 def _require(url: str) -> None:
     if not exists(url):
-        raise UsageError("state.store", "holds no run yet", "run the job, or correct state.store")
+        raise UsageError("store", "holds no run yet", "run the job, or correct store")
 
 
 def _path(url: str) -> Path:
     """File of the embedded store."""
-    found = backend(url)
-    if not isinstance(found, SqliteBackend):
-        raise UsageError("state.store", "is no file that can be replaced", "use 'sqlite:PATH'")
-    return Path(found.path)
+    state_backend = backend(url)
+    if not isinstance(state_backend, SqliteBackend):
+        raise UsageError("store", "is no file that can be replaced", "use 'sqlite:PATH'")
+    return Path(state_backend.path)
 
 
 def _refuse_other(identity: RunIdentity, plan: Plan) -> None:
     if identity.plan_hash != plan.hash:
         raise PolicyError(
-            "state.store",
+            "store",
             "holds the state of a job with another plan",
             "use the job file the store was begun with",
         )

@@ -29,8 +29,8 @@ from apache_beam.transforms.userstate import (
     on_timer,
 )
 from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.timestamp import Timestamp
 
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
@@ -73,9 +73,10 @@ class BufferUntilTriggerTime(beam.DoFn):
             input is read before any timer fires, and its bag only once.
         anew: begin with ``since = 0``: rows of trigger times before the first one are still asked
             for.
-        threads: that shards may work on; with several, no rows may wait for a later trigger time:
-            all trigger times are announced at once, and every shard stops at the last one.
+        threads: that the shards whose timers fire in one bundle may work on.
         calls: steps that a callback takes at a trigger time, one for each window.
+        per_shard: each shard has a callback of its own: what a store keeps of a shard from call to
+            call may hold the callback's ciphers, and no two calls at once may share those.
     """
 
     ROWS = BagStateSpec("rows", ArrowBatchCoder())
@@ -95,22 +96,22 @@ class BufferUntilTriggerTime(beam.DoFn):
         anew: bool = False,
         threads: Threads = Threads(),  # noqa: B008 - immutable
         calls: int = 1,
+        per_shard: bool = False,
     ) -> None:
-        self._calls = calls
+        self._calls, self._per_shard = calls, per_shard
         self._line, self._make, self._ticks = line, make, ticks
         self._catch_up_limit, self._anew, self._threads = catch_up_limit, anew, threads
 
     @guarded("hold")
     def setup(self) -> None:
         """Open store and key on the worker."""
-        if self._threads.number > 1:
-            self._workers = Workers(self._make, self._threads)
-        else:
-            self._callback = self._make()
+        self._of_shard: dict[int, ShardCallback] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._workers = Workers(_nothing if self._per_shard else self._make, self._threads)
 
     def teardown(self) -> None:
         """Let go of store and key."""
-        self.__dict__.pop("_callback", None)
+        self.__dict__.pop("_of_shard", None)
         self.__dict__.pop("_workers", None)
 
     @guarded("hold")
@@ -131,8 +132,10 @@ class BufferUntilTriggerTime(beam.DoFn):
         first, begin, through = clock_tick
         before = first - 1
         since, done, armed, *announced = progress.read() or [
-            0 if self._anew else before, before, before
-        ]  # fmt: skip
+            0 if self._anew else before,
+            before,
+            before,
+        ]
         if begin <= done or begin in announced[::2]:
             return
         announced = sorted([*announced, begin, through])  # ranges that do not overlap
@@ -165,46 +168,86 @@ class BufferUntilTriggerTime(beam.DoFn):
         if upto <= done:
             return
         deliveries.passed(map(self._line.instant_of, range(done + 1, upto + 1)))
+        if shard in self._asked:  # its rows may wait for this trigger time
+            yield from self._emitted()
+        batches = list(rows.read())
+        work = partial(_outputs, self._callback_of(shard), shard, batches, upto, since)
         if self._threads.number > 1:
-            batches = list(rows.read())
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
             small = sum(batch.num_rows for batch in batches) < least
-            self._workers.ask(partial(_outputs, shard, batches, upto, since), small)
-            self._at = instant(self._line, upto, self._ticks)
+            self._asked[shard] = _Asked(rows, instant(self._line, upto, self._ticks))
+            self._workers.ask(work, small)
             rows.clear()
         else:
-            held = self._callback(shard, _drained(list(rows.read())), upto, since)
-            yield from held.outputs
+            self._workers.ask(work)
+            waiting: list[pa.RecordBatch] = []
+            for _, output in self._answers({shard: waiting}):
+                yield output
             rows.clear()
-            if held.waiting is not None and held.waiting.num_rows:
-                rows.add(held.waiting)
+            for batch in waiting:
+                rows.add(batch)
         left = announced[2:] if announced[1] == upto else announced
         progress.write([upto, upto, self._arm(timer, upto, left), *left])
 
     @guarded("trigger_time")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """What the threads made of the shards whose timers fired, in the order they did."""
-        if self._threads.number > 1:
-            for output in self._workers.answers():
-                yield GlobalWindows.windowed_value(output, self._at)
+        """What the threads made of the shards whose timers fired, in the order they did.
+
+        Beam writes a bundle's state when this has ended, so rows can still be put back.
+        """
+        yield from self._emitted()
+
+    def _emitted(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
+        requests, self._asked = self._asked, {}
+        waiting: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in requests}
+        for shard, output in self._answers(waiting):
+            yield GlobalWindows.windowed_value(output, requests[shard].at)
+        for shard, batches in waiting.items():
+            for batch in batches:
+                requests[shard].rows.add(batch)
+
+    def _answers(self, waiting: dict[int, list[pa.RecordBatch]]) -> Iterator[tuple[int, Any]]:
+        """(shard, output) of all calls; rows that wait on are added to those of their shard."""
+        for shard, waits, made in self._workers.answers():
+            if waits:
+                waiting[shard].append(made)
+            else:
+                yield shard, made
+
+    def _callback_of(self, shard: int) -> ShardCallback | None:
+        """The shard's callback, or ``None``: that of the thread which makes the call."""
+        if not self._per_shard:
+            return None
+        if shard not in self._of_shard:
+            self._of_shard[shard] = self._make()
+        return self._of_shard[shard]
+
+
+class _Asked(NamedTuple):
+    """Where a call's waiting rows go, and the time of its outputs."""
+
+    rows: Any
+    at: Timestamp
+
+
+def _nothing() -> None:
+    """What a thread works with where shards have callbacks of their own."""
 
 
 def _outputs(
-    shard: int, batches: list[pa.RecordBatch], upto: int, since: int, callback: ShardCallback
-) -> Iterator[Any]:
-    """All that a shard gives at its last trigger time.
-
-    Raises:
-        RunError: rows would wait on: their bag is empty by now, and no timer is set.
-    """
-    held = callback(shard, _drained(batches), upto, since)
-    yield from held.outputs
+    own: ShardCallback | None,
+    shard: int,
+    batches: list[pa.RecordBatch],
+    upto: int,
+    since: int,
+    threads: ShardCallback,
+) -> Iterator[tuple[int, bool, Any]]:
+    """(shard, whether it is rows that wait on, output or rows) of a call."""
+    held = (own or threads)(shard, _drained(batches), upto, since)
+    for output in held.outputs:
+        yield shard, False, output
     if held.waiting is not None and held.waiting.num_rows:
-        raise RunError(
-            "performance.threads",
-            "rows of a shard would wait for a later trigger time, and its threads have none",
-            "set it to 1, and run again on the same state",
-        )
+        yield shard, True, held.waiting
 
 
 def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -29,7 +29,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import BEGIN, FIRST, THROUGH, empty
-from dpstream.dp_transforms.telemetry import guarded
+from dpstream.dp_transforms.telemetry import guarded, steps_done, wait_for_step
 
 ClockTick = tuple[int, int, int]
 #: Runners keep time in milliseconds.
@@ -38,8 +38,9 @@ TICK = 1_000
 _FOREVER = 1 << 40
 #: Longest wait between two looks at the clock on the wall, in micros.
 _LOOK = 200_000
-#: Shortest wait of a clock that waits for steps, in micros.
-_PACED = 20_000
+#: A clock that waits for steps: seconds that it spends in one call, and between two looks at the
+#: store, which has steps of other processes too.
+_PACED_SECONDS, _PACED_LOOK_SECONDS = 0.2, 0.02
 _HERE_SECONDS = 0.02
 
 
@@ -114,7 +115,7 @@ def paced_clock(
         raise UsageError(
             "clock",
             "cannot wait, and the plan skips what is published",
-            "give a WallClock, or none, or a plan with privacy.skip = false",
+            "give a WallClock, or none, or a plan with mechanism.skip = false",
         )
     return clock.paced(pace)
 
@@ -181,7 +182,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
         now = int(self._now() * 1_000_000)
         through = min((now - line.start) // line.trigger_every, left.stop - 1)
         if self._pace is not None and through >= left.start:
-            through = min(through, self._pace(left.start))
+            through = min(through, _allowed(self._pace, left.start))
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
@@ -191,7 +192,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
             estimator.set_watermark(instant(line, through + 1, -1))
         if through + 1 < left.stop:
             due = line.instant_of(max(through, left.start - 1) + 1)
-            wait = min(_LOOK, max(0 if self._pace is None else _PACED, due - now))
+            wait = min(_LOOK, max(0, due - now))
             give_back(tracker, wait / 1_000_000)
 
     def initial_restriction(self, element: int) -> OffsetRange:
@@ -225,6 +226,18 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
     def estimator_state_coder(self) -> beam.coders.Coder:
         """Instants."""
         return beam.coders.registry.get_coder(Timestamp)
+
+
+def _allowed(pace: Callable[[int], int], first: int) -> int:
+    """What ``pace`` allows, once it allows ``first``, or after a while: a finished step of this
+    process is heard of at once."""
+    until = time.monotonic() + _PACED_SECONDS
+    while True:
+        seen = steps_done()
+        through, left = pace(first), until - time.monotonic()
+        if through >= first or left <= 0:
+            return through
+        wait_for_step(seen, min(left, _PACED_LOOK_SECONDS))
 
 
 def give_back(tracker: Any, seconds: float) -> None:

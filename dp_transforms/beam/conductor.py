@@ -12,7 +12,6 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.coders import ListCoder, VarIntCoder
 from apache_beam.runners import DirectRunner
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import (
     BagStateSpec,
@@ -34,7 +33,11 @@ from dpstream.dp_transforms.telemetry import guarded
 
 def one_process(pipeline: beam.Pipeline) -> bool:
     """Whether a pipeline's engine is one process that ends each stage before the next begins."""
-    return isinstance(pipeline.runner, DirectRunner | FnApiRunner)
+    if isinstance(pipeline.runner, DirectRunner):
+        return True
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # 0.1 s
+
+    return isinstance(pipeline.runner, FnApiRunner)
 
 
 class Conductor(beam.DoFn):
@@ -102,10 +105,10 @@ class Conductor(beam.DoFn):
             return
         if len(held) < run.shards:
             raise RunError(
-                "privacy.skip",
+                "mechanism.skip",
                 "this engine works on the shards of one stage apart, and was not told to wait",
                 "name the engine with --runner, give DPStream a clock, or begin a run with "
-                "privacy.skip = false",
+                "mechanism.skip = false",
             )
         records = [held.pop(shard) for shard in range(run.shards)]
         first, through = self._announced

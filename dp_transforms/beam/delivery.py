@@ -220,5 +220,5 @@ def released_through(run: Run) -> int:
     # A shard takes trigger times in order: whoever has begun on this one is through with those
     # before.
     windows = (w for w in line.windows_at(trigger_time) if w >= store.retained_windows.first)
-    whole = all(done.trigger(line, w) >= trigger_time - line.base(w) for w in windows)
-    return trigger_time if whole else trigger_time - 1
+    complete = all(done.trigger(line, w) >= trigger_time - line.base(w) for w in windows)
+    return trigger_time if complete else trigger_time - 1

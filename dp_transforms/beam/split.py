@@ -39,6 +39,18 @@ class KeyIds:
         return lambda rows: key_ids(plan, ring.key, rows)
 
 
+def reading_threads(threads: Threads, catch_up_limit: int | None) -> Threads:
+    """Threads of the stages that read.
+
+    A stream's bundles are small, and its stages work side by side: what is read next would wait for
+    the shards that BOUND and RELEASE work on.
+
+    Args:
+        threads: of the stages behind; catch_up_limit: theirs, ``None`` for input that ends.
+    """
+    return threads if catch_up_limit is None else Threads()
+
+
 class SplitByShard(beam.DoFn):
     """Routes rows to shards by their keyed id, gathering many rows before each split.
 

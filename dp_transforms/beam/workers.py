@@ -1,8 +1,7 @@
 """Work of one stage on several threads, handed back in the order in which it was given.
 
-A runner calls a stage from one thread and fires the timers of its shards one by one.  Where a
-stage's input is complete when it begins (bounded input in one process), its calls can be asked
-for as they come and collected when the runner's bundle ends: what comes out, and in which order,
+A runner calls a stage from one thread and fires the timers of its shards one by one.  The calls of
+a bundle are asked for as they come and collected when it ends: what comes out, and in which order,
 does not depend on the threads.
 """
 
@@ -80,19 +79,19 @@ class Workers(Generic[Tool]):
         """
         least = leave if self._pool is not None else 0
         while len(self._asked) > least:
-            asked = self._asked.popleft()
-            if not isinstance(asked, Future):
-                yield from self._made_here(asked)
+            call = self._asked.popleft()
+            if not isinstance(call, Future):
+                yield from self._made_here(call)
                 continue
             try:
-                found, counts = asked.result()
+                outputs, counts = call.result()
             except BaseException:
-                self._asked.append(asked)
+                self._asked.append(call)
                 self.stop()
                 raise
             add_counts(counts)
-            del asked
-            yield from found
+            del call
+            yield from outputs
 
     def _made_here(self, work: Callable[[Tool], Iterable[Any]]) -> Iterator[Any]:
         tool = self._tools.get()
@@ -107,23 +106,23 @@ class Workers(Generic[Tool]):
     def stop(self) -> None:
         """Give up what is left, and wait for the calls that are running."""
         self._stopped.set()
-        under_way = [asked for asked in self._asked if isinstance(asked, Future)]
-        for asked in under_way:
-            asked.cancel()
+        under_way = [call for call in self._asked if isinstance(call, Future)]
+        for future in under_way:
+            future.cancel()
         wait(under_way)
         self._asked.clear()
 
     def _work(self, work: Callable[[Tool], Iterable[Any]]) -> tuple[list[Any], Counts]:
-        tool, found = self._tools.get(), []
+        tool, outputs = self._tools.get(), []
         try:
             with counted_apart() as counts:
                 for one in work(tool):
-                    found.append(one)
+                    outputs.append(one)
                     if self._stopped.is_set():
                         raise _StoppedError
         finally:
             self._tools.put(tool)
-        return found, counts
+        return outputs, counts
 
 
 _LOCK = threading.Lock()
@@ -133,7 +132,7 @@ _LIVE: dict[str, weakref.WeakSet[Workers[Any]]] = {}
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """The threads of this process, shared by its stages: one of them works at a time."""
+    """The threads of this process, shared by its stages."""
     return ThreadPoolExecutor(threads, thread_name_prefix="dpstream")
 
 

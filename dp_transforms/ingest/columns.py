@@ -2,7 +2,7 @@
 
 Each function returns the canonical column and a mask of the rows that have one.  What a row
 becomes depends on that row alone: a bad neighbour in the batch never changes it.
-Declared types decide (``schema.unit.type``), not what happens to arrive:
+Declared types decide (``table.unit_column.type``), not what happens to arrive:
 
 * ``string``: text, NFC-normalised (so NFC and NFD spellings are one key); NUL is allowed.
 * ``int``: whole numbers within int64; integral floats below 2^53 count, text of digits too.
@@ -33,6 +33,10 @@ _TIME_TEXT = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
+#: Digits that fit into an int64 whatever they are; the code of the first digit.
+_INT_DIGITS, _ZERO = 18, np.uint8(48)
+#: Characters of a time to the microsecond, with its zone Z.
+_MICROS_TEXT = 27
 _EXACT_FLOAT = 2.0**53
 _MILLIS_PER_DAY = 86_400_000
 _PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -82,12 +86,12 @@ def identity(
         be used; without ``nulls`` there are no nulls.
     """
     column = decoded(column)
-    found, ok = _identity(column, declared)
+    array, ok = _identity(column, declared)
     if nulls and column.null_count:
         absent = ~valid_of(column)
-        found = pc.if_else(mask(absent), pa.nulls(1, found.type)[0], found)
+        array = pc.if_else(mask(absent), pa.nulls(1, array.type)[0], array)
         ok = ok | absent
-    return found, ok
+    return array, ok
 
 
 def _identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
@@ -203,6 +207,8 @@ def _keep_text(column: pa.Array, ok: Bool) -> pa.Array:
 def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
     kind = column.type
     if pa.types.is_string(kind):
+        if _are_digits(column):
+            return column.cast(pa.int64()), np.ones(len(column), np.bool_)
         ok = valid_of(column) & mask_of(pc.match_substring_regex(column, _INT_TEXT))
         values = np.zeros(len(column), np.int64)
         wide = _fill(column, ok, "0")
@@ -214,11 +220,22 @@ def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
             ok &= values_of(column) < np.uint64(1 << 63)
         return _fill(column, ok, 0).cast(pa.int64()), ok
     if pa.types.is_floating(kind):
-        found = _floats(column.cast(pa.float64()))
-        ok = np.isfinite(found) & (np.abs(found) < _EXACT_FLOAT)
-        ok &= found == np.floor(np.where(ok, found, 0.5))
-        return numbers(np.where(ok, found, 0).astype(np.int64)), ok
+        floats = _floats(column.cast(pa.float64()))
+        ok = np.isfinite(floats) & (np.abs(floats) < _EXACT_FLOAT)
+        ok &= floats == np.floor(np.where(ok, floats, 0.5))
+        return numbers(np.where(ok, floats, 0).astype(np.int64)), ok
     return _none(column, pa.int64(), 0)
+
+
+def _are_digits(column: pa.StringArray) -> bool:
+    """Whether every text is 1 to 18 digits: an int64, and Arrow reads digits as decimal."""
+    if column.null_count or len(column) == 0:
+        return False
+    sizes = values_of(pc.binary_length(column))
+    _, offsets, data = column.buffers()
+    begin = int(np.frombuffer(offsets, np.int32)[column.offset])
+    code = np.frombuffer(data or b"", np.uint8)[begin : begin + int(sizes.sum(dtype=np.int64))]
+    return bool(sizes.min() >= 1 and sizes.max() <= _INT_DIGITS and (code - _ZERO < 10).all())
 
 
 def _parse_int(column: pa.Array) -> tuple[Int64, Bool]:
@@ -229,8 +246,8 @@ def _parse_int(column: pa.Array) -> tuple[Int64, Bool]:
     except pa.ArrowInvalid:
         exact = [int(text) for text in column.to_pylist()]
         fits = np.array([-(2**63) <= value < 2**63 for value in exact], np.bool_)
-        kept = [value if good else 0 for value, good in zip(exact, fits, strict=True)]
-        return np.array(kept, np.int64), fits
+        integers = [value if good else 0 for value, good in zip(exact, fits, strict=True)]
+        return np.array(integers, np.int64), fits
 
 
 def _booleans(column: pa.Array) -> tuple[pa.Array, Bool]:
@@ -283,8 +300,8 @@ def instant(column: pa.Array) -> tuple[Int64, Bool]:
         fits = (days > -(10**8)) & (days < 10**8)
         return np.where(fits, days, 0).astype(np.int64) * 86_400_000_000, ok & fits
     if pa.types.is_integer(kind):
-        whole, ok = _integers(column)
-        return values_of(whole), ok
+        integers, ok = _integers(column)
+        return values_of(integers), ok
     if pa.types.is_string(kind):
         return _parse_times(column)
     return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
@@ -295,9 +312,11 @@ def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
     # Arrow knows a year 0, the slow way below does not: neither may decide.
     ok &= ~mask_of(pc.starts_with(column, "0000"))
     text = _fill(column, ok, "1970-01-01T00:00:00Z")
-    zoned = mask_of(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
-    text = pc.if_else(mask(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
-    text = pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+", r"\1")
+    if not pc.all(pc.ends_with(text, "Z")).as_py():
+        zoned = mask_of(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
+        text = pc.if_else(mask(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
+    if (values_of(pc.binary_length(text)) > _MICROS_TEXT).any():
+        text = pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+", r"\1")
     try:
         ticks = text.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
         return values_of(ticks), ok

@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.framing import frame
 from dpstream.dp_transforms.noise.prf import Prf
@@ -79,8 +79,8 @@ def typed_ids(
     ids = np.empty((rows, 2), np.uint64)
     for begin in range(0, rows, at_once):
         part = slice(begin, begin + at_once)
-        some = [(kind, column[part]) for kind, column in fields]
-        ids[part] = _typed_ids(prf, some, context[part])
+        parts = [(kind, column[part]) for kind, column in fields]
+        ids[part] = _typed_ids(prf, parts, context[part])
     return ids
 
 
@@ -124,8 +124,8 @@ def _data(kind: str, column: pa.Array) -> tuple[Bytes, Int64]:
     elif kind == "decimal":
         data = _reduced(column)
     else:
-        whole = column.cast(pa.int32()) if kind == "date" else column
-        data = np.ascontiguousarray(values_of(whole.cast(pa.int64())))
+        numeric = column.cast(pa.int32()) if kind == "date" else column
+        data = np.ascontiguousarray(values_of(numeric.cast(pa.int64())))
     size = data.nbytes // rows if rows else 0
     return data.view(np.uint8).reshape(-1), np.arange(rows + 1, dtype=np.int64) * size
 

@@ -105,8 +105,8 @@ class Canonicaliser:
         if self._public is not None:
             kinds = [field.type for field in plan.key]
             key_ids = typed_ids(self.keys.key, list(zip(kinds, key_columns, strict=True)))
-            known = pc.is_in(id_array(key_ids), value_set=self._public)
-            reason.unless("not_public", mask_of(known))
+            public = pc.is_in(id_array(key_ids), value_set=self._public)
+            reason.unless("not_public", mask_of(public))
         arrays = [
             id_array(unit_ids),
             pa.array(stamp),
@@ -219,9 +219,10 @@ def positions(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
     """Partition and offset of every row."""
     if not isinstance(batch, pa.RecordBatch):
         raise UsageError(
-            "records", "are not Arrow record batches",
+            "records",
+            "are not Arrow record batches",
             "put `dpstream.Rows(job, ...)` before DPStream: it takes rows, dicts and DataFrames",
-        )  # fmt: skip
+        )
     metadata = batch.schema.metadata or {}
     if PARTITION not in metadata or OFFSET not in metadata:
         # A default would let records of different batches pass for one delivered twice.
@@ -309,7 +310,7 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
     for field in plan.key:
         column, ok = columns.identity(one_chunk(table.column(field.column)), field.type)
         if not ok.all():
-            raise UsageError("keys.public", "a row is not a key of the job's types", "correct it")
+            raise UsageError("public_keys", "a row is not a key of the job's types", "correct it")
         arrays.append(column)
     names = [f.column for f in plan.key]
     distinct = pa.Table.from_arrays(arrays, names=names).group_by(names).aggregate([])
@@ -318,8 +319,8 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """A column of a table as one array."""
-    whole = column.combine_chunks()
-    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:

@@ -9,9 +9,9 @@ same step.  Their noise is not rounded here: what is published are cells, sums o
 import functools
 
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Float64, Ids
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.strategies.base import ExactNoise, Strategy
 from dpstream.dp_transforms.noise import doubles, quantile
@@ -77,12 +77,14 @@ def error_in_sds(strategy: Strategy) -> float:
     """
     generators, reach = strategy.generators, strategy.reach
     generators = required(generators, "generators is there")
-    found, size = generators.responses(), generators.theta.shape[1]
-    around = 1 + (np.abs(generators.out) * found.filled).sum(axis=1)
-    of_steps = (3 * size + 4) * found.step * generators.gain * around
-    kept = np.abs(generators.theta) * found.filled + np.abs(generators.into) * found.steps
-    of_buffers = 4 * (found.buffers * kept).sum(axis=1)
-    local = float((of_steps + of_buffers).sum()) + (reach + found.steps) * len(of_steps)
+    responses, size = generators.responses(), generators.theta.shape[1]
+    around = 1 + (np.abs(generators.out) * responses.filled).sum(axis=1)
+    of_steps = (3 * size + 4) * responses.step * generators.gain * around
+    decayed = (
+        np.abs(generators.theta) * responses.filled + np.abs(generators.into) * responses.steps
+    )
+    of_buffers = 4 * (responses.buffers * decayed).sum(axis=1)
+    local = float((of_steps + of_buffers).sum()) + (reach + responses.steps) * len(of_steps)
     return (reach * quantile.ERROR + local * doubles.ERROR * _FARTHEST) * (1 + 1e-6)
 
 
@@ -118,8 +120,8 @@ def fold(
         theta, into = line[k], line[2 * size + k]
         held, rest = buffers[2 * k], buffers[2 * k + 1]
         for i in range(high.size):
-            kept, kept_low = scaled(theta, held[i], rest[i])
+            decayed, kept_low = scaled(theta, held[i], rest[i])
             added, added_low = scaled(into, high[i], low[i])
-            held[i], rest[i] = plus(kept, kept_low, added, added_low)
+            held[i], rest[i] = plus(decayed, kept_low, added, added_low)
     for i in range(high.size):
         total[i], total_low[i] = plus(total[i], total_low[i], high[i], low[i])

@@ -10,6 +10,7 @@ node's own block (``lanes``), which is drawn only in the tails and when a roundi
 """
 
 import ctypes
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
@@ -17,12 +18,11 @@ from typing import Any
 
 import flint
 import numpy as np
-from numba import njit
-from numba.extending import get_cython_function_address
-from scipy.special import ndtri
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Ids, Int32, Int64
 from dpstream.accounting.balls import precision
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
@@ -32,10 +32,6 @@ from dpstream.dp_transforms.noise.quantile import quantiles
 _TAIL = 2.0**-14
 #: |float draw - exact draw| in sds; tests measure at most 2^-48 (scipy's ndtri and rounding).
 _ERROR = 2.0**-46
-
-_ndtri = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(
-    get_cython_function_address("scipy.special.cython_special", "ndtri")
-)
 
 
 class ContinuousGaussian:
@@ -69,9 +65,9 @@ class ContinuousGaussian:
         shared = shared_lanes(prf, tweaks, first, last, np.uint64)
         noise = np.empty(shared.size)
         tails, rows = np.empty(shared.size, np.int64), np.empty(shared.size, np.int32)
-        found = _invert(*shared[:3], first, last, noise, tails, rows)
-        if found:
-            tails, rows = tails[:found], rows[:found]
+        count = _inverter()(*shared[:3], first, last, noise, tails, rows)
+        if count:
+            tails, rows = tails[:count], rows[:count]
             node = first[rows] + tails - shared.starts[rows]
             high = shared.lanes[shared.shift[rows] + node]
             noise[tails] = _far(high, own_blocks(prf, tweaks[rows], node)[:, 0])
@@ -108,35 +104,46 @@ def _far(high: Ids, low: Ids) -> Float64:
     upper = high >> np.uint64(63) == 1
     high, low = np.where(upper, ~high, high), np.where(upper, ~low, low)
     tail = (high.astype(np.float64) + (low.astype(np.float64) + 0.5) * 2.0**-64) * 2.0**-64
-    value: Float64 = ndtri(tail)
+    value: Float64 = special.ndtri(tail)
     return np.asarray(np.where(upper, -value, value))
 
 
-@njit(nogil=True)
-def _invert(
-    lanes: Ids,
-    shift: Int64,
-    starts: Int64,
-    first: Int64,
-    last: Int64,
-    noise: Float64,
-    tails: Int64,
-    rows: Int32,
-) -> int:  # pragma: no cover - compiled
-    """Fill ``noise`` in sds; returns how many ``tails`` (in ``rows``) need more bits."""
-    found = 0
-    for i in range(first.size):
-        row_shift = shift[i]
-        for node in range(first[i], last[i]):
-            at = starts[i] + node - first[i]
-            lane = lanes[row_shift + node]
-            upper = lane >> np.uint64(63) == 1
-            tail = np.float64(~lane if upper else lane) * 2.0**-64
-            if tail < _TAIL:
-                tails[found] = at
-                rows[found] = i
-                found += 1
-                continue
-            value = _ndtri(tail)
-            noise[at] = -value if upper else value
-    return found
+@functools.cache
+def _inverter() -> Any:
+    """The kernel of ``draw``, with SciPy's own ``ndtri`` by its address; never cached on disk."""
+    from numba.extending import get_cython_function_address
+
+    ndtri = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(
+        get_cython_function_address("scipy.special.cython_special", "ndtri")
+    )
+
+    @njit(nogil=True)
+    def invert(
+        lanes: Ids,
+        shift: Int64,
+        starts: Int64,
+        first: Int64,
+        last: Int64,
+        noise: Float64,
+        tails: Int64,
+        rows: Int32,
+    ) -> int:  # pragma: no cover - compiled
+        """Fill ``noise`` in sds; returns how many ``tails`` (in ``rows``) need more bits."""
+        count = 0
+        for i in range(first.size):
+            row_shift = shift[i]
+            for node in range(first[i], last[i]):
+                at = starts[i] + node - first[i]
+                lane = lanes[row_shift + node]
+                upper = lane >> np.uint64(63) == 1
+                tail = np.float64(~lane if upper else lane) * 2.0**-64
+                if tail < _TAIL:
+                    tails[count] = at
+                    rows[count] = i
+                    count += 1
+                    continue
+                value = ndtri(tail)
+                noise[at] = -value if upper else value
+        return count
+
+    return invert

@@ -6,7 +6,7 @@ classical error-free transformations hold (Dekker 1971, Knuth 1969).  A pair is 
 second number is at most half a unit in the last place of the first.
 """
 
-from numba import njit
+from dpstream.accounting.compiled import njit
 
 #: Relative error of an operation, generously: the proofs give a few times 2^-105.
 ERROR = 2.0**-101
@@ -17,22 +17,22 @@ _SPLIT = float((1 << 27) + 1)
 @njit(inline="always")
 def two_sum(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
     """a + b, and what its rounding lost, exactly."""
-    whole = a + b
-    other = whole - a
-    return whole, (a - (whole - other)) + (b - other)
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
 
 
 @njit(inline="always")
 def two_product(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
     """a b, and what its rounding lost, exactly (|a| and |b| below 2^990)."""
-    whole = a * b
+    product = a * b
     wide = _SPLIT * a
     a_high = wide - (wide - a)
     a_low = a - a_high
     wide = _SPLIT * b
     b_high = wide - (wide - b)
     b_low = b - b_high
-    return whole, ((a_high * b_high - whole) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
 @njit(inline="always")
@@ -40,19 +40,19 @@ def plus(
     a: float, a_low: float, b: float, b_low: float
 ) -> tuple[float, float]:  # pragma: no cover - compiled
     """Sum of two pairs."""
-    whole, rest = two_sum(a, b)
+    total, rest = two_sum(a, b)
     rest += a_low + b_low
-    high = whole + rest
-    return high, rest - (high - whole)
+    high = total + rest
+    return high, rest - (high - total)
 
 
 @njit(inline="always")
 def scaled(a: float, b: float, b_low: float) -> tuple[float, float]:  # pragma: no cover - compiled
     """A float times a pair."""
-    whole, rest = two_product(a, b)
+    product, rest = two_product(a, b)
     rest += a * b_low
-    high = whole + rest
-    return high, rest - (high - whole)
+    high = product + rest
+    return high, rest - (high - product)
 
 
 @njit(inline="always")
@@ -60,7 +60,7 @@ def times(
     a: float, a_low: float, b: float, b_low: float
 ) -> tuple[float, float]:  # pragma: no cover - compiled
     """Product of two pairs."""
-    whole, rest = two_product(a, b)
+    product, rest = two_product(a, b)
     rest += a * b_low + a_low * b
-    high = whole + rest
-    return high, rest - (high - whole)
+    high = product + rest
+    return high, rest - (high - product)

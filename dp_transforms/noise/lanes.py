@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.dp_transforms.noise.prf import Prf
 
 _OWN_BLOCK = np.uint64(1 << 63)

@@ -15,9 +15,9 @@ from typing import Any
 
 import flint
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.convolution import ROUND_UP
@@ -60,9 +60,9 @@ class MixedNoise:
             if trigger not in self._found:
                 head = self._head(trigger)
                 head.advance(trigger)
-                found = mixed(head, self._mixing)
-                found.setflags(write=False)
-                self._found[trigger] = found
+                noise = mixed(head, self._mixing)
+                noise.setflags(write=False)
+                self._found[trigger] = noise
                 for old in sorted(self._found, key=lambda t: abs(t - trigger))[_KEPT:]:
                     del self._found[old]
             return self._found[trigger]
@@ -115,11 +115,11 @@ def _pairs_of(mixing: Mixing, high: Float64, low: Float64, cells: Int64) -> tupl
     """Sums of some cells as pairs."""
     first, behind = mixing.factors[0], mixing.size // mixing.shape[0]
     values = _sliced_pairs(high.reshape(-1, behind), low.reshape(-1, behind), len(first))
-    found, rest = np.empty(len(cells)), np.empty(len(cells))
+    cell_sums, rest = np.empty(len(cells)), np.empty(len(cells))
     rows, which = np.unique(cells // behind, return_inverse=True)
     for begin in range(0, len(rows), _ROWS):
-        some = rows[begin : begin + _ROWS]
-        sums, sums_low = _sliced_product(_slices(first[some], len(first)), values)
+        chunk = rows[begin : begin + _ROWS]
+        sums, sums_low = _sliced_product(_slices(first[chunk], len(first)), values)
         for at in np.flatnonzero((which >= begin) & (which < begin + _ROWS)):
             line, line_low = sums[which[at] - begin], sums_low[which[at] - begin]
             number = int(cells[at]) % behind
@@ -128,8 +128,8 @@ def _pairs_of(mixing: Mixing, high: Float64, low: Float64, cells: Int64) -> tupl
                 size //= len(factor)
                 index, number = divmod(number, size)
                 line, line_low = _contract(factor[index], line, line_low)
-            found[at], rest[at] = line[0], line_low[0]
-    return found, rest
+            cell_sums[at], rest[at] = line[0], line_low[0]
+    return cell_sums, rest
 
 
 def _slice_bits(terms: int) -> int:
@@ -169,9 +169,9 @@ def _sliced_product(left: list[Float64], right: list[Float64]) -> tuple[Float64,
 
 
 def _two_sums(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    whole = a + b
-    other = whole - a
-    return whole, (a - (whole - other)) + (b - other)
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
 
 
 def _ball_of(
@@ -211,18 +211,18 @@ def _round(values: Float64, error: float, out: Int64) -> Int64:  # pragma: no co
     count = 0
     for i in range(values.size):
         number = values[i] * _SCALE + ROUND_UP
-        whole = np.floor(number)
-        out[i] = np.int64(whole)
-        count += number - whole < error or number - whole > 1 - error
-    found = np.empty(count, np.int64)
+        floor = np.floor(number)
+        out[i] = np.int64(floor)
+        count += number - floor < error or number - floor > 1 - error
+    open_indices = np.empty(count, np.int64)
     count = 0
-    for i in range(values.size if found.size else 0):
+    for i in range(values.size if open_indices.size else 0):
         number = values[i] * _SCALE + ROUND_UP
         part = number - np.floor(number)
         if part < error or part > 1 - error:
-            found[count] = i
+            open_indices[count] = i
             count += 1
-    return found
+    return open_indices
 
 
 @njit(cache=True, nogil=True)
@@ -230,20 +230,20 @@ def _round_pairs(
     values: Float64, rest: Float64, error: float, cells: Int64, out: Int64
 ) -> Int64:  # pragma: no cover - compiled
     """As ``_round``, of pairs, into ``out[cells]``; returns the cells that are still open."""
-    found, count = np.empty(cells.size, np.int64), 0
+    open_cells, count = np.empty(cells.size, np.int64), 0
     for i in range(cells.size):
         number, low = plus(values[i] * _SCALE, rest[i] * _SCALE, ROUND_UP, _UP_LOW)
-        whole = np.floor(number)
-        part = (number - whole) + low
+        floor = np.floor(number)
+        part = (number - floor) + low
         if part < 0:
-            whole, part = whole - 1, part + 1
+            floor, part = floor - 1, part + 1
         if part >= 1:
-            whole, part = whole + 1, part - 1
-        out[cells[i]] = np.int64(whole)
+            floor, part = floor + 1, part - 1
+        out[cells[i]] = np.int64(floor)
         if part < error or part > 1 - error:
-            found[count] = cells[i]
+            open_cells[count] = cells[i]
             count += 1
-    return found[:count]
+    return open_cells[:count]
 
 
 @njit(cache=True, nogil=True)
@@ -252,10 +252,10 @@ def _contract(
 ) -> tuple[Float64, Float64]:  # pragma: no cover - compiled
     """Sum over the first axis of pairs, which are reshaped to (len(weights), -1)."""
     width = values.size // weights.size
-    found, found_low = np.zeros(width), np.zeros(width)
+    sums, found_low = np.zeros(width), np.zeros(width)
     for i in range(weights.size):
         for k in range(width):
             value, low = two_sum(values[i * width + k], rest[i * width + k])
             part, part_low = scaled(weights[i], value, low)
-            found[k], found_low[k] = plus(found[k], found_low[k], part, part_low)
-    return found, found_low
+            sums[k], found_low[k] = plus(sums[k], found_low[k], part, part_low)
+    return sums, found_low

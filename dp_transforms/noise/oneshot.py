@@ -33,8 +33,8 @@ from typing import Any
 
 import flint
 import numpy as np
-from scipy.special import ndtri
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.limits import MAX_REAL_SIGMA
@@ -192,8 +192,8 @@ class OneShot:
         out = np.empty(len(items), np.int64)
         for begin in range(0, len(items), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            some = np.ascontiguousarray(scales[part])
-            out[part] = kernel(self._names(law, items[part], some), some)
+            part_scales = np.ascontiguousarray(scales[part])
+            out[part] = kernel(self._names(law, items[part], part_scales), part_scales)
         return out
 
     def _names(self, law: type, items: Ids, scales: Float64) -> Ids:
@@ -207,10 +207,10 @@ class OneShot:
     def _rounded(self, names: Ids, sigma: Float64) -> Int64:
         word = self._node.blocks(names)[:, 0]
         low, tail = _folded(word)
-        found = sigma * -ndtri(tail)
+        normals = sigma * -special.ndtri(tail)
         # d ndtri / d tail <= 1.26 / tail, and U may be half a unit of the word beside ``tail``.
         error = sigma * (NORMAL_ERROR + 2.0**-64 / tail)
-        value, open_ = _floor(found + 0.5, error, low)
+        value, open_ = _floor(normals + 0.5, error, low)
         value = np.where(low == word, -value, value)
         for row in np.flatnonzero(open_):
             law = RoundedGaussianLaw(float(sigma[row]))
@@ -320,9 +320,7 @@ def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
     return np.where(low == word, -value, value), open_
 
 
-def inverse_truncated(
-    word: Ids, scale: Float64 | float, most: Int64 | int
-) -> tuple[Int64, Bool]:  # fmt: skip
+def inverse_truncated(word: Ids, scale: Float64 | float, most: Int64 | int) -> tuple[Int64, Bool]:
     """Truncated geometric at real uniforms; see ``inverse_laplace``.
 
     Args:
@@ -344,10 +342,10 @@ def _folded(word: Ids) -> tuple[Ids, Float64]:
     return low, (low + 0.5) * 2.0**-64
 
 
-def _floor(found: Float64, error: Float64, low: Ids) -> tuple[Int64, Bool]:
+def _floor(numbers: Float64, error: Float64, low: Ids) -> tuple[Int64, Bool]:
     """Floors, and which of them the error leaves open; so is every tail beyond the word."""
-    below = np.floor(found - error)
-    return np.floor(found).astype(np.int64), (below != np.floor(found + error)) | (low == 0)
+    below = np.floor(numbers - error)
+    return np.floor(numbers).astype(np.int64), (below != np.floor(numbers + error)) | (low == 0)
 
 
 def _below(sigma: float, size: int, uniform: Uniform) -> bool:

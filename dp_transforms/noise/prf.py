@@ -36,7 +36,7 @@ PURPOSES = (
 def destroyed() -> RunError:
     """What every use of an ended ring raises."""
     return RunError(
-        "privacy.key",
+        "secret",
         "the keys of this run were destroyed at its end",
         "begin or resume the run again",
     )
@@ -106,7 +106,7 @@ class KeyRing:
 
     def __init__(self, secret: Secret) -> None:
         if len(secret) != KEY_BYTES:
-            raise UsageError("privacy.key", "must be 64 hex digits", "run `dpstream key new`")
+            raise UsageError("secret", "must be 64 hex digits", "run `dpstream key new`")
         self._alive = True
         self.node = _prf(secret, "node noise")
         self.tweak = _prf(secret, "node name tweak")

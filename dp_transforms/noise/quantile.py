@@ -14,10 +14,10 @@ import functools
 
 import flint
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import precision
+from dpstream.accounting.compiled import njit
 from dpstream.dp_transforms.noise.doubles import plus, times
 
 #: |quantile - pair|, in sds; tests measure at most 2^-84.
@@ -32,12 +32,12 @@ _BITS = 192
 
 def quantiles(high: Ids, low: Ids) -> tuple[Float64, Float64]:
     """Phi^-1((u + 1/2) / 2^128) as pairs of floats; u = 2^64 high + low, (n,) uint64 each."""
-    found, rest = np.empty(len(high)), np.empty(len(high))
+    values, rest = np.empty(len(high)), np.empty(len(high))
     far = np.empty(len(high), np.int64)
-    count = _evaluate(high, low, _table(), found, rest, far)
+    count = _evaluate(high, low, _table(), values, rest, far)
     for at in far[:count].tolist():
-        found[at], rest[at] = _far(int(high[at]) << 64 | int(low[at]))
-    return found, rest
+        values[at], rest[at] = _far(int(high[at]) << 64 | int(low[at]))
+    return values, rest
 
 
 def _far(uniform: int) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def _taylor(z: flint.arb, half: flint.arb) -> list[flint.arb]:
 
 @njit(cache=True, nogil=True)
 def _evaluate(
-    high: Ids, low: Ids, table: Float64, found: Float64, rest: Float64, far: Int64
+    high: Ids, low: Ids, table: Float64, values: Float64, rest: Float64, far: Int64
 ) -> int:  # pragma: no cover - compiled
     """Fill the pairs; returns how many places, in ``far``, lie beyond the table."""
     count = 0
@@ -123,6 +123,6 @@ def _evaluate(
         for term in range(_PAIRS - 1, -1, -1):
             value, value_low = times(value, value_low, h, h_low)
             value, value_low = plus(line[2 * term], line[2 * term + 1], value, value_low)
-        found[i] = -value if upper else value
+        values[i] = -value if upper else value
         rest[i] = -value_low if upper else value_low
     return count

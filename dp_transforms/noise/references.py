@@ -21,7 +21,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.places import below
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 
-FIELD = "privacy.key"
+FIELD = "secret"
 #: Bytes of a key's text with the white space around it.
 MAX_TEXT = 256
 #: Distinct bytes that 32 random ones have but for a chance of 2^-75; a placeholder has fewer.
@@ -54,7 +54,7 @@ class KeyPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             path = self.key.removeprefix("file:")
         if path is None:
             return self
-        return KeyPlace(key=f"file:{below(folder, path, 'privacy.key_file')}")
+        return KeyPlace(key=f"file:{below(folder, path, 'secret')}")
 
 
 def parse_reference(text: str) -> tuple[str, str]:

@@ -17,9 +17,9 @@ from typing import Any
 import flint
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.mechanisms.laws import Uniform, settle
 from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
 from dpstream.dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
@@ -73,9 +73,9 @@ class TableSampler:
         rows = np.empty(shared.size, np.int32)
         unsure = np.empty(shared.size, np.int64)
         table = (self._first, self._last, self._top, self.lowest)
-        found = _look_up(*shared[:3], first, last, self._guide, table, noise, unsure, rows)
-        if found:
-            self._decide(prf, tweaks, first, shared, unsure[:found], rows[:found], noise)
+        count = _look_up(*shared[:3], first, last, self._guide, table, noise, unsure, rows)
+        if count:
+            self._decide(prf, tweaks, first, shared, unsure[:count], rows[:count], noise)
         return noise, shared.starts
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
@@ -103,8 +103,8 @@ class TableSampler:
         )
         if self._law is not None:
             for at in np.flatnonzero(self._open(lane, bits, noise[unsure])):
-                known = int(lane[at]) << 96 | int(bits[at, 1]) << 32 | int(bits[at, 0]) >> 32
-                further = _further(prf, tweaks[rows[at]], node[at], known)
+                top_bits = int(lane[at]) << 96 | int(bits[at, 1]) << 32 | int(bits[at, 0]) >> 32
+                further = _further(prf, tweaks[rows[at]], node[at], top_bits)
                 noise[unsure[at]] = settle(self._law, further)
 
     def _open(self, lane: Int64, bits: Ids, value: Int32) -> npt.NDArray[np.bool_]:
@@ -139,11 +139,11 @@ def _uniform(lane: Int64, bits: Ids) -> tuple[Words, Words]:
     return high, (bits[:, 1] << np.uint64(32)) | (bits[:, 0] >> np.uint64(32))
 
 
-def _further(prf: Prf, tweak: Ids, node: int, known: int) -> Uniform:
+def _further(prf: Prf, tweak: Ids, node: int, top_bits: int) -> Uniform:
     """The uniform of one node, of 128 bits and as many further blocks as are asked for."""
 
     def uniform(blocks: int) -> tuple[int, int]:
-        value, number = known, np.array([node])
+        value, number = top_bits, np.array([node])
         for block in range(1, blocks + 1):
             low, high = own_blocks(prf, tweak.reshape(1, 2), number, block)[0].tolist()
             value = value << 128 | high << 64 | low
@@ -177,7 +177,7 @@ def _look_up(
     rows: Int32,
 ) -> int:  # pragma: no cover - compiled
     lower, upper, top, lowest = table
-    found = 0
+    count = 0
     for i in range(first.size):
         row_shift = shift[i]
         for node in range(first[i], last[i]):
@@ -195,11 +195,11 @@ def _look_up(
                         end = middle
                 value = begin + lowest
                 if begin < stop and top[begin] == lane:
-                    unsure[found] = at
-                    rows[found] = i
-                    found += 1
+                    unsure[count] = at
+                    rows[count] = i
+                    count += 1
             noise[at] = value
-    return found
+    return count
 
 
 @njit(cache=True, nogil=True)

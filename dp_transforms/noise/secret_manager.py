@@ -18,7 +18,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.extras import require
 from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, reach
 
-FIELD = "privacy.key"
+FIELD = "secret"
 SERVICE = "Secret Manager"
 EMULATOR = EMULATORS[SERVICE]
 #: An unavailable service is asked again for this long, after waits from the first to the last.

@@ -44,11 +44,11 @@ def bounded(
         RunError: partials are not what the plan asks for.
     """
     parts = parts_of(plan)
-    found = merged(plan, parts, partials)
-    kept = _sampled(found, keys, run_name, plan.most_groups)
-    unit, group = found.unit[kept], found.group[kept]
+    totals = merged(plan, parts, partials)
+    sampled = _sampled(totals, keys, run_name, plan.most_groups)
+    unit, group = totals.unit[sampled], totals.group[sampled]
     counts = np.bincount(unit, minlength=len(partials.unit_ids))
-    sums = {i: s[kept] for i, s in zip(stored_parts(plan, parts), found.sums, strict=True)}
+    sums = {i: s[sampled] for i, s in zip(stored_parts(plan, parts), totals.sums, strict=True)}
     for index, part in enumerate(parts):
         if part.what == "count" and index not in sums:
             sums[index] = np.ones(len(unit), np.int64)
@@ -86,9 +86,9 @@ def _sampled(partials: Partials, keys: KeyRing, run_name: Sequence[bytes], most:
     blocks = (partials.unit_ids[unit[over]], partials.group_ids[group[over]])
     drawn = sampling_keys(keys, b"query groups", run_name, blocks)
     beyond = _beyond(unit[over], drawn, most)
-    kept = np.ones(len(unit), bool)
-    kept[over[beyond]] = False
-    return np.flatnonzero(kept)
+    mask = np.ones(len(unit), bool)
+    mask[over[beyond]] = False
+    return np.flatnonzero(mask)
 
 
 def _beyond(slot: Int64, drawn: Ids, most: int) -> Int64:
@@ -132,9 +132,9 @@ def _factor(unit: Int64, vector: Int64, norm: float) -> Float64:
     middle = np.add.reduceat(upper * lower, first).astype(np.float64)
     low = np.add.reduceat(lower * lower, first).astype(np.float64)
     square = high * 2.0 ** (2 * _LIMB) + middle * 2.0 ** (_LIMB + 1) + low
-    found = np.sqrt(square)
-    over = found * (1 + _SLACK) > norm
-    factor = np.where(over, norm / np.where(over, found, 1.0) * (1 - _SLACK), 1.0)
+    length = np.sqrt(square)
+    over = length * (1 + _SLACK) > norm
+    factor = np.where(over, norm / np.where(over, length, 1.0) * (1 - _SLACK), 1.0)
     return np.repeat(factor, np.diff(first, append=len(unit)))
 
 
@@ -146,12 +146,12 @@ def _rows(
     column: QueryColumn,
     part: QueryPart,
     partials: Partials,
-    kept: tuple[Int64, Int64],
+    sampled: tuple[Int64, Int64],
     keys: KeyRing,
     run_name: Sequence[bytes],
 ) -> tuple[Int64, Int64, Int64]:
     """Rows of kept (unit, group)s, at most r of each, and their weights."""
-    unit, group = kept
+    unit, group = sampled
     table: Rows = partials.rows[column.name]
     groups = len(partials.group_ids)
     pair, mine = pairs(unit, group, groups), pairs(table.unit, table.group, groups)

@@ -63,7 +63,7 @@ def counted(
     rows = Rows(*(part[listed] for part in rows))
     if not len(rows.unit):
         return np.zeros(of.cells, np.int64)
-    known = Partials(rows.unit, rows.group, *ids)
+    partials = Partials(rows.unit, rows.group, *ids)
     name = (b"of a unit", *run_name, of.name.encode())
-    chosen = smallest(known, rows, rows.unit, VALUES, keys, name)
+    chosen = smallest(partials, rows, rows.unit, VALUES, keys, name)
     return np.bincount(cells_of_values(of, rows.value[chosen]), minlength=of.cells)

@@ -64,8 +64,9 @@ def mean(
     middle, grid = middle_of(column), column.grid
     lo, hi = (float(bound) for bound in column.grid_bounds())
     ends = _fieller(total, count, (total_sd, count_sd), quantile, (lo - middle, hi - middle))
-    low, high = _around(value, quantile * sd, [(middle + end) * grid for end in ends],
-                        (lo * grid, hi * grid))  # fmt: skip
+    low, high = _around(
+        value, quantile * sd, [(middle + end) * grid for end in ends], (lo * grid, hi * grid)
+    )
     defined = ~np.isnan(value)
     return Estimate(value, sd, np.where(defined, low, np.nan), np.where(defined, high, np.nan))
 
@@ -109,9 +110,9 @@ def _fieller(
         np.where(few[0], first, np.maximum(right, first)),
         np.where(few[1], last, np.minimum(left, last)),
     )
-    whole = (a <= 0) & (b * b - a * c <= 0)
-    low = np.where(whole, first, np.where(a >= 0, inner[0], outer[0]))
-    high = np.where(whole, last, np.where(a >= 0, inner[1], outer[1]))
+    unbounded = (a <= 0) & (b * b - a * c <= 0)
+    low = np.where(unbounded, first, np.where(a >= 0, inner[0], outer[0]))
+    high = np.where(unbounded, last, np.where(a >= 0, inner[1], outer[1]))
     return low, high
 
 
@@ -124,7 +125,7 @@ def variance(
     safe = np.where(defined, count, 1.0)
     offset, second = total / safe, square / safe
     most = float(half_of(column) ** 2)
-    found = np.clip(second + centre_of(column) - offset * offset, 0, most)
+    estimate = np.clip(second + centre_of(column) - offset * offset, 0, most)
     moves = sds[1], 2 * offset * sds[0], (2 * offset * offset - second) * sds[2]
     sd = np.sqrt(sum(np.square(move) for move in moves)) / safe
     squared = offset * offset
@@ -132,16 +133,16 @@ def variance(
     ends = _fieller(
         square - 2 * squared * count, count, (moved, sds[2]), quantile, (-shift, most - shift)
     )
-    low, high = _around(found, quantile * sd, [end + shift for end in ends], (0, most))
+    low, high = _around(estimate, quantile * sd, [end + shift for end in ends], (0, most))
     scale = column.grid**2
     if column.kind == "stddev":
-        root = np.sqrt(found)
+        root = np.sqrt(estimate)
         low, high, scale = np.sqrt(low), np.sqrt(high), column.grid
         # Near 0 the root has no first-order error: half of its interval then.
         sd = np.minimum(sd / np.where(root > 0, 2 * root, np.inf), (high - low) / 2)
         sd = np.where(root > 0, sd, (high - low) / 2)
-        found = root
-    parts = (np.where(defined, part * scale, np.nan) for part in (found, sd, low, high))
+        estimate = root
+    parts = (np.where(defined, part * scale, np.nan) for part in (estimate, sd, low, high))
     return Estimate(*parts)
 
 

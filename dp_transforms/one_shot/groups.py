@@ -76,18 +76,18 @@ class Groups:
         ids = keyed(self._prf, self._kinds, values)
         packed = pa.Array.from_buffers(pa.binary(16), len(ids), [None, pa.py_buffer(ids.tobytes())])
         if not len(self._known) and not self._frozen:
-            found = np.full(len(ids), -1)
+            indices = np.full(len(ids), -1)
         else:
             place = pc.index_in(packed, value_set=self._known)
-            found = np.where(valid_of(place), values_of(place), -1).astype(np.int64)
-        new = np.flatnonzero(found < 0)
+            indices = np.where(valid_of(place), values_of(place), -1).astype(np.int64)
+        new = np.flatnonzero(indices < 0)
         if not self._frozen and (new.size or not self._parts):  # without a row: its types
-            found[new] = len(self._ids) + np.arange(new.size)
-            some = numbers(new)
-            self._parts.append(pa.table([v.take(some) for v in values], names=self._names))
+            indices[new] = len(self._ids) + np.arange(new.size)
+            new_rows = numbers(new)
+            self._parts.append(pa.table([v.take(new_rows) for v in values], names=self._names))
             self._ids = np.concatenate([self._ids, ids[new]])
-            self._known = pa.concat_arrays([self._known, packed.take(some)])
-        return np.asarray(found[codes])
+            self._known = pa.concat_arrays([self._known, packed.take(new_rows)])
+        return np.asarray(indices[codes])
 
 
 def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:

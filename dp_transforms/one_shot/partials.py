@@ -90,8 +90,8 @@ def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> P
     _check(plan, stored, partials)
     unit, group, sums = partials.unit, partials.group, partials.sums
     if len(group) and int(group.min()) < 0:
-        known = np.flatnonzero(group >= 0)
-        unit, group, sums = unit[known], group[known], tuple(s[known] for s in sums)
+        grouped = np.flatnonzero(group >= 0)
+        unit, group, sums = unit[grouped], group[grouped], tuple(s[grouped] for s in sums)
     pair = pairs(unit, group, len(partials.group_ids))
     order = first = None
     if not (pair[1:] > pair[:-1]).all():
@@ -108,8 +108,8 @@ def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> P
 
     clamped: dict[int, Int64] = {}
     for i, column in zip(stored, sums, strict=True):
-        whole = of_each(column) if first is None else np.add.reduceat(column[order], first)
-        clamped[i] = np.clip(whole, parts[i].low, parts[i].high)
+        totals = of_each(column) if first is None else np.add.reduceat(column[order], first)
+        clamped[i] = np.clip(totals, parts[i].low, parts[i].high)
     _hold_to_counts(plan, parts, clamped)
     unit, group = of_each(unit), of_each(group)
     return partials._replace(unit=unit, group=group, sums=tuple(clamped.values()))
@@ -139,8 +139,8 @@ def _numbered(rows: Rows, units: int, groups: int) -> bool:
     """Whether all rows have a unit and a group that there is; a group below 0 is none."""
     if not len(rows.unit):
         return True
-    known = int(rows.unit.min()) >= 0 and int(rows.unit.max()) < units
-    return known and int(rows.group.max()) < groups
+    units_fit = int(rows.unit.min()) >= 0 and int(rows.unit.max()) < units
+    return units_fit and int(rows.group.max()) < groups
 
 
 def _check(plan: QueryPlan, stored: Sequence[int], partials: Partials) -> None:

@@ -67,10 +67,10 @@ def quantiles(
     shape = len(groups), len(column.at)
     out = Estimate(*(np.full(shape, np.nan) for _ in range(4)))
     for begin in range(0, len(groups), _AT_ONCE):
-        some = groups[begin : begin + _AT_ONCE]
-        prefixes = noisy_prefixes(column, noise, shards, some, ids, draw)
-        found = read_off(column, prefixes, noise.sd / noise.part.unit, quantile)
-        for target, part in zip(out, found, strict=True):
+        chunk = groups[begin : begin + _AT_ONCE]
+        prefixes = noisy_prefixes(column, noise, shards, chunk, ids, draw)
+        estimates = read_off(column, prefixes, noise.sd / noise.part.unit, quantile)
+        for target, part in zip(out, estimates, strict=True):
             target[begin : begin + _AT_ONCE] = part
     return out
 
@@ -112,8 +112,8 @@ def read_off(column: QueryColumn, prefixes: Float64, sd: float, quantile: float)
     value, low, high = (value_at(column, part) for part in out)
     defined = (total >= 1)[:, None]
     low, high = np.minimum(low, value), np.maximum(high, value)
-    found = value, (high - low) / (2 * quantile), low, high
-    return Estimate(*(np.where(defined, part, np.nan) for part in found))
+    fields = value, (high - low) / (2 * quantile), low, high
+    return Estimate(*(np.where(defined, part, np.nan) for part in fields))
 
 
 def _one(
@@ -144,30 +144,30 @@ def _ends(
 ) -> tuple[Int64, Int64]:
     """(groups,) first and last cell that may have a quantile."""
     sd, quantile = noise
-    groups = sum(len(some.groups) for some in smoothed)
+    groups = sum(len(part.groups) for part in smoothed)
     low, high = np.zeros(groups, np.int64), np.zeros(groups, np.int64)
-    for some in smoothed:
+    for curves in smoothed:
         margins = []
-        for variance, with_total in zip(*some.windows[1:], strict=True):
+        for variance, with_total in zip(*curves.windows[1:], strict=True):
             spread = variance - 2 * q * with_total + q * q * tree.factor[-1, -1]
             margins.append(quantile * sd * np.sqrt(np.maximum(spread, 0)))
-        total, last = q * some.total[:, None], some.ahead.shape[1] - 1
-        left = some.ahead - total >= -margins[0]
-        low[some.groups] = np.where(left.any(axis=1), left.argmax(axis=1), last)
-        left = some.behind - total < margins[1]
+        total, last = q * curves.total[:, None], curves.ahead.shape[1] - 1
+        left = curves.ahead - total >= -margins[0]
+        low[curves.groups] = np.where(left.any(axis=1), left.argmax(axis=1), last)
+        left = curves.behind - total < margins[1]
         left[:, 0] = True  # nothing is before it
-        high[some.groups] = last - np.argmax(left[:, ::-1], axis=1)
+        high[curves.groups] = last - np.argmax(left[:, ::-1], axis=1)
     return low, high
 
 
 def _smoothed(tree: Tree, prefixes: Float64, sd: float) -> list[_Smoothed]:
     """Means over a power of two of prefixes, at most a quarter of them."""
-    cells, found = len(tree.factor), []
+    cells, smoothed = len(tree.factor), []
     most = sd * float(np.sqrt(tree.factor.diagonal().max()))
     wanted = most / 2 * cells / np.maximum(prefixes[:, -1], 1.0)
     sizes = 1 << np.floor(np.log2(np.clip(wanted, 1, max(1, cells // 4)))).astype(np.int64)
     for size in np.unique(sizes):
         windows, mine = windows_of(cells, int(size)), np.flatnonzero(sizes == size)
         ahead, behind = (prefixes[mine] @ means.T for means in windows.means)
-        found.append(_Smoothed(mine, windows, prefixes[mine, -1], ahead, behind))
-    return found
+        smoothed.append(_Smoothed(mine, windows, prefixes[mine, -1], ahead, behind))
+    return smoothed

@@ -56,16 +56,16 @@ def _rows(totals: Totals, cell: Int64, first: int = 0) -> pa.RecordBatch:
 
 def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Needs) -> Totals:
     """The totals of cells ``first`` to before ``last``, of rows from however many workers."""
-    found = nothing(last - first, needs)
+    totals = nothing(last - first, needs)
     for batch in batches:
         at = _numbers(batch, "cell") - first
-        found.records[at] += _numbers(batch, "records")  # a cell is in a batch once
-        for name, of in found.columns.items():
+        totals.records[at] += _numbers(batch, "records")  # a cell is in a batch once
+        for name, of in totals.columns.items():
             of.records[at] += _numbers(batch, f"records {name}")
             of.total[at] += _numbers(batch, f"total {name}")
-        for name, leaves in found.leaves.items():
+        for name, leaves in totals.leaves.items():
             leaves[at] += _numbers(batch, f"leaves {name}")
-    return found
+    return totals
 
 
 def packed(noisy: Noisy) -> pa.RecordBatch:
@@ -83,8 +83,8 @@ def joined(shards: Iterable[tuple[int, pa.RecordBatch]], parts: Sequence[int]) -
     """
     batches = [batch for _, batch in sorted(shards, key=lambda pair: pair[0])]
     ends = np.cumsum(parts).tolist()
-    whole = [np.concatenate([_numbers(b, str(k)) for b in batches]) for k in range(ends[-1])]
-    return tuple(tuple(whole[end - n : end]) for n, end in zip(parts, ends, strict=True))
+    arrays = [np.concatenate([_numbers(b, str(k)) for b in batches]) for k in range(ends[-1])]
+    return tuple(tuple(arrays[end - n : end]) for n, end in zip(parts, ends, strict=True))
 
 
 def _array(values: Int64) -> pa.Array:

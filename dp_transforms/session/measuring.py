@@ -78,15 +78,15 @@ def _measured(
     measures: Measures, totals: Totals, of: Int64, items: Ids, noise: Noise
 ) -> tuple[Int64, ...]:
     """Of one aggregate: cells of one range together."""
-    found: list[Int64] = []
+    sums: list[Int64] = []
     for number, measure in enumerate(measures.each):
         at = np.flatnonzero(of == number)
         exact = _exact(measure, totals, at)
-        if not found:
-            found = [np.zeros((len(of), *part.shape[1:]), np.int64) for part in exact]
-        for into, part, drawn in zip(found, exact, measure.noises, strict=True):
+        if not sums:
+            sums = [np.zeros((len(of), *part.shape[1:]), np.int64) for part in exact]
+        for into, part, drawn in zip(sums, exact, measure.noises, strict=True):
             into[at] = part + _drawn(noise, drawn, items[at], part.shape)
-    return tuple(found)
+    return tuple(sums)
 
 
 def _drawn(noise: Noise, part: PartNoise, items: Ids, shape: Sequence[int]) -> Int64:

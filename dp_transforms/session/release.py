@@ -92,11 +92,11 @@ def estimated(measures: Measures, sums: tuple[Int64, ...]) -> Estimate:
     out: Estimate | None = None
     for number, measure in enumerate(measures.each):
         at = np.flatnonzero(measures.of == number)
-        found = _estimate(measure, [part[at] for part in sums])
+        estimate = _estimate(measure, [part[at] for part in sums])
         if out is None:
-            shape = (len(measures.of), *found.value.shape[1:])
-            out = Estimate(*(np.zeros(shape) for _ in found))
-        for into, part in zip(out, found, strict=True):
+            shape = (len(measures.of), *estimate.value.shape[1:])
+            out = Estimate(*(np.zeros(shape) for _ in estimate))
+        for into, part in zip(out, estimate, strict=True):
             into[at] = part
     return required(out, "a batch has cells")
 
@@ -127,8 +127,9 @@ def _in_values(measure: Measure, of: Estimate) -> Estimate:
     def value(at: Float64) -> Float64:
         return _times(line.first + line.by * np.clip(at, low, high - 1), line.unit)
 
-    return Estimate(value(of.value), _times(line.by * of.sd, line.unit), value(of.low),
-                    value(of.high))  # fmt: skip
+    return Estimate(
+        value(of.value), _times(line.by * of.sd, line.unit), value(of.low), value(of.high)
+    )
 
 
 def _times(value: Float64, unit: Fraction) -> Float64:
@@ -141,14 +142,14 @@ def labels(space: Space, cells: Cells) -> dict[str, pa.Array]:
 
     Codes and whole numbers that have a range each need no end.  Missing values are null.
     """
-    found, before, after = dict[str, pa.Array](), 1, cells.count
+    columns, before, after = dict[str, pa.Array](), 1, cells.count
     for axis in cells.axes:
         after //= axis.count
         at = pa.array(np.tile(np.repeat(np.arange(axis.count), after), before))
         for name, values in _ends(space.dimensions[space.place(axis.name)], axis).items():
-            found[name] = values.take(at)
+            columns[name] = values.take(at)
         before *= axis.count
-    return found
+    return columns
 
 
 def _ends(dimension: Dimension, axis: Axis) -> dict[str, pa.Array]:

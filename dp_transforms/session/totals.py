@@ -42,10 +42,11 @@ class Totals(NamedTuple):
     def plus(self, other: "Totals") -> "Totals":
         """Of the records of both."""
         columns = {
-            name: ColumnTotals(of.records + other.columns[name].records,
-                               of.total + other.columns[name].total)
+            name: ColumnTotals(
+                of.records + other.columns[name].records, of.total + other.columns[name].total
+            )
             for name, of in self.columns.items()
-        }  # fmt: skip
+        }
         leaves = {name: of + other.leaves[name] for name, of in self.leaves.items()}
         return Totals(self.records + other.records, columns, leaves)
 
@@ -77,7 +78,7 @@ def tallied(
     at = np.flatnonzero(usable & _within(space, boxes, coordinates, len(usable)))
     number = numbers(cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at))
     at, number = at[number >= 0], number[number >= 0]
-    found = nothing(cells.count, needs)
+    tally = nothing(cells.count, needs)
     columns = {}
     for name in needs.columns:
         value, has = _values(space, name, coordinates[name][at])
@@ -91,24 +92,24 @@ def tallied(
         leaves[of.column] = _sums(
             number[has] * of.size + leaf, None, cells.count * of.size
         ).reshape(-1, of.size)
-    return found._replace(records=_sums(number, None, cells.count), columns=columns, leaves=leaves)
+    return tally._replace(records=_sums(number, None, cells.count), columns=columns, leaves=leaves)
 
 
 def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
     """(size,) int64 the cell of each record, -1 where it is in none."""
-    found, outside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    cell_numbers, outside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     for axis in cells.axes:
         edges = np.array(axis.edges, np.int64)
         place = np.searchsorted(edges, coordinates[axis.name], side="right") - 1
         outside |= (place < 0) | (place >= axis.count)
-        found = found * axis.count + place
-    return np.where(outside, -1, found)
+        cell_numbers = cell_numbers * axis.count + place
+    return np.where(outside, -1, cell_numbers)
 
 
 def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[str, ...]:
     """The dimensions whose coordinates `tallied` looks at; of others they can be left out."""
-    some = (boxes[:, :, 0] > 0) | (boxes[:, :, 1] < space.sizes)
-    used = {space.dimensions[place].name for place in np.flatnonzero(some.any(axis=0))}
+    bounded = (boxes[:, :, 0] > 0) | (boxes[:, :, 1] < space.sizes)
+    used = {space.dimensions[place].name for place in np.flatnonzero(bounded.any(axis=0))}
     used |= {axis.name for axis in cells.axes}
     used |= {*needs.columns, *(of.column for of in needs.leaves)}
     return tuple(d.name for d in space.dimensions if d.name in used)
@@ -116,7 +117,7 @@ def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[
 
 def _within(space: Space, boxes: Int64, coordinates: Mapping[str, Int64], size: int) -> Bool:
     """(n,) which records are in one of the boxes."""
-    found = np.zeros(size, np.bool_)
+    mask = np.zeros(size, np.bool_)
     for box in boxes:
         inside = np.ones(size, np.bool_)
         for place, (low, high) in enumerate(box.tolist()):
@@ -125,8 +126,8 @@ def _within(space: Space, boxes: Int64, coordinates: Mapping[str, Int64], size: 
                 inside &= coordinates[dimension.name] >= low
             if high < dimension.size:
                 inside &= coordinates[dimension.name] < high
-        found |= inside
-    return found
+        mask |= inside
+    return mask
 
 
 def _values(space: Space, name: str, coordinates: Int64) -> tuple[Int64, Bool]:
@@ -139,6 +140,6 @@ def _sums(number: Int64, values: Int64 | None, size: int) -> Int64:
         return np.bincount(number, minlength=size).astype(np.int64, copy=False)
     if int(values.max(initial=0)) * len(values) < _EXACT:
         return np.bincount(number, values, minlength=size).astype(np.int64)
-    found = np.zeros(size, np.int64)
-    np.add.at(found, number, values)
-    return found
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, number, values)
+    return sums

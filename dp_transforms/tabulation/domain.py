@@ -23,9 +23,13 @@ from dpstream.accounting.tabulation.stability import Stability, stability
 PUERTO_RICO = "72"
 #: Which column of the geography has the regions of a type; ``None``: one region, the nation.
 _COLUMN = {
-    "USA": None, "STATE": "state", "COUNTY": "county", "TRACT": "tract", "PLACE": "place",
+    "USA": None,
+    "STATE": "state",
+    "COUNTY": "county",
+    "TRACT": "tract",
+    "PLACE": "place",
     "AIANNH": "aiannh",
-}  # fmt: skip
+}
 _NATION = "1"
 
 
@@ -103,7 +107,7 @@ class Domain(NamedTuple):
 
     def of(self, level: Level) -> LevelDomain | None:
         """A level's groups, ``None`` if it has none or is off."""
-        return next((found for found in self.levels if found.level == level), None)
+        return next((entry for entry in self.levels if entry.level == level), None)
 
 
 def domain_of(
@@ -125,9 +129,9 @@ def domain_of(
         if kind not in names:
             own = (more or {}).get(kind, pa.array([], pa.string()))
             names[kind], regions_of[kind] = _regions(files.geography, level, own)
-        found = _level(files, level, names[kind], parameters.max_race_codes)
-        if found.groups:
-            levels.append(found)
+        level_domain = _level(files, level, names[kind], parameters.max_race_codes)
+        if level_domain.groups:
+            levels.append(level_domain)
     return Domain(tuple(levels), regions_of, parameters.max_race_codes)
 
 
@@ -144,9 +148,9 @@ def _regions(
     region = pc.if_else(mine, ids, pa.scalar(None, pa.string()))
     if isinstance(region, pa.ChunkedArray):
         region = region.combine_chunks()
-    known = pc.unique(pa.concat_arrays([pc.unique(region).drop_null(), more])).sort()
-    place = pc.index_in(region, value_set=known).fill_null(-1)
-    return known, np.asarray(place.to_numpy(zero_copy_only=False), np.int32)
+    regions = pc.unique(pa.concat_arrays([pc.unique(region).drop_null(), more])).sort()
+    place = pc.index_in(region, value_set=regions).fill_null(-1)
+    return regions, np.asarray(place.to_numpy(zero_copy_only=False), np.int32)
 
 
 def _level(files: PublicFiles, level: Level, regions: pa.StringArray, races: int) -> LevelDomain:
@@ -160,9 +164,9 @@ def _level(files: PublicFiles, level: Level, regions: pa.StringArray, races: int
     rows = rows[order]
     index = np.full(table.num_rows, -1, np.int32)
     index[rows] = np.arange(len(rows), dtype=np.int32)
-    race, whole = ~_flags(table, "ETHNICITY"), _flags(table, "ALONE")
+    race, single = ~_flags(table, "ETHNICITY"), _flags(table, "ALONE")
     alone, combined, ethnicity = (
-        _pairs(files.members, index, kind) for kind in (race & whole, race & ~whole, ~race)
+        _pairs(files.members, index, kind) for kind in (race & single, race & ~single, ~race)
     )
     size = len(files.codes)
     return LevelDomain(

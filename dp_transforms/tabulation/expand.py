@@ -67,21 +67,22 @@ def profiles(domain: Domain, records: Records) -> Profiles:
     return Profiles(of, races, codes[first, -1], {})
 
 
-def expand(domain: Domain, level: LevelDomain, table: Table, records: Records,
-           found: Profiles) -> Pairs:  # fmt: skip
+def expand(
+    domain: Domain, level: LevelDomain, table: Table, records: Records, profiles: Profiles
+) -> Pairs:
     """How many records of a batch are in each leaf of each group of a level.
 
     Raises:
         PolicyError: a record would be in more groups than its noise is for.
     """
-    starts, iterations = iterations_of(level, found)
+    starts, iterations = iterations_of(level, profiles)
     region = domain.regions_of[level.level.region_type][records.block]
     leaf = records.leaf[table.name]
     rows = np.flatnonzero((region >= 0) & (leaf >= 0))
-    profile = found.of[rows]
+    profile = profiles.of[rows]
     base = region[rows].astype(np.int64) * (len(level.iterations) * table.leaves) + leaf[rows]
     counts: Int64 | None = None
-    size = len(found.ethnicity)
+    size = len(profiles.ethnicity)
     if level.level.detailed and len(rows) and (int(base.max()) + 1) * size < 1 << 62:
         # Equal records of a region are one row with a count: few rows, where regions are large.
         alike = counted(base * size + profile)
@@ -93,16 +94,16 @@ def expand(domain: Domain, level: LevelDomain, table: Table, records: Records,
     return _summed(keys, None if counts is None else np.repeat(counts, many))
 
 
-def iterations_of(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
+def iterations_of(level: LevelDomain, profiles: Profiles) -> tuple[Int64, Int32]:
     """Iterations of each profile, compressed by rows: (p + 1,) starts, and indices.
 
     Raises:
         PolicyError: a profile is in more than s.
     """
     common = level.level.iteration_level, level.level.detailed
-    if common not in found.known:
-        found.known[common] = _iterations(level, found)
-    starts, iterations = found.known[common]
+    if common not in profiles.known:
+        profiles.known[common] = _iterations(level, profiles)
+    starts, iterations = profiles.known[common]
     if np.diff(starts).max(initial=0) > level.stability.groups:
         raise PolicyError(
             f"level {level.level.label}",
@@ -112,13 +113,13 @@ def iterations_of(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
     return starts, iterations
 
 
-def _iterations(level: LevelDomain, found: Profiles) -> tuple[Int64, Int32]:
-    count, m = len(found.ethnicity), len(level.iterations)
-    alone, times = _of_codes(level.alone, found.races, m)
-    distinct = (found.races >= 0).sum(axis=1)
+def _iterations(level: LevelDomain, profiles: Profiles) -> tuple[Int64, Int32]:
+    count, m = len(profiles.ethnicity), len(level.iterations)
+    alone, times = _of_codes(level.alone, profiles.races, m)
+    distinct = (profiles.races >= 0).sum(axis=1)
     alone = alone[times == distinct[alone // max(m, 1)]]
-    combined, _ = _of_codes(level.combined, found.races, m)
-    ethnicity, _ = _of_codes(level.ethnicity, found.ethnicity[:, None], m)
+    combined, _ = _of_codes(level.combined, profiles.races, m)
+    ethnicity, _ = _of_codes(level.ethnicity, profiles.ethnicity[:, None], m)
     keys = np.concatenate([alone, combined, ethnicity])
     keys.sort()
     profile, iteration = np.divmod(keys, max(m, 1))

@@ -68,14 +68,14 @@ class _Texts:
     """A column of texts that are few: the distinct values, and (n,) which one each row has."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        whole = column.combine_chunks()
-        if isinstance(whole, pa.ChunkedArray):  # of no chunks, or more than fits one
-            whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
-        self.values = whole.dictionary
-        self.index = np.asarray(whole.indices.to_numpy(), np.int64)
+        array = column.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # of no chunks, or more than fits one
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        self.values = array.dictionary
+        self.index = np.asarray(array.indices.to_numpy(), np.int64)
 
-    def found(self, known: pa.StringArray, rows: Int64 | None = None) -> Int64:
+    def found(self, texts: pa.StringArray, rows: Int64 | None = None) -> Int64:
         """(n,) place of each row's text among the known ones, -1: none."""
-        place = pc.index_in(self.values, value_set=known).fill_null(-1)
+        place = pc.index_in(self.values, value_set=texts).fill_null(-1)
         of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
         return of[self.index if rows is None else self.index[rows]]

@@ -122,10 +122,10 @@ def released(
         rows = output.rows.get(part.detail)
         if rows is None:
             continue
-        kept = _kept(level, output, part, parameters)
-        groups.append(np.repeat(kept.groups, len(rows)))
-        labels.append(np.tile(np.arange(len(names), len(names) + len(rows)), len(kept.groups)))
-        counts.append(np.stack(_figures(kept, rows, parameters), axis=1).reshape(-1))
+        survivors = _kept(level, output, part, parameters)
+        groups.append(np.repeat(survivors.groups, len(rows)))
+        labels.append(np.tile(np.arange(len(names), len(names) + len(rows)), len(survivors.groups)))
+        counts.append(np.stack(_figures(survivors, rows, parameters), axis=1).reshape(-1))
         names += [row.labels for row in rows]
         margins += _margins(part, rows, parameters)
     if not groups:
@@ -149,9 +149,9 @@ def _kept(level: LevelDomain, output: Output, part: Measured, parameters: Parame
     suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed
     if not suppressed or chance == 0 or part.noise.scale == 0:
         return part
-    kept = part.values[:, 0] > _quantile(part.noise, chance)
-    first = None if part.first is None else part.first[kept]
-    return part._replace(groups=part.groups[kept], values=part.values[kept], first=first)
+    mask = part.values[:, 0] > _quantile(part.noise, chance)
+    first = None if part.first is None else part.first[mask]
+    return part._replace(groups=part.groups[mask], values=part.values[mask], first=first)
 
 
 def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> list[Int64]:
@@ -163,17 +163,17 @@ def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> lis
     if part.first_noise is None:
         raise InvariantError("step 1 has noise")
     size = values.shape[1]
-    found = combine(
+    estimates = combine(
         part.first, values, _weight(part.first_noise, part.noise, size), allow_negative=negative
     )
     out = list[Int64]()
     for row in rows:
         if len(row.cells) == size:
-            out.append(found.total)
+            out.append(estimates.total)
         elif len(row.cells) == 1:
-            out.append(found.cells[:, row.cells[0]])
+            out.append(estimates.cells[:, row.cells[0]])
         else:
-            sexes = required(found.sexes, "a margin is one of two")
+            sexes = required(estimates.sexes, "a margin is one of two")
             out.append(sexes[:, row.cells[0] // (size // 2)])
     return out
 

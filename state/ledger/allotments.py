@@ -35,16 +35,16 @@ def allotted(
     Raises:
         PolicyError: there is none of that run id.
     """
-    found, used = None, 0
+    allotment, used = None, 0
     for charge in charges:
         region = region_of(charge, table)
         if charge.run_id == run_id and region.allots:
-            found = region
+            allotment = region
         elif region.draws_on == run_id:
             used += region.amount
-    if found is None:
+    if allotment is None:
         raise PolicyError("allotment", "is not in the account", "name the run id of an allotment")
-    return found, used
+    return allotment, used
 
 
 def check_draw(
@@ -72,8 +72,9 @@ def check_draw(
         )
     if not len(read):
         raise UsageError("where", "is true nowhere in the allotment", "ask a part of it")
-    inside = [cut(taken(read, at), box) for box in allotment.read
-              if len(at := overlapped(read, box))]  # fmt: skip
+    inside = [
+        cut(taken(read, at), box) for box in allotment.read if len(at := overlapped(read, box))
+    ]
     if sum(points(part) for part in inside) != points(read):
         raise UsageError("where", "reaches out of the allotment", "ask a part of it")
     if state.spent[allotment.budget].most_over(read) >= MOST:

@@ -101,20 +101,20 @@ class Register:
         """
 
         def pay() -> Begun:
-            book = self._ledger.book()
+            account = self._ledger.book()
             goes_on = self.goes_on(request, fresh)
             if goes_on is not None:
-                charge = book.find(goes_on)
+                charge = account.find(goes_on)
                 if charge is None:
                     raise _uncharged()
                 answer = self._committed(goes_on)
                 return Begun(goes_on, charge, False, None if answer is None else answer.receipt)
-            charge, receipt = decide(new_run_id(), book)
+            charge, receipt = decide(new_run_id(), account)
             if charge.kind != self._kind or charge.epoch:
                 raise InvariantError("the charge is of the question's kind")
-            if book.find(charge.name) is not None:
-                raise PolicyError("ledger.path", "has this run id already", "draw another one")
-            book.check([charge])
+            if account.find(charge.name) is not None:
+                raise PolicyError("account.path", "has this run id already", "draw another one")
+            account.check([charge])
             self._ledger.append(charge)
             self._ledger.ask(charge.run_id, request)
             if receipt is not None:
@@ -142,7 +142,7 @@ class Register:
         """
         closed, all_alike = self._ledger.book().closed, self._ledger.asked_alike(request)
         alike = [a for a in all_alike if a.run_id not in closed and self._mine(a)]
-        alike.sort(key=lambda asked: asked.receipt is None)  # stable: the order of charges
+        alike.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
         return alike[-1].run_id if alike else None
 
     def resume(self, run_id: str, request: str) -> None:
@@ -151,14 +151,14 @@ class Register:
         Raises:
             PolicyError: it was not.
         """
-        asked = self._ledger.asked(run_id)
-        if asked is None or not self._mine(asked):
+        entry = self._ledger.asked(run_id)
+        if entry is None or not self._mine(entry):
             raise PolicyError(
                 "--resume",
                 f"no {self._kind} with this run id is in the account",
                 "omit it to ask anew",
             )
-        if asked.request != request:
+        if entry.request != request:
             raise PolicyError(
                 "--resume",
                 "that run was charged for another question, noise key or input",
@@ -181,7 +181,7 @@ class Register:
                     raise _uncharged()
                 if run_id in self._ledger.book().closed:
                     raise PolicyError(
-                        "ledger.path",
+                        "account.path",
                         "this charge was closed by a recovery of the account while it was answered",
                         "ask again, at a new charge",
                     )
@@ -221,24 +221,24 @@ class Register:
         return answer
 
     def _committed(self, run_id: str) -> Answer | None:
-        asked = self._ledger.asked(run_id)
-        if asked is None or not self._mine(asked) or run_id in self._ledger.book().closed:
+        entry = self._ledger.asked(run_id)
+        if entry is None or not self._mine(entry) or run_id in self._ledger.book().closed:
             return None
         digest = self._ledger.book().receipts.get(run_id)
-        receipt = asked.receipt
+        receipt = entry.receipt
         if receipt is None and digest is None:
             return None
-        intact = isinstance(receipt, bytes) and asked.digest == digest
+        intact = isinstance(receipt, bytes) and entry.digest == digest
         if not intact or receipt is None or digest != self._digest(run_id, receipt):
             raise _changed("receipt")
-        view = asked.view
-        if view is not None and asked.view_digest != self._digest(run_id, view, _VIEW):
+        view = entry.view
+        if view is not None and entry.view_digest != self._digest(run_id, view, _VIEW):
             raise _changed("view of a receipt")
         return Answer(run_id, receipt, digest, False, view)
 
-    def _mine(self, asked: Asked) -> bool:
+    def _mine(self, entry: Asked) -> bool:
         """Whether a request is of this kind."""
-        charge = self._ledger.book().find(asked.run_id)
+        charge = self._ledger.book().find(entry.run_id)
         if charge is None:
             raise _uncharged()
         return charge.kind == self._kind
@@ -253,8 +253,8 @@ class Register:
 
 
 def _changed(what: str) -> PolicyError:
-    return PolicyError("ledger.path", f"a {what} was changed", "restore the account from a backup")
+    return PolicyError("account.path", f"a {what} was changed", "restore the account from a backup")
 
 
 def _uncharged() -> PolicyError:
-    return PolicyError("ledger.path", "an answer has no charge", "restore it from a backup")
+    return PolicyError("account.path", "an answer has no charge", "restore it from a backup")

@@ -95,7 +95,7 @@ def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
     """
     if charge.kind != "session" or not isinstance(charge.regions, RegionCharge):
         raise PolicyError(
-            "ledger.data_set",
+            "data_set",
             "its runs protect another privacy unit than one record",
             "give the table an account of its own: `dpstream session init`",
         )
@@ -107,7 +107,7 @@ def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
 def migrated() -> PolicyError:
     """A table whose account goes on in a wider space."""
     return PolicyError(
-        "ledger.data_set",
+        "data_set",
         "is the account of a table with wider dimensions since `dpstream session migrate`",
         "name the table file that it was migrated to",
     )
@@ -115,7 +115,7 @@ def migrated() -> PolicyError:
 
 def _foreign(rule: str) -> PolicyError:
     return PolicyError(
-        "ledger.data_set",
+        "data_set",
         rule,
         "use the table's dimensions as they were, or embed what was spent in wider ones: "
         "`dpstream session migrate OLD NEW`",

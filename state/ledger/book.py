@@ -4,7 +4,7 @@ The limit is a part of the account.  Who charges names none: `Book.check` reads 
 last entry about it left, in the transaction that charges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
@@ -25,6 +25,10 @@ from dpstream.state.ledger.events import (
     Widened,
 )
 from dpstream.state.ledger.seal import damaged
+
+#: Refuses a charge by all charges before it; called in the transaction that charges, perhaps
+#: several times.
+Accept = Callable[["Book"], None]
 
 
 class _Charged(NamedTuple):
@@ -79,7 +83,7 @@ class Book:
         """
         if self.limit is None:
             raise PolicyError(
-                "ledger.limit",
+                "account.limit",
                 "is none in the account of a table whose records have budgets of their own",
                 "set the records' budgets, or a quota, in the table file",
             )
@@ -175,7 +179,7 @@ class Book:
             self.check_unit(charge)
         if self.limit is not None and not self.within(more):
             raise PolicyError(
-                "ledger.limit",
+                "account.limit",
                 "the runs on this data set would together spend more than epsilon "
                 f"{exact(self.limit[0])} at delta {exact(self.limit[1])} per unit "
                 f"({len(self.charges)} runs are charged already)",
@@ -202,7 +206,7 @@ class Book:
         if own.unit == RECORD and own.limit is None:
             if charge.kind != "session":
                 raise PolicyError(
-                    "ledger.data_set",
+                    "data_set",
                     "is the account of a table whose records have budgets of their own: they are "
                     "another privacy unit",
                     "give the persons' data an account of its own: `dpstream account create`",
@@ -210,7 +214,7 @@ class Book:
             return
         if charge.kind == "session":
             raise PolicyError(
-                "ledger.data_set",
+                "data_set",
                 f"is an account of the privacy unit {own.unit}, and the records of a session table "
                 "have budgets of their own",
                 "give the table an account of its own: `dpstream session init`",
@@ -218,9 +222,9 @@ class Book:
         unit = UnitIdentity.read(charge.identity)
         if (unit.name, unit.type) != (own.unit, own.type):
             raise PolicyError(
-                "ledger.unit",
+                "unit.name",
                 f"protects another privacy unit than the account, whose unit is {own.unit} "
                 f"({own.type})",
                 "name that unit's column; where it has another name here, declare the account's "
-                "name for it (ledger.unit)",
+                "name for it (unit.name)",
             )

@@ -19,7 +19,7 @@ from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.book import Accept, Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged, TableNamed
 from dpstream.state.ledger.head import HeadFile, end_of
@@ -154,7 +154,7 @@ class Ledger(abc.ABC):
             except LedgerMovedError:
                 if time.monotonic() - begun > BUSY_SECONDS:
                     raise RunError(
-                        "ledger.path",
+                        "account.path",
                         f"the account is busy: other processes were faster for {BUSY_SECONDS:g} s",
                         "run again; nothing was charged",
                     ) from None
@@ -230,12 +230,18 @@ class Ledger(abc.ABC):
         """
         return self.transact(lambda: self.charge_within(charge))
 
-    def charge_within(self, charge: Charge) -> bool:
-        """``charge`` as a part of an open ``transaction``; the limit is read in it."""
-        book = self.book()
-        if book.find(charge.name) is not None:
+    def charge_within(self, charge: Charge, accept: Accept | None = None) -> bool:
+        """``charge`` as a part of an open ``transaction``; the limit is read in it.
+
+        Args:
+            accept: called before a new charge.
+        """
+        account = self.book()
+        if account.find(charge.name) is not None:
             return False
-        book.check([charge])
+        if accept is not None:
+            accept(account)
+        account.check([charge])
         self.append(charge)
         return True
 

@@ -96,7 +96,7 @@ class Widened(_Event, frozen=True, tag="widened"):
         old = [region for region in regions if not isinstance(region, msgspec.UnsetType)]
         if len(old) < len(charges):
             raise PolicyError(
-                "ledger.data_set",
+                "data_set",
                 "was charged for other dimensions than those that are migrated",
                 "name the table file that the account was charged with",
             )
@@ -130,13 +130,13 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if self.id != id_:
             raise PolicyError(
-                "ledger.id",
+                "account.id",
                 "this run was charged in another account",
                 "name that account again; other data needs a run of its own",
             )
         if digest != self.digest:
             raise PolicyError(
-                "ledger.path",
+                "account.path",
                 "is an older or replaced account: entries that this run's store has seen are gone",
                 "bring back the newest account of the data set",
             )
@@ -176,7 +176,7 @@ def event_of(text: str) -> Event:
         event: Event = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeError):
         raise PolicyError(
-            "ledger.path", "holds an entry of another form", "use the program that wrote it"
+            "account.path", "holds an entry of another form", "use the program that wrote it"
         ) from None
     return event
 

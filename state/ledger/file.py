@@ -56,7 +56,7 @@ def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Ite
         # Damage can make a text a blob.
         if not isinstance(text, str) or digest != chained(previous, text):
             raise PolicyError(
-                "ledger.path", "its hash chain is broken", "restore the account from a backup"
+                "account.path", "its hash chain is broken", "restore the account from a backup"
             )
         event = event_of(text)
         if name != name_of(event):
@@ -120,7 +120,7 @@ def is_filled(path: Path) -> bool:
 def absent() -> UsageError:
     """What is raised where a command that makes no account names one that is not there."""
     return UsageError(
-        "ledger.path",
+        "account.path",
         "no account is there",
         "bring it back, or make one with `dpstream account create` and name its id",
     )
@@ -128,7 +128,7 @@ def absent() -> UsageError:
 
 def there_already() -> UsageError:
     """What is raised where an account would take the place of another file."""
-    return UsageError("ledger.path", "is there already", "choose another path for a new account")
+    return UsageError("account.path", "is there already", "choose another path for a new account")
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
@@ -193,16 +193,16 @@ def check_version(db: sqlite3.Connection) -> None:
     """
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
     if not tables:
-        raise PolicyError("ledger.path", "is an empty file", "name the account's file")
+        raise PolicyError("account.path", "is an empty file", "name the account's file")
     if "ledger_meta" in tables and "entries" in tables:
         raise PolicyError(
-            "ledger.path",
+            "account.path",
             "was written by an older program, whose accounts are not read any more",
             "make a new account with `dpstream account create`",
         )
     if not {"account_meta", "entries"} <= tables:
         raise PolicyError(
-            "ledger.path", "the file is another program's database", "choose another path"
+            "account.path", "the file is another program's database", "choose another path"
         )
     row = db.execute("SELECT value FROM account_meta WHERE name = 'version'").fetchone()
     if row != (str(SCHEMA_VERSION),):
@@ -212,13 +212,13 @@ def check_version(db: sqlite3.Connection) -> None:
 def other_version() -> PolicyError:
     """What is raised for the account of another program."""
     return PolicyError(
-        "ledger.path",
+        "account.path",
         f"its version is not {SCHEMA_VERSION}, the one of this program",
         "use the program that wrote it",
     )
 
 
-_ACCOUNT = Subject("ledger.path", "account", damaged)
+_ACCOUNT = Subject("account.path", "account", damaged)
 
 
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:

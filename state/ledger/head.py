@@ -71,8 +71,9 @@ class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
-class _Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event",
-              tag="tokens"):  # fmt: skip
+class _Tokens(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="tokens"
+):
     """What an account accepts of a run's store."""
 
     run_id: str
@@ -133,7 +134,7 @@ class HeadFile:
         with self._reading() as descriptor:
             return None if descriptor is None else self._slots(descriptor)[0][1].head
 
-    def check(self, book: Book, head: Head | None) -> None:
+    def check(self, account: Book, head: Head | None) -> None:
         """Refuse an account that lacks what a head has.
 
         Args:
@@ -144,7 +145,7 @@ class HeadFile:
         """
         if head is None:
             return
-        if len(book.digests) < head.seq or book.digests[head.seq - 1] != head.digest:
+        if len(account.digests) < head.seq or account.digests[head.seq - 1] != head.digest:
             raise self.behind()
 
     def check_tokens(self, run_id: str, tokens: Tokens) -> None:
@@ -162,7 +163,7 @@ class HeadFile:
     def behind(self) -> PolicyError:
         """The account is not the newest."""
         return PolicyError(
-            "ledger.path",
+            "account.path",
             "is an older or replaced account: entries that its head file has are gone",
             "bring back the newest account of the data set; or type "
             f"`dpstream account recover {self._named}`, which adds what was spent",
@@ -171,7 +172,7 @@ class HeadFile:
     def damaged(self) -> PolicyError:
         """The file is not what was written."""
         return PolicyError(
-            "ledger.path",
+            "account.path",
             f"has a damaged head file ({self.path.name})",
             "restore that file; or, if this account is the newest one, remove the file: it is "
             "written anew",
@@ -210,14 +211,14 @@ class HeadFile:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def create(self, book: Book) -> bool:
+    def create(self, account: Book) -> bool:
         """Write the file, unless it is there; whether it was not.
 
         Raises:
             RunError: it cannot be written.
         """
-        log = _lines(text_of(event) for event in book.events(0))
-        slot = self._slot(_Slot(end_of(book), _LOG, _LOG + len(log)))
+        log = _lines(text_of(event) for event in account.events(0))
+        slot = self._slot(_Slot(end_of(account), _LOG, _LOG + len(log)))
         try:
             sweep(self.path.parent)
             made = put_entry(self.path, slot.ljust(_LOG, b"\0") + log, PRIVATE)
@@ -252,7 +253,7 @@ class HeadFile:
     def _advance(
         self,
         descriptor: int,
-        book: Book,
+        account: Book,
         tokens: Mapping[str, Tokens],
         cut: int | None,
         writes: bool,
@@ -260,12 +261,12 @@ class HeadFile:
         """``advance`` under the lock; whether it is done, and not to be begun again to write."""
         (place, last), *older = self._slots(descriptor)
         if cut is None:
-            self.check(book, last.head)
+            self.check(account, last.head)
         if last.end != self._flushed and not _intact(descriptor, last):
             if not older or not _intact(descriptor, older[0][1]):
                 raise self.damaged()
             place, last = older[0]  # the newest was written by a machine that then lost its power
-        events = book.events(last.head.seq if cut is None else cut)
+        events = account.events(last.head.seq if cut is None else cut)
         texts = [] if cut is None else [_text(_Cut(cut))]
         texts += [text_of(event) for event in events]
         texts += [_text(_Tokens(run_id, dict(of))) for run_id, of in tokens.items()]
@@ -277,7 +278,7 @@ class HeadFile:
             end += len(log)
             _write(descriptor, log, last.end)
             # Never over the one that the log goes on from.
-            _write(descriptor, self._slot(_Slot(end_of(book), last.end, end)), _SLOT - place)
+            _write(descriptor, self._slot(_Slot(end_of(account), last.end, end)), _SLOT - place)
         if end != self._flushed:  # also of lines whose writer may have been killed before its flush
             os.fdatasync(descriptor)
             self._flushed = end
@@ -334,7 +335,7 @@ class HeadFile:
     def _failed(self, error: OSError) -> Exception:
         if error.errno == errno.EBADF:  # it was opened to be read
             error = PermissionError(errno.EACCES, "")
-        return file_error("ledger.path", "its head file cannot be used", error)
+        return file_error("account.path", "its head file cannot be used", error)
 
 
 def is_older(tokens: Tokens, history: Sequence[Tokens]) -> bool:
@@ -346,9 +347,9 @@ class _TornError(Exception):
     """Lines are not what was written."""
 
 
-def end_of(book: Book) -> Head:
+def end_of(account: Book) -> Head:
     """The end of an account's chain."""
-    return Head(book.created.id, len(book.digests), book.digests[-1])
+    return Head(account.created.id, len(account.digests), account.digests[-1])
 
 
 def _text(line: _Tokens | _Cut) -> str:

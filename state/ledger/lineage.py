@@ -36,6 +36,7 @@ from collections.abc import Callable
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.state.ledger.book import Accept
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Head
@@ -54,13 +55,14 @@ def restored(store: Store, caught_up: bool) -> None:
     _set_metadata(store, RESTORE, lambda _: None if caught_up else REPLAY)
 
 
-def enter(ledger: Ledger, store: Store, charge: Charge) -> bool:
+def enter(ledger: Ledger, store: Store, charge: Charge, accept: Accept | None = None) -> bool:
     """Charge the run and make this store the one that goes on with it; before any draw.
 
     Args:
         ledger: the data set's account.
         store: the run's store.
         charge: what the run spends.
+        accept: called in the transaction, before a new charge.
 
     Returns:
         Whether the run was charged now (False: it was before).
@@ -70,7 +72,7 @@ def enter(ledger: Ledger, store: Store, charge: Charge) -> bool:
     """
 
     def pay() -> bool:
-        fresh = ledger.charge_within(charge)
+        fresh = ledger.charge_within(charge, accept)
         promised, epoch = _promised(charge.run_id), str(charge.epoch)
         if epoch in ledger.tokens(promised):
             ledger.drop_token(promised, epoch)
@@ -154,7 +156,7 @@ def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -
         if store.renew_token(old, new):
             break
     else:
-        raise RunError("state.store", "too many processes begin on it at once", "begin one by one")
+        raise RunError("store", "too many processes begin on it at once", "begin one by one")
     ledger.transact(lambda: _accept(ledger, run_id, store.token(), False), [run_id])
     return paid
 
@@ -164,18 +166,18 @@ def _accept(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
 
     A run without any known token begins for the first time; a restored store starts the set anew.
     """
-    known = ledger.tokens(run_id)
-    if known and token not in known and not restored:
+    tokens = ledger.tokens(run_id)
+    if tokens and token not in tokens and not restored:
         raise PolicyError(
-            "state.store",
+            "store",
             "is an older or forked copy: another copy of this run's store has gone on since",
             "go on with the newest store and the newest account, or restore this store with "
             "`dpstream state restore`",
         )
-    for other, previous in known.items():
+    for other, previous in tokens.items():
         if token not in (other, previous):
             ledger.drop_token(run_id, other)
-    if token not in known:
+    if token not in tokens:
         ledger.add_token(run_id, token, None)
 
 
@@ -187,8 +189,8 @@ def _remember(store: Store, head: Head) -> None:
     """The store has seen the ledger up to here; what it saw of a later end stays."""
 
     def later(text: str | None) -> str:
-        known = None if text is None else msgspec.json.decode(text, type=Head)
-        newest = head if known is None or known.seq < head.seq else known
+        stored_head = None if text is None else msgspec.json.decode(text, type=Head)
+        newest = head if stored_head is None or stored_head.seq < head.seq else stored_head
         return msgspec.json.encode(newest).decode()
 
     _set_metadata(store, LEDGER, later)

@@ -62,7 +62,7 @@ def refuse_limit(tables: dict[str, Any]) -> None:
     ledger = tables.get("ledger")
     if isinstance(ledger, dict) and "limit" in ledger:
         raise UsageError(
-            "ledger.limit",
+            "account.limit",
             "is not a setting of this file: the account has the limit, so that nobody who asks can "
             "raise it",
             "remove the line; `dpstream account create` makes the account with its limit, and "
@@ -77,12 +77,10 @@ def check_names(data_set: str, id_: str | None) -> None:
         UsageError: see above.
     """
     if not data_set or len(data_set) > 1_000 or not data_set.isprintable():
-        raise UsageError(
-            "ledger.data_set", "must be 1 to 1,000 printable characters", "write a name"
-        )
+        raise UsageError("data_set", "must be 1 to 1,000 printable characters", "write a name")
     if id_ is not None and not is_id(id_):
         raise UsageError(
-            "ledger.id",
+            "account.id",
             "is no account's id: 16 hexadecimal characters",
             "copy it from `dpstream account show PATH`",
         )
@@ -115,11 +113,11 @@ def place_below(folder: Path, path: str) -> str:
         return str(folder / path)
     if not path.startswith(_SPANNER):
         raise UsageError(
-            "ledger.path",
+            "account.path",
             "is not a known kind of account",
             "name a file, or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
-    require("spanner", "ledger.path")
+    require("spanner", "account.path")
     from dpstream.state.ledger.tables import of_ledger
     from dpstream.state.spanner.client import parse
 
@@ -175,8 +173,8 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
         head_file.check(ledger.book(), head)
         ledger.head_file = head_file
     elif not looking:
-        book = ledger.book()
-        if head_file.create(book) and book.charges:
+        account = ledger.book()
+        if head_file.create(account) and account.charges:
             warnings.warn(_MADE_ANEW.format(name=head_file.path.name), AccountWarning, stacklevel=2)
         ledger.head_file = head_file
 
@@ -229,13 +227,13 @@ def check_place(place: AccountPlace, created: Created) -> None:
     """
     if created.id != place.id:
         raise PolicyError(
-            "ledger.id",
-            f"names another account than the one at ledger.path, whose id is {created.id}",
+            "account.id",
+            f"names another account than the one at account.path, whose id is {created.id}",
             "name the path of the account that these data were charged in",
         )
     if created.data_set != place.data_set:
         raise PolicyError(
-            "ledger.data_set",
+            "data_set",
             f"names another data set than the account's, which is {created.data_set!r}",
             "name it; other data need an account of their own: `dpstream account create`",
         )
@@ -320,19 +318,19 @@ def read_book(place: AccountPlace, seen: Head | None = None) -> Book:
     """
     head_file = head_file_of(place)
     head = None if head_file is None else head_file.head()
-    book = book_of(read_ledger(place.path))
-    check_place(place, book.created)
+    account = book_of(read_ledger(place.path))
+    check_place(place, account.created)
     if head_file is not None:
-        head_file.check(book, head)
+        head_file.check(account, head)
     if seen is not None:
-        held = 0 < seen.seq <= len(book.digests)
-        seen.check(book.created.id, book.digests[seen.seq - 1] if held else None)
-    return book
+        held = 0 < seen.seq <= len(account.digests)
+        seen.check(account.created.id, account.digests[seen.seq - 1] if held else None)
+    return account
 
 
 def book_of(entries: list[Entry]) -> Book:
     """The account that entries make."""
-    book = Book()
+    account = Book()
     for entry in entries:
-        book.add(entry.event, entry.digest)
-    return book
+        account.add(entry.event, entry.digest)
+    return account

@@ -154,17 +154,17 @@ def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
     """
     usable, kind = rules.usable(at), order.kind
     space = state.table.space
-    asked = _with_budget(space, kind, checked(space, order.resolve(Views(state, usable))))
-    if not len(asked):
-        return Planned(Decision(False, asked, asked, asked, np.zeros(0, np.int64), 0), asked)
+    boxes = _with_budget(space, kind, checked(space, order.resolve(Views(state, usable))))
+    if not len(boxes):
+        return Planned(Decision(False, boxes, boxes, boxes, np.zeros(0, np.int64), 0), boxes)
     quota = rules.quotas.of(kind, order.analyst)
     own = None if quota is None else Own(state.own[kind, order.analyst], quota)
-    wide = _covered(state.table, order.cover, asked)
+    wide = _covered(state.table, order.cover, boxes)
     decision = decide(state.spent[kind], wide, order.amount, order.drop, usable, own)
-    none = asked[:0]
+    none = boxes[:0]
     if not decision.accepted:
         return Planned(decision, none)
-    read = asked if not len(decision.lacking) else _common(asked, decision.charged)
+    read = boxes if not len(decision.lacking) else _common(boxes, decision.charged)
     if not len(read):  # only points beside the asked ones have enough
         return Planned(decision._replace(accepted=False, charged=none), none)
     if max(len(read), len(decision.charged)) > MAX_QUERY_BOXES:
@@ -198,8 +198,8 @@ def _covered(table: SessionTable, names: tuple[str, ...], boxes: Int64) -> Int64
 def _common(boxes: Int64, others: Int64) -> Int64:
     """The points of both of two lists of disjoint boxes."""
     parts = [cut(taken(boxes, overlapped(boxes, other)), other) for other in others]
-    found = stacked([boxes[:0], *parts])
-    return club(found, np.zeros(len(found), np.int64))[0]
+    overlap = stacked([boxes[:0], *parts])
+    return club(overlap, np.zeros(len(overlap), np.int64))[0]
 
 
 def check_analyst(name: str) -> None:

@@ -65,15 +65,18 @@ def recover(ledger: Ledger) -> Recovered:
     chain = Chain([], [], {}) if head_file is None else head_file.chain()
 
     def append() -> tuple[Recovered, int]:
-        book = ledger.book()
-        common = _common(book.digests, chain.digests)
-        tokens = [run for run, history in chain.tokens.items()
-                  if not (now := ledger.tokens(run)) or is_older(now, history)]  # fmt: skip
+        account = ledger.book()
+        common = _common(account.digests, chain.digests)
+        tokens = [
+            run
+            for run, history in chain.tokens.items()
+            if not (now := ledger.tokens(run)) or is_older(now, history)
+        ]
         if head is not None and common == len(chain.digests) and not tokens:
             return Recovered(0, 0, ()), common
         missing = chain.events[common:]
-        if common < len(book.digests):
-            missing = list(_merged(missing, book, common))
+        if common < len(account.digests):
+            missing = list(_merged(missing, account, common))
         for event in missing:
             ledger.append(event)
         for run_id in tokens:
@@ -81,7 +84,7 @@ def recover(ledger: Ledger) -> Recovered:
                 ledger.drop_token(run_id, token)
             for token, previous in chain.tokens[run_id][-1].items():
                 ledger.add_token(run_id, token, previous)
-        closed = tuple(run_id for run_id in ledger.unanswered() if run_id not in book.closed)
+        closed = tuple(run_id for run_id in ledger.unanswered() if run_id not in account.closed)
         if closed:
             ledger.append(Closed(closed))
         charges = sum(isinstance(event, Charge) for event in missing)
@@ -99,18 +102,18 @@ def recover(ledger: Ledger) -> Recovered:
     return done
 
 
-def _answered_twice(events: Sequence[Event], book: Book) -> Iterator[Charge]:
+def _answered_twice(events: Sequence[Event], account: Book) -> Iterator[Charge]:
     """Charges for the second answer of those that the account has another receipt of, by run ids
     that follow from the lost receipts: a recovery that is cut off is repeated."""
     for event in events:
         if not isinstance(event, Received):
             continue
-        charge, digest = book.find(event.run_id), book.receipts.get(event.run_id)
+        charge, digest = account.find(event.run_id), account.receipts.get(event.run_id)
         if charge is None or digest in (None, event.digest):
             continue
         lost = f"{event.run_id} {event.digest}".encode()
         run_id = hashlib.blake2b(lost, digest_size=16, person=b"dpstream-twice").hexdigest()
-        if book.find(run_id) is None:
+        if account.find(run_id) is None:
             yield msgspec.structs.replace(charge, run_id=run_id)
 
 
@@ -123,21 +126,21 @@ def _common(one: list[str], other: list[str]) -> int:
     return low
 
 
-def _merged(missing: Sequence[Event], book: Book, common: int) -> Iterator[Event]:
+def _merged(missing: Sequence[Event], account: Book, common: int) -> Iterator[Event]:
     """What an account lacks that has gone on behind entry ``common``, as it counts there.
 
     Raises:
         PolicyError: a charge is of a table that has no place in the account's.
     """
-    own = [event for event in book.events(common) if isinstance(event, Widened)]
+    own = [event for event in account.events(common) if isinstance(event, Widened)]
     others = [event for event in missing if isinstance(event, Widened)]
     table = own[-1].new if own else None
-    for event in (*missing, *_answered_twice(missing, book)):
+    for event in (*missing, *_answered_twice(missing, account)):
         if isinstance(event, Widened):
             if table not in (None, event.old):
                 continue
             table = event.new
-        if not _still_holds(event, book):
+        if not _still_holds(event, account):
             continue
         if isinstance(event, Charge) and table is not None:
             yield _counted(event, table, (*own, *others, *own))
@@ -152,23 +155,23 @@ def _counted(charge: Charge, table: str, wider: Sequence[Widened]) -> Charge:
             [charge] = each.charges([charge])
     if charge.plan_hash != table:
         raise PolicyError(
-            "ledger.path",
+            "account.path",
             "was migrated to other dimensions than its head file, in which more was charged",
             "bring back the newest account of the data set: these charges fit into no other",
         )
     return charge
 
 
-def _still_holds(event: Event, book: Book) -> bool:
+def _still_holds(event: Event, account: Book) -> bool:
     """Whether an entry is to be added to an account that has gone on without it."""
     match event:
         case Charge():
-            return book.find(event.name) is None
+            return account.find(event.name) is None
         case LimitChanged():
-            now = book.limit
+            now = account.limit
             return now is not None and event.limit[0] <= now[0] and event.limit[1] <= now[1]
         case TableNamed():
-            return event.id not in book.tables
+            return event.id not in account.tables
         case Closed() | Widened():
             return True
         case Received():  # of a receipt that the account has not

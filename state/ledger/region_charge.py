@@ -106,9 +106,9 @@ def unpacked(text: str) -> Int64:
             raise ValueError
         unzip = zlib.decompressobj()
         edges = unzip.decompress(base64.b64decode(data, validate=True), size + 1)
-        found = np.frombuffer(edges, "<i8").reshape(dimensions, 2, many)
+        boxes = np.frombuffer(edges, "<i8").reshape(dimensions, 2, many)
     except (ValueError, binascii.Error, zlib.error):
         raise PolicyError(
-            "ledger.path", "holds boxes of another form", "use the program that wrote them"
+            "account.path", "holds boxes of another form", "use the program that wrote them"
         ) from None
-    return found.astype(np.int64, copy=False).transpose(2, 0, 1)
+    return boxes.astype(np.int64, copy=False).transpose(2, 0, 1)

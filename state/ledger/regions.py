@@ -93,8 +93,8 @@ class RegionAccount:
         self.table, self.rules = table, rules or Rules()
         self._ledger, self._snapshot, self._clock = ledger, snapshot, clock
         self._looking = looking
-        kept = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
-        self._state = kept or Balances.first(table)
+        balances = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
+        self._state = balances or Balances.first(table)
         self._saved = self._state.entries
         self._book: Book | None = None  # the ledger's, by which the state was made
         self._refreshed()
@@ -153,9 +153,14 @@ class RegionAccount:
         return self._charge(region, run_id)
 
     def decide_draw(
-        self, allotment: str, kind: Kind, amount: int, analyst: str,
-        resolve: Callable[[Views, Int64], Any], run_id: str,
-    ) -> Charge:  # fmt: skip
+        self,
+        allotment: str,
+        kind: Kind,
+        amount: int,
+        analyst: str,
+        resolve: Callable[[Views, Int64], Any],
+        run_id: str,
+    ) -> Charge:
         """The charge of a draw on an allotment, which charges no point again; in the transaction
         that appends it.  See `state.ledger.allotments`.
 
@@ -211,14 +216,16 @@ class RegionAccount:
         Raises:
             UsageError: for boxes that cannot be closed.
         """
-        found = closable(self.table.space, boxes)
+        closing_boxes = closable(self.table.space, boxes)
         check_analyst(analyst)
 
         def shut() -> bool:
             state = self._refreshed()
-            if all(spent.least_over(found) >= MOST for spent in state.spent.values()):
+            if all(spent.least_over(closing_boxes) >= MOST for spent in state.spent.values()):
                 return False
-            region = RegionCharge.of("closed", 0, found, found, analyst, self._instant())
+            region = RegionCharge.of(
+                "closed", 0, closing_boxes, closing_boxes, analyst, self._instant()
+            )
             self._ledger.append(self._charge(region, new_run_id()))
             return True
 
@@ -232,9 +239,17 @@ class RegionAccount:
         if not region.draws_on:  # its allotment states what it costs
             epsilon, delta, rho = stated_cost(region.budget, region.amount)
         return Charge(
-            run_id, self.table.digest, unit.text, epsilon, delta, None, 0.0, "session",
-            rho=rho, regions=region,
-        )  # fmt: skip
+            run_id,
+            self.table.digest,
+            unit.text,
+            epsilon,
+            delta,
+            None,
+            0.0,
+            "session",
+            rho=rho,
+            regions=region,
+        )
 
     def _instant(self) -> int:
         """Now, never before the last entry: a clock set back takes nothing back."""
@@ -253,23 +268,23 @@ class RegionAccount:
 
     def _refreshed(self) -> Balances:
         """The state behind all entries that the ledger holds."""
-        state, ledger, book = self._state, self._ledger, self._ledger.book()
-        if book.widened not in (None, self.table.digest):
+        state, ledger, account = self._state, self._ledger, self._ledger.book()
+        if account.widened not in (None, self.table.digest):
             raise migrated()
-        new = book.charges[state.entries :]
-        held = state.entries <= len(book.charges)
-        if book is not self._book and state.entries:  # read from the start: is it what it was?
+        new = account.charges[state.entries :]
+        held = state.entries <= len(account.charges)
+        if account is not self._book and state.entries:  # read from the start: is it what it was?
             held = held and ledger.digest_of(state.name) == state.digest
         if not held:
             raise PolicyError(
-                "ledger.path",
+                "account.path",
                 "is an older or replaced account: charges that this process has seen are gone",
                 "run the same command again, which says how to go on",
             )
         if new:
             digest = ledger.digest_of(new[-1].name)
             self._state = state.after(new, required(digest, "digest is there"))
-        self._book = book
+        self._book = account
         return self._state
 
     def _with_own(self, kind: str, analyst: str) -> Balances:

@@ -86,7 +86,7 @@ class Replica:
     @property
     def unanswered(self) -> list[str]:
         """Runs whose request has no receipt."""
-        return [run_id for run_id, known in self._answers.items() if known.digest is None]
+        return [run_id for run_id, entry in self._answers.items() if entry.digest is None]
 
     def check_answer(self, row: AnswerRow) -> AnswerRow:
         """A row that was read alone.
@@ -94,8 +94,8 @@ class Replica:
         Raises:
             PolicyError: it is not the one that was added up.
         """
-        known = self._answers.get(row.run_id)
-        if known is None or sum_of("requests", [row]) != known.part:
+        entry = self._answers.get(row.run_id)
+        if entry is None or sum_of("requests", [row]) != entry.part:
             raise damaged()
         return row
 
@@ -110,7 +110,7 @@ class Replica:
         number, last = self.end
         if seq != number + 1 or digest != chained(last, text):
             raise PolicyError(
-                "ledger.path", "its hash chain is broken", "restore the account from a backup"
+                "account.path", "its hash chain is broken", "restore the account from a backup"
             )
         event = event_of(text)
         if name != name_of(event):
@@ -138,24 +138,24 @@ class Replica:
         Raises:
             PolicyError: it is another request, or what stands in it changes.
         """
-        known = self._answers.get(row.run_id)
+        entry = self._answers.get(row.run_id)
         part = sum_of("requests", [row])
         new = _Known(row.request, row.digest, row.view_digest, row.number, part)
-        if known == new:
+        if entry == new:
             return
-        if known is None:
+        if entry is None:
             if row.number != len(self._answers):
                 raise damaged()
             self._undo.append(lambda: self._answers.pop(row.run_id))
             self._alike.setdefault(row.request, []).append(row.run_id)
             self._undo.append(self._alike[row.request].pop)
         else:
-            less = _less(row, known)
-            stays = (new.request, new.number) == (known.request, known.number)
-            if not stays or sum_of("requests", [less]) != known.part:
+            less = _less(row, entry)
+            stays = (new.request, new.number) == (entry.request, entry.number)
+            if not stays or sum_of("requests", [less]) != entry.part:
                 raise damaged()
             self._take_off("requests", [less])
-            self._undo.append(lambda: self._answers.__setitem__(row.run_id, known))
+            self._undo.append(lambda: self._answers.__setitem__(row.run_id, entry))
         self._add_up("requests", [row])
         self._answers[row.run_id] = new
 
@@ -180,10 +180,10 @@ class Replica:
         self._undo.append(lambda: self.sums.__setitem__(table, old))
 
 
-def _less(row: AnswerRow, known: _Known) -> AnswerRow:
+def _less(row: AnswerRow, entry: _Known) -> AnswerRow:
     """A row without the blobs that it did not have when it was known."""
-    if known.digest is None:
+    if entry.digest is None:
         return row._replace(receipt=None, digest=None, view=None, view_digest=None)
-    if known.view_digest is None:
+    if entry.view_digest is None:
         return row._replace(view=None, view_digest=None)
     return row

@@ -93,4 +93,4 @@ def check_pages(db: sqlite3.Connection) -> None:
 
 def damaged() -> PolicyError:
     """The ledger is not what was written."""
-    return PolicyError("ledger.path", "is damaged", "restore the account from a backup")
+    return PolicyError("account.path", "is damaged", "restore the account from a backup")

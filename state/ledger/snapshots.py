@@ -37,8 +37,20 @@ _NAME, _HEADER = "session snapshot", "header"
 #: A program ignores what it does not know.
 _VERSION = 1
 #: What reading a file of any other content raises.
-_TORN = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError,
-         RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
+_TORN = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+)
 
 
 class _Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,9 +91,14 @@ def write(path: Path, data_set: str, state: Balances) -> None:
         arrays |= {f"boxes{number}": boxes, f"amounts{number}": amounts}
         accounts.append(_Account(kind, who, _digest(boxes), _digest(amounts)))
     header = _Header(
-        data_set, state.table.digest, state.entries, state.name, state.digest, state.at,
+        data_set,
+        state.table.digest,
+        state.entries,
+        state.name,
+        state.digest,
+        state.at,
         tuple(accounts),
-    )  # fmt: skip
+    )
     text = sealed_text(_NAME, msgspec.json.encode(header).decode())
     arrays[_HEADER] = np.frombuffer(text.encode(), np.uint8)
     # Without it everything is replayed.

@@ -275,9 +275,10 @@ class SpannerLedger(Ledger):
         pending, rows = self._writing()
         if len(blob) > COMMIT_BYTES:
             raise RunError(
-                "ledger.path", f"takes receipts of up to {COMMIT_BYTES >> 20} MiB in a database",
+                "account.path",
+                f"takes receipts of up to {COMMIT_BYTES >> 20} MiB in a database",
                 "ask for fewer rows",
-            )  # fmt: skip
+            )
         rows.put_answer(row)
         pending.answers[row.run_id] = row
         stored = (row.run_id, row.request, row.digest, row.view_digest, row.number)

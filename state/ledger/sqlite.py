@@ -118,15 +118,15 @@ class SqliteLedger(Ledger):
     def _check(self) -> None:
         """Check what is not known to be what was written; see the module."""
         (change,) = self._db.execute("PRAGMA data_version").fetchone()
-        known = self._checked
-        if known is not None and known.change == change:
+        checked = self._checked
+        if checked is not None and checked.change == change:
             return
         self._checked = None  # until it is known again
-        if known is None or (sums := read_seal(self._db)) == known.sums:
+        if checked is None or (sums := read_seal(self._db)) == checked.sums:
             new, sums = check_all(self._db)
             self._book = Book()
         else:
-            new = self._check_on(known, sums)
+            new = self._check_on(checked, sums)
         for line in new:
             if line.entry.seq != len(self._book.digests) + 1:
                 raise damaged()
@@ -135,19 +135,19 @@ class SqliteLedger(Ledger):
             raise damaged()
         self._checked = _Checked(change, sums)
 
-    def _check_on(self, known: _Checked, sums: Sums) -> list[Line]:
+    def _check_on(self, checked: _Checked, sums: Sums) -> list[Line]:
         """Check the entries from the last checked one on, and the tables that changed."""
         last, digest = len(self._book.digests), self._book.digests[-1]
         row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (last,)).fetchone()
         if row != (digest,):
             raise damaged()
         new = list(lines(self._db, last, digest))
-        entries = sum_of("entries", (line.row for line in new), known.sums["entries"])
+        entries = sum_of("entries", (line.row for line in new), checked.sums["entries"])
         for table in COLUMNS:
             if table == "entries":
                 right = entries == sums[table]
             else:
-                same = sums[table] == known.sums[table]
+                same = sums[table] == checked.sums[table]
                 right = same or sums[table] == sum_of(table, rows_of(self._db, table))
             if not right:
                 raise damaged()

@@ -156,10 +156,10 @@ def commits_from(database: Database, number: int, snapshot: Any = None) -> list[
     """
     where = [from_on(number)]
     rows = read_rows(database, COMMITS, COLUMNS_OF[COMMITS], ranges=where, snapshot=snapshot)
-    found = [_commit_of(*row) for row in rows]
-    if [each.number for each in found] != list(range(number, number + len(found))):
+    commits = [_commit_of(*row) for row in rows]
+    if [each.number for each in commits] != list(range(number, number + len(commits))):
         raise damaged()
-    return found
+    return commits
 
 
 def _commit_of(number: int, writer: str, sealed: str) -> Commit:
@@ -169,10 +169,10 @@ def _commit_of(number: int, writer: str, sealed: str) -> Commit:
         raise damaged() from None
     if msgspec.json.decode(text, type=dict[str, Any]).get("version") != SCHEMA_VERSION:
         raise other_version()
-    found = msgspec.json.decode(text, type=Commit)
-    if (found.number, found.writer) != (number, writer):
+    record = msgspec.json.decode(text, type=Commit)
+    if (record.number, record.writer) != (number, writer):
         raise damaged()
-    return found
+    return record
 
 
 def whole(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
@@ -236,10 +236,10 @@ def _some(database: Database, table: str, runs: Sequence[str] | None, snapshot: 
 def _put_tokens(
     rows: Replica, database: Database, runs: Sequence[str] | None, snapshot: Any
 ) -> None:
-    found: dict[str, dict[str, str | None]] = {run: {} for run in runs or ()}
+    by_run: dict[str, dict[str, str | None]] = {run: {} for run in runs or ()}
     for run_id, token, previous in _some(database, TOKENS, runs, snapshot):
-        found.setdefault(run_id, {})[token] = previous
-    for run_id, tokens in found.items():
+        by_run.setdefault(run_id, {})[token] = previous
+    for run_id, tokens in by_run.items():
         rows.put_tokens(run_id, tokens)
 
 
@@ -300,10 +300,10 @@ def of_ledger() -> Iterator[None]:
     try:
         yield
     except DpstreamError as error:
-        if error.field != "state.store":
+        if error.field != "store":
             raise
         fix = error.fix.replace("state init", "account create")
-        raised = type(error)("ledger.path", error.rule, fix)
+        raised = type(error)("account.path", error.rule, fix)
     else:
         return
     raise raised from None

@@ -41,14 +41,14 @@ def widen(ledger: Ledger, old: SessionTable, new: SessionTable) -> int | None:
     event = widened(old, new)
 
     def append() -> int | None:
-        book = ledger.book()
-        if book.widened == new.digest:
+        account = ledger.book()
+        if account.widened == new.digest:
             return None
-        for charge in book.charges:
+        for charge in account.charges:
             region_of(charge, old)
-        if book.charges:  # what no reader could take in is refused before it is written
-            Balances.first(new).after(event.charges(book.charges), "")
+        if account.charges:  # what no reader could take in is refused before it is written
+            Balances.first(new).after(event.charges(account.charges), "")
         ledger.append(event)
-        return len(book.charges)
+        return len(account.charges)
 
     return ledger.transact(append)

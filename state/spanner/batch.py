@@ -65,8 +65,8 @@ class Mutations:
             batch.insert_or_update(table, columns, rows)
         for epoch in sorted(self.epochs):
             batch.update("Progress", ("Part", "WindowIndex", "Reached"), [[*epoch, 0]])
-        for table, some in self._ranges:
-            batch.delete(table, spanner.KeySet(ranges=[some]))
+        for table, key_range in self._ranges:
+            batch.delete(table, spanner.KeySet(ranges=[key_range]))
 
     def _counted(self, columns: Sequence[str], rows: list[Any]) -> None:
         self.count += len(columns) * len(rows)

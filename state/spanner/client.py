@@ -56,7 +56,7 @@ def parse(url: str) -> tuple[str, str, str]:
     match = _URL.match(url)
     if match is None:
         raise UsageError(
-            "state.store",
+            "store",
             "must be 'spanner://PROJECT/INSTANCE/DATABASE'",
             "write the three names in lower case",
         )
@@ -116,7 +116,7 @@ def _connect(url: str, emulator: str) -> Database:
         _once(client.database_admin_api, "get_database_ddl", "get_database", "create_database")
         _once(client.database_admin_api, "update_database_ddl")
         api = database.spanner_api
-        reach(api.transport.grpc_channel, "state.store", "Cloud Spanner")
+        reach(api.transport.grpc_channel, "store", "Cloud Spanner")
         api.streaming_read = functools.partial(_streamed, api.streaming_read)
         return database
     except (GoogleAuthError, exceptions.GoogleAPIError) as error:
@@ -160,12 +160,12 @@ def read_rows(
     everything = not keys and not ranges
     try:
         for at in range(0, max(len(keys), 1), READ_KEYS):
-            some = spanner.KeySet(
+            key_set = spanner.KeySet(
                 keys=list(keys[at : at + READ_KEYS]),
                 ranges=list(ranges) if at == 0 else [],
                 all_=everything,
             )
-            yield from _RETRY(_read)(database, table, columns, some, snapshot)
+            yield from _RETRY(_read)(database, table, columns, key_set, snapshot)
     except (exceptions.GoogleAPIError, GoogleAuthError) as error:
         raise refused(error) from None
 
@@ -287,7 +287,9 @@ _RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
         "check the URL and run `dpstream state init`",
     ),
     exceptions.PermissionDenied: (
-        UsageError, "the account may not use the database", "grant it roles/spanner.databaseUser"
+        UsageError,
+        "the account may not use the database",
+        "grant it roles/spanner.databaseUser",
     ),
     exceptions.Unauthenticated: (
         UsageError,
@@ -302,7 +304,7 @@ _RULES: dict[type[Exception], tuple[type[DpstreamError], str, str]] = {
     exceptions.ServiceUnavailable: (RunError, *_UNREACHABLE),
     exceptions.DeadlineExceeded: (RunError, *_UNREACHABLE),
     _GoneError: (RunError, *_UNREACHABLE),
-}  # fmt: skip
+}
 #: What gRPC says, under the code of a host that is not there, when no token could be had.
 _NO_TOKEN = "metadata from plugin failed"
 
@@ -312,9 +314,9 @@ def refused(error: Exception) -> DpstreamError:
     cause = getattr(error, "cause", None)  # of a retry that ran out of time
     if _NO_TOKEN in str(error):
         cause = GoogleAuthError()
-    for found in (cause, error):
+    for candidate in (cause, error):
         for kind, (coded, rule, fix) in _RULES.items():
-            if isinstance(found, kind):
-                return coded("state.store", rule, fix)
+            if isinstance(candidate, kind):
+                return coded("store", rule, fix)
     name = type(cause or error).__name__
-    return RunError("state.store", f"the database refused ({name})", "check it and run again")
+    return RunError("store", f"the database refused ({name})", "check it and run again")

@@ -29,8 +29,8 @@ def swap_metadata(database: Database, name: str, old: str | None, new: str | Non
     key = spanner.KeySet(keys=[[name]])
 
     def swap(transaction: Any) -> bool:
-        found = [str(value) for (value,) in transaction.read("Meta", ("Value",), key)]
-        if found != ([] if old is None else [old]):
+        stored = [str(value) for (value,) in transaction.read("Meta", ("Value",), key)]
+        if stored != ([] if old is None else [old]):
             return False
         if new is None:
             transaction.delete("Meta", key)

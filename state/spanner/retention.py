@@ -231,21 +231,21 @@ class SpannerRetention(RetentionStore):
         commit(self._db, out.fill)
         for generation in range(self.generation):  # those that were replaced
             begin = generation * GENERATION
-            some = between([begin], [begin + GENERATION])
-            if list(read_rows(self._db, "Progress", PROGRESS, ranges=[some])):
+            key_range = between([begin], [begin + GENERATION])
+            if list(read_rows(self._db, "Progress", PROGRESS, ranges=[key_range])):
                 clear(self._db, generation)
 
     @override
     def parts(self) -> list[PartSize]:
         mine = "WHERE Part BETWEEN @first AND @last"
-        found = [
+        tables = [
             ("outbox", "Steps", "BYTE_LENGTH(Releases)"),
             ("keys", "Keys", "BYTE_LENGTH(State) + BYTE_LENGTH(Columns) + 16"),
             ("keys", "KeyUnits", "BYTE_LENGTH(UnitIds)"),
             ("keys", "KeysByDue", "BYTE_LENGTH(KeyIds)"),
         ]
         sizes: dict[tuple[str, int | None], tuple[int, int]] = {}
-        for name, table, size in found:
+        for name, table, size in tables:
             statement = (
                 f"SELECT WindowIndex, COUNT(*), SUM({size}) FROM {table} {mine}"
                 " AND WindowIndex >= 0 GROUP BY WindowIndex"
@@ -283,9 +283,9 @@ class SpannerRetention(RetentionStore):
     @override
     def key_pieces(self, window: int, shard: int) -> Iterator[KeyPiece]:
         part = self._first_part + shard
-        whole = [prefix(part, window)]
+        key_ranges = [prefix(part, window)]
         columns = ("KeyId", "Columns", "State", "UnitIds")
-        rows = list(self._rows("Keys", columns, ranges=whole))
+        rows = list(self._rows("Keys", columns, ranges=key_ranges))
         if not rows:
             return
         reached = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
@@ -294,7 +294,7 @@ class SpannerRetention(RetentionStore):
         ids = ids_from([row[0] for row in rows])
         raw = [b64decode(row[3]) if row[3] else b"" for row in rows]
         at = {row[0]: number for number, row in enumerate(rows)}
-        chunks = self._rows("KeyUnits", ("KeyId", "Chunk", "UnitIds"), ranges=whole)
+        chunks = self._rows("KeyUnits", ("KeyId", "Chunk", "UnitIds"), ranges=key_ranges)
         for key, chunk, units in chunks:
             number = at[key]
             if state["chunk"][number] <= chunk < state["chunks"][number]:
@@ -313,30 +313,30 @@ class SpannerRetention(RetentionStore):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        some = [selections.between(self._first_part + shard, after, upto)]
-        rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=some)
+        key_ranges = [selections.between(self._first_part + shard, after, upto)]
+        rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=key_ranges)
         return selections.of_rows(rows)
 
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")
         rows = list(self._rows("Units", columns, ranges=[prefix(self._first_part + shard)]))
-        found = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
-        return ids_from([row[0] for row in rows]), found
+        units = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
+        return ids_from([row[0] for row in rows]), units
 
     @override
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
-        ids, found = self._all_units(shard)
+        ids, units = self._all_units(shard)
         if len(ids):
-            columns = (found.counts, found.until, found.indices)
+            columns = (units.counts, units.until, units.indices)
             yield UnitPiece(ids, *(column.astype(np.int32) for column in columns))
 
     @override
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
-        ids, found = self._all_units(shard)
-        new = np.flatnonzero(found.records["trigger_time"] > self.unit_progress(shard).forgotten)
+        ids, units = self._all_units(shard)
+        new = np.flatnonzero(units.records["trigger_time"] > self.unit_progress(shard).forgotten)
         if len(new):
-            owner = found.owner[new]
-            yield PositionPiece(ids[owner], admitted_of(found.records[new], owner))
+            owner = units.owner[new]
+            yield PositionPiece(ids[owner], admitted_of(units.records[new], owner))
 
     @override
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -388,9 +388,9 @@ class SpannerRetention(RetentionStore):
         end = np.cumsum(np.bincount(piece.pair_rows, minlength=len(piece.units)))
         sizes = np.diff(end, prepend=0)
         for rows in parts(np.arange(len(piece.units)), KEY_MUTATIONS, 16 * sizes + 9_000):
-            some = states_of(piece, rows, self._schema, self._streams)
+            states = states_of(piece, rows, self._schema, self._streams)
             sets = [raw[16 * int(end[r] - sizes[r]) : 16 * int(end[r])] for r in rows.tolist()]
-            self._filled.keys(part, window, reached, some, sets, piece.done[rows])
+            self._filled.keys(part, window, reached, states, sets, piece.done[rows])
 
     @override
     def put_selection(self, shard: int, selection: Selection) -> None:
@@ -432,26 +432,26 @@ class _Expiry:
         rows = list(transaction.read("Units", ("UnitId", "Records"), page, limit=_PAGE))
         if not rows:
             return None
-        found = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
-        goes = found.records["trigger_time"] <= self._trigger_time
-        left = np.bincount(found.owner[~goes], minlength=len(rows))
-        ended = (found.until <= self._trigger_time) & (left == 0)
+        units = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
+        goes = units.records["trigger_time"] <= self._trigger_time
+        left = np.bincount(units.owner[~goes], minlength=len(rows))
+        ended = (units.until <= self._trigger_time) & (left == 0)
         changed = np.zeros(len(rows), np.bool_)
-        changed[found.owner[goes]] = True
-        gone = found.gone.copy()
-        np.add.at(gone, found.owner[goes], found.records["pairs"][goes])
-        kept, end = found.records[~goes], np.cumsum(left)
-        fresh = found.fresh
+        changed[units.owner[goes]] = True
+        gone = units.gone.copy()
+        np.add.at(gone, units.owner[goes], units.records["pairs"][goes])
+        remaining, end = units.records[~goes], np.cumsum(left)
+        fresh = units.fresh
         if fresh is not None:
             fresh = fresh.copy()
-            more = np.bitwise_count(found.records["fresh"][goes])
-            np.add.at(fresh, found.owner[goes], more.astype(np.int64))
-        heads = pack_headers(gone, found.until, fresh)
+            more = np.bitwise_count(units.records["fresh"][goes])
+            np.add.at(fresh, units.owner[goes], more.astype(np.int64))
+        heads = pack_headers(gone, units.until, fresh)
         written = [
             [
                 self._part,
                 _text(rows[n][0]),
-                cell(heads[n] + kept[end[n] - left[n] : end[n]].tobytes()),
+                cell(heads[n] + remaining[end[n] - left[n] : end[n]].tobytes()),
             ]
             for n in np.flatnonzero(changed & ~ended).tolist()
         ]

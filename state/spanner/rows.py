@@ -34,8 +34,13 @@ _RECORD = [
     ("rank", "<i4"),
 ]
 #: More where a bound per key is kept (``store.PerKey``); where ids name records.
-_PER_KEY = [("first", "<i4"), ("pad", "<i4"), ("taken", "<u8"), ("fresh", "<u8"),
-            ("key", "<u8", (2,))]  # fmt: skip
+_PER_KEY = [
+    ("first", "<i4"),
+    ("pad", "<i4"),
+    ("taken", "<u8"),
+    ("fresh", "<u8"),
+    ("key", "<u8", (2,)),
+]
 _NAMED = [("digest", "<u8")]
 #: What stands before the records of a unit: admitted pairs whose records have expired, those of
 #: them that were the first of a key, and the last trigger time at which any record of the unit can

@@ -137,7 +137,7 @@ def make_tables(database: Database, wanted: list[str], owner: str) -> bool:
     missing = [table for table in tables if table not in there]
     if there and missing:
         raise PolicyError(
-            "state.store",
+            "store",
             "the database holds other tables, or a part of the schema only",
             f"give {owner} a database of its own",
         )
@@ -205,19 +205,19 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
 
     def work(transaction: Any) -> bool:
         keys = [["generation"], [_CLAIMED], *([name] for name, _ in pieces)]
-        found = dict(transaction.read("Meta", ("Name", "Value"), spanner.KeySet(keys=keys)))
-        claimed = found.pop(_CLAIMED, None)
-        if found == {"generation": str(new), **dict(pieces)}:
+        meta = dict(transaction.read("Meta", ("Name", "Value"), spanner.KeySet(keys=keys)))
+        claimed = meta.pop(_CLAIMED, None)
+        if meta == {"generation": str(new), **dict(pieces)}:
             return True  # an earlier attempt whose answer was lost
         before = None if old is None else str(old)
-        if (found.get("generation"), claimed) != (before, str(new)):
+        if (meta.get("generation"), claimed) != (before, str(new)):
             return False
         rows = [("generation", str(new)), ("format", FORMAT), *pieces]
         transaction.insert_or_update("Meta", ("Name", "Value"), rows)
         return True
 
     if not transact(database, work):
-        raise RunError("state.store", "was changed by another command", "run this one again")
+        raise RunError("store", "was changed by another command", "run this one again")
 
 
 def clear(database: Database, generation: int) -> None:
@@ -239,7 +239,7 @@ def read_identity(database: Database) -> tuple[RunIdentity, int]:
     """
     meta = _meta(database)
     if "identity" not in meta:
-        raise UsageError("state.store", "holds no run yet", "run `dpstream state init`")
+        raise UsageError("store", "holds no run yet", "run `dpstream state init`")
     with reading():
         return _whole(meta), int(meta["generation"])
 

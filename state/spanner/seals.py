@@ -76,8 +76,8 @@ def sealed_rows(table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 def _places(table: str, columns: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
     """(place and number of each column with digests, places of the key)."""
-    some = _SEALED.get(table, ())
-    at = [(columns.index(column), n) for n, column in enumerate(some) if column in columns]
+    sealed = _SEALED.get(table, ())
+    at = [(columns.index(column), n) for n, column in enumerate(sealed) if column in columns]
     return at, [columns.index(key) for key in _KEYS[table]] if at else []
 
 
@@ -119,10 +119,10 @@ def _seal_number(place: bytes, column: int, value: int) -> int:
 
 
 def _open_number(place: bytes, column: int, value: int) -> int:
-    found = value & _LOW
-    if value != _seal_number(place, column, found):
+    number = value & _LOW
+    if value != _seal_number(place, column, number):
         raise damaged()
-    return found
+    return number
 
 
 def _seal_text(place: bytes, column: int, text: str) -> str:

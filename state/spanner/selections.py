@@ -52,19 +52,19 @@ def add(
     slots: Bool | None = None,
 ) -> None:
     """Write what a step selected together with the rows of ``Steps`` from number ``first`` on."""
-    found = of_step(states, step, slots)
-    if found is None:
+    selection = of_step(states, step, slots)
+    if selection is None:
         return
     rows = [
         [
             states.part,
             SELECTED,
-            found.trigger_time,
-            piece_of(found.window, (first << _PIECE) + n),
+            selection.trigger_time,
+            piece_of(selection.window, (first << _PIECE) + n),
             out.writer,
             value,
         ]
-        for n, value in enumerate(release_cells(found.keys))
+        for n, value in enumerate(release_cells(selection.keys))
     ]
     out.insert("Steps", STEP, rows)
 

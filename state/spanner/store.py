@@ -307,8 +307,8 @@ class SpannerStore(SpannerRetention, Store):
             cached = self._key_shards.get((window, shard))
         # Another thread may be taking steps there: some are committed in parts, and only the
         # last part makes such a step visible.
-        known = cached is not None and cached.durable >= trigger
-        if not known and (self._reached(part, window) or 0) < trigger:
+        is_cached = cached is not None and cached.durable >= trigger
+        if not is_cached and (self._reached(part, window) or 0) < trigger:
             return None
         return self._releases(part, window, trigger)
 
@@ -325,12 +325,12 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        found, part = super().selections(shard, after, upto), self._part(shard)
+        all_selections, part = super().selections(shard, after, upto), self._part(shard)
         for states in self._group.shards or ():
             waits = (selections.of_step(states, s) for s in states.pending if states.part == part)
             last = (1 << 62) if upto is None else upto
-            found += [s for s in waits if s is not None and after < s.trigger_time <= last]
-        return sorted(found, key=lambda selection: selection[:2])
+            all_selections += [s for s in waits if s is not None and after < s.trigger_time <= last]
+        return sorted(all_selections, key=lambda selection: selection[:2])
 
     @override
     def forget(self, window: int, shard: int) -> None:

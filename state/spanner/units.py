@@ -65,15 +65,15 @@ class SpannerUnitShard(UnitShard):
             return
         slots = self.intern(ids_from([row[0] for row in rows]))
         self._extend()
-        found = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
-        for slot, blob in zip(slots.tolist(), found.blobs, strict=True):
+        unit_rows = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
+        for slot, blob in zip(slots.tolist(), unit_rows.blobs, strict=True):
             self._records[slot] = blob
-        self.reach = max(self.reach, int(found.records["trigger_time"].max(initial=0)))
-        self._gone[slots], self.until[slots] = found.gone, found.until
-        self.counts[slots], self.indices[slots] = found.counts, found.indices
-        if found.fresh is not None:
-            self._gone_fresh[slots] = found.fresh
-        enter_keys(self, admitted_of(found.records, slots[found.owner]))
+        self.reach = max(self.reach, int(unit_rows.records["trigger_time"].max(initial=0)))
+        self._gone[slots], self.until[slots] = unit_rows.gone, unit_rows.until
+        self.counts[slots], self.indices[slots] = unit_rows.counts, unit_rows.indices
+        if unit_rows.fresh is not None:
+            self._gone_fresh[slots] = unit_rows.fresh
+        enter_keys(self, admitted_of(unit_rows.records, slots[unit_rows.owner]))
 
     def _extend(self) -> None:
         more = self.table.size - len(self._records)

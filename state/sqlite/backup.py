@@ -83,13 +83,13 @@ def copy_backup(file: Path, copy: Path) -> None:
         PolicyError: it has none, or one that does not fit.
     """
     shutil.copyfile(file, copy)
-    with open(copy, "r+b") as whole:
-        size = whole.seek(0, os.SEEK_END) - len(_MARK) - _DIGEST().digest_size
-        whole.seek(max(0, size))
-        seal = whole.read()
-        whole.truncate(max(0, size))
-        whole.seek(0)
-        if _MARK + hashlib.file_digest(whole, _DIGEST).digest() != seal:
+    with open(copy, "r+b") as copy_file:
+        size = copy_file.seek(0, os.SEEK_END) - len(_MARK) - _DIGEST().digest_size
+        copy_file.seek(max(0, size))
+        seal = copy_file.read()
+        copy_file.truncate(max(0, size))
+        copy_file.seek(0)
+        if _MARK + hashlib.file_digest(copy_file, _DIGEST).digest() != seal:
             raise damaged()
 
 
@@ -115,7 +115,7 @@ def drafted(out: Path) -> Iterator[Path]:
 
 
 def _no_file(error: OSError) -> RunError:
-    return file_error("state.store", "a file beside it cannot be written", error)
+    return file_error("store", "a file beside it cannot be written", error)
 
 
 def check_file(path: Path) -> RunIdentity:

@@ -40,8 +40,14 @@ else:
         import sqlite3
 
 __all__ = [
-    "Subject", "memory", "open_file", "refused", "sqlite3", "unjournaled", "wal_is_safe",
-]  # fmt: skip
+    "Subject",
+    "memory",
+    "open_file",
+    "refused",
+    "sqlite3",
+    "unjournaled",
+    "wal_is_safe",
+]
 
 #: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
 _CHECKPOINT_PAGES = 8192

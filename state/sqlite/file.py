@@ -43,9 +43,9 @@ def create_store(
     Args:
         calibrate: its calibration, asked for only if none exists.
     """
-    whole: RunIdentity | None = None
+    run_identity: RunIdentity | None = None
     if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
-        whole = _calibrated(identity, calibrate)
+        run_identity = _calibrated(identity, calibrate)
     make_folder(Path(path).parent, PRIVATE)
     db = connect(path)
     try:
@@ -55,8 +55,8 @@ def create_store(
                 for statement in TABLES.split(";"):
                     db.execute(statement)
                 put_meta(db, "format", FORMAT)
-                whole = whole or _calibrated(identity, calibrate)
-                put_meta(db, "identity", msgspec.json.encode(whole).decode())
+                run_identity = run_identity or _calibrated(identity, calibrate)
+                put_meta(db, "identity", msgspec.json.encode(run_identity).decode())
         return read_identity(db)
     except sqlite3.Error as error:
         raise failed(error, path) from None
@@ -72,9 +72,7 @@ def _own_tables(db: sqlite3.Connection) -> set[str]:
     """
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
     if tables and "meta" not in tables:
-        raise PolicyError(
-            "state.store", "the file is another program's database", "choose another path"
-        )
+        raise PolicyError("store", "the file is another program's database", "choose another path")
     return tables
 
 
@@ -148,11 +146,9 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
         RunError: it cannot be read.
     """
     try:
-        known = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not known & {"meta", "steps", "admissions"}:
-            raise PolicyError(
-                "state.store", "the file is not a dpstream store", "choose another path"
-            )
+        tables = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables & {"meta", "steps", "admissions"}:
+            raise PolicyError("store", "the file is not a dpstream store", "choose another path")
         check_format(db)
         text = read_meta(db, "identity")
     except (sqlite3.Error, UnicodeError) as error:
@@ -170,8 +166,8 @@ def check_structure(db: sqlite3.Connection) -> None:
     try:
         (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         # Others may be there: an operator's ANALYZE makes tables of its own.
-        found = dict(db.execute(_SCHEMA))
-        if answer != "ok" or not _schema().items() <= found.items():
+        schema = dict(db.execute(_SCHEMA))
+        if answer != "ok" or not _schema().items() <= schema.items():
             raise damaged()
         check_small(db)
     except (sqlite3.Error, UnicodeError) as error:
@@ -242,10 +238,10 @@ class InUseError(RunError):
 
 def in_use() -> InUseError:
     """What cannot be done while a run has the store open."""
-    return InUseError("state.store", "a run has it open", "stop the run, or wait for its end")
+    return InUseError("store", "a run has it open", "stop the run, or wait for its end")
 
 
-_STORE = Subject("state.store", "store", damaged)
+_STORE = Subject("store", "store", damaged)
 
 
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:

@@ -92,21 +92,21 @@ class SqliteRetention(RetentionStore):
 
     @override
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
-        some = "WHERE window >= :first"
+        condition = "WHERE window >= :first"
         with self._lock:
-            found = {
+            last_triggers = {
                 (window, shard): 0
                 for table in ("snapshots", "carried")
                 for window, shard in self._read(
-                    f"SELECT DISTINCT window, shard FROM {table} {some}", {"first": first}
+                    f"SELECT DISTINCT window, shard FROM {table} {condition}", {"first": first}
                 )
             }
             statement = (
-                f"SELECT window, shard, max(trigger) FROM steps {some} GROUP BY window, shard"
+                f"SELECT window, shard, max(trigger) FROM steps {condition} GROUP BY window, shard"
             )
             steps = self._read(statement, {"first": first})
-            found |= {(window, shard): last for window, shard, last in steps}
-            return [(*name, last) for name, last in found.items()]
+            last_triggers |= {(window, shard): last for window, shard, last in steps}
+            return [(*name, last) for name, last in last_triggers.items()]
 
     @override
     def unit_progress(self, shard: int) -> UnitProgress:
@@ -117,8 +117,8 @@ class SqliteRetention(RetentionStore):
         return UnitProgress(trigger_time, row.forgotten, max(row.reach, trigger_time))
 
     def _unit_row(self, shard: int) -> UnitRow:
-        found = self._read("SELECT progress FROM unit_shards WHERE shard = ?", (shard,))
-        return next((unit_row_of(shard, blob) for (blob,) in found), UnitRow())
+        rows = self._read("SELECT progress FROM unit_shards WHERE shard = ?", (shard,))
+        return next((unit_row_of(shard, blob) for (blob,) in rows), UnitRow())
 
     def _put_unit_row(self, shard: int, row: UnitRow) -> None:
         self._put("INSERT OR REPLACE INTO unit_shards VALUES (?, ?)", unit_row(shard, row))
@@ -152,15 +152,15 @@ class SqliteRetention(RetentionStore):
         # Nothing is decided beyond the shard's own last commit but by a commit of a part.
         everything = units.decided <= trigger_time and self._unit_row(shard).reach <= trigger_time
         admitted = arrow.no_records() if everything else arrow.records_of(rows)
-        kept = admitted.trigger_time > trigger_time
+        remaining = admitted.trigger_time > trigger_time
         stays = units.until[: units.table.size] > trigger_time
-        stays[admitted.unit[kept]] = True
+        stays[admitted.unit[remaining]] = True
         moved = not stays.all()
         place = np.cumsum(stays) - 1
-        whole = _some_units(units, stays) if moved else units
-        left = arrow.moved(admitted.at(kept), place)
+        unit_shard = _some_units(units, stays) if moved else units
+        left = arrow.moved(admitted.at(remaining), place)
         (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
-        for piece in arrow.unit_blobs(whole, left, whole=True):
+        for piece in arrow.unit_blobs(unit_shard, left, all_units=True):
             self._db.execute(INSERT_ADMISSION, admission_row(shard, units.decided, *piece))
         self._db.execute("DELETE FROM admissions WHERE shard = ? AND rowid <= ?", (shard, last))
         return moved
@@ -295,10 +295,10 @@ class SqliteRetention(RetentionStore):
         rows, units = self._admissions(shard), UnitShard()
         arrow.replay_units(units, rows)
         for row in rows:
-            some = arrow.records_of([row])
-            new = np.flatnonzero(some.trigger_time > self._unit_row(shard).forgotten)
+            records = arrow.records_of([row])
+            new = np.flatnonzero(records.trigger_time > self._unit_row(shard).forgotten)
             if len(new):
-                yield PositionPiece(units.table.ids[some.unit[new]], some.at(new))
+                yield PositionPiece(units.table.ids[records.unit[new]], records.at(new))
 
     @override
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -429,12 +429,12 @@ class SqliteRetention(RetentionStore):
 
 def _some_units(units: UnitShard, stays: Bool) -> UnitShard:
     """The units that stay, with new slots."""
-    some = UnitShard()
-    slots = some.intern(units.table.ids[stays])
-    some.counts[slots] = units.counts[: units.table.size][stays]
-    some.indices[slots] = units.indices[: units.table.size][stays]
-    some.until[slots] = units.until[: units.table.size][stays]
-    return some
+    shard = UnitShard()
+    slots = shard.intern(units.table.ids[stays])
+    shard.counts[slots] = units.counts[: units.table.size][stays]
+    shard.indices[slots] = units.indices[: units.table.size][stays]
+    shard.until[slots] = units.until[: units.table.size][stays]
+    return shard
 
 
 def _no_units() -> bytes:

@@ -118,20 +118,20 @@ def step_blobs(
     three = list(blobs)
     if three == [None, None, None]:
         return None
-    found = [unsealed(_name(table, row, c), b) for c, b in zip(_BLOBS, three, strict=True)]
-    return found[0], found[1], found[2]
+    contents = [unsealed(_name(table, row, c), b) for c, b in zip(_BLOBS, three, strict=True)]
+    return contents[0], contents[1], contents[2]
 
 
 def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arrow.AdmissionRow]:
     """The log of a unit shard, from its first row on."""
-    found, before = [], 0
+    admissions, before = [], 0
     for trigger_time, units, records in rows:
         row = (shard, trigger_time, before)
         batch = arrow.from_bytes(unsealed(_name("admissions", row, "units"), units))
         data = unsealed(_name("admissions", row, "records"), records)
-        found.append(arrow.AdmissionRow(trigger_time, batch, data))
+        admissions.append(arrow.AdmissionRow(trigger_time, batch, data))
         before += batch.num_rows
-    return found
+    return admissions
 
 
 def unit_row_of(shard: int, blob: object) -> UnitRow:

@@ -137,8 +137,8 @@ class SqliteStore(SqliteRetention, Store):
                 if min(row.window for row, *_ in steps) < self.retained_windows.dropped:
                     raise OvertakenError  # long ago: the rows that would tell are gone
                 for row, _, selected in steps:
-                    kept = row[:4] if (row.window, row.shard) in closed else row
-                    values = (*kept, *(None,) * (7 - len(kept)))
+                    columns = row[:4] if (row.window, row.shard) in closed else row
+                    values = (*columns, *(None,) * (7 - len(columns)))
                     self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                     if selected is not None:
                         selections.add(self._db, row.shard, selected)
@@ -178,10 +178,12 @@ class SqliteStore(SqliteRetention, Store):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        found = super().selections(shard, after, upto)
+        selection_rows = super().selections(shard, after, upto)
         waits = [s.selected for s in self._group.steps or () if s.row.shard == shard]
         last = (1 << 62) if upto is None else upto
-        return found + [s for s in waits if s is not None and after < s.trigger_time <= last]
+        return selection_rows + [
+            s for s in waits if s is not None and after < s.trigger_time <= last
+        ]
 
     @override
     def unit_shard(self, shard: int) -> UnitShard:

@@ -50,11 +50,23 @@ def slow_weights(offset: float, power: float, contributions: int) -> tuple[int, 
     return weights
 
 
+@functools.cache
+def slow_sizes(share: float, contributions: int) -> tuple[int, ...]:
+    """Section 8: w with S n w^2 + (1 - S) n / C = 1 for units of n = 1 .. C, down to 2^-8."""
+    exact, out = Fraction(share), []
+    for n in range(1, contributions + 1):
+        square = (1 - (1 - exact) * n / contributions) / (exact * n) * LATTICE**2
+        out.append(math.isqrt(square.numerator // square.denominator))
+    return tuple(out)
+
+
 def weights_of(plan: Plan) -> tuple[int, ...] | None:
     """The plan's weights in 2^-8, by rank; ``None`` without."""
     given = plan.privacy.weights
     if given is None:
         return None
+    if given.size_share is not None:
+        return slow_sizes(given.size_share, plan.privacy.contributions)
     return slow_weights(given.offset, given.power, plan.privacy.contributions)
 
 
@@ -183,9 +195,9 @@ def exhaustive(
         for window in range(line.windows):
             t = now - log.start(window)
             if t == 1:
-                known = {*public, *log.remembered(window)}
+                keys = {*public, *log.remembered(window)}
                 none = [0] * len(plan.design.streams)
-                states[window] = {k: _Key([*none], round=1, known=True) for k in known}
+                states[window] = {k: _Key([*none], round=1, known=True) for k in keys}
             if 1 <= t <= line.triggers:
                 fed = cells[window, t]
                 out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
@@ -318,13 +330,14 @@ def _selected(
         step_index = test_of(plan, t) - state.base
         name = (window, key_ids[key], state.round)
         role = "value" if tests_its_count(plan) else "selection"
-        drawn = int(noise.path(role, budget.selection, *name, tested=True)[step_index - 1])
+        at = step_of(plan, t) if role == "value" else step_index
+        drawn = int(noise.path(role, budget.selection, *name, tested=True)[at - 1])
         if plan.privacy.weights is not None:
             drawn *= budget.statistic.weighted
         if plan.privacy.combine:
             # The very noise of the count that is published.
             count = ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
-            drawn += budget.statistic.counted * int(noise.path(*count, *name)[t - 1])
+            drawn += budget.statistic.counted * int(noise.path(*count, *name)[step_of(plan, t) - 1])
         statistic = (state.statistic(plan, budget) << 8) + drawn
         if len(state.units) > plan.privacy.pre_threshold and statistic > int(
             budget.tau[step_index - 1]
@@ -332,13 +345,24 @@ def _selected(
             yield key
 
 
+def step_of(plan: Plan, t: int) -> int:
+    """Step of a published stream at a trigger: the only one where keys are published once, at the
+    close that is their only test."""
+    private = plan.public_keys is None and plan.privacy.mode == "sticky"
+    once = private and tests_of(plan) == [plan.timeline.triggers] and not remembers(plan)
+    return 1 if once else t
+
+
 def tests_its_count(plan: Plan) -> bool:
     """Whether keys are tested on the published count of records, of which a unit has one a key."""
     counted = {a.kind for a in plan.aggregates}
     if plan.privacy.strategy != "geometric" or plan.privacy.per_key_bound != 1:
         return False
-    every = tests_of(plan) == list(range(1, plan.timeline.triggers + 1))
-    return every and "units" not in counted and bool(counted & {"count", "mean"})
+    # One test takes truncated noise, which a count of several steps has not.
+    last = plan.timeline.triggers
+    fits = plan.privacy.selection_share is None
+    fits = fits and (len(tests_of(plan)) > 1 or step_of(plan, last) == 1)
+    return fits and "units" not in counted and bool(counted & {"count", "mean"})
 
 
 def _drawn(
@@ -372,8 +396,8 @@ def _figures(
     noisy, sd = {}, {}
     for i, stream in enumerate(plan.design.streams):
         drawn = _drawn(noise, "value", budget.values[i], state, window, key_id)
-        noisy[stream.name] = ((state.streams[i] << 8) + int(drawn[t - 1])) / 256
-        sd[stream.name] = float(budget.values[i].sd[t - 1])
+        noisy[stream.name] = ((state.streams[i] << 8) + int(drawn[step_of(plan, t) - 1])) / 256
+        sd[stream.name] = float(budget.values[i].sd[step_of(plan, t) - 1])
     out: dict[str, tuple[float | None, float | None]] = {}
     for a in plan.aggregates:
         if a.kind == "count":
@@ -388,7 +412,7 @@ def _figures(
             assert not (fused and skips(plan))
             role = "selection" if fused else "units"
             drawn = _drawn(noise, role, budget.units, state, window, key_id)
-            step_index = test_of(plan, t) if fused else t
+            step_index = test_of(plan, t) if fused else step_of(plan, t)
             exact = (len(state.units) << 8) + int(drawn[step_index - 1])
             out[a.name] = exact / 256, float(budget.units.sd[step_index - 1])
         else:

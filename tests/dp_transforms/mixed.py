@@ -53,12 +53,12 @@ def released(run: Run, source: Iterable[pa.RecordBatch]) -> dict[tuple[int, int]
 
 def matrices(sealed: dict[tuple[int, int], bytes], names: Sequence[str]) -> dict[str, Float64]:
     """Name -> (releases, cells) values, releases in order, cells in the order of their list."""
-    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    columns: dict[str, list[list[float]]] = {name: [] for name in names}
     for place in sorted(sealed):
         rows = sorted(as_rows(sealed[place]), key=lambda row: str(row["page"]))
         for name in names:
-            found[name].append([float(row[name]) for row in rows])  # type: ignore[arg-type]
-    return {name: np.array(values) for name, values in found.items()}
+            columns[name].append([float(row[name]) for row in rows])  # type: ignore[arg-type]
+    return {name: np.array(values) for name, values in columns.items()}
 
 
 def exact_counts(plan: Plan, stream: Stream, cells: int) -> Float64:

@@ -6,7 +6,7 @@ BOUND is in ``exhaustive``.
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
@@ -130,15 +130,15 @@ def remembered_keys(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[s
     Args:
         first: (window, key) -> trigger time of its first release.
     """
-    line, known, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
+    line, key_sets, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
     lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
     for window in range(line.windows):
         start = line.base(window)
         mine = {page for at, page in selected if start - lasting < at <= start}
-        known.append(mine if remembers(plan) else set())
+        key_sets.append(mine if remembers(plan) else set())
         new = [(at, page) for (w, page), at in first.items() if w == window]
-        selected += [(at, page) for at, page in new if page not in known[window]]
-    return known
+        selected += [(at, page) for at, page in new if page not in key_sets[window]]
+    return key_sets
 
 
 def skips(plan: Plan) -> bool:
@@ -147,6 +147,7 @@ def skips(plan: Plan) -> bool:
     if privacy.skip is not None:
         return privacy.skip
     goes = privacy.mode == "sticky" and privacy.weights is not None and plan.public_keys is None
+    goes = goes and (privacy.weights is None or privacy.weights.size_share is None)
     goes = goes and privacy.per_key_bound in (None, 1) and privacy.contributions < 1024
     goes = goes and plan.record_id is None and line.max_skew == 0 and line.window <= 11 * line.slide
     goes = goes and (line.end is not None or line.slide >= 30_000_000)
@@ -182,8 +183,19 @@ class SlowBound:
         fresh = [p for p in delivered if p not in self.fate and trigger_time[p] <= upto]
         for position in sorted(fresh, key=lambda p: self.records[p].order):
             self.fate[position] = self._admit(self.records[position], trigger_time[position])
+        weights = self.plan.privacy.weights
+        if weights is not None and weights.size_share is not None:
+            self._number_by_size(fresh)
         self.decided = max(self.decided, upto)
         return [pair for p in delivered for pair in self.fate.get(p, [])]
+
+    def _number_by_size(self, fresh: list[tuple[int, int]]) -> None:
+        """Section 8: a pair of a unit of n, all of which are decided now, has number n - 1."""
+        sizes = Counter(pair.unit for p in fresh for pair in self.fate[p])
+        for p in fresh:
+            self.fate[p] = [
+                dataclasses.replace(pair, rank=sizes[pair.unit] - 1) for pair in self.fate[p]
+            ]
 
     def _admit(self, record: Accepted, trigger_time: int) -> list[Pair]:
         line, out = self.plan.timeline, []

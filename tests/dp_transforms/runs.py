@@ -92,9 +92,16 @@ PLANS: dict[str, Plan] = {
 }
 
 
-def ranked_plan(weights: tuple[float, float] | None = None, **options: object) -> Plan:
-    """A plan in which the order of a unit's pairs matters, with more pairs for each unit."""
-    given = None if weights is None else SelectionWeights(*weights)
+def ranked_plan(weights: tuple[float, float] | float | None = None, **options: object) -> Plan:
+    """A plan in which the order of a unit's pairs matters, with more pairs for each unit.
+
+    Args:
+        weights: offset and power, or the share of selection of weights by size.
+    """
+    given = None
+    if weights is not None:
+        by_size = isinstance(weights, float)
+        given = SelectionWeights(size_share=weights) if by_size else SelectionWeights(*weights)
     settings = {"contributions": 5, "epsilon": 9.0, "weights": given, "skip": False, **options}
     return make_plan(**settings)  # type: ignore[arg-type]
 
@@ -146,6 +153,39 @@ RANKED: dict[str, Plan] = {
     "combined late": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, aggregates=(MEAN,), strategy="blt",
         triggers=14, **LATE,
+    ),
+    "by size": ranked_plan(
+        0.2, per_key_bound=1, combine=True, triggers=1, windows=1, aggregates=(COUNT, SUM),
+        pre_threshold=1,
+    ),
+    "by size periods": ranked_plan(
+        0.35, per_key_bound=1, combine=True, triggers=1, windows=5, period=1, stamped=True,
+        strategy="blt", aggregates=(UNITS, MEAN), epsilon=20.0, remember="never",
+    ),
+    "by size remembered": ranked_plan(
+        0.5, per_key_bound=1, triggers=1, windows=4, period=1, strategy="dense",
+    ),
+    "one test": ranked_plan(
+        (3, 1), per_key_bound=1, combine=True, triggers=9, windows=1, tests=1, strategy="blt",
+        aggregates=(COUNT, MEAN),
+    ),
+    "one test units": ranked_plan(
+        (3, 1), triggers=7, windows=3, tests=1, refresh_every=2, remember="never",
+        aggregates=(UNITS, SUM),
+    ),
+    "one test remembered": ranked_plan(
+        (3, 1), per_key_bound=1, combine=True, triggers=6, windows=3, tests=1, refresh_every=2,
+    ),
+    "geometric per key, one test": ranked_plan(
+        per_key_bound=1, strategy="geometric", triggers=8, windows=1, tests=1,
+        aggregates=(COUNT, SUM),
+    ),
+    "geometric per key, few tests": ranked_plan(
+        per_key_bound=1, strategy="geometric", triggers=9, windows=3, tests=(2, 5, 9),
+        pre_threshold=1, aggregates=(COUNT, MEAN),
+    ),
+    "geometric per key, tests apart": ranked_plan(
+        per_key_bound=1, strategy="geometric", triggers=9, tests=(2, 5, 9), selection_share=0.6,
     ),
     "tests listed": ranked_plan((3, 1), triggers=13, tests=(1, 2, 5, 13), refresh_every=2),
     "tests growing combined": ranked_plan(

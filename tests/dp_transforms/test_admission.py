@@ -90,6 +90,6 @@ def test_repeats_that_take_nothing_leave_room_for_keys(
     counters = np.zeros(5_000, np.int32), np.zeros(5_000, np.int32)
     none = np.zeros(len(rows), np.int32)
     of = Wanted(unit, *place, np.zeros(len(rows), np.int64), ones, ids, none)
-    found = KeyCounts().admit(rows, of, *counters, contributions, 1, 0)
-    assert (found.pairs > 0).sum() / records.size == pytest.approx(now, abs=0.01)
+    admission = KeyCounts().admit(rows, of, *counters, contributions, 1, 0)
+    assert (admission.pairs > 0).sum() / records.size == pytest.approx(now, abs=0.01)
     assert counters[0].max() == contributions

@@ -19,11 +19,11 @@ ROWS: list[Pair] = [(1, 0, 0, {"v1": 5}), (2, 0, 0, {"v1": 1}), (1, 0, 1, {"v1":
 def test_units_count_once_and_values_add_up() -> None:
     plan = make_plan(aggregates=(COUNT, SUM))
     states = states_of(plan, [9])
-    found = aggregate(plan, states, *batch_of(plan, ROWS), None)
+    update = aggregate(plan, states, *batch_of(plan, ROWS), None)
     assert states.units[:3].tolist() == [0, 2, 1]
     assert states.values[:3].tolist() == [[0, 0], [3, 13], [1, -2]]
-    assert found.touched.tolist() == [1, 2]
-    assert sorted(found.pair_slots.tolist()) == [1, 1, 2]
+    assert update.touched.tolist() == [1, 2]
+    assert sorted(update.pair_slots.tolist()) == [1, 1, 2]
     again = aggregate(plan, states, *batch_of(plan, ROWS[:1]), None)
     assert states.units[:3].tolist() == [0, 2, 1] and states.values[1].tolist() == [4, 18]
     assert again.touched.tolist() == [1] and len(again.pair_slots) == 0
@@ -33,9 +33,9 @@ def test_a_key_that_was_selected_counts_no_more_units() -> None:
     plan = make_plan()
     states = states_of(plan, [0])
     states.round[0] = 1
-    found = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {})]), None)
+    update = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {})]), None)
     assert states.units[0] == 0 and states.values[0].tolist() == [1]
-    assert found.touched.tolist() == [0] and len(found.pair_slots) == 0
+    assert update.touched.tolist() == [0] and len(update.pair_slots) == 0
     counted = make_plan(aggregates=(UNITS,))  # unless their count is published
     states = states_of(counted, [0])
     states.round[0] = 1
@@ -56,9 +56,9 @@ def test_a_unit_counts_again_in_the_next_round() -> None:
 def test_no_units_are_kept_for_a_list_of_keys() -> None:
     plan = make_plan(public="fixed list")
     states = states_of(plan, [0])
-    found = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {}), (2, 0, 0, {})]), None)
+    update = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {}), (2, 0, 0, {})]), None)
     assert states.units[0] == 0 and states.values[0].tolist() == [2]
-    assert len(found.pair_units) == 0
+    assert len(update.pair_units) == 0
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
@@ -69,10 +69,10 @@ def test_pairs_say_which_of_them_counts_the_unit(order: tuple[int, ...]) -> None
     rows: list[Pair] = [(1, 0, 0, {"v1": 5}), (2, 0, 2, {"v1": 1}), (1, 0, -1, {"v1": 7}),
                         (1, 5, 1, {"v1": -2})]  # fmt: skip
     batch = batch_of(plan, [rows[at] for at in order])
-    found = aggregate(plan, states, *batch, np.array([100, 10, 1]))
+    update = aggregate(plan, states, *batch, np.array([100, 10, 1]))
     assert states.units[:2].tolist() == [2, 1]
     assert states.values[:2].tolist() == [[3, 13, 101], [1, -2, 10]]
-    assert len(found.pair_slots) == len(found.pair_units) == 0 == states.pairs.size
+    assert len(update.pair_slots) == len(update.pair_units) == 0 == states.pairs.size
 
 
 def test_a_unit_counts_with_the_weight_of_its_first_pair() -> None:

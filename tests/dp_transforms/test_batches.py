@@ -7,7 +7,6 @@ import pytest
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import batches
 from dpstream.dp_transforms.batches import (
-    HAND_OVER,
     ArrowBatchCoder,
     admitted_schema,
     concat,
@@ -18,7 +17,6 @@ from dpstream.dp_transforms.batches import (
     shard_release_schema,
     split_by_shard,
 )
-from dpstream.dp_transforms.telemetry import forget_error
 from dpstream.state.arrow import id_array
 from tests.streams import (
     COUNT,
@@ -48,8 +46,8 @@ def test_text_beyond_what_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_concat_takes_batches_from_a_generator_and_keeps_their_order() -> None:
     parts = [rows_of(n, n) for n in (3, 0, 5)]
-    found = concat((part for part in parts), SCHEMA)
-    assert found.to_pylist() == [row for part in parts for row in part.to_pylist()]
+    batch = concat((part for part in parts), SCHEMA)
+    assert batch.to_pylist() == [row for part in parts for row in part.to_pylist()]
     assert concat(iter(()), SCHEMA).num_rows == 0
     assert concat([parts[0]], SCHEMA).column(1).buffers()[2].address == (
         parts[0].column(1).buffers()[2].address
@@ -78,23 +76,9 @@ def test_ids_are_seen_where_they_stand() -> None:
 def test_rows_keep_their_order_within_a_shard(shards: int) -> None:
     shard = np.array([2, 0, 2, 0, 0]) % shards
     batch = pa.RecordBatch.from_pydict({"n": list(range(5))})
-    found = {n: rows.column("n").to_pylist() for n, rows in split_by_shard(batch, shard, shards)}
-    assert found == {n: np.flatnonzero(shard == n).tolist() for n in set(shard.tolist())}
+    by_shard = {n: rows.column("n").to_pylist() for n, rows in split_by_shard(batch, shard, shards)}
+    assert by_shard == {n: np.flatnonzero(shard == n).tolist() for n in set(shard.tolist())}
     assert list(split_by_shard(batch.slice(0, 0), shard[:0], shards)) == []
-
-
-def test_large_batches_are_handed_over_by_reference_and_once() -> None:
-    coder, large = ArrowBatchCoder(), pa.RecordBatch.from_pydict({"n": list(range(2000))})
-    assert not coder.encode(large).startswith(batches._TICKET)
-    with HAND_OVER.open():
-        ticket = coder.encode(large)
-        assert len(ticket) < 50 and coder.decode(ticket) is large
-        with pytest.raises(RunError, match="KeyError"):
-            coder.decode(ticket)
-        assert coder.decode(coder.encode(large.slice(0, 9))).num_rows == 9
-        lost = coder.encode(large)
-    assert not HAND_OVER._held and len(lost) < 50
-    forget_error()
 
 
 def test_schemas_name_what_the_plan_needs() -> None:

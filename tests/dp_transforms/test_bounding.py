@@ -52,6 +52,10 @@ PLANS = {
         stamped=True, slide=2, windows=9, triggers=10, lateness=2, skew=2 * STEP,
         weights=SelectionWeights(2, 0.5), contributions=7, aggregates=(COUNT, SUM),
     ),
+    "by size": make_plan(
+        stamped=True, windows=8, triggers=1, period=1, per_key_bound=1, contributions=4,
+        weights=SelectionWeights(size_share=0.2),
+    ),
     "means": make_plan(aggregates=(MEAN, SUM), contributions=1),
 }  # fmt: skip
 Positions = list[tuple[int, int]]
@@ -84,8 +88,8 @@ class Case:
 
     def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Row]:
         rows = np.array([self.row[p] for p in positions], np.int64)
-        some = self.records.take(pa.array(rows))
-        out, *_ = bound(self.plan, self.open(), 0, some, upto, key_ids=self.key_ids)
+        records = self.records.take(pa.array(rows))
+        out, *_ = bound(self.plan, self.open(), 0, records, upto, key_ids=self.key_ids)
         return plain_rows(out)
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
@@ -167,9 +171,9 @@ def test_one_trigger_time_at_a_time_equals_all_at_once(case: Case, pieces: int) 
     for upto in trigger_times_of(case, pieces):
         got += case.deliver(shuffled(by_trigger_time(case, upto, after), upto), upto)
         after = upto
-    whole = SlowBound(case.plan, case.accepted)
+    slow = SlowBound(case.plan, case.accepted)
     assert sorted(got) == case.expected(
-        whole.deliver(case.row, case.plan.timeline.last_trigger_time)
+        slow.deliver(case.row, case.plan.timeline.last_trigger_time)
     )
 
 
@@ -191,8 +195,8 @@ def test_a_replay_repeats_committed_decisions(case: Case, restart: bool) -> None
     early = shuffled(by_trigger_time(case, middle, 0), 5)
     assert case.deliver(early + early[::3], middle) == first
     rest = case.deliver(case.row, last)
-    whole = SlowBound(case.plan, case.accepted)
-    assert rest == case.expected(whole.deliver(case.row, last))
+    slow = SlowBound(case.plan, case.accepted)
+    assert rest == case.expected(slow.deliver(case.row, last))
     stores.close_all()
     assert case.deliver(shuffled(case.row, 6) + list(case.row), last) == rest
 
@@ -232,8 +236,8 @@ def test_decisions_that_were_not_committed_do_not_count(
         patch.setattr(bounding, "expand", _interrupted)
         with pytest.raises(InterruptedError):
             case.deliver(by_trigger_time(case, last // 2, 0), last // 2)
-    whole = SlowBound(case.plan, case.accepted)
-    assert case.deliver(case.row, last) == case.expected(whole.deliver(case.row, last))
+    slow = SlowBound(case.plan, case.accepted)
+    assert case.deliver(case.row, last) == case.expected(slow.deliver(case.row, last))
 
 
 def _interrupted(*_: object) -> None:
@@ -293,6 +297,9 @@ def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> Non
     for row in got:
         by_unit.setdefault(row[3], []).append(row[2])
     assert max(map(len, by_unit.values())) == case.plan.privacy.contributions
+    if case.plan.design.by_size:
+        assert all(ranks == [len(ranks) - 1] * len(ranks) for ranks in by_unit.values())
+        return
     for ranks in by_unit.values():
         # With a bound per key those that are not the first of their key have none.
         firsts = [rank for rank in ranks if rank != -1]
@@ -302,14 +309,14 @@ def test_ranks_of_a_unit_are_its_pairs_in_the_order_of_stamps(case: Case) -> Non
 
 def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
     last = case.plan.timeline.last_trigger_time
-    whole = case.deliver(case.row, last)
+    expected = case.deliver(case.row, last)
     rows = case.records.take(pa.array(list(case.row.values())))
     for size in (1, 7, 100, 10**6):
         pieces, *_ = decide(case.plan, case.open(), 0, rows, last, 0, case.key_ids)
-        found = list(pieces(size))
-        assert sorted(row for piece in found for row in plain_rows(piece)) == whole
+        batches = list(pieces(size))
+        assert sorted(row for piece in batches for row in plain_rows(piece)) == expected
         most = 2 * size + case.plan.timeline.windows_per_record
-        assert max(piece.num_rows for piece in found) <= most
+        assert max(piece.num_rows for piece in batches) <= most
     nothing, *_ = decide(case.plan, case.open(), 0, rows, last, last, case.key_ids)
     assert [piece.num_rows for piece in nothing(5)] == [0]
 
@@ -321,8 +328,8 @@ def test_who_waits(case: Case) -> None:
 
     def waiting(positions: Iterable[tuple[int, int]], upto: int) -> set[tuple[int, int]]:
         rows = case.records.take(pa.array([case.row[p] for p in positions]))
-        found = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids).waiting
-        where = (found.column(name).to_pylist() for name in ("partition", "offset"))
+        batch = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids).waiting
+        where = (batch.column(name).to_pylist() for name in ("partition", "offset"))
         return set(zip(*where, strict=True))
 
     early = set(by_trigger_time(case, middle, 0))
@@ -339,15 +346,15 @@ def test_what_is_committed_has_pairs(case: Case) -> None:
     """A record without a pair needs no row: what was decided is known by its trigger time."""
     got = case.deliver(case.row, case.plan.timeline.last_trigger_time)
     store = case.open()
-    kept = store.admitted_before(0, store.unit_shard(0))[1].pairs
-    assert (kept > 0).all() and kept.sum() == len(got)
+    pairs = store.admitted_before(0, store.unit_shard(0))[1].pairs
+    assert (pairs > 0).all() and pairs.sum() == len(got)
 
 
 def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
     """Late: a window that holds the event and had taken its last records when the record came."""
     line, held = case.plan.timeline, [p for p in case.row if sum(p) % 4 == 0]
     middle, last = line.last_trigger_time // 2, line.last_trigger_time
-    slow, after, some = SlowBound(case.plan, case.accepted), 0, dict[str, int]()
+    slow, after, totals = SlowBound(case.plan, case.accepted), 0, dict[str, int]()
     for upto in (middle, last):
         now = set(by_trigger_time(case, upto, after))
         # A part of the first half comes with the second.
@@ -364,23 +371,23 @@ def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
             expected["rejected"] += still_open - len(slow.fate[position])
         rows = case.records.take(pa.array([case.row[p] for p in now]))
         _, counts, _ = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids)
-        found = {name: counts[f"operator_pairs_{name}"] for name in expected}
-        assert found == expected
-        some = {name: some.get(name, 0) + n for name, n in found.items()}
+        tally = {name: counts[f"operator_pairs_{name}"] for name in expected}
+        assert tally == expected
+        totals = {name: totals.get(name, 0) + n for name, n in tally.items()}
         after = upto
-    assert some["admitted"] and some["rejected"]
-    assert some["late"] or line.slide == line.window
+    assert totals["admitted"] and totals["rejected"]
+    assert totals["late"] or line.slide == line.window
 
 
 def windows_of(plan: Plan, event_trigger_time: int, entry_trigger_time: int) -> tuple[int, int]:
     """(windows that an event is in and could have joined, those that it still can)."""
-    line, found = plan.timeline, []
+    line, ends = plan.timeline, []
     event = line.start + (event_trigger_time - 1) * line.trigger_every
     for window in range(line.windows):
         if covers(plan, window, event):
-            found.append(line.base(window) + line.triggers)
+            ends.append(line.base(window) + line.triggers)
     entry = max(event_trigger_time, entry_trigger_time)
-    return len(found), sum(entry <= last for last in found)
+    return len(ends), sum(entry <= last for last in ends)
 
 
 def test_forgotten_decisions_are_not_answered_though_they_are_still_there(
@@ -388,15 +395,15 @@ def test_forgotten_decisions_are_not_answered_though_they_are_still_there(
 ) -> None:
     """A store may delete them later than it says so: what BOUND answers must not depend on it."""
     middle, slow = case.plan.timeline.last_trigger_time // 2, SlowBound(case.plan, case.accepted)
-    some = by_trigger_time(case, middle, 0)
-    assert case.deliver(some, middle) == case.expected(slow.deliver(some, middle))
-    times = sorted({max(1, case.accepted[p].stamp_trigger_time) for p in some})
+    positions = by_trigger_time(case, middle, 0)
+    assert case.deliver(positions, middle) == case.expected(slow.deliver(positions, middle))
+    times = sorted({max(1, case.accepted[p].stamp_trigger_time) for p in positions})
     forgotten = times[len(times) // 2]
     monkeypatch.setattr(SqliteStore, "_rewrite_units", lambda *_: False)
     case.open().forget_positions(0, forgotten)
-    later = [p for p in some if max(1, case.accepted[p].stamp_trigger_time) > forgotten]
-    assert later and len(later) < len(some)
-    assert case.deliver(some, middle) == case.expected(slow.deliver(later, middle))
+    later = [p for p in positions if max(1, case.accepted[p].stamp_trigger_time) > forgotten]
+    assert later and len(later) < len(positions)
+    assert case.deliver(positions, middle) == case.expected(slow.deliver(later, middle))
 
 
 def test_a_worker_that_was_overtaken_decides_on_what_is_there(
@@ -405,15 +412,15 @@ def test_a_worker_that_was_overtaken_decides_on_what_is_there(
     """Its memory is of before the other worker's commit: forgotten, read again, one decision."""
     middle, last = case.plan.timeline.last_trigger_time // 2, case.plan.timeline.last_trigger_time
     store = case.open()
-    commit, forget, told = store.commit_units, store.forget_units, list[int]()
+    commit, forget, shards = store.commit_units, store.forget_units, list[int]()
 
     def overtaken(*given: Any) -> None:
-        if len(told) < 2:
+        if len(shards) < 2:
             raise OvertakenError
         commit(*given)
 
     def forgotten(shard: int) -> None:
-        told.append(shard)
+        shards.append(shard)
         forget(shard)
 
     monkeypatch.setattr(store, "commit_units", overtaken)
@@ -421,13 +428,13 @@ def test_a_worker_that_was_overtaken_decides_on_what_is_there(
     slow = SlowBound(case.plan, case.accepted)
     first = by_trigger_time(case, middle, 0)
     assert case.deliver(first, middle) == case.expected(slow.deliver(first, middle))
-    assert told == [0, 0]
-    told.clear()
+    assert shards == [0, 0]
+    shards.clear()
     monkeypatch.setattr(bounding, "STEP_ATTEMPTS", 3)
     monkeypatch.setattr(store, "commit_units", lambda *_: (_ for _ in ()).throw(OvertakenError))
     with pytest.raises(RunError, match="always faster"):
         case.deliver(case.row, last)
-    assert told == [0] * 3
+    assert shards == [0] * 3
 
 
 def test_what_was_emitted_is_not_returned_again(case: Case) -> None:

@@ -54,8 +54,8 @@ def _of_keys(change: Callable[..., Any]) -> Any:
     in its place."""
     real = PublishedKeys.of_keys
 
-    def of_keys(known: PublishedKeys, *asked: Any) -> Any:
-        return change(known, real(known, *asked), *asked)
+    def of_keys(keys: PublishedKeys, *arguments: Any) -> Any:
+        return change(keys, real(keys, *arguments), *arguments)
 
     return mock.patch.object(PublishedKeys, "of_keys", of_keys)
 
@@ -85,30 +85,30 @@ def _admitted(change: Callable[..., Any]) -> Any:
 def refund() -> Iterator[None]:
     """An index comes back when its key is published."""
     log: dict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
-    asked: list[Any] = []
+    context: list[Any] = []
     admit, admit_new = skipping.admit, bounding._admit_new
 
     def at_work(plan: Plan, store: Any, shard: int, *rest: Any) -> Any:
-        asked[:] = [shard]
+        context[:] = [shard]
         return admit_new(plan, store, shard, *rest)
 
-    def watch(known: PublishedKeys, mask: Any, ids: Any, first: Any, _: Any, decided: int,
+    def watch(keys: PublishedKeys, mask: Any, ids: Any, first: Any, _: Any, decided: int,
               upto: int) -> Any:  # fmt: skip
-        if asked[0] == 0 and decided == 0:
+        if context[0] == 0 and decided == 0:
             log.clear()  # a new run
-        asked[1:] = [known, ids, first, decided]
+        context[1:] = [keys, ids, first, decided]
         return mask
 
     def back(unit: Any, *rest: Any) -> Any:
-        shard, known, ids, first, decided = asked
+        shard, keys, ids, first, decided = context
         counts = rest[4]
         for slot in np.unique(unit).tolist():
-            kept = []
+            entries = []
             for window, key in log[shard, slot]:
-                gone = decided and known._known(window, key, decided)[0]
+                gone = decided and keys._known(window, key, decided)[0]
                 counts[slot] -= (1 << 16) if gone else 0
-                kept += [] if gone else [(window, key)]
-            log[shard, slot] = kept
+                entries += [] if gone else [(window, key)]
+            log[shard, slot] = entries
         out = admit(unit, *rest)
         for row, slot in enumerate(unit.tolist()):
             if out[0][row] >> 16:
@@ -147,15 +147,15 @@ def recomputed_by_stamp() -> Iterator[None]:
 @contextlib.contextmanager
 def reset_by_window() -> Iterator[None]:
     """The counter of indices begins anew in each window."""
-    admit, window, asked = skipping.admit, [0], list[Any]()
+    admit, window, context = skipping.admit, [0], list[Any]()
 
-    def watch(known: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
+    def watch(keys: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
               upto: int) -> Any:  # fmt: skip
-        asked[:] = [known._plan.timeline, decided]
+        context[:] = [keys._plan.timeline, decided]
         return mask
 
     def anew(*given: Any) -> Any:
-        line, decided = asked
+        line, decided = context
         window[0] = decided // line.base(1)
         if decided and decided % line.base(1) == 0:
             given[5][:] &= 0xFFFF
@@ -170,21 +170,21 @@ def of_one_shard() -> Iterator[None]:
     """The set that one key shard published, not all of them."""
     released = PublishedKeys._released
 
-    def own(known: PublishedKeys, window: int, trigger: int) -> Any:
-        identity = known._store.identity
-        ids = released(known, window, trigger)
+    def own(keys: PublishedKeys, window: int, trigger: int) -> Any:
+        identity = keys._store.identity
+        ids = released(keys, window, trigger)
         return ids[step.shard_of(ids, identity.shards) == 0]
 
     with mock.patch.object(PublishedKeys, "_released", own):
         yield
 
 
-def _marked(known: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any,
+def _marked(keys: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any,
             published: Callable[[int, str], bool]) -> Any:  # fmt: skip
     """The mask with more windows set: where ``published(window, page)``."""
     names = [key_name(key) for key in range(3)]
     rows = pa.RecordBatch.from_pydict({"page": names})
-    known_ids = [i.tobytes() for i in key_ids(known._plan, KEYS.ring().key, rows)]
+    known_ids = [i.tobytes() for i in key_ids(keys._plan, KEYS.ring().key, rows)]
     page_of = dict(zip(known_ids, names, strict=True))
     for row, (window, windows) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
         for nth in range(windows):
@@ -197,15 +197,15 @@ def _marked(known: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any,
 def of_the_same_trigger() -> Iterator[None]:
     """A pair knows what the test at its own trigger will publish."""
 
-    def ahead(known: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
+    def ahead(keys: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
               upto: int) -> Any:  # fmt: skip
-        line, path = known._plan.timeline, AHEAD["path"]
+        line, path = keys._plan.timeline, AHEAD["path"]
 
         def published(window: int, page: str) -> bool:
             at = path.get((window, int(page[1:])))
             return at is not None and line.base(window) + at == upto
 
-        return _marked(known, mask, ids, first, count, published)
+        return _marked(keys, mask, ids, first, count, published)
 
     with _of_keys(ahead):
         yield
@@ -215,15 +215,15 @@ def of_the_same_trigger() -> Iterator[None]:
 def of_a_test_never_released() -> Iterator[None]:
     """A pair knows which keys have two units, though no test has said so yet."""
 
-    def counted(known: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
+    def counted(keys: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
                 upto: int) -> Any:  # fmt: skip
-        line = known._plan.timeline
+        line = keys._plan.timeline
 
         def published(window: int, page: str) -> bool:
-            found = AHEAD["counted"].get((window, decided - line.base(window)), {})
-            return bool(found.get(page, 0) >= 2)
+            counts = AHEAD["counted"].get((window, decided - line.base(window)), {})
+            return bool(counts.get(page, 0) >= 2)
 
-        return _marked(known, mask, ids, first, count, published)
+        return _marked(keys, mask, ids, first, count, published)
 
     with _of_keys(counted):
         yield

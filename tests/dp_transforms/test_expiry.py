@@ -96,9 +96,9 @@ class Live:
         parts: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         for n in range(SHARDS):
             mine = rows.filter(pa.array(to == n))
-            for window, trigger, some in steps_through(self.line, mine, upto):
+            for window, trigger, batch in steps_through(self.line, mine, upto):
                 if window >= self.store.retained_windows.first:
-                    out, _ = self.stepper.step(window, n, trigger, some)
+                    out, _ = self.stepper.step(window, n, trigger, batch)
                     parts.setdefault((window, trigger), []).append(out)
         sealed = SealFactory(self.run)()
         for name, shards in parts.items():
@@ -180,12 +180,12 @@ def test_state_stays_small_while_time_passes(tmp_path: Path) -> None:
         most = max(most, units(live.store))
         for n in range(SHARDS):
             live.store.forget_units(n)
-            kept = live.store.admitted_before(n, live.store.unit_shard(n))[1].trigger_time
-            assert len(kept) == 0 or kept.min() > upto - line.triggers - 2 - line.triggers
+            times = live.store.admitted_before(n, live.store.unit_shard(n))[1].trigger_time
+            assert len(times) == 0 or times.min() > upto - line.triggers - 2 - line.triggers
     live.reopen()
     stores.close_all()
-    with lived(plan, tmp_path / "b.db", 0, expires=False) as whole:
-        everything = units(whole.store)
+    with lived(plan, tmp_path / "b.db", 0, expires=False) as control:
+        everything = units(control.store)
     assert most < 0.7 * everything
 
 
@@ -246,7 +246,7 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
         assert retention.expire(live.store, line) == SHARDS
         now = answers(plan, new, records, upto)
         assert all(now) and now == before == answers(plan, old, records, upto)
-        monkeypatch.setattr(arrow, "moved", lambda some, slots: some)  # sabotaged
+        monkeypatch.setattr(arrow, "moved", lambda rows, slots: rows)  # sabotaged
         assert answers(plan, old, records, upto) != now
     stores.close_all()
 
@@ -275,7 +275,7 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
     lost = line.last_trigger_time // 2
     drive(live, records, 1, lost - 3, 0)
     before = dict(live.released)
-    known = {tuple(i) for n in range(SHARDS) for i in live.store.unit_shard(n).table.ids.tolist()}
+    old_ids = {tuple(i) for n in range(SHARDS) for i in live.store.unit_shard(n).table.ids.tolist()}
     live = abandoned(live, tmp_path, lost)
     live.expires = False
     # Everything comes again, old records too; only what is stamped after the trigger time counts.
@@ -293,7 +293,7 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
         for unit, count in zip(shard.table.ids.tolist(), counts, strict=False):
             assert count <= plan.privacy.contributions
             # Units of the first epoch are spent for good; others start with the second's budget.
-            seen += tuple(unit) not in known and count > 0
+            seen += tuple(unit) not in old_ids and count > 0
     assert seen > 0
     # The same records in a new run of the same windows have other noise: another epoch.
     fresh = Live(begin(plan, tmp_path / "same.db", SHARDS), expires=False)

@@ -79,11 +79,11 @@ def through_beam(
         assert isinstance(output, Output)
         _ = output.releases | "Keep" >> beam.ParDo(Keep(str(folder / "release")))
         _ = output.dead_letter | "Dead" >> beam.ParDo(Keep(str(folder / "dead")))
-    kept = {kind: [] for kind in ("release", "dead")}
+    batches = {kind: [] for kind in ("release", "dead")}
     for path in sorted(folder.iterdir()):
-        kept[path.name.split("-")[0]].append(ArrowBatchCoder().decode(path.read_bytes()))
-    dead = [row for batch in kept["dead"] for row in batch.to_pylist()]
-    return by_name(kept["release"]), dead
+        batches[path.name.split("-")[0]].append(ArrowBatchCoder().decode(path.read_bytes()))
+    dead = [row for batch in batches["dead"] for row in batch.to_pylist()]
+    return by_name(batches["release"]), dead
 
 
 class Keep(beam.DoFn):
@@ -208,9 +208,9 @@ def test_errors_leave_a_stage_without_what_they_say(
     run = begin(plan, next(store_paths))
     with pytest.raises(Exception, match="failed with KeyError") as caught:
         through_beam(DPStream(plan, run), source, tmp_path / "out")
-    said = "".join(traceback.format_exception(caught.value)) + caplog.text
-    said += "".join(capfd.readouterr())
-    assert "stage.trigger_time" in said and repr(secret) not in said
+    output = "".join(traceback.format_exception(caught.value)) + caplog.text
+    output += "".join(capfd.readouterr())
+    assert "stage.trigger_time" in output and repr(secret) not in output
     assert repr(secret) in "".join(traceback.format_exception(KeyError(secret)))
 
 

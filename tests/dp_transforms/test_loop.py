@@ -43,9 +43,9 @@ def steps(run: Run, source: list[pa.RecordBatch], threads: int = 1) -> list[obje
     """(name, bytes) of every step, in order of name and shard."""
     given = by_shard(run, source)
     own = Threads(threads, run.run_id)
-    found = alternate(run, flow.stages_of(run), given, stops(run.plan), threads=own)
+    parts = alternate(run, flow.stages_of(run), given, stops(run.plan), threads=own)
     out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
-                 for name, part in found)  # fmt: skip
+                 for name, part in parts)  # fmt: skip
     assert not any(given)  # what a shard held has gone
     return list(out)
 
@@ -76,10 +76,10 @@ def test_what_was_asked_for_before_is_not_given_again(store_paths: Iterator[str]
     stores.close_all()
     run, ends = begin(plan, path), stops(plan)
     first = ends[2] + 1
-    found = alternate(run, flow.stages_of(run), by_shard(run, source), stops(plan, first),
+    parts = alternate(run, flow.stages_of(run), by_shard(run, source), stops(plan, first),
                       first=first)  # fmt: skip
     out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
-                 for name, part in found)  # fmt: skip
+                 for name, part in parts)  # fmt: skip
     base = plan.timeline.base
     left = [step for step in want if base(step[0][0]) + step[0][1] >= first]  # type: ignore[index]
     assert out == left and len(left) < len(want)
@@ -91,10 +91,10 @@ def test_a_position_that_is_there_twice(store_paths: Iterator[str], once: bool) 
     """Refused where somebody else has numbered the rows, else one record that came again."""
     plan = PLANS["skip"]
     run, batches = begin(plan, next(store_paths)), stream_of(plan).batches(400)
-    found = alternate(run, flow.stages_of(run), by_shard(run, [*batches, batches[0]]), stops(plan),
+    parts = alternate(run, flow.stages_of(run), by_shard(run, [*batches, batches[0]]), stops(plan),
                       once=once)  # fmt: skip
     with pytest.raises(UsageError, match="share a position") if once else nullcontext():
-        rows = sum(part.num_rows for _, part in found)
+        rows = sum(part.num_rows for _, part in parts)
         stores.close_all()
         again = begin(plan, next(store_paths))
         want = alternate(again, flow.stages_of(again), by_shard(again, batches), stops(plan))

@@ -56,7 +56,7 @@ def test_published_is_the_exact_prefix_and_the_mixed_noise(strategy: str, tmp_pa
     """Of all cells, data or not, at every trigger; sds are each cell's own."""
     plan = mixed_plan(MIXING, strategy=strategy, contributions=10_000, epsilon=900.0)
     stream = generate(plan, records=600, keys=30)
-    found = matrices(
+    columns = matrices(
         released(begin_mixed(plan, tmp_path, MIXING), stream.batches(100)), ["n", "n_sd"]
     )
     exact, noise, sds = exact_counts(plan, stream, CELLS), [], []
@@ -65,8 +65,8 @@ def test_published_is_the_exact_prefix_and_the_mixed_noise(strategy: str, tmp_pa
         for trigger in range(1, plan.timeline.triggers + 1):
             noise.append(of_window.at(trigger) / (1 << MIXED_BITS))
             sds.append(allocate(plan).values[0].sd[trigger - 1] * MIXING.row_norms)
-    assert np.array_equal(found["n"], exact + np.array(noise))
-    assert np.array_equal(found["n_sd"], np.array(sds))
+    assert np.array_equal(columns["n"], exact + np.array(noise))
+    assert np.array_equal(columns["n_sd"], np.array(sds))
     assert (exact[-1] == 0).any() or exact.min() == 0
 
 
@@ -106,7 +106,7 @@ def test_through_beam(tmp_path: Path) -> None:
 def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[object, bytes]:
     """Releases of all steps without data, the process begun anew every so many steps, and the
     store moved to other shards in the midst."""
-    run, found = begin_mixed(plan, folder, MIXING), {}
+    run, by_step = begin_mixed(plan, folder, MIXING), {}
     shards, work = run.shards, []
     for window in range(plan.timeline.windows):
         work += [(window, t) for t in range(1, plan.timeline.triggers + 1)]
@@ -126,9 +126,9 @@ def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict
         for shard in range(shards):
             batch, _ = stepper.step(window, shard, trigger, None)
             rows |= {row["page"]: (row["n"], row["n_sd"]) for row in batch.to_pylist()}
-        found[window, trigger] = repr(sorted(rows.items())).encode()
+        by_step[window, trigger] = repr(sorted(rows.items())).encode()
     stores.close_all()
-    return found
+    return by_step
 
 
 def ids_of(plan: Plan, ring: KeyRing) -> Ids:
@@ -149,7 +149,7 @@ def test_a_run_that_was_cut_off_goes_on_alike(
     """With data, at several steps of several shards; each time in a new process's objects."""
     plan = plan_of()
     source = generate(plan).batches(100)
-    whole = released(begin_mixed(plan, tmp_path / "whole", MIXING), source)
+    expected = released(begin_mixed(plan, tmp_path / "whole", MIXING), source)
     computed, honest = 0, Stepper._compute
 
     def failing(self: Stepper, *args: object) -> object:
@@ -164,7 +164,7 @@ def test_a_run_that_was_cut_off_goes_on_alike(
         with pytest.raises(InterruptedError):
             released(begin_mixed(plan, tmp_path / "cut", MIXING), source)
         stores.close_all()
-    assert released(begin_mixed(plan, tmp_path / "cut", MIXING), source) == whole
+    assert released(begin_mixed(plan, tmp_path / "cut", MIXING), source) == expected
 
 
 def test_no_run_begins_without_its_mixing(tmp_path: Path) -> None:

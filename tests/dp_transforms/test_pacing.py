@@ -39,13 +39,13 @@ PLANS = pytest.mark.parametrize("plan", SOME.values(), ids=list(SOME))
 
 def stops_by_hand(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     """Trigger time -> (window, step) of the tests that fall on it."""
-    line, found = plan.timeline, dict[int, list[tuple[int, int]]]()
+    line, by_time = plan.timeline, dict[int, list[tuple[int, int]]]()
     for window in range(line.windows):
         for step in plan.design.test_triggers.tolist():
-            found.setdefault(line.base(window) + step, []).append((window, step))
+            by_time.setdefault(line.base(window) + step, []).append((window, step))
         if window and plan.design.remembers:  # its start, at which it reads what was published
-            found.setdefault(line.base(window), [])
-    return found
+            by_time.setdefault(line.base(window), [])
+    return by_time
 
 
 @PLANS
@@ -63,26 +63,26 @@ def test_a_stream_without_end_has_a_next_test_always() -> None:
     last = plan.timeline.last_trigger_time
     tests = {last + t for t in range(1, 60) for w in range(60) for k in plan.design.test_triggers
              if plan.timeline.base(w) + k == last + t}  # fmt: skip
-    at, found = last, list[int]()
+    at, times = last, list[int]()
     while at < last + 50:
         test = next_test(endless, at)
         assert test is not None
-        found.append(at := test)
-    assert found == [t for t in sorted(tests) if t <= found[-1]]
+        times.append(at := test)
+    assert times == [t for t in sorted(tests) if t <= times[-1]]
 
 
 @PLANS
 def test_what_must_be_committed_before(plan: Plan) -> None:
     at, line = stops_by_hand(plan), plan.timeline
     for time in range(1, line.last_trigger_time + 1):
-        found = last_tests(plan, time)
+        steps = last_tests(plan, time)
         before = [t for t in at if t < time and at[t]]
         for window in line.windows_at(time):
             mine = [step for t in before for w, step in at[t] if w == window]
-            assert found.get(window) == (max(mine) if mine else None)
+            assert steps.get(window) == (max(mine) if mine else None)
         # The stop before, also of a window that closed with it, if nothing was announced since.
         if before and max(before) == time - 1:
-            assert all(found[window] == step for window, step in at[time - 1])
+            assert all(steps[window] == step for window, step in at[time - 1])
 
 
 @PLANS
@@ -143,7 +143,7 @@ def test_every_stage_goes_by_the_tests_that_were_committed(
     run, source = begin(plan, next(store_paths)), stream_of(plan)
     assert (stops(run.explicit()) == stops(then)) is not own
     assert (Pace(run)(1) == then.design.test_triggers[0]) is not own
-    found = rows_of(plan, by_name(run_in_memory(run, source.batches(400))[0]))
+    rows = rows_of(plan, by_name(run_in_memory(run, source.batches(400))[0]))
     noise = SlowNoise(plan, ring, identity(plan))
-    assert (found == skipping(then, accept(then, source).values(), key_ids(ring), noise)) is not own
+    assert (rows == skipping(then, accept(then, source).values(), key_ids(ring), noise)) is not own
     stores.close_all()

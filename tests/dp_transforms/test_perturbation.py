@@ -35,7 +35,7 @@ def published(plan: Plan, states: KeyShard, slots: list[int], trigger: int = 5) 
 def test_values_are_exact_prefixes_plus_the_noise_of_their_paths() -> None:
     plan = make_plan(aggregates=ALL, triggers=10)
     budget, states = allocate(plan), filled(plan, 4)
-    found = published(plan, states, [2, 0])
+    figures = published(plan, states, [2, 0])
     for number, (stream, noise) in enumerate(zip(plan.design.streams, budget.values, strict=True)):
         paths = Paths(noise_stream(plan, noise))
         paths.start(np.arange(2), states.table.ids[[2, 0]], np.zeros(2, np.int64))
@@ -43,12 +43,12 @@ def test_values_are_exact_prefixes_plus_the_noise_of_their_paths() -> None:
         prefix = states.values[[2, 0], number] + drawn
         assert drawn.any()
         if stream.name == "count":
-            assert found.values["n"].tolist() == prefix.tolist()
-            assert found.sds["n"].tolist() == [noise.sd[4]] * 2
+            assert figures.values["n"].tolist() == prefix.tolist()
+            assert figures.sds["n"].tolist() == [noise.sd[4]] * 2
         if stream.name == "total":
-            assert found.values["total"].tolist() == (prefix * 0.5).tolist()
-            assert found.sds["total"] == pytest.approx([noise.sd[4] * 0.5] * 2)
-    assert set(found.values) == set(found.sds) == {"n", "level", "total", "people"}
+            assert figures.values["total"].tolist() == (prefix * 0.5).tolist()
+            assert figures.sds["total"] == pytest.approx([noise.sd[4] * 0.5] * 2)
+    assert set(figures.values) == set(figures.sds) == {"n", "level", "total", "people"}
 
 
 @pytest.mark.parametrize("strategy", ["tree", "blt"])
@@ -78,9 +78,9 @@ def test_the_count_of_units_is_at_its_own_step() -> None:
     plan = make_plan(aggregates=(UNITS,), triggers=12, select_every=3, refresh_every=3)
     states, budget = filled(plan, 3), allocate(plan)
     assert budget.units is not None and not plan.design.units_apart
-    found = published(plan, states, [0, 1, 2], 9)
+    figures = published(plan, states, [0, 1, 2], 9)
     paths = Paths(noise_stream(plan, budget.units, "units"))
     paths.start(np.arange(3), states.table.ids[:3], np.zeros(3, np.int64))
     drawn = paths.advance(np.arange(3), np.full(3, 3))[:, 0]
-    assert found.values["people"].tolist() == (states.units[:3] + drawn / 256).tolist()
-    assert found.sds["people"].tolist() == [budget.units.sd[2]] * 3
+    assert figures.values["people"].tolist() == (states.units[:3] + drawn / 256).tolist()
+    assert figures.sds["people"].tolist() == [budget.units.sd[2]] * 3

@@ -27,11 +27,11 @@ def test_a_key_is_due_when_it_passes_by_itself(look_ahead: int, every: int) -> N
     states.units[:KEYS] = np.arange(KEYS) % 20
     thresholds.ensure(states, slots, np.full(KEYS, 2))
     predict(plan, thresholds, states, slots, 2 * every)
-    known = min(1 + look_ahead, tests)
+    horizon = min(1 + look_ahead, tests)
     due = []
     for key in range(KEYS):
-        later = [t for t in range(3, known + 1) if states.units[key] >= expected[key, t - 1]]
-        test = later[0] if later else known + 1
+        later = [t for t in range(3, horizon + 1) if states.units[key] >= expected[key, t - 1]]
+        test = later[0] if later else horizon + 1
         due.append(min(test * every, 14) if test <= tests else NEVER)
     assert states.due[:KEYS].tolist() == due and len(set(due)) > (look_ahead > 1)
 

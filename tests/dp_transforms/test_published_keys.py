@@ -38,7 +38,7 @@ def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None
     out = released(plan, stream_of(plan).batches(400), path)
     keys = known(path, plan)
     first, count = np.zeros(len(NAMES), np.int64), np.full(len(NAMES), line.windows)
-    found = 0
+    total = 0
     for decided in (line.last_trigger_time, 0, *range(1, line.last_trigger_time)):
         mask = keys.of_keys(ids(NAMES), first, count, decided, decided + 1)
         for window in range(line.windows):
@@ -49,8 +49,8 @@ def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None
             pages = {str(row["page"]) for n in own for row in as_rows(out[n])}
             have = {page for page, bits in zip(NAMES, mask, strict=True) if bits >> window & 1}
             assert have == pages
-            found += len(have)
-    assert found > 100
+            total += len(have)
+    assert total > 100
     stores.close_all()
 
 
@@ -60,7 +60,7 @@ def test_steps_that_are_not_committed_are_refused(store_paths: Iterator[str]) ->
     one = np.ones(1, np.int64)
     assert not keys.of_keys(ids(NAMES[:1]), 0 * one, one, 1, 2).any()  # before the first test
     test = int(plan.design.test_triggers[0])
-    with pytest.raises(RunError, match=r"privacy\.skip"):
+    with pytest.raises(RunError, match=r"mechanism\.skip"):
         keys.of_keys(ids(NAMES[:1]), 0 * one, one, test, test + 1)
     stores.close_all()
 

@@ -66,8 +66,8 @@ def random_skipping_plan(rng: np.random.Generator) -> Plan:
     last = int(line["triggers"])  # type: ignore[call-overload]
     if "slide" in line and last > MAX_SKIPPING_WINDOWS * int(line["slide"]):  # type: ignore
         del line["slide"]
-    some = np.flatnonzero(rng.random(last - 1) < rng.choice([0.1, 0.4, 1.0])) + 1
-    tests = [None, int(rng.integers(1, 20)), (*some.tolist(), last)][int(rng.integers(3))]
+    test_times = np.flatnonzero(rng.random(last - 1) < rng.choice([0.1, 0.4, 1.0])) + 1
+    tests = [None, int(rng.integers(1, 20)), (*test_times.tolist(), last)][int(rng.integers(3))]
     weights = float(rng.choice([0.5, 1.0, 3.0])), float(rng.choice([0.5, 1.0, 2.0]))
     if line["windows"] == 1 and rng.random() < 0.3:
         line["period"] = int(rng.integers(1, last + 1))

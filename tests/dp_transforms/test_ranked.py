@@ -42,10 +42,10 @@ FEW = [pytest.param(RANKED[n], id=n) for n in ("weights", "weights units", "weig
 
 def several_at_once(plan: Plan) -> int:
     """Cases of a unit with pairs of one key, but not of one value, in one micro-batch."""
-    found: dict[object, set[object]] = {}
+    cases: dict[object, set[object]] = {}
     for p in admitted(plan, stream_of(plan)):
-        found.setdefault((p.window, p.step_index, p.unit, p.key), set()).add((p.rank, p.values))
-    return sum(len(pairs) > 1 for pairs in found.values())
+        cases.setdefault((p.window, p.step_index, p.unit, p.key), set()).add((p.rank, p.values))
+    return sum(len(pairs) > 1 for pairs in cases.values())
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -91,9 +91,9 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
             late = [] if held.waiting is None else [held.waiting]
             rows = [*ahead, *(batch for _, batch in held.outputs)]
             if seed is not None:
-                whole = concat(rows, admitted_schema(plan))
-                order = np.random.default_rng(seed).permutation(whole.num_rows)
-                rows = [whole.take(pa.array(part)) for part in np.array_split(order, 7)]
+                table = concat(rows, admitted_schema(plan))
+                order = np.random.default_rng(seed).permutation(table.num_rows)
+                rows = [table.take(pa.array(part)) for part in np.array_split(order, 7)]
             steps = releasing(0, rows, upto, since)
             ahead = [] if steps.waiting is None else [steps.waiting]
             for name, batch in steps.outputs:
@@ -117,11 +117,11 @@ def unranked(real: Any) -> Any:
 
     def fresh_units(plan: Plan, *rest: Any) -> Any:
         privacy = plan.privacy
-        kept = privacy.per_key_bound
+        key_bound = privacy.per_key_bound
         plan = msgspec.structs.replace(
             plan, privacy=msgspec.structs.replace(privacy, weights=None, per_key_bound=None)
         )
-        with redesigned(unit_sets="window") if kept else contextlib.nullcontext():
+        with redesigned(unit_sets="window") if key_bound else contextlib.nullcontext():
             return real(plan, *rest)
 
     return fresh_units

@@ -42,11 +42,11 @@ def test_steps_come_by_trigger_time_and_then_by_window(
     monkeypatch.setattr(release, "COMMIT_ROWS", together)
     line = make_plan(triggers=4, slide=2, windows=3).timeline
     rows = pairs((1, 1), (0, 3), (1, 1), (0, 1), (1, 2), (2, 1))
-    found = [
-        (window, trigger, some.column("n").to_pylist())
-        for window, trigger, some in release.steps_through(line, rows, 5, since=1)
+    steps = [
+        (window, trigger, batch.column("n").to_pylist())
+        for window, trigger, batch in release.steps_through(line, rows, 5, since=1)
     ]
-    assert found == [
+    assert steps == [
         (0, 2, []), (0, 3, [1]), (1, 1, [0, 2]), (0, 4, []), (1, 2, [4]), (1, 3, []), (2, 1, [5]),
     ]  # fmt: skip
     assert list(release.steps_through(line, pairs(), 1, since=1)) == []
@@ -100,7 +100,7 @@ def test_a_row_has_an_id_of_its_key_window_and_trigger(ring: KeyRing) -> None:
         tuple(sealed(ring, part("a", "b"), window=w, trigger=t).column("release_id").to_pylist())
         for w, t in ((0, 1), (0, 2), (1, 1))
     ]
-    assert len({name for some in names for name in some}) == 6
+    assert len({name for group in names for name in group}) == 6
 
 
 def test_an_insecure_run_says_so_in_every_release() -> None:

@@ -46,11 +46,11 @@ def test_any_log(seed: int, lasting: int | None) -> None:
         for time in sorted(rng.integers(1, 60, 40).tolist())
     ]
     stride = int(rng.integers(1, 7))
-    remembered, found = Remembered(lasting), 0
+    remembered, total = Remembered(lasting), 0
     for window in range(1, 60 // stride):
         start, before = window * stride, remembered.through
-        some = [selection(t, keys) for t, keys in log if before < t <= start]
-        remembered.begin(window, start, some)
+        selections = [selection(t, keys) for t, keys in log if before < t <= start]
+        remembered.begin(window, start, selections)
         for open_ in range(max(1, window - 3), window + 1):
             want = by_definition(log, open_ * stride, lasting)
             assert set(np.flatnonzero(remembered.knows(open_, ids(list(range(35)))))) == want
@@ -59,9 +59,9 @@ def test_any_log(seed: int, lasting: int | None) -> None:
             assert len(slots) == len(want)
             if want:
                 assert {int(n[1:]) for n in names["page"].to_pylist()} == want
-            found += len(want)
+            total += len(want)
         remembered.end(window - 2)
-    assert found > 5
+    assert total > 5
 
 
 def test_what_nobody_remembers_is_let_go() -> None:
@@ -88,9 +88,9 @@ class Counting:
         self._real, self.reads, self.rows = real, 0, 0
 
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        found = self._real.selections(shard, after, upto)
-        self.reads, self.rows = self.reads + 1, self.rows + len(found)
-        return found
+        selections = self._real.selections(shard, after, upto)
+        self.reads, self.rows = self.reads + 1, self.rows + len(selections)
+        return selections
 
 
 def published(out: dict[tuple[int, int], bytes], name: tuple[int, int]) -> set[str]:
@@ -111,10 +111,12 @@ def test_a_log_is_read_once_and_says_what_was_selected(
     store = Counting(run.open())
     every = RememberedKeys(plan, store, range(3))  # type: ignore[arg-type]
     for window in range(1, line.windows):
-        found = every.at(window)
+        remembered = every.at(window)
         names = set()
-        if found.columns is not None:
-            names = set(found.columns.take(pa.array(found.of(window)))["page"].to_pylist())
+        if remembered.columns is not None:
+            names = set(
+                remembered.columns.take(pa.array(remembered.of(window)))["page"].to_pylist()
+            )
         if plan.design.refresh_every == 1:  # all of them are there at the first trigger
             assert names <= published(out, (window, 1))
         assert names <= published(out, (window, line.triggers))
@@ -127,8 +129,8 @@ def test_a_log_is_read_once_and_says_what_was_selected(
     last = RememberedKeys(plan, run.open(), range(3))
     for window in (line.windows - 1, 1, line.windows - 1):
         want = every.at(window).knows
-        some = ids_of_all(plan, run.open())
-        assert (last.at(window).knows(window, some) == want(window, some)).all()
+        key_ids = ids_of_all(plan, run.open())
+        assert (last.at(window).knows(window, key_ids) == want(window, key_ids)).all()
     stores.close_all()
 
 

@@ -232,9 +232,9 @@ def forgotten_in_mid_window() -> Iterator[None]:
 
     def forget(stepper: Any, states: Any, window: int, shard: int, trigger: int, *rest: Any) -> Any:
         if window and trigger == 2 and shard in stepper._remembered:
-            found = stepper._remembered[shard].at(window)
-            if found.columns is not None and len(found.of(window)):
-                keys = found.columns.take(pa.array(found.of(window)))
+            remembered = stepper._remembered[shard].at(window)
+            if remembered.columns is not None and len(remembered.of(window)):
+                keys = remembered.columns.take(pa.array(remembered.of(window)))
                 slots = states.table.find(ids_of(keys.column("_id").combine_chunks()))
                 states.round[slots] = 0
         return compute(stepper, states, window, shard, trigger, *rest)
@@ -281,10 +281,12 @@ def of_one_shard() -> Iterator[None]:
     since = RememberedKeys._since
 
     def own(keys: RememberedKeys, start: int) -> Any:
-        found = since(keys, start)
+        selections = since(keys, start)
         if len(keys._shards) == 1:
-            return found
-        return [s for s in found if (shard_of(ids_of(s.keys.column("_id")), SHARDS) == 0).all()]
+            return selections
+        return [
+            s for s in selections if (shard_of(ids_of(s.keys.column("_id")), SHARDS) == 0).all()
+        ]
 
     with mock.patch.object(RememberedKeys, "_since", own):
         yield
@@ -297,9 +299,9 @@ def of_later_tests() -> Iterator[None]:
 
     def anew(keys: RememberedKeys, window: int) -> Remembered:
         if len(keys._shards) > 1:
-            found = [s for n in keys._shards for s in keys._store.selections(n, -1)]
+            selections = [s for n in keys._shards for s in keys._store.selections(n, -1)]
             keys._read = Remembered()
-            keys._read.begin(window, 1 << 20, sorted(found, key=lambda s: s.trigger_time))
+            keys._read.begin(window, 1 << 20, sorted(selections, key=lambda s: s.trigger_time))
             return keys._read
         return at(keys, window)
 
@@ -354,10 +356,10 @@ def test_rows_over_nothing_have_noise(tmp_path: Path, monkeypatch: pytest.Monkey
     publish = step.publish
 
     def noiseless(plan: Plan, budget: Any, states: Any, paths: Any, slots: Any, *at: Any) -> Any:
-        found = publish(plan, budget, states, paths, slots, *at)
+        figures = publish(plan, budget, states, paths, slots, *at)
         nothing = states.values[slots, 0] == 0
-        found.values["n"][nothing] = 0.0
-        return found
+        figures.values["n"][nothing] = 0.0
+        return figures
 
     monkeypatch.setattr(step, "publish", noiseless)
     (tmp_path / "sabotaged").mkdir()

@@ -127,6 +127,6 @@ def test_every_table_has_a_noise_of_its_own() -> None:
 
 def test_the_same_run_draws_the_same_in_every_version() -> None:
     """A run that was cut off goes on under the same names: these numbers are recorded."""
-    found = (drawn(7, TABLE * 0) * 2**MIXED_BITS).astype(int).tolist()
-    assert found == RECORDED
+    draws = (drawn(7, TABLE * 0) * 2**MIXED_BITS).astype(int).tolist()
+    assert draws == RECORDED
     assert drawn(7, np.array(0), ()) * 2**MIXED_BITS == RECORDED_TOTAL

@@ -79,7 +79,7 @@ def test_a_worker_finds_the_key_for_itself(run: Run, monkeypatch: pytest.MonkeyP
     """Another process gets the reference only: its own environment decides."""
     data = pickle.dumps(run)
     assert KEY.encode() not in data and bytes.fromhex(KEY) not in data
-    said = []
+    outputs = []
     for value in (KEY, OTHER, ""):
         env = os.environ | {VARIABLE: value, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
@@ -89,10 +89,10 @@ def test_a_worker_finds_the_key_for_itself(run: Run, monkeypatch: pytest.MonkeyP
             capture_output=True,
             check=True,
         )
-        said.append(done.stdout.decode().strip())
+        outputs.append(done.stdout.decode().strip())
         assert KEY.encode() not in done.stderr and OTHER.encode() not in done.stderr
     with KeyRing(bytes.fromhex(KEY)) as ring:
-        assert said == [ring.fingerprint, "PolicyError", "UsageError"]
+        assert outputs == [ring.fingerprint, "PolicyError", "UsageError"]
 
 
 @pytest.fixture
@@ -187,12 +187,12 @@ def test_the_flow_does_not_depend_on_where_the_key_is(
     store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, KEY)
-    found = []
+    releases = []
     for keys in (KeySource(None, KEY), KeySource(f"env:{VARIABLE}"), KEYS):
         url = f"sqlite:{next(store_paths)}"
         run, _ = begin_run(PLAN, keys, url, 2, run_id="22" * 16)
-        found.append(
+        releases.append(
             [batch.to_pylist() for batch in run_in_memory(run, generate(PLAN).batches(9))[0]]
         )
-    assert found[0] == found[1] != found[2]
-    assert any(found[0])
+    assert releases[0] == releases[1] != releases[2]
+    assert any(releases[0])

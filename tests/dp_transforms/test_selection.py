@@ -75,12 +75,12 @@ def test_a_combined_test_takes_the_counts_noise_of_its_own_trigger(
         last = at[-1] + 1
         exact -= coefficient * paths.advance(keys, np.full(10, last), last)[:, at]
     expected = np.maximum((exact >> DECODE_BITS) + 1, 0)
-    for some, steps in ((keys, (1, 2, 4)), (keys, (3,)), (keys[4:5], (1, 3)), (keys[:1], (4,))):
+    for slots, steps in ((keys, (1, 2, 4)), (keys, (3,)), (keys[4:5], (1, 3)), (keys[:1], (4,))):
         thresholds = NoisyThresholds(terms, plan, budget, look_ahead)
         for step in steps:
-            asked = np.full(len(some), step)
-            thresholds.ensure(states, some, asked)
-            assert thresholds.at(some, asked).tolist() == expected[some, step - 1].tolist()
+            test_steps = np.full(len(slots), step)
+            thresholds.ensure(states, slots, test_steps)
+            assert thresholds.at(slots, test_steps).tolist() == expected[slots, step - 1].tolist()
 
 
 @pytest.mark.parametrize("coefficient", [1, 2, 3])
@@ -114,8 +114,8 @@ def test_few_keys_at_a_time_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(selection, "MAX_DRAWS_AT_ONCE", 1)
     thresholds = thresholds_of(plan)
     thresholds.ensure(states, slots, np.full(10, 4))
-    found = thresholds.at(slots, np.full(10, 4))
-    assert found.tolist() == by_definition(plan, states)[:, 3].tolist()
+    levels = thresholds.at(slots, np.full(10, 4))
+    assert levels.tolist() == by_definition(plan, states)[:, 3].tolist()
 
 
 def test_a_new_round_has_noise_of_its_own() -> None:
@@ -124,10 +124,10 @@ def test_a_new_round_has_noise_of_its_own() -> None:
     thresholds.ensure(states, slots, np.full(10, 2))
     states.round[3:6] = 1
     thresholds.ensure(states, slots, np.full(10, 2))
-    found = thresholds.at(slots, np.full(10, 2))
-    assert found.tolist() == by_definition(plan, states)[:, 1].tolist()
+    levels = thresholds.at(slots, np.full(10, 2))
+    assert levels.tolist() == by_definition(plan, states)[:, 1].tolist()
     before = by_definition(plan, states_of(plan, TEN))[:, 1]
-    assert np.flatnonzero(found != before).min() >= 3 and (found != before).any()
+    assert np.flatnonzero(levels != before).min() >= 3 and (levels != before).any()
 
 
 def test_keys_that_come_from_the_store_are_in_any_round() -> None:
@@ -137,8 +137,8 @@ def test_keys_that_come_from_the_store_are_in_any_round() -> None:
     states.round[:10] = slots
     thresholds = thresholds_of(plan)
     thresholds.ensure(states, slots, np.full(10, 2))
-    found = thresholds.at(slots, np.full(10, 2))
-    assert found.tolist() == by_definition(plan, states)[:, 1].tolist()
+    levels = thresholds.at(slots, np.full(10, 2))
+    assert levels.tolist() == by_definition(plan, states)[:, 1].tolist()
 
 
 @pytest.mark.parametrize("above", [-1, 0])
@@ -157,9 +157,11 @@ def test_the_statistic_of_weights_is_the_last_sum() -> None:
     assert budget.statistic is not None and budget.selection is not None
     states.units[:2], states.values[:2, -1] = [3, 4], [100, 50]
     stream = noise_stream(plan, budget.selection, "selection")
-    found = NoisyThresholds([(stream, 1)], plan, budget, 2).statistic(states, np.arange(2))
+    statistics = NoisyThresholds([(stream, 1)], plan, budget, 2).statistic(states, np.arange(2))
     one, each = budget.statistic.weighted, budget.statistic.counted
-    assert one > 0 and each > 0 and found.tolist() == [100 * one + 3 * each, 50 * one + 4 * each]
+    assert (
+        one > 0 and each > 0 and statistics.tolist() == [100 * one + 3 * each, 50 * one + 4 * each]
+    )
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("sticky", [2]), ("rounds", [2, 3])])

@@ -19,10 +19,10 @@ def by_definition(
         for window in range(windows):
             if used[who] == limit:
                 break
-            known = mask >> window & 1
-            pairs.append((used[who], -1 if known else taken[who]))
+            published_bit = mask >> window & 1
+            pairs.append((used[who], -1 if published_bit else taken[who]))
             used[who] += 1
-            taken[who] += not known
+            taken[who] += not published_bit
         out.append(pairs)
     return out
 
@@ -40,9 +40,9 @@ def test_words_hold_ranks_indices_and_windows(seed: int) -> None:
     for half in (slice(0, 25), slice(25, size)):  # two decisions: the counters go on
         order = np.arange(len(unit[half]))
         given = (column[half] for column in (*place, wanted, published))
-        found = skipping.admit(unit[half], *given, counts, limit, order)
-        words += found[0].tolist()
-        ranks += found[1].tolist()
+        admission = skipping.admit(unit[half], *given, counts, limit, order)
+        words += admission[0].tolist()
+        ranks += admission[1].tolist()
     want = by_definition(unit.tolist(), wanted.tolist(), published.tolist(), limit)
     pairs = skipping.pairs_in(np.array(words))
     assert pairs.tolist() == [len(p) for p in want]

@@ -135,7 +135,7 @@ def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dic
     for p in pairs:
         if p.window == window and p.step_index <= trigger:
             units.setdefault(p.key, set()).add(p.unit)
-    return {key: len(found) for key, found in units.items()}
+    return {key: len(members) for key, members in units.items()}
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_restart_between_any_two_steps_changes_nothing(
     monkeypatch.setattr(release, "COMMIT_STEPS", together)
     source = stream_of(plan).batches(400)
     settings = options_of(plan)
-    whole = released(plan, source, next(store_paths), **settings)
+    expected = released(plan, source, next(store_paths), **settings)
     path, honest = next(store_paths), step.Stepper._compute
     steps = plan.timeline.windows * plan.timeline.triggers * 3
     stops = {steps // 4, steps // 2, steps // 2 + 1, steps - 2}
@@ -285,8 +285,8 @@ def test_a_restart_between_any_two_steps_changes_nothing(
         except InterruptedError:
             stores.close_all()
             continue
-        assert again == whole
-        assert released(plan, source, path, **settings) == whole
+        assert again == expected
+        assert released(plan, source, path, **settings) == expected
         assert steps + len(stops) <= computed <= steps + together * len(stops)
         return
     pytest.fail("never came to its end")

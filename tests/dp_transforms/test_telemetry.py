@@ -70,39 +70,39 @@ def test_a_stages_seconds_are_added_up_when_it_fails_too() -> None:
 @pytest.mark.parametrize(("public", "total"), [(True, 1 + 1 + 4000), (False, 0.1 + 0.4 + 4000)])
 def test_latencies_by_bucket(public: bool, total: float) -> None:
     """A bound belongs to its bucket; a public sum is of whole seconds."""
-    found = Latency("release_latency", public)
+    latency = Latency("release_latency", public)
     for seconds in (0.1, 0.4, 4000.0):
-        found.add(seconds)
+        latency.add(seconds)
     expected = [0] * (len(LATENCY_SECONDS) + 1)
     expected[0] = expected[2] = expected[-1] = 1
-    assert found.counts == expected and found.total == pytest.approx(total)
+    assert latency.counts == expected and latency.total == pytest.approx(total)
 
 
 def test_only_live_trigger_times_have_a_latency() -> None:
-    found = Deliveries()
-    found.delivered(5_000_000, 9_000_000)
-    found.live_from(6_000_000)
-    found.live_from(1)  # the first call holds
-    found.delivered(5_999_999, 9_000_000)
-    found.delivered(9_000_001, 9_000_000)
-    assert sum(found.since_trigger_time.counts) == 0 and found.last_instant == 9_000_001
-    found.delivered(6_000_000, 9_000_000)
-    assert found.since_trigger_time.total == 3 and found.last_instant == 9_000_001
+    deliveries = Deliveries()
+    deliveries.delivered(5_000_000, 9_000_000)
+    deliveries.live_from(6_000_000)
+    deliveries.live_from(1)  # the first call holds
+    deliveries.delivered(5_999_999, 9_000_000)
+    deliveries.delivered(9_000_001, 9_000_000)
+    assert sum(deliveries.since_trigger_time.counts) == 0 and deliveries.last_instant == 9_000_001
+    deliveries.delivered(6_000_000, 9_000_000)
+    assert deliveries.since_trigger_time.total == 3 and deliveries.last_instant == 9_000_001
 
 
 def test_the_time_since_a_trigger_time_passed() -> None:
-    found = Deliveries()
-    found.passed([1, 2])
-    found.delivered(2, 10)
-    found.delivered(3, 10)
-    assert sum(found.since_passed.counts) == 1 and found.since_passed.counts[0] == 1
+    deliveries = Deliveries()
+    deliveries.passed([1, 2])
+    deliveries.delivered(2, 10)
+    deliveries.delivered(3, 10)
+    assert sum(deliveries.since_passed.counts) == 1 and deliveries.since_passed.counts[0] == 1
 
 
 def test_long_streams_forget_what_passed_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_TRIGGER_TIMES_KEPT", 3)
-    found = Deliveries()
-    found.passed(range(10))
-    assert [*found._passed] == [7, 8, 9]
+    deliveries = Deliveries()
+    deliveries.passed(range(10))
+    assert [*deliveries._passed] == [7, 8, 9]
 
 
 @pytest.mark.parametrize("as_generator", [False, True])
@@ -125,7 +125,7 @@ def test_an_unforeseen_error_shows_its_class_only(as_generator: bool) -> None:
 
 
 def test_a_coded_error_passes_as_it_is() -> None:
-    coded = UsageError("schema.unit", "is missing", "name it")
+    coded = UsageError("table.unit_column", "is missing", "name it")
 
     @guarded("records")
     def fails() -> None:
@@ -154,18 +154,18 @@ def test_the_first_refusal_stands_before_failures() -> None:
         UsageError("c", "", ""),
     ):
         fail(error)
-    found = first_error()
-    assert found is not None and found.field == "b" and found.__traceback__ is None
+    failure = first_error()
+    assert failure is not None and failure.field == "b" and failure.__traceback__ is None
 
 
 def test_progress_is_told_from_where_it_stood() -> None:
     step_done()
-    told: list[tuple[int, int]] = []
-    with watch_steps(lambda done, of: told.append((done, of)), 5, every_seconds=30):
+    reports: list[tuple[int, int]] = []
+    with watch_steps(lambda done, of: reports.append((done, of)), 5, every_seconds=30):
         step_done()
         step_done()
-    assert told == [(2, 5)]
+    assert reports == [(2, 5)]
     before = steps_done()
     with watch_steps(None, 5):
         step_done()
-    assert steps_done() == before + 1 and len(told) == 1
+    assert steps_done() == before + 1 and len(reports) == 1

@@ -127,9 +127,9 @@ def cells_by_pairs() -> Iterator[None]:
     real = Tally.counts
 
     def counts(tally: Tally) -> list[Int64]:
-        found = real(tally)
-        found[0] = found[0] * np.arange(1, len(found[0]) + 1)
-        return found
+        tallies = real(tally)
+        tallies[0] = tallies[0] * np.arange(1, len(tallies[0]) + 1)
+        return tallies
 
     with mock.patch.object(Tally, "counts", counts):
         yield
@@ -163,23 +163,23 @@ def test_pairs_equal_a_plain_count(ring: KeyRing, name: str) -> None:
     per_unit: dict[tuple[int, int], int] = {}
     for unit in zip(rows.user, line.period_of(rows.event), windows, strict=True):
         per_unit[unit[:2]] = per_unit.get(unit[:2], 0) + int(unit[2])
-    found = tallied(plan, ring, stream)[0]
+    counts = tallied(plan, ring, stream)[0]
     of = design(question(plan, 1)).histograms[0]
     pairs = np.array([n for n in per_unit.values() if n])
     expected = np.bincount(np.searchsorted(of.candidates, pairs), minlength=of.cells)
-    assert found.tolist() == expected.tolist() and found.sum() > 20
+    assert counts.tolist() == expected.tolist() and counts.sum() > 20
 
 
 def test_batches_and_order_do_not_matter(ring: KeyRing) -> None:
     plan = PLANS["sums and means"]
     stream = generate(plan, 4, users=50)
-    whole = tallied(plan, ring, stream, 3, rows=10_000)
+    reference = tallied(plan, ring, stream, 3, rows=10_000)
     for rows in (1, 13, 500):
         again = tallied(plan, ring, stream, 3, rows=rows)
-        assert all((a == b).all() for a, b in zip(whole, again, strict=True))
+        assert all((a == b).all() for a, b in zip(reference, again, strict=True))
     reverse = tallied(plan, ring, stream.take(np.arange(len(stream))[::-1]), 3)
-    assert all((a == b).all() for a, b in zip(whole, reverse, strict=True))
-    assert whole[1].sum() <= 3 * 50
+    assert all((a == b).all() for a, b in zip(reference, reverse, strict=True))
+    assert reference[1].sum() <= 3 * 50
 
 
 def one_each(users: int, records: int, plan: Plan) -> Stream:
@@ -200,15 +200,15 @@ def test_the_sampled_value_is_any_of_the_units_records_alike(ring: KeyRing) -> N
     plan = make_plan(aggregates=(msgspec.structs.replace(SUM, clamp=(-1.0, 4.0), grid=1.0),))
     users = 3000
     stream = one_each(users, 5, plan)
-    found = tallied(plan, ring, stream, rows=4000)[1]
-    assert found.sum() == users
-    assert sample_p(ring, found, users) > LEAST_P
+    counts = tallied(plan, ring, stream, rows=4000)[1]
+    assert counts.sum() == users
+    assert sample_p(ring, counts, users) > LEAST_P
     first = np.bincount(np.full(users, 1), minlength=6)
     assert sample_p(ring, first, users) < LEAST_P
     # Coins belong to the run: another one picks others, the same one the same.
     other = tallied(plan, ring, stream, rows=4000, name=b"other")[1]
-    assert other.tolist() != found.tolist()
-    assert tallied(plan, ring, stream, rows=4000)[1].tolist() == found.tolist()
+    assert other.tolist() != counts.tolist()
+    assert tallied(plan, ring, stream, rows=4000)[1].tolist() == counts.tolist()
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -223,8 +223,10 @@ def many(ring: KeyRing, of: Histogram, runs: int) -> Int64:
 
 def scale_p(noise: Int64, sigma: float) -> float:
     """Two-sided p-value of the variance of a rounded Gaussian of sd sigma."""
-    found = float((noise.astype(np.float64) ** 2).sum()) / (sigma**2 + 1 / 12)
-    return float(2 * min(stats.chi2.cdf(found, noise.size), stats.chi2.sf(found, noise.size)))
+    statistic = float((noise.astype(np.float64) ** 2).sum()) / (sigma**2 + 1 / 12)
+    return float(
+        2 * min(stats.chi2.cdf(statistic, noise.size), stats.chi2.sf(statistic, noise.size))
+    )
 
 
 OF = design(

@@ -19,14 +19,14 @@ def rows(partitions: list[int], plan: object) -> pa.RecordBatch:
     given = {"partition": pa.array(partitions, pa.int32()), "unit": pa.array([b"u" * 16] * size)}
     arrays = []
     for field in schema:
-        found = given.get(field.name)
-        if found is None:
-            found = (
+        column = given.get(field.name)
+        if column is None:
+            column = (
                 pa.array(np.zeros(size, np.int64))
                 if pa.types.is_integer(field.type)
                 else [""] * size
             )
-        arrays.append(pa.array(found).cast(field.type))
+        arrays.append(pa.array(column).cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -44,11 +44,11 @@ def test_all_shards_together(tmp_path: Path) -> None:
     assert waiting_partitions(store, 2, 8, read) == read
 
 
-@pytest.mark.parametrize("some", [True, False])
-def test_ids_do_not_say_where_records_stand(tmp_path: Path, some: bool) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_ids_do_not_say_where_records_stand(tmp_path: Path, waits: bool) -> None:
     import msgspec
 
     plan = msgspec.structs.replace(make_plan(), record_id=Field("id"))
     run = begin(plan, tmp_path / "s.db", shards=1)
-    note_waiting(plan, run.open(), 0, 7, rows([9] * some, plan))
-    assert waiting_partitions(run.open(), 1, 7, [0, 1]) == ([0, 1] if some else [])
+    note_waiting(plan, run.open(), 0, 7, rows([9] * waits, plan))
+    assert waiting_partitions(run.open(), 1, 7, [0, 1]) == ([0, 1] if waits else [])

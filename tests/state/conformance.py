@@ -118,7 +118,7 @@ def picture(states: KeyShard) -> dict[str, object]:
     by_key = {}
     for slot, key in enumerate(states.table.ids.tolist()):
         # What a unit set holds shows in what it takes for new.
-        known = [
+        unit_probes = [
             bool(states.pairs.add(np.array([slot]), ids([1000 + seed]))[0]) for seed in range(12)
         ]
         by_key[tuple(key)] = (
@@ -129,7 +129,7 @@ def picture(states: KeyShard) -> dict[str, object]:
             int(states.base[slot]),
             int(states.due[slot]),
             bool(states.done[slot]),
-            known,
+            unit_probes,
         )
     return {"committed": states.committed, "keys": by_key}
 
@@ -176,8 +176,8 @@ def counts(store: Store) -> dict[tuple[int, ...], int]:
     """Unit id -> admitted pairs, of the units that have any."""
     shard = store.unit_shard(0)
     store.load_units(0, shard, ids(list(range(UNIVERSE))))
-    found = shard.table.ids.tolist()
-    by_unit = {tuple(unit): int(shard.counts[i]) for i, unit in enumerate(found)}
+    unit_ids = shard.table.ids.tolist()
+    by_unit = {tuple(unit): int(shard.counts[i]) for i, unit in enumerate(unit_ids)}
     return {unit: by_unit[unit] for unit in sorted(by_unit) if by_unit[unit]}
 
 

@@ -119,15 +119,15 @@ def positions(store: Store, shard: int) -> set[tuple[int, int]]:
     store.load_units(shard, states, spread(ALL))
     index, admitted = store.admitted_before(shard, states)
     slots = states.table.find(spread(ALL))
-    found = set()
+    unit_times = set()
     for unit, slot in zip(ALL, slots.tolist(), strict=True):
         for trigger_time in range(1, 9):
             place = np.array([3]), np.array([unit + 100 * trigger_time]), np.array([slot])
             at = int(index.find(position_ids(*place))[0]) if slot >= 0 else -1
             if at >= 0 and admitted.trigger_time[at] > states.forgotten:
                 assert (admitted.pairs[at], admitted.rank[at]) == (1, 7)
-                found.add((unit, trigger_time))
-    return found
+                unit_times.add((unit, trigger_time))
+    return unit_times
 
 
 def whole(store: Store) -> dict[str, object]:
@@ -360,14 +360,14 @@ class RetentionConformance:
     def test_sizes_are_told_by_part(self, life: RetentionBench) -> None:
         store = life.open()
         sample(store)
-        found = {(p.name, p.window): p for p in store.parts()}
-        assert {name for name, _ in found} == {"outbox", "keys", "units", "positions"}
-        assert found["outbox", 0].bytes > 0 and found["keys", 1].bytes > 0
-        assert ("keys", 0) not in found
+        parts = {(p.name, p.window): p for p in store.parts()}
+        assert {name for name, _ in parts} == {"outbox", "keys", "units", "positions"}
+        assert parts["outbox", 0].bytes > 0 and parts["keys", 1].bytes > 0
+        assert ("keys", 0) not in parts
         fill_step(store, 2, 0, 1, [0, 2], True)
         (size,) = (p for p in store.parts() if p.name == "selections")
         assert size.window is None and size.rows == 1 and size.bytes > 32
-        before = found["positions", None].bytes
+        before = parts["positions", None].bytes
         for shard in range(SHARDS):
             store.forget_positions(shard, 3)
         after = {(p.name, p.window): p for p in store.parts()}
@@ -381,17 +381,17 @@ class RetentionConformance:
         store.retained_windows = RetainedWindows(0, 0)
         expected = whole(store)
         new = life.fresh(msgspec.structs.replace(OLD, shards=shards))
-        told: list[tuple[int, int]] = []
-        copy_store(store, new, LINE, lambda done, of: told.append((done, of)))
+        progress: list[tuple[int, int]] = []
+        copy_store(store, new, LINE, lambda done, of: progress.append((done, of)))
         assert whole(new) == expected
-        assert told[-1][0] == told[-1][1] == 2 + SHARDS
+        assert progress[-1][0] == progress[-1][1] == 2 + SHARDS
         assert new.completed(shards)[0] == 2 and new.completed(shards).get(1, 0) == 1 - uneven
         assert new.reshards == ({1: [ReshardProgress((1, 0))]} if uneven else {})
         for shard in range(shards):
             assert new.unit_progress(shard) == UnitProgress(3, 0, 3 + uneven)
             assert new.unit_shard(shard).ahead == uneven
-            found = [u for u in ALL if u in unit_counts(new, shard)]
-            assert (shard_of(spread(found), shards) == shard).all()
+            unit_ids = [u for u in ALL if u in unit_counts(new, shard)]
+            assert (shard_of(spread(unit_ids), shards) == shard).all()
         # And back, through a store that was itself resharded.
         back = life.fresh(OLD)
         copy_store(new, back, LINE)
@@ -409,10 +409,10 @@ class RetentionConformance:
         copy_store(store, new, LINE, abandon=Abandon(5, 9))
         assert new.retained_windows == RetainedWindows(0, 3, ((0, 3),))
         assert new.identity.epoch == 1
-        found = whole(new)
-        assert found["keys"] == {} and found["positions"] == set()
-        assert found["released"] == whole(store)["released"]
-        assert found["units"] == dict.fromkeys([0, 2, 6, 22, 1, 3, 7], 9)
+        contents = whole(new)
+        assert contents["keys"] == {} and contents["positions"] == set()
+        assert contents["released"] == whole(store)["released"]
+        assert contents["units"] == dict.fromkeys([0, 2, 6, 22, 1, 3, 7], 9)
         assert new.unit_progress(1) == UnitProgress(5, 5, 5)
 
     def test_a_snapshot_sees_one_state(self, life: RetentionBench) -> None:

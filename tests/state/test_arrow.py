@@ -32,10 +32,10 @@ from tests.state.conformance import KEY_SCHEMA, STREAMS, change, ids, picture
 
 
 def test_bytes_that_are_no_batch() -> None:
-    whole = arrow.to_bytes(pa.RecordBatch.from_pydict({"a": [1, 2]}))
-    for some in (b"", b"\0" * 40, whole[:50], whole[:-60]):
+    batch_bytes = arrow.to_bytes(pa.RecordBatch.from_pydict({"a": [1, 2]}))
+    for content in (b"", b"\0" * 40, batch_bytes[:50], batch_bytes[:-60]):
         with pytest.raises(PolicyError) as caught:
-            arrow.from_bytes(some)
+            arrow.from_bytes(content)
         assert str(caught.value) == str(damaged())
 
 
@@ -83,8 +83,8 @@ def replayed(log: list[tuple[int, tuple[bytes, bytes, bytes]]]) -> KeyShard:
 
 def test_a_log_is_replayed_to_the_states_that_were_logged() -> None:
     states, log = logged([[1, 2], [], [2, 3, 2]])
-    found = replayed(log)
-    assert found.logged == found.size == 3 and picture(found) == picture(states)
+    replica = replayed(log)
+    assert replica.logged == replica.size == 3 and picture(replica) == picture(states)
 
 
 @pytest.mark.parametrize("gone", [0, 1])
@@ -106,10 +106,14 @@ def test_pieces_of_a_snapshot_hold_everything(monkeypatch: pytest.MonkeyPatch) -
         log.append((0, piece_blobs(piece, slots)))
         before += len(slots)
     assert len(log) == 3
-    found = replayed([*log, (1, None), (2, None)])  # type: ignore[list-item]
-    assert found.committed == 2 and found.done[: found.size].tolist() == [True, *[False] * 3, True]
-    states.done[:], found.done[:] = False, False
-    assert picture(found) == picture(states)
+    replica = replayed([*log, (1, None), (2, None)])  # type: ignore[list-item]
+    assert replica.committed == 2 and replica.done[: replica.size].tolist() == [
+        True,
+        *[False] * 3,
+        True,
+    ]
+    states.done[:], replica.done[:] = False, False
+    assert picture(replica) == picture(states)
     again, last = logged([[1, 2, 3], [4, 5], [1]])
     assert not replayed([*log, (1, None), (2, None), last[-1]]).done.any()  # type: ignore[list-item]
     assert again.committed == 3
@@ -126,19 +130,19 @@ def test_contents_of_one_id_are_records_of_their_own() -> None:
     two = records((0, 1, 0, 1, 1), (0, 1, 0, 3, 9), (0, 2, 0, 2, 1))
     digest = np.array([5, (1 << 64) - 1, 5], np.uint64)
     rows = commits(UnitShard(), msgspec.structs.replace(two, digest=digest))
-    index, kept = indexed(records_of(rows))
-    assert kept.digest is not None and kept.digest.tolist() == digest.tolist()
+    index, unique_records = indexed(records_of(rows))
+    assert unique_records.digest is not None and unique_records.digest.tolist() == digest.tolist()
     where = np.array([0, 0]), np.array([1, 1]), np.array([0, 0])
     at = index.find(arrow.position_ids(*where, digest[:2]))
-    assert kept.pairs[at].tolist() == [1, 3]
+    assert unique_records.pairs[at].tolist() == [1, 3]
     assert index.find(arrow.position_ids(*where)).tolist() == [-1, -1]
 
 
 def commits(units: UnitShard, *decided: Admitted) -> list[AdmissionRow]:
     return [
-        AdmissionRow(trigger_time, arrow.from_bytes(new), some)
+        AdmissionRow(trigger_time, arrow.from_bytes(new), records_blob)
         for trigger_time, admitted in enumerate(decided, 1)
-        for _, new, some in unit_blobs(units, admitted)
+        for _, new, records_blob in unit_blobs(units, admitted)
     ]
 
 
@@ -151,12 +155,16 @@ def test_decisions_are_replayed_with_their_ranks(monkeypatch: pytest.MonkeyPatch
     rows = commits(units, admitted)
     assert len(rows) == 3  # a unit, and a record that may be of a later one, in each
     empty = AdmissionRow(2, rows[0].units, arrow.records_blob(no_records()))
-    found, some = UnitShard(), records_of([*rows, empty])
-    replay_units(found, rows)
-    assert found.table.ids.tolist() == units.table.ids.tolist() and found.decided == 1
-    assert found.counts[:3].tolist() == [1, 0, 5] and found.until[:3].tolist() == [4, 5, 6]
-    assert some.offset.tolist() == [100, 40, 7] and some.rank is not None
-    assert some.rank.tolist() == [0, 4, 3] and some.unit.tolist() == [2, 0, 2]
+    replica, admitted_records = UnitShard(), records_of([*rows, empty])
+    replay_units(replica, rows)
+    assert replica.table.ids.tolist() == units.table.ids.tolist() and replica.decided == 1
+    assert replica.counts[:3].tolist() == [1, 0, 5] and replica.until[:3].tolist() == [4, 5, 6]
+    assert admitted_records.offset.tolist() == [100, 40, 7] and admitted_records.rank is not None
+    assert admitted_records.rank.tolist() == [0, 4, 3] and admitted_records.unit.tolist() == [
+        2,
+        0,
+        2,
+    ]
     assert len(records_of([]).offset) == 0
 
 
@@ -165,10 +173,10 @@ def test_counts_of_a_snapshot_are_no_sums() -> None:
     units = UnitShard()
     slots = units.intern(ids([7, 8]))
     units.counts[slots] = [5, 2]
-    ((before, new, some),) = unit_blobs(units, records((0, 1, 1, 1, 9)), whole=True)
-    found = UnitShard()
-    replay_units(found, [AdmissionRow(9, arrow.from_bytes(new), some)])
-    assert before == 0 and found.counts[:2].tolist() == [5, 2] and found.until[0] > 1 << 30
+    ((before, new, records_blob),) = unit_blobs(units, records((0, 1, 1, 1, 9)), all_units=True)
+    replica = UnitShard()
+    replay_units(replica, [AdmissionRow(9, arrow.from_bytes(new), records_blob)])
+    assert before == 0 and replica.counts[:2].tolist() == [5, 2] and replica.until[0] > 1 << 30
 
 
 def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,16 +189,16 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
     per_key = PerKey(ids([40, 40, 40]), np.array([6, 6, 6], np.int32), *bits)
     three = records((0, 1, 0, 1, 1), (0, 2, 1, 2, 1), (0, 3, 0, 1, 1), ranks=[0, 0, 1])
     admitted = msgspec.structs.replace(three, per_key=per_key)
-    found = UnitShard()
+    replica = UnitShard()
     rows = commits(units, admitted)
-    replay_units(found, rows)
-    assert found.counts[:2].tolist() == [2, 2] and found.indices[:2].tolist() == [1, 1]
-    some = records_of(rows).per_key
-    assert some is not None and some.fresh.tolist() == [1, 2, 0]
+    replay_units(replica, rows)
+    assert replica.counts[:2].tolist() == [2, 2] and replica.indices[:2].tolist() == [1, 1]
+    per_key_columns = records_of(rows).per_key
+    assert per_key_columns is not None and per_key_columns.fresh.tolist() == [1, 2, 0]
     # Of key 40 and window 6 unit 7 has two, unit 8 one, which also has one of window 7.
-    asked = [(0, 6), (1, 6), (1, 7), (0, 7)]
+    unit_windows = [(0, 6), (1, 6), (1, 7), (0, 7)]
     for bound, open_ in ((1, [0, 0, 0, 1]), (2, [0, 1, 1, 1]), (3, [1, 1, 1, 1])):
-        unit, window = np.array(asked).T
+        unit, window = np.array(unit_windows).T
         of = Wanted(unit, np.zeros(4, np.int32), np.arange(4), window, np.ones(4, np.int64),
                     ids([40] * 4), np.zeros(4, np.int32))  # fmt: skip
         again = UnitShard()
@@ -200,29 +208,29 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
         counters = again.counts, again.indices
         assert again.keys.admit(np.arange(4), of, *counters, 9, bound, 0).pairs.tolist() == open_
     units.counts[:2], units.indices[:2] = [5, 4], [3, 2]
-    whole = [
-        AdmissionRow(9, arrow.from_bytes(new), kept)
-        for _, new, kept in unit_blobs(units, admitted.at(np.array([1])), whole=True)
+    snapshot = [
+        AdmissionRow(9, arrow.from_bytes(new), records_blob)
+        for _, new, records_blob in unit_blobs(units, admitted.at(np.array([1])), all_units=True)
     ]
     later = UnitShard()
-    replay_units(later, whole)
-    count_keys(later, whole)
+    replay_units(later, snapshot)
+    count_keys(later, snapshot)
     assert later.counts[:2].tolist() == [5, 4] and later.indices[:2].tolist() == [3, 2]
     assert later.keys.size == 2
 
 
 def test_records_move_with_their_units() -> None:
-    some = records((0, 1, 0, 1, 9), (0, 2, 1, 2, 9), (0, 3, 2, 3, 9), ranks=[4, 5, 6])
-    left = moved(some, np.array([1, -1, 0]))
+    admitted_records = records((0, 1, 0, 1, 9), (0, 2, 1, 2, 9), (0, 3, 2, 3, 9), ranks=[4, 5, 6])
+    left = moved(admitted_records, np.array([1, -1, 0]))
     assert left.offset.tolist() == [1, 3] and left.unit.tolist() == [1, 0]
     assert left.rank is not None and left.rank.tolist() == [4, 6]
 
 
 def test_a_position_that_stands_twice_shifts_no_other() -> None:
-    some = records((0, 1, 0, 1, 9), (0, 2, 0, 2, 9), (0, 1, 0, 3, 9), (0, 4, 0, 4, 9))
-    index, kept = indexed(some)
+    admitted_records = records((0, 1, 0, 1, 9), (0, 2, 0, 2, 9), (0, 1, 0, 3, 9), (0, 4, 0, 4, 9))
+    index, unique_records = indexed(admitted_records)
     at = index.find(position_ids(*(np.array(c) for c in ([0, 0, 0], [1, 2, 4], [0, 0, 0]))))
-    assert kept.pairs[at].tolist() == [1, 2, 4]
+    assert unique_records.pairs[at].tolist() == [1, 2, 4]
 
 
 def test_a_position_is_of_its_unit_and_partition() -> None:

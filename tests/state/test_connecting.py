@@ -70,12 +70,12 @@ def postgresql(address: str) -> None:
 
 
 CASES: list[tuple[Callable[[str], None], str, str]] = [
-    (spanner_store, "state.store", "Cloud Spanner"),
-    (spanner_ledger, "ledger.path", "Cloud Spanner"),
-    (subscription, "source.subscription", "Pub/Sub"),
+    (spanner_store, "store", "Cloud Spanner"),
+    (spanner_ledger, "account.path", "Cloud Spanner"),
+    (subscription, "table.subscription", "Pub/Sub"),
     (topic, "sink.topic", "Pub/Sub"),
     (big_table, "sink.table", "BigQuery"),
-    (secret, "privacy.key", "Secret Manager"),
+    (secret, "secret", "Secret Manager"),
     (kafka_topic, "sink.servers", "Kafka"),
     (postgresql, "table visits", "database"),
 ]
@@ -148,8 +148,8 @@ def test_one_line_on_a_terminal_alone(
         time.sleep(0.2)
     with connecting("another"):
         pass  # it is there at once
-    shown = ["Connecting to Kafka (up to 10 s) ..."] if wanted and terminal else []
-    assert stderr.getvalue().splitlines() == shown
+    expected_lines = ["Connecting to Kafka (up to 10 s) ..."] if wanted and terminal else []
+    assert stderr.getvalue().splitlines() == expected_lines
 
 
 @pytest.mark.slow
@@ -163,5 +163,5 @@ def test_a_real_command_ends_within_twenty_seconds() -> None:
         env={**os.environ, EMULATORS["Cloud Spanner"]: NOWHERE},
     )  # fmt: skip
     assert time.monotonic() - begun < 20 and done.returncode == 4
-    told = json.loads(done.stderr.strip().splitlines()[-1])
-    assert told["field"] == "ledger.path" and "SPANNER_EMULATOR_HOST" in told["fix"]
+    error = json.loads(done.stderr.strip().splitlines()[-1])
+    assert error["field"] == "account.path" and "SPANNER_EMULATOR_HOST" in error["fix"]

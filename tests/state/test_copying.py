@@ -86,7 +86,7 @@ def test_a_part_of_a_step_is_refused_where_shards_are_apart(make: Make) -> None:
         behind.put_keys(0, 1, _piece_of(make(), shard=1))
     with pytest.raises(RunError) as caught:
         copy_store(behind, make(shards=3), LINE)
-    assert caught.value.field == "state.store" and "in part" in caught.value.rule
+    assert caught.value.field == "store" and "in part" in caught.value.rule
 
 
 def _piece_of(store: SqliteStore, shard: int = 0):  # type: ignore[no-untyped-def]
@@ -101,5 +101,5 @@ def test_abandoning_keeps_releases_and_spent_units(make: Make) -> None:
     copy_store(source, target, LINE, abandon=Abandon(4, 7))
     assert target.retained_windows == RetainedWindows(0, 2, ((0, 2),))
     assert not list(target.key_pieces(1, 0)) and target.unit_progress(0).decided == 4
-    found = [int(c) for piece in target.unit_pieces(0) for c in piece.counts]
-    assert found and set(found) == {7}
+    counts = [int(c) for piece in target.unit_pieces(0) for c in piece.counts]
+    assert counts and set(counts) == {7}

@@ -29,8 +29,8 @@ def child(folder: Path, code: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", text], stdout=subprocess.PIPE, env=environment, text=True
     )
     assert made.stdout is not None
-    with made.stdout as told:
-        assert told.readline()
+    with made.stdout as output:
+        assert output.readline()
     return made
 
 
@@ -92,10 +92,10 @@ def test_a_draft_that_is_swept_before_its_lock_is_made_again(tmp_path: Path) -> 
 def test_a_sweeper_that_was_first_is_waited_for(tmp_path: Path) -> None:
     """It has the lock already when the writer asks for it, and the draft is gone after that."""
     real_open, real_lock = os.open, drafts.fcntl.flock
-    asked, sweepers = threading.Event(), list[threading.Thread]()
+    lock_request, sweepers = threading.Event(), list[threading.Thread]()
 
     def remove(draft: Path, descriptor: int) -> None:
-        asked.wait()
+        lock_request.wait()
         time.sleep(0.1)
         draft.unlink()
         os.close(descriptor)
@@ -110,7 +110,7 @@ def test_a_sweeper_that_was_first_is_waited_for(tmp_path: Path) -> None:
         return made
 
     def flock(descriptor: int, how: int) -> None:
-        asked.set()
+        lock_request.set()
         real_lock(descriptor, how)
 
     with (
@@ -171,8 +171,8 @@ def test_what_has_its_name_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_other_files_stay(tmp_path: Path) -> None:
-    kept = ["x.dpstream-draft", ".dpstream-draft", ".x.draft", ".x.tmp", "x"]
-    for name in kept:
+    file_names = ["x.dpstream-draft", ".dpstream-draft", ".x.draft", ".x.tmp", "x"]
+    for name in file_names:
         (tmp_path / name).touch()
     sweep(tmp_path)
-    assert set(names(tmp_path)) >= set(kept) - {".dpstream-draft"}
+    assert set(names(tmp_path)) >= set(file_names) - {".dpstream-draft"}

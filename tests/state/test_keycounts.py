@@ -74,9 +74,9 @@ def test_decisions_are_those_of_a_dictionary(
     in between the counts are made again from what was admitted."""
     monkeypatch.setattr(keycounts, "_ROWS_AT_ONCE", 37)
     rng = np.random.default_rng(windows + limits.per_key)
-    slow, counts, kept = Slow(), KeyCounts(), list[tuple[Wanted, Taken]]()
+    slow, counts, history = Slow(), KeyCounts(), list[tuple[Wanted, Taken]]()
     pairs, indices = np.zeros(UNITS, np.int32), np.zeros(UNITS, np.int32)
-    some = 0
+    pair_count = 0
     for begin in range(0, 2000, 100):
         of = wanted(rng, 200, begin, windows)
         order = rng.permutation(100).repeat(2) * 2 + np.tile([0, 1], 100)
@@ -85,15 +85,15 @@ def test_decisions_are_those_of_a_dictionary(
         assert plain(got) == slow.admit(order, of, limits)
         assert pairs.tolist() == [slow.pairs[unit] for unit in range(UNITS)]
         assert indices.tolist() == [slow.firsts[unit] for unit in range(UNITS)]
-        some += int(np.bitwise_count(got.pairs).sum())
-        kept.append((of, got))
+        pair_count += int(np.bitwise_count(got.pairs).sum())
+        history.append((of, got))
         if begin % 300 == 0:
             counts = KeyCounts()
-            for was, what in kept:
+            for was, what in history:
                 rows = np.flatnonzero(what.pairs)
                 first = was.first[rows].astype(np.int32)
                 counts.enter(was.unit[rows], first, what.pairs[rows], was.ids[rows])
-    assert some > 50
+    assert pair_count > 50
 
 
 def test_equal_positions_of_two_units_are_two_records() -> None:

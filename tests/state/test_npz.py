@@ -49,9 +49,9 @@ def test_what_is_too_large_or_lies_is_refused() -> None:
     for lie in (member((1 << 50,), bytes(80)), member((11,), bytes(80)), member((1, 2), b"")):
         with pytest.raises(DAMAGED):
             arrays_of(io.BytesIO(lie), 1 << 62)
-    whole = bytearray(packed(a=np.arange(50.0), b=np.arange(3)))
-    for at in range(len(whole)):
-        broken = bytes([*whole[:at], whole[at] ^ 16, *whole[at + 1 :]])
+    archive = bytearray(packed(a=np.arange(50.0), b=np.arange(3)))
+    for at in range(len(archive)):
+        broken = bytes([*archive[:at], archive[at] ^ 16, *archive[at + 1 :]])
         try:
             arrays_of(io.BytesIO(broken), 1 << 20)
         except (*DAMAGED, TooLargeError):

@@ -53,9 +53,9 @@ def test_each_kind_of_number(kind: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_constants(value: Any, kind: pa.DataType) -> None:
-    found = constant(value, kind)
+    scalar = constant(value, kind)
     wanted = pa.scalar(bool(value), kind) if pa.types.is_boolean(kind) else pa.scalar(value, kind)
-    assert found.equals(wanted) and found.type == kind
+    assert scalar.equals(wanted) and scalar.type == kind
 
 
 def test_all_of_a_null_column_is_null() -> None:

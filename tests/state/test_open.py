@@ -21,14 +21,14 @@ def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
     run, resumed = begin_run(plan, KEYS, url, 3, source=source)
     assert resumed and run.open().identity.run_id == RUN_ID
     refused = [
-        ("state.store", lambda: begin_run(make_plan(triggers=6), KEYS, url, 3, source=source)),
+        ("store", lambda: begin_run(make_plan(triggers=6), KEYS, url, 3, source=source)),
         (
-            "privacy.key",
+            "secret",
             lambda: begin_run(plan, KeySource(None, "12" * 32), url, 3, source=source),
         ),
         ("source", lambda: begin_run(plan, KEYS, url, 3, source=(b"file", b"other"))),
         ("source", lambda: begin_run(plan, KEYS, url, 3, source=(b"filedigest",))),
-        ("state.shards", lambda: begin_run(plan, KEYS, url, 4, source=source)),
+        ("shards", lambda: begin_run(plan, KEYS, url, 4, source=source)),
     ]
     for field, attempted in refused:
         with pytest.raises(PolicyError) as caught:
@@ -42,21 +42,21 @@ def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
 
 def test_fingerprints_are_keyed(tmp_path: Path) -> None:
     plan = make_plan()
-    found: list[RunIdentity] = []
+    identities: list[RunIdentity] = []
     for number, keys in enumerate((KEYS, KeySource(None, "12" * 32))):
         url = f"sqlite:{tmp_path / f'{number}.db'}"
-        found.append(begin_run(plan, keys, url, source=(b"digest",))[0].open().identity)
-    assert found[0].key_fingerprint != found[1].key_fingerprint
-    assert found[0].source_fingerprint != found[1].source_fingerprint
-    assert found[0].run_id != found[1].run_id and len(found[0].run_id) == 32
-    assert "11" * 32 not in msgspec.json.encode(found[0]).decode()
+        identities.append(begin_run(plan, keys, url, source=(b"digest",))[0].open().identity)
+    assert identities[0].key_fingerprint != identities[1].key_fingerprint
+    assert identities[0].source_fingerprint != identities[1].source_fingerprint
+    assert identities[0].run_id != identities[1].run_id and len(identities[0].run_id) == 32
+    assert "11" * 32 not in msgspec.json.encode(identities[0]).decode()
 
 
 @pytest.mark.parametrize("url", ["", "store.db", "postgres:x", "sqlite:"])
 def test_unknown_urls_are_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         stores.exists(url)
-    assert caught.value.field == "state.store"
+    assert caught.value.field == "store"
 
 
 def test_a_path_below_a_folder(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_a_skew_is_rounded_up_to_trigger_times(skew: int, times: int) -> None:
 def test_a_period_is_asked_for_until_its_latest_record() -> None:
     """Events of trigger times 1 to 5 are of the first period, which ends at 50, 30 late at most."""
     line = Timeline(0, None, 10, 10, 10, 30, period=50)
-    found = period_trigger_time(line, np.array([1, 5, 6, 11]))
-    assert found.tolist() == [8, 8, 13, 18]
+    trigger_times = period_trigger_time(line, np.array([1, 5, 6, 11]))
+    assert trigger_times.tolist() == [8, 8, 13, 18]
     far = period_trigger_time(line, np.array([NEVER + 10_000]))
     assert far.tolist() == [NEVER]
 
@@ -66,11 +66,11 @@ def run(store: SqliteStore, windows: range, decide: bool = False) -> None:
 def test_how_far_the_shards_are(store: SqliteStore) -> None:
     run(store, range(2))
     fill_step(store, 2, 0, 1, [0])
-    found = reached(store, LINE)
-    assert found == (2, {2: 0})
+    reach = reached(store, LINE)
+    assert reach == (2, {2: 0})
     fill_step(store, 2, 1, 1, [1])
-    found = reached(store, LINE)
-    assert [found.trigger(LINE, window) for window in (0, 1, 2, 3)] == [2, 2, 1, 0]
+    reach = reached(store, LINE)
+    assert [reach.trigger(LINE, window) for window in (0, 1, 2, 3)] == [2, 2, 1, 0]
 
 
 def test_complete_windows_are_noted_once_they_are_many(
@@ -120,8 +120,8 @@ def test_releases_are_dropped_behind_their_mark(store: SqliteStore) -> None:
     run(store, range(3))
     drop_releases(store, LINE, 2)
     assert store.retained_windows == RetainedWindows(2)
-    kept = [store.committed_releases(window, 0, 2) is not None for window in range(3)]
-    assert kept == [False, False, True]
+    release_flags = [store.committed_releases(window, 0, 2) is not None for window in range(3)]
+    assert release_flags == [False, False, True]
     with pytest.raises(AssertionError):
         drop_releases(store, LINE, 4)
 

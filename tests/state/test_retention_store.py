@@ -32,9 +32,9 @@ def test_a_windows_noise_is_of_the_epoch_that_began_it() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 5, 9])
 def test_pieces_cover_all_rows_once(rows: int) -> None:
-    found = [list(range(rows))[piece] for piece in piece_bounds(rows, 4)]
-    assert [row for piece in found for row in piece] == list(range(rows))
-    assert all(0 < len(piece) <= 4 for piece in found)
+    pieces = [list(range(rows))[piece] for piece in piece_bounds(rows, 4)]
+    assert [row for piece in pieces for row in piece] == list(range(rows))
+    assert all(0 < len(piece) <= 4 for piece in pieces)
 
 
 def test_some_keys_take_their_pairs_along() -> None:
@@ -50,12 +50,16 @@ def test_some_keys_take_their_pairs_along() -> None:
         np.array([0, 3, 3, 2, 1]),
         ids([100, 103, 203, 102, 101]),
     )
-    some = take_keys(piece, np.array([3, 1]))
-    assert some.keys["page"].to_pylist() == ["p3", "p1"] and some.units.tolist() == [30, 10]
-    assert some.values.tolist() == [[3, -3], [1, -1]] and some.done.tolist() == [True, True]
-    assert (some.due.tolist(), some.round.tolist(), some.base.tolist()) == ([4, 2], [5, 3], [6, 4])
-    assert some.pair_rows.tolist() == [0, 0, 1]
-    assert some.pair_units.tolist() == ids([103, 203, 101]).tolist()
+    subset = take_keys(piece, np.array([3, 1]))
+    assert subset.keys["page"].to_pylist() == ["p3", "p1"] and subset.units.tolist() == [30, 10]
+    assert subset.values.tolist() == [[3, -3], [1, -1]] and subset.done.tolist() == [True, True]
+    assert (subset.due.tolist(), subset.round.tolist(), subset.base.tolist()) == (
+        [4, 2],
+        [5, 3],
+        [6, 4],
+    )
+    assert subset.pair_rows.tolist() == [0, 0, 1]
+    assert subset.pair_units.tolist() == ids([103, 203, 101]).tolist()
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ def test_a_key_has_one_slot_and_the_columns_of_its_first_row() -> None:
     assert states.intern(ids([5, 5, 6]), rows([5, 7, 6])).tolist() == [0, 0, 1]
     assert states.intern(ids([6, 8]), rows([6, 8])).tolist() == [1, 2]
     assert states.size == 3 and (states.due[:3] == NEVER).all() and not states.units[:3].any()
-    found = states.key_columns(np.array([2, 0, 1]))
-    assert found.schema == KEY_SCHEMA and found.to_pylist() == [
+    columns = states.key_columns(np.array([2, 0, 1]))
+    assert columns.schema == KEY_SCHEMA and columns.to_pylist() == [
         {"page": "p8", "lang": 8},
         {"page": "p5", "lang": 5},
         {"page": "p6", "lang": 6},
@@ -36,10 +36,10 @@ def test_columns_survive_any_growth() -> None:
     """Chunks are merged as they grow; none is lost and none out of place."""
     states = KeyShard(KEY_SCHEMA, STREAMS)
     for first in range(0, 3000, 37):
-        some = list(range(first, first + 37))
-        slots = states.intern(ids(some), rows(some))
-        states.values[slots, 1] = some
-        states.due[slots] = np.array(some) + 1
+        numbers = list(range(first, first + 37))
+        slots = states.intern(ids(numbers), rows(numbers))
+        states.values[slots, 1] = numbers
+        states.due[slots] = np.array(numbers) + 1
     every = list(range(states.size))
     assert states.key_columns(np.array(every)).column("lang").to_pylist() == every
     assert states.values[: states.size, 1].tolist() == every and len(states._chunks) < 12

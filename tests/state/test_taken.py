@@ -26,8 +26,8 @@ def states_with(keys: list[int]) -> KeyShard:
 
 def test_keys_of_a_shard_that_was_ahead_have_taken_the_step() -> None:
     keys = spread([0, 1, 2, 3])
-    found = {t: TAKEN.before_reshard(3, t, keys).tolist() for t in (2, 3, 4, 5)}
-    assert found == {
+    step_flags = {t: TAKEN.before_reshard(3, t, keys).tolist() for t in (2, 3, 4, 5)}
+    assert step_flags == {
         2: [True] * 4, 3: [True, False] * 2, 4: [True, False] * 2, 5: [False] * 4,
     }  # fmt: skip
     assert not TAKEN.before_reshard(4, 1, keys).any()

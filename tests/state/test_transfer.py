@@ -32,11 +32,11 @@ def opened(url: str, plan: Plan = PLAN) -> Store:
 
 
 def test_a_backup_is_restored_beside_the_old_store(url: str, tmp_path: Path) -> None:
-    out, told = tmp_path / "out" / "backup", []
+    out, confirmations = tmp_path / "out" / "backup", []
     identity = backup(url, PLAN, out)
     assert identity == identity_of(url, PLAN)
-    found, aside = restore(url, PLAN, out, replace=True, confirm=told.append)
-    assert found == identity and told == [identity]
+    restored_identity, aside = restore(url, PLAN, out, replace=True, confirm=confirmations.append)
+    assert restored_identity == identity and confirmations == [identity]
     assert aside is not None and aside.name == "s.db.old"
     store = opened(url)
     assert store.restoring and not store.anew
@@ -50,8 +50,8 @@ def test_a_backup_makes_a_store_where_none_is(url: str, tmp_path: Path) -> None:
     def next_epoch(identity: RunIdentity) -> RunIdentity:
         return msgspec.structs.replace(identity, epoch=1)
 
-    found, aside = restore(new, PLAN, out, change=next_epoch)
-    assert found.epoch == 1 == identity_of(new, PLAN).epoch and aside is None
+    restored_identity, aside = restore(new, PLAN, out, change=next_epoch)
+    assert restored_identity.epoch == 1 == identity_of(new, PLAN).epoch and aside is None
 
 
 def test_refusals_leave_the_store_as_it_was(url: str, tmp_path: Path) -> None:
@@ -68,15 +68,15 @@ def test_refusals_leave_the_store_as_it_was(url: str, tmp_path: Path) -> None:
     before = sorted(folder.iterdir())
     for kind, field, attempt in (
         (UsageError, "backup", lambda: backup(url, PLAN, out)),
-        (PolicyError, "state.store", lambda: backup(url, OTHER, tmp_path / "x")),
-        (UsageError, "state.store", lambda: backup(f"sqlite:{tmp_path}/no", PLAN, tmp_path / "x")),
-        (UsageError, "state.store", lambda: restore(url, PLAN, out)),
+        (PolicyError, "store", lambda: backup(url, OTHER, tmp_path / "x")),
+        (UsageError, "store", lambda: backup(f"sqlite:{tmp_path}/no", PLAN, tmp_path / "x")),
+        (UsageError, "store", lambda: restore(url, PLAN, out)),
         (UsageError, "backup", lambda: restore(url, PLAN, tmp_path / "none", replace=True)),
         (PolicyError, "backup", lambda: restore(url, PLAN, damaged, replace=True)),
         (PolicyError, "backup", lambda: restore(url, OTHER, out, replace=True)),
         (PolicyError, "budget", lambda: restore(url, PLAN, out, replace=True, confirm=never)),
         (UsageError, "shards", lambda: reshard(url, PLAN, 2)),
-        (PolicyError, "state.store", lambda: reshard(url, OTHER, 3)),
+        (PolicyError, "store", lambda: reshard(url, OTHER, 3)),
     ):
         with pytest.raises(kind) as caught:
             attempt()

@@ -1,5 +1,6 @@
 """The stage that waits: armed by clock ticks, one stop for all shards, rows that wait on."""
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.beam import buffer as module
-from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, _outputs
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held
 from dpstream.dp_transforms.beam.clock import ToShards, instant
+from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.telemetry import forget_error
 from tests.streams import make_plan
 
@@ -141,13 +143,83 @@ def test_a_pipeline_that_begins_later_knows_what_was_emitted(anew: bool, since: 
     assert shard.calls == [(7, 10, since)]
 
 
-def test_a_thread_has_no_timer_for_rows_that_wait() -> None:
-    def callback(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
-        return Held(iter((1,)), rows(9))
+class Shards:
+    """A stage with several shards on two threads, whose timers fire in one bundle."""
 
-    with pytest.raises(RunError) as caught:
-        list(_outputs(7, [rows(1)], 2, 0, callback))
-    assert caught.value.field == "performance.threads"
+    def __init__(self, count: int, per_shard: bool = False) -> None:
+        self.made, self.threads = 0, dict[int, set[int]]()
+        self.states = [State() for _ in range(count)]
+        self.stage = BufferUntilTriggerTime(
+            LINE, self._make, 2, catch_up_limit=3, threads=Threads(2, "test"), per_shard=per_shard
+        )
+        self.stage.setup()
+        self.barrier = threading.Barrier(2)
+
+    def _make(self) -> Any:
+        self.made += 1
+        number = self.made
+
+        def callback(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
+            self.threads.setdefault(number, set()).add(shard)
+            due = [n for batch in batches for n in batch.column("due").to_pylist()]
+            self.barrier.wait(10)
+            return Held(
+                iter([(shard, sum(n <= upto for n in due))]), rows(*(n for n in due if n > upto))
+            )
+
+        return callback
+
+    def give(self, shard: int, batch: pa.RecordBatch) -> None:
+        state = self.states[shard]
+        self.stage.process((shard, batch), state, Progress(state), state)
+
+    def fire(self, shard: int) -> list[Any]:
+        state = self.states[shard]
+        return list(self.stage.fire(shard, state, Progress(state), state))
+
+
+def many(due: int) -> pa.RecordBatch:
+    """As many rows as are worth a thread."""
+    return rows(*([due] * 5_000))
+
+
+@pytest.mark.parametrize("per_shard", [False, True])
+def test_shards_of_a_bundle_work_at_once_and_their_rows_wait(per_shard: bool) -> None:
+    """The barrier is passed by two calls at a time; outputs are at each shard's own instant."""
+    shards = Shards(4, per_shard)
+    for shard in range(4):
+        shards.give(shard, many(2))
+        shards.give(shard, rows(4, 4, 9))
+        for _, batch in ToShards(1, SCHEMA).process((1, 1, 2 if shard < 2 else 3)):
+            shards.give(shard, batch)
+    assert [shards.fire(shard) for shard in range(4)] == [[]] * 4
+    assert not any(state.rows for state in shards.states)
+    outputs = list(shards.stage.finish_bundle())
+    assert [value.value for value in outputs] == [(shard, 5_000) for shard in range(4)]
+    assert [value.timestamp for value in outputs] == [
+        instant(LINE, 2 if shard < 2 else 3, 2) for shard in range(4)
+    ]
+    waiting = [[b.column("due").to_pylist() for b in state.rows] for state in shards.states]
+    assert waiting == [[[4, 4, 9]]] * 4
+    if per_shard:
+        assert sorted(map(len, shards.threads.values())) == [1, 1, 1, 1]
+    else:
+        assert shards.made == 2
+
+
+def test_a_shard_that_fires_twice_in_a_bundle_has_its_waiting_rows() -> None:
+    shards = Shards(2)
+    for shard in range(2):
+        shards.give(shard, many(2))
+        shards.give(shard, many(6))
+        for _, batch in ToShards(1, SCHEMA).process((1, 1, 6)):
+            shards.give(shard, batch)
+        assert shards.fire(shard) == []
+    again = [value.value for value in shards.fire(0)]
+    assert again == [(0, 5_000), (1, 5_000)]
+    assert shards.fire(1) == []
+    assert [v.value for v in shards.stage.finish_bundle()] == [(0, 5_000), (1, 5_000)]
+    assert not any(state.rows for state in shards.states)
 
 
 def test_batches_are_let_go_of_as_they_are_taken() -> None:
@@ -164,7 +236,7 @@ def test_an_error_of_the_callback_leaves_the_rows() -> None:
 
     shard.give(rows(1))
     shard.tick(1, 1, 2)
-    shard.stage._callback = fails
+    shard.stage._workers = Workers(lambda: fails, Threads())
     with pytest.raises(RunError, match="failed with KeyError"):
         shard.fire()
     forget_error()

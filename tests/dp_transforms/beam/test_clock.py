@@ -2,6 +2,8 @@
 
 import dataclasses
 import pickle
+import threading
+import time
 from collections.abc import Callable
 
 import apache_beam as beam
@@ -12,9 +14,10 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.batches import record_schema
+from dpstream.dp_transforms.beam import clock as clock_module
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import (
-    _PACED,
+    _PACED_SECONDS,
     Announced,
     Ended,
     ToShards,
@@ -23,6 +26,7 @@ from dpstream.dp_transforms.beam.clock import (
     instant,
     paced_clock,
 )
+from dpstream.dp_transforms.telemetry import step_done, steps_done, wait_for_step
 from tests.streams import START, STEP, make_plan
 
 LINE = make_plan(triggers=4, windows=3).timeline
@@ -105,7 +109,6 @@ def test_a_paced_clock_waits_and_does_not_spin() -> None:
     for now in (STEP, 7 * STEP):
         assert drive.at(now)[0] == [] and not drive.ended
         assert drive.estimator.current_watermark() == instant(LINE, 1, -1)
-    assert _PACED > 0  # it looks again, though its trigger time has long been reached
     allowed[0] = 3
     assert drive.at(7 * STEP)[0] == [(1, 1, 3)]
     allowed[0] = 9
@@ -114,11 +117,65 @@ def test_a_paced_clock_waits_and_does_not_spin() -> None:
     assert drive.at(100 * STEP)[0] == [(1, 8, LINE.last_trigger_time)] and drive.ended
 
 
+def test_a_clock_hears_of_a_finished_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one of this process: without a look at the store in between."""
+    monkeypatch.setattr(clock_module, "_PACED_SECONDS", 60.0)
+    monkeypatch.setattr(clock_module, "_PACED_LOOK_SECONDS", 60.0)
+    allowed, looks = [0], list[float]()
+
+    def pace(first: int) -> int:
+        looks.append(time.monotonic())
+        return allowed[0]
+
+    def finish() -> None:
+        wait_until(lambda: len(looks) == 1)
+        step_done()
+        wait_until(lambda: len(looks) == 2)
+        allowed[0] = 3
+        step_done()
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    begin = time.monotonic()
+    assert Drive(LINE, pace=pace).at(7 * STEP)[0] == [(1, 1, 3)]
+    thread.join()
+    assert len(looks) == 3 and time.monotonic() - begin < 30
+
+
+def test_no_step_between_a_look_and_the_wait_is_missed() -> None:
+    """A step that is done while the store is asked ends the wait that follows."""
+    seen = steps_done()
+    step_done()
+    begin = time.monotonic()
+    wait_for_step(seen, 60.0)
+    assert time.monotonic() - begin < 30
+
+
+def test_steps_of_other_processes_are_looked_for() -> None:
+    """Without any step here; and the call ends, whether there are some or not."""
+    looks = list[int]()
+
+    def pace(first: int) -> int:
+        looks.append(first)
+        return 2 if len(looks) == 3 else 0
+
+    assert Drive(LINE, pace=pace).at(7 * STEP)[0] == [(1, 1, 2)]
+    begin = time.monotonic()
+    assert Drive(LINE, pace=lambda first: 0).at(7 * STEP)[0] == []
+    assert time.monotonic() - begin >= _PACED_SECONDS
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def test_a_clock_of_input_that_has_ended_waits_too() -> None:
     clock = paced_clock(Announced(LINE.last_trigger_time), LINE, lambda first: first)
     assert isinstance(clock, WallClock)
-    found = pickle.loads(pickle.dumps(Ended(LINE)))()  # noqa: S301
-    assert found * 1e6 > LINE.instant_of(LINE.last_trigger_time)
+    seconds = pickle.loads(pickle.dumps(Ended(LINE)))()  # noqa: S301
+    assert seconds * 1e6 > LINE.instant_of(LINE.last_trigger_time)
     with pytest.raises(UsageError, match="clock"):
         paced_clock(beam.Create([1]), LINE, lambda first: first)
 

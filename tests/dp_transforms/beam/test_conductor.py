@@ -76,8 +76,8 @@ def test_records_wait_in_the_bag_and_the_first_tick_decides(store_paths: Iterato
         assert len(cells[shard].rows) == len(parts)  # ticks are no records
         assert cells[shard].armed == floored(instant(PLAN.timeline, last).micros)
         stage.fire(shard=shard, rows=_Bag(cells[shard]), armed=_Value(cells[shard]))
-    found = list(stage.finish_bundle())
-    assert sorted((out.value[0], to_bytes(out.value[1])) for out in found) == want
+    outputs = list(stage.finish_bundle())
+    assert sorted((out.value[0], to_bytes(out.value[1])) for out in outputs) == want
     stores.close_all()
 
 
@@ -97,6 +97,6 @@ def test_all_shards_of_a_bundle_take_all_steps(store_paths: Iterator[str]) -> No
 
 def test_some_shards_alone_are_refused(store_paths: Iterator[str]) -> None:
     run = begin(PLAN, next(store_paths))
-    with pytest.raises(RunError, match=r"privacy\.skip"):
+    with pytest.raises(RunError, match=r"mechanism\.skip"):
         conducted(run, 2)
     stores.close_all()

@@ -81,7 +81,7 @@ def test_one_trigger_time_at_a_time_gives_what_the_whole_gives(
 ) -> None:
     plan = plan_of(aggregates=(MEAN,), windows=12, **more)
     source = generate(plan, 5, records=400, users=90, keys=9).batches(50)
-    whole = by_name(run_in_memory(begin(plan, tmp_path / "a.db", SHARDS), source)[0])
+    expected = by_name(run_in_memory(begin(plan, tmp_path / "a.db", SHARDS), source)[0])
     sink = FileSink(tmp_path / "out", "parquet")
     flowing = Flowing(begin(plan, tmp_path / "b.db", SHARDS), sink)
     by_trigger_time = cells(plan, source)
@@ -89,8 +89,8 @@ def test_one_trigger_time_at_a_time_gives_what_the_whole_gives(
         flowing.feed(by_trigger_time.get(trigger_time, []))
         flowing.step(trigger_time)
         assert released_through(flowing.run) == trigger_time == delivered_through(flowing.store)
-    assert by_name(flowing.out.values()) == whole
-    assert {(one.window, one.trigger) for one in sink.published()} == set(whole)
+    assert by_name(flowing.out.values()) == expected
+    assert {(one.window, one.trigger) for one in sink.published()} == set(expected)
 
 
 def live(
@@ -152,9 +152,9 @@ def test_what_is_read_of_progress_stays_bounded(
     real, seen = SqliteStore.progress, []
 
     def progress(store: SqliteStore, first: int = 0) -> list[tuple[int, int, int]]:
-        found = real(store, first)
-        seen.append(len(found))
-        return found
+        entries = real(store, first)
+        seen.append(len(entries))
+        return entries
 
     monkeypatch.setattr(SqliteStore, "progress", progress)
     plan = endless(plan_of(triggers=1, lateness=0))
@@ -175,10 +175,10 @@ def test_releases_go_once_the_sink_has_had_them_for_long_enough(keep: int, tmp_p
     plan = endless(plan_of(triggers=2, lateness=0))
     line, most = plan.timeline, 0
     for trigger_time, flowing in enumerate(live(plan, tmp_path, 300, keep * line.window), 1):
-        kept = {part.window for part in flowing.store.parts() if part.name == "outbox"}
-        most = max(most, len(kept))
+        windows = {part.window for part in flowing.store.parts() if part.name == "outbox"}
+        most = max(most, len(windows))
         ended = (trigger_time - line.triggers) // 2 + 1
-        assert set(range(max(0, ended - keep), ended)) <= kept, "dropped too early"
+        assert set(range(max(0, ended - keep), ended)) <= windows, "dropped too early"
     assert most <= keep + 2 + max(1, keep // 16)
     written = {(one.window, one.trigger) for one in FileSink(tmp_path / "out", "csv").published()}
     assert written == {(w, t) for w in range(150) for t in (1, 2)}

@@ -9,15 +9,15 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer, split
-from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, _outputs
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import Announced
+from dpstream.dp_transforms.beam.split import SplitByShard
 from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise.prf import Prf
@@ -53,14 +53,14 @@ def slowly(number: int, tool: int) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("small", [set(), {1, 2}, {0, 1, 2, 3, 4}])
 def test_answers_come_in_the_order_of_the_calls(threads: int, small: set[int]) -> None:
-    found: list[tuple[int, int]] = []
+    answers: list[tuple[int, int]] = []
     team = Workers(lambda: 0, Threads(threads, "run"))
     for number in range(12):
         team.ask(partial(slowly, number), small=number % 5 in small)
-        found += team.answers(Threads(threads).ahead(2))
-        assert len(found) // 2 >= number + 1 - (2 * threads if threads > 1 else 0)
-    found += team.answers()
-    assert found == [(number, part) for number in range(12) for part in range(2)]
+        answers += team.answers(Threads(threads).ahead(2))
+        assert len(answers) // 2 >= number + 1 - (2 * threads if threads > 1 else 0)
+    answers += team.answers()
+    assert answers == [(number, part) for number in range(12) for part in range(2)]
 
 
 def test_a_small_call_is_made_by_the_callers_own_thread_in_its_turn() -> None:
@@ -143,23 +143,6 @@ def test_the_end_of_a_run_stops_its_threads() -> None:
     assert ended.is_set()
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_rows_that_would_be_lost_are_an_error(rows: int) -> None:
-    """The bag of a shard on a thread is empty by the time its callback is done."""
-    batch = pa.record_batch({"x": pa.array(range(rows), pa.int64())})
-
-    def callback(shard: int, batches: Any, upto: int, since: int) -> Held:
-        return Held(iter([shard, sum(b.num_rows for b in batches)]), batch)
-
-    found = _outputs(4, [batch, batch], 9, 0, callback)
-    assert [next(found), next(found)] == [4, 2 * rows]
-    if rows:
-        with pytest.raises(RunError, match="would wait for a later trigger time"):
-            next(found)
-    else:
-        assert list(found) == []
-
-
 # --- the flow --------------------------------------------------------------------------
 
 
@@ -211,10 +194,18 @@ class Halves(beam.PTransform):
 
 
 @pytest.mark.parametrize(("bounded", "announced"), [(True, True), (True, False), (False, True)])
-def test_only_what_ends_at_one_trigger_time_is_given_to_threads(
+def test_what_waits_for_a_trigger_time_is_given_to_threads(
     store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch, bounded: bool, announced: bool
 ) -> None:
-    """Elsewhere rows may wait for later trigger times, and a bundle's end is no place to emit."""
+    """Reading is only where the input is all there: a stream's bundles are small."""
+    read: list[int] = []
+    split_init = SplitByShard.__init__
+
+    def noted(self: SplitByShard, *args: Any) -> None:
+        read.append((*args, Threads())[3].number)
+        split_init(self, *args)
+
+    monkeypatch.setattr(SplitByShard, "__init__", noted)
     seen: list[int] = []
     real = BufferUntilTriggerTime.__init__
 
@@ -235,7 +226,7 @@ def test_only_what_ends_at_one_trigger_time_is_given_to_threads(
     records = beam.Pipeline() | beam.Create(generate(plan).batches(300), reshuffle=False)
     records.is_bounded = bounded
     _ = records | transform
-    assert seen == [4 if bounded and announced else 1] * 2
+    assert seen == [4, 4] and read[0] == (4 if bounded else 1)
 
 
 class Once(Prf):
@@ -290,7 +281,7 @@ def test_the_error_of_the_first_shard_is_the_runs(
         try:
             time.sleep({0: 0.02, 1: 0.05}.get(shard, 0.0))
             if shard:
-                raise RunError("state.store", f"failed at {shard}", "look")
+                raise RunError("store", f"failed at {shard}", "look")
         finally:
             at_work[0] -= 1
 
@@ -315,8 +306,8 @@ def test_the_error_of_the_first_shard_is_the_runs(
     with pytest.raises(Exception, match="failed at 1"):
         through_beam(DPStream(plan, run), generate(plan).batches(300), tmp_path / "out")
     assert at_work == [0], "a thread worked on after the run had failed"
-    found = first_error()
-    assert isinstance(found, DpstreamError) and found.rule == "failed at 1"
+    error = first_error()
+    assert isinstance(error, DpstreamError) and error.rule == "failed at 1"
 
 
 def test_an_unforeseen_error_of_a_thread_shows_its_class_only(

@@ -141,6 +141,7 @@ INT_LAYOUTS: list[tuple[str, Layout, list[Any]]] = [
             None,
         ],
     ),
+    ("digits", cast(pa.string()), ["0", "007", "1", "9" * 18, "9" * 19, "9" * 20]),
     ("dictionary", coded(pa.int64()), [3, -3, None]),
     ("coded text", coded(pa.string()), ["3", "x", None]),
 ]
@@ -289,6 +290,7 @@ def test_wrong_types_have_no_value(array: pa.Array) -> None:
 
 TIME_TEXT = {
     "2024-01-01T00:00:00Z": 1_704_067_200_000_000,
+    "2024-01-01T00:00:00.123456Z": 1_704_067_200_123_456,
     "2024-01-01 00:00": 1_704_067_200_000_000,
     "2024-01-01T00:00:00.5": 1_704_067_200_500_000,
     "2024-01-01T00:00:00.1234567899": BAD,  # ten digits
@@ -314,7 +316,7 @@ TIME_TEXT = {
 
 
 @settings(max_examples=50)
-@given(values=rows_of(list(TIME_TEXT)))
+@given(values=rows_of(list(TIME_TEXT)) | rows_of([t for t in TIME_TEXT if t and t[-1] == "Z"]))
 def test_times_as_text(values: list[str | None]) -> None:
     check_rows(columns.instant, cast(pa.string()), values, TIME_TEXT.__getitem__)
 

@@ -26,9 +26,9 @@ WIDE = Context(prec=200)
 
 
 def ids_of(ring: KeyRing, kind: str, column: Column) -> list[bytes]:
-    found, ok = identity(column, kind, nulls=True)
-    assert ok.all() and len(found) == len(column)
-    return [row.tobytes() for row in typed_ids(ring.key, [(kind, found)])]
+    identities, ok = identity(column, kind, nulls=True)
+    assert ok.all() and len(identities) == len(column)
+    return [row.tobytes() for row in typed_ids(ring.key, [(kind, identities)])]
 
 
 def chunked(layout: Layout) -> Callable[[Sequence[Any]], pa.ChunkedArray]:
@@ -152,8 +152,8 @@ def test_decimals_are_reduced_as_python_does(
 ) -> None:
     """Exponent and significand against Python's integers, at the largest width."""
     pairs = [*pairs, *((s - s % 10**zeros, e) for s, e in pairs if s > 0)]
-    for scale, some in itertools.groupby(sorted(pairs, key=lambda p: p[1]), lambda p: p[1]):
-        raw = [s for s, _ in some]
+    for scale, group in itertools.groupby(sorted(pairs, key=lambda p: p[1]), lambda p: p[1]):
+        raw = [s for s, _ in group]
         column = pa.array([Decimal(s).scaleb(-scale, WIDE) for s in raw], pa.decimal256(76, scale))
         for row, (exponent, *_), data in zip(
             raw,
@@ -169,16 +169,16 @@ def test_decimals_are_reduced_as_python_does(
 
 
 @settings(max_examples=33)
-@given(whole=st.integers(-(2**31), 2**31), shift=st.integers(0, 6))
-def test_a_decimal_has_one_id_at_every_scale(ring: KeyRing, whole: int, shift: int) -> None:
-    value = Decimal(whole).scaleb(-shift, WIDE)
-    found = {
+@given(integer=st.integers(-(2**31), 2**31), shift=st.integers(0, 6))
+def test_a_decimal_has_one_id_at_every_scale(ring: KeyRing, integer: int, shift: int) -> None:
+    value = Decimal(integer).scaleb(-shift, WIDE)
+    ids = {
         ids_of(ring, "decimal", pa.array([value], kind))[0]
         for kind in (
             pa.decimal128(38, 6), pa.decimal128(38, 20), pa.decimal256(76, 30), pa.decimal64(18, 6),
         )
     }  # fmt: skip
-    assert len(found) == 1
+    assert len(ids) == 1
 
 
 @settings(max_examples=33)
@@ -260,12 +260,12 @@ def test_kinds_never_collide(ring: KeyRing) -> None:
         "timestamp": [0, 1, 86_400 * 10**9],
         "decimal": [Decimal(0), Decimal(1), Decimal(10)],
     }
-    found = [
+    ids = [
         i
         for kind, values in alike.items()
         for i in ids_of(ring, kind, ARROW[kind]([*values, None]))
     ]
-    assert len(set(found)) == len(found) == sum(map(len, alike.values())) + len(KINDS)
+    assert len(set(ids)) == len(ids) == sum(map(len, alike.values())) + len(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ def test_sabotaged_encodings_are_caught(ring: KeyRing, sabotage: dict[str, Any])
             test_kinds_never_collide(ring)
             for kind in ("timestamp", "decimal"):
                 pool, layouts = LAYOUTS[kind]
-                some = [ids_of(ring, kind, layout(pool)) for layout in layouts]
-                assert all(ids == some[0] for ids in some)
+                id_lists = [ids_of(ring, kind, layout(pool)) for layout in layouts]
+                assert all(ids == id_lists[0] for ids in id_lists)
         except AssertionError:
             return True
         return False

@@ -302,6 +302,6 @@ def test_a_position_kept_twice_shifts_nobody_elses() -> None:
     twice = Admitted(
         number * 0, np.array([5, 5, 6, 7]), number // 3, number + 1, number + 1, number
     )
-    index, kept = indexed(twice)
+    index, rows = indexed(twice)
     at = index.find(position_ids(number[:2] * 0, np.array([6, 7]), np.array([0, 1])))
-    assert kept.pairs[at].tolist() == [3, 4] and kept.pairs.tolist() == [1, 3, 4]
+    assert rows.pairs[at].tolist() == [3, 4] and rows.pairs.tolist() == [1, 3, 4]

@@ -57,14 +57,14 @@ FINITE = st.floats(-1e300, 1e300) | st.integers(-4000, 4000).map(lambda k: k / 2
 GRIDS = [(0.1, (-5.0, 5.0)), (0.25, (-1.9, 7.3)), (0.01, (0.0, 0.99)), (3.0, (-100.0, 50.0))]
 
 
-@pytest.mark.parametrize(("grid", "clamp"), GRIDS)
+@pytest.mark.parametrize(("grid", "bounds"), GRIDS)
 @pytest.mark.parametrize("kind", ["sum", "mean"])
 @settings(max_examples=60)
 @given(values=st.lists(FINITE, min_size=1, max_size=20))
 def test_clamp_and_grid(
-    kind: str, grid: float, clamp: tuple[float, float], values: list[float]
+    kind: str, grid: float, bounds: tuple[float, float], values: list[float]
 ) -> None:
-    figure = Aggregate("f", kind, "value", clamp, grid)  # type: ignore[arg-type]
+    figure = Aggregate("f", kind, "value", bounds, grid)  # type: ignore[arg-type]
     plan = make_plan(aggregates=(figure,))
     stream = plan.design.streams[-1]
     lo, hi = figure.grid_bounds()
@@ -122,16 +122,16 @@ def outcomes(plan: Plan, rows: Sequence[Any], layout: str = "arrow", first: int 
         offset=first,
     )
     good, dead = Canonicaliser(plan, RING)(batch)
-    found: dict[int, Any] = dict(
+    records: dict[int, Any] = dict(
         zip(dead.column("offset").to_pylist(), dead.column("reason").to_pylist(), strict=True)
     )
     assert set(good.column("partition").to_pylist()) <= {3}
     for record in good.to_pylist():
         offset = record.pop("offset")
-        assert offset not in found
-        found[offset] = record
-    assert sorted(found) == list(range(first, first + len(rows)))
-    return [found[first + i] for i in range(len(rows))]
+        assert offset not in records
+        records[offset] = record
+    assert sorted(records) == list(range(first, first + len(rows)))
+    return [records[first + i] for i in range(len(rows))]
 
 
 def reason_of(plan: Plan, row: Any) -> str | None:
@@ -205,8 +205,8 @@ def test_rule_0_at_every_boundary(plan: Plan) -> None:
 def test_the_unit_of_a_period_is_user_and_period() -> None:
     def unit(plan: Plan, user: bytes, event: int) -> bytes:
         fate = outcomes(plan, [(user, b"k", event, event, 1.0)])[0]
-        found: bytes = fate["unit"]
-        return found
+        unit: bytes = fate["unit"]
+        return unit
 
     first, same, later = START, START + 4 * STEP - 1, START + 4 * STEP
     assert unit(PLAN, b"a", first) == unit(PLAN, b"a", later)

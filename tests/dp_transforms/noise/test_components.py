@@ -26,8 +26,8 @@ def stream_of(
     return NoiseStream(RING, (b"run", b"plan"), bounds, role, noise, ContinuousGaussian(sigma))
 
 
-def numbers(found: Components) -> list[float]:
-    return [*found.high.tolist(), *found.low.tolist()]
+def numbers(state: Components) -> list[float]:
+    return [*state.high.tolist(), *state.low.tolist()]
 
 
 @STRATEGIES
@@ -49,26 +49,26 @@ def test_any_pieces_and_any_blocks_give_the_same(
 @STRATEGIES
 @pytest.mark.parametrize("triggers", [1, 2, 40, 300])
 def test_pairs_are_within_their_error_of_balls(name: str, triggers: int) -> None:
-    found = Components(stream_of(name, triggers), 6)
-    assert found.error < 7 * 2.0**-70
+    state = Components(stream_of(name, triggers), 6)
+    assert state.error < 7 * 2.0**-70
     for upto in sorted({1, 2, triggers // 2, triggers} - {0}):
         if upto > triggers:
             continue
-        found.advance(upto)
+        state.advance(upto)
         with flint.ctx.workprec(256):
             for j in range(6):
-                ball = found.exact(j)(256)[0] - found.high[j].item() - found.low[j].item()
-                assert abs(float(ball.mid())) <= found.error
+                ball = state.exact(j)(256)[0] - state.high[j].item() - state.low[j].item()
+                assert abs(float(ball.mid())) <= state.error
 
 
 @STRATEGIES
 def test_they_are_paths_of_the_time_strategy(name: str) -> None:
     """The same nodes folded as a key's: rounded alike to 2^-8."""
-    stream, found = stream_of(name), Components(stream_of(name), 50)
+    stream, state = stream_of(name), Components(stream_of(name), 50)
     tweaks, out = stream.component_names(np.arange(50)), []
     for t in range(1, 41):
-        found.advance(t)
-        out.append(np.floor(found.high * 256 + 0.5 + 2.0**-12 / 3))
+        state.advance(t)
+        out.append(np.floor(state.high * 256 + 0.5 + 2.0**-12 / 3))
     zero = np.zeros(50, np.int64)
     folded = stream.advance(tweaks, zero, zero + 40, stream.no_state(50), 40)
     assert np.array_equal(np.array(out).T, folded)
@@ -76,13 +76,13 @@ def test_they_are_paths_of_the_time_strategy(name: str) -> None:
 
 def test_names_are_apart_from_keys_and_from_each_other() -> None:
     """No key id, whatever it is, and no other number, window or role gives the same name."""
-    stream, some = stream_of("blt"), np.arange(50)
+    stream, cells = stream_of("blt"), np.arange(50)
     taken = [
-        stream.component_names(some),
-        stream.names(np.stack([some, 0 * some], axis=1).astype(np.uint64), 0 * some),
-        stream.names(np.stack([some, 0 * some], axis=1).astype(np.uint64), 0 * some + 1),
-        stream_of("blt", window=100).component_names(some),
-        stream_of("blt", role="units").component_names(some),
+        stream.component_names(cells),
+        stream.names(np.stack([cells, 0 * cells], axis=1).astype(np.uint64), 0 * cells),
+        stream.names(np.stack([cells, 0 * cells], axis=1).astype(np.uint64), 0 * cells + 1),
+        stream_of("blt", window=100).component_names(cells),
+        stream_of("blt", role="units").component_names(cells),
     ]
     assert len({tuple(name) for names in taken for name in names.tolist()}) == 250
 
@@ -90,10 +90,10 @@ def test_names_are_apart_from_keys_and_from_each_other() -> None:
 @STRATEGIES
 def test_their_law(name: str) -> None:
     """The sd of every prefix, and covariances over time, of independent components."""
-    found, rows = Components(stream_of(name, 12), 20_000), []
+    state, rows = Components(stream_of(name, 12), 20_000), []
     for t in range(1, 13):
-        found.advance(t)
-        rows.append(found.high.copy())
+        state.advance(t)
+        rows.append(state.high.copy())
     noise = np.array(rows) / 7
     decoder = stream_of(name, 12).strategy.generators.responses().decoder  # type: ignore[union-attr]
     sampled, law = noise @ noise.T / 20_000, decoder @ decoder.T
@@ -105,11 +105,11 @@ def test_their_law(name: str) -> None:
 
 
 def test_a_step_that_was_passed_is_not_drawn_again() -> None:
-    found = Components(stream_of("blt"), 5)
-    found.advance(9)
-    before = numbers(found)
-    found.advance(4)
-    assert found.step_index == 9 and numbers(found) == before
+    state = Components(stream_of("blt"), 5)
+    state.advance(9)
+    before = numbers(state)
+    state.advance(4)
+    assert state.step_index == 9 and numbers(state) == before
 
 
 @STRATEGIES
@@ -122,17 +122,17 @@ def test_the_announced_error_has_every_operation(
     strategy = encoder_of(name, 60).strategy
     generators = strategy.generators
     assert generators is not None
-    found, local = generators.responses(), Fraction()
-    size, reach, steps = len(found.filled), Fraction(strategy.reach), Fraction(found.steps)
-    filled = [Fraction(x) for x in found.filled.tolist()]
-    moved = [Fraction(x) for x in found.buffers.tolist()]
+    responses, local = generators.responses(), Fraction()
+    size, reach, steps = len(responses.filled), Fraction(strategy.reach), Fraction(responses.steps)
+    filled = [Fraction(x) for x in responses.filled.tolist()]
+    moved = [Fraction(x) for x in responses.buffers.tolist()]
     for theta, out, into, gain in zip(*(part.tolist() for part in generators), strict=True):
         # The node is scaled, each buffer is weighed and taken off, and the gain multiplies.
         around = 1 + sum(abs(Fraction(o)) * f for o, f in zip(out, filled, strict=True))
-        local += (3 * size + 4) * Fraction(found.step) * Fraction(gain) * around
+        local += (3 * size + 4) * Fraction(responses.step) * Fraction(gain) * around
         for k in range(size):
-            kept = abs(Fraction(theta[k])) * filled[k] + abs(Fraction(into[k])) * steps
-            local += 4 * moved[k] * kept
+            magnitude = abs(Fraction(theta[k])) * filled[k] + abs(Fraction(into[k])) * steps
+            local += 4 * moved[k] * magnitude
         local += reach + steps
     exact = reach * Fraction(draws) + local * Fraction(2) ** -101 * 14
     announced = Fraction(components.error_in_sds.__wrapped__(strategy))

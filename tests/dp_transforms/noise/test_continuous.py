@@ -79,20 +79,20 @@ def forced() -> list[int]:
     """Uniforms everywhere: the ends, every power of two in both tails, the middle, random ones."""
     rng = np.random.default_rng(2)
     powers = [1 << k for k in range(128)]
-    some = {0, 1, 2, 3, 5, 100, 12345, FULL // 2 - 1, FULL // 2, *powers, *(p - 1 for p in powers)}
-    some |= {int.from_bytes(rng.bytes(16), "little") for _ in range(150)}
-    some |= {int.from_bytes(rng.bytes(16), "little") >> int(s) for s in rng.integers(1, 120, 150)}
-    return sorted(some | {FULL - 1 - u for u in some})
+    words = {0, 1, 2, 3, 5, 100, 12345, FULL // 2 - 1, FULL // 2, *powers, *(p - 1 for p in powers)}
+    words |= {int.from_bytes(rng.bytes(16), "little") for _ in range(150)}
+    words |= {int.from_bytes(rng.bytes(16), "little") >> int(s) for s in rng.integers(1, 120, 150)}
+    return sorted(words | {FULL - 1 - u for u in words})
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e6])
 def test_floats_are_within_their_error(sigma: float) -> None:
     of, uniforms = ContinuousGaussian(sigma), forced()
-    found = decided(of, uniforms)
+    values = decided(of, uniforms)
     with mpmath.workdps(70):
         wrong = {
             f"{uniform:#x}": float((value - sigma * in_digits(uniform)) / sigma)
-            for uniform, value in zip(uniforms, found, strict=True)
+            for uniform, value in zip(uniforms, values, strict=True)
             if abs(value - sigma * in_digits(uniform)) > of.error
         }
     assert wrong == {}
@@ -143,8 +143,8 @@ def test_draws_equal_a_plain_reference() -> None:
 def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
     prf, names, of, nodes = Prf(KEY), tweaks(50, seed=4), ContinuousGaussian(3.7), 90
     ends = np.zeros(50, np.int64), np.full(50, nodes)
-    whole = of.draw(prf, names, *ends)[0].reshape(50, nodes)
-    assert len(np.unique(whole)) == whole.size
+    values = of.draw(prf, names, *ends)[0].reshape(50, nodes)
+    assert len(np.unique(values)) == values.size
     rng = np.random.default_rng(5)
     for _ in range(40):
         rows = rng.integers(0, 50, rng.integers(1, 30))
@@ -153,7 +153,7 @@ def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
         noise, starts = of.draw(prf, names[rows], first, last)
         for i, row in enumerate(rows):
             drawn = noise[starts[i] : starts[i] + last[i] - first[i]]
-            assert drawn.tobytes() == whole[row, first[i] : last[i]].tobytes()
+            assert drawn.tobytes() == values[row, first[i] : last[i]].tobytes()
 
 
 def test_other_names_keys_and_sds_give_other_noise() -> None:
@@ -225,15 +225,15 @@ def stream_of(name: str, triggers: int = TRIGGERS) -> NoiseStream:
 def paths_of(stream: NoiseStream, width: int, rows: int = ROWS) -> npt.NDArray[np.int64]:
     ids = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2)
     names = stream.names(ids, np.zeros(rows, np.int64))
-    step_index, found = np.zeros(rows, np.int64), []
+    step_index, pieces = np.zeros(rows, np.int64), []
     stack = stream.no_state(rows)
     while step_index[0] < stream.strategy.triggers:
         upto = np.minimum(step_index + width, stream.strategy.triggers)
-        found.append(
+        pieces.append(
             stream.advance(names, step_index, upto, stack, width)[:, : upto[0] - step_index[0]]
         )
         step_index = upto
-    return np.concatenate(found, axis=1)
+    return np.concatenate(pieces, axis=1)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

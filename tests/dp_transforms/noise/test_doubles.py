@@ -32,22 +32,22 @@ def test_nothing_is_lost_of_two_floats() -> None:
 def test_a_sum_is_within_its_error_of_the_magnitudes(cancel: bool) -> None:
     for a, other in zip(pairs(3), pairs(4), strict=True):
         b = (-a[0], a[1] * 0.7) if cancel else other
-        found = plus(*a, *b)
-        assert abs(value(found) - value(a) - value(b)) <= Fraction(ERROR) * (
+        total = plus(*a, *b)
+        assert abs(value(total) - value(a) - value(b)) <= Fraction(ERROR) * (
             abs(value(a)) + abs(value(b))
         )
-        assert abs(found[1]) <= abs(found[0]) * 2.0**-52
+        assert abs(total[1]) <= abs(total[0]) * 2.0**-52
 
 
-def checked(operation: Callable[..., tuple[float, float]], whole: bool) -> None:
+def checked(operation: Callable[..., tuple[float, float]], both_parts: bool) -> None:
     for a, b in zip(pairs(5), pairs(6), strict=True):
-        left = a if whole else (a[0],)
-        found = operation(*left, *b)
+        left = a if both_parts else (a[0],)
+        product = operation(*left, *b)
         exact = sum(map(Fraction, left)) * value(b)
-        assert abs(value(found) - exact) <= Fraction(ERROR) * abs(exact)
-        assert abs(found[1]) <= abs(found[0]) * 2.0**-52
+        assert abs(value(product) - exact) <= Fraction(ERROR) * abs(exact)
+        assert abs(product[1]) <= abs(product[0]) * 2.0**-52
 
 
 def test_products_are_within_their_error() -> None:
-    checked(times, whole=True)
-    checked(scaled, whole=False)
+    checked(times, both_parts=True)
+    checked(scaled, both_parts=False)

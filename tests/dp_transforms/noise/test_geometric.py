@@ -71,10 +71,10 @@ def test_further_bits_decide_what_floats_leave_open(monkeypatch: pytest.MonkeyPa
 
 def test_further_bits_are_the_nodes_own_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's uniform is its lane and then blocks that no other node has."""
-    asked = list[tuple[int, int]]()
+    uniforms = list[tuple[int, int]]()
 
     def listening(law: DiscreteLaplaceLaw, uniform: object) -> int:
-        asked.append(uniform(2))  # type: ignore[operator]
+        uniforms.append(uniform(2))  # type: ignore[operator]
         return settle(law, uniform)  # type: ignore[arg-type]
 
     def undecided(words: Ids, scale: float) -> tuple[Int64, np.ndarray]:
@@ -85,7 +85,7 @@ def test_further_bits_are_the_nodes_own_blocks(monkeypatch: pytest.MonkeyPatch) 
     drawn(2.0, 2, 3)
     names, zeros = tweaks(2), np.zeros(2, np.int64)
     shared = shared_lanes(PRF, names, zeros, zeros + 3, np.uint64)
-    for at, (value, bits) in enumerate(asked):
+    for at, (value, bits) in enumerate(uniforms):
         row, node = divmod(at, 3)
         word = int(shared.lanes[shared.shift[row] + node])
         for block in range(2):

@@ -60,11 +60,11 @@ def test_neither_order_nor_layout_nor_what_is_done_at_once_matters(ring: KeyRing
 
 
 def test_digests_of_shards_add_up(ring: KeyRing) -> None:
-    whole = digest(ring, ITEMS, ONE, WIDE)
+    total = digest(ring, ITEMS, ONE, WIDE)
     for shards in (1, 2, 16, 60):
         parts = np.array_split(np.arange(60), shards)
         each = [digest(ring, ITEMS[part], ONE[part], WIDE[part]) for part in parts]
-        assert combined(each) == combined(reversed(each)) == whole
+        assert combined(each) == combined(reversed(each)) == total
     assert combined([]) == digest(ring, ITEMS[:0], ONE[:0], WIDE[:0]) == bytes(16)
 
 

@@ -15,21 +15,21 @@ KEY = b"\x07" * 32
 
 
 def test_own_blocks_are_no_lanes_of_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[set[tuple[int, int]]] = []
+    block_sets: list[set[tuple[int, int]]] = []
 
     class Asked(Prf):
         def blocks(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-            asked.append({(int(a), int(b)) for a, b in blocks})
+            block_sets.append({(int(a), int(b)) for a, b in blocks})
             return super().blocks(blocks)
 
     of, name = ContinuousGaussian(1.0), tweaks(1, seed=1)[0]
     of.exact(Asked(KEY), name, 500)
-    shared, own = asked
+    shared, own = block_sets
     assert len(shared) == 250 and len(own) == 500 and not shared & own
-    asked.clear()
+    block_sets.clear()
     monkeypatch.setattr(lanes, "_OWN_BLOCK", np.uint64(0))
     of.exact(Asked(KEY), name, 500)
-    assert asked[0] & asked[1]  # what the tag is there for
+    assert block_sets[0] & block_sets[1]  # what the tag is there for
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
@@ -37,15 +37,15 @@ def test_a_lane_is_a_part_of_the_block_of_its_number(kind: type[np.unsignedinteg
     """In rows that begin and end anywhere, empty ones among them."""
     prf, names = Prf(KEY), tweaks(4, seed=2)
     first, last = np.array([0, 5, 3, 17]), np.array([3, 5, 40, 18])
-    found = lanes.shared_lanes(prf, names, first, last, kind)
-    assert found.starts.tolist() == [0, 3, 3, 40] and found.size == 41
+    shared = lanes.shared_lanes(prf, names, first, last, kind)
+    assert shared.starts.tolist() == [0, 3, 3, 40] and shared.size == 41
     per_block = 16 // np.dtype(kind).itemsize
     for row in range(4):
         for node in range(first[row], last[row]):
             name = names[row : row + 1].copy()
             name[0, 0] ^= np.uint64(node // per_block)
             expected = prf.blocks(name).view(kind).reshape(-1)[node % per_block]
-            assert found.lanes[found.shift[row] + node] == expected
+            assert shared.lanes[shared.shift[row] + node] == expected
 
 
 def test_no_block_is_drawn_twice_in_a_row() -> None:
@@ -64,9 +64,9 @@ def test_no_block_is_drawn_twice_in_a_row() -> None:
 def test_a_nodes_own_blocks_are_all_different() -> None:
     prf, names = Prf(KEY), np.repeat(tweaks(2, seed=3), 3, axis=0)
     nodes = np.array([0, 1, 7] * 2)
-    found = [lanes.own_blocks(prf, names, nodes, further) for further in range(3)]
-    assert len({tuple(block) for some in found for block in some.tolist()}) == 18
-    assert np.array_equal(found[0], lanes.own_blocks(prf, names, nodes))
+    blocks = [lanes.own_blocks(prf, names, nodes, further) for further in range(3)]
+    assert len({tuple(block) for array in blocks for block in array.tolist()}) == 18
+    assert np.array_equal(blocks[0], lanes.own_blocks(prf, names, nodes))
     name = names[2].copy()
     name ^= np.array([7, (1 << 63) + 2], np.uint64)
-    assert found[2][2].tolist() == prf.blocks(name.reshape(1, 2))[0].tolist()
+    assert blocks[2][2].tolist() == prf.blocks(name.reshape(1, 2))[0].tolist()

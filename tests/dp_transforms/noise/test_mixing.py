@@ -26,15 +26,15 @@ def factors(shape: Sequence[int]) -> list[Float64]:
 
 
 def components(size: int, step: int = 9, sigma: float = 300.0) -> Components:
-    found = Components(stream_of("blt", 20, sigma), size)
-    found.advance(step)
-    return found
+    state = Components(stream_of("blt", 20, sigma), size)
+    state.advance(step)
+    return state
 
 
-def by_balls(found: Components, mixing: Mixing) -> list[int]:
+def by_balls(state: Components, mixing: Mixing) -> list[int]:
     """Every cell from the dense product in 300 bits."""
     with flint.ctx.workprec(300):
-        noise = [found.exact(j)(300)[0] for j in range(mixing.size)]
+        noise = [state.exact(j)(300)[0] for j in range(mixing.size)]
         out, up = [], flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
         for cell in itertools.product(*map(range, mixing.shape)):
             total = flint.arb(0)
@@ -50,8 +50,8 @@ def by_balls(found: Components, mixing: Mixing) -> list[int]:
 @EVERY
 def test_rounding_is_that_of_the_exact_number(shape: tuple[int, ...]) -> None:
     mixing = Mixing(factors(shape))
-    found = components(mixing.size)
-    assert mixed(found, mixing).tolist() == by_balls(found, mixing)
+    state = components(mixing.size)
+    assert mixed(state, mixing).tolist() == by_balls(state, mixing)
 
 
 @EVERY
@@ -61,8 +61,8 @@ def test_what_floats_leave_open_is_settled_alike(
 ) -> None:
     """With floats that are sure of nothing pairs decide, and with pairs that are not, balls."""
     mixing = Mixing(factors(shape))
-    found = components(mixing.size)
-    expected = mixed(found, mixing).tolist()
+    state = components(mixing.size)
+    expected = mixed(state, mixing).tolist()
 
     def unsure(values: Float64, *rest: Any) -> Int64:
         rest[-1].fill(-(10**12))
@@ -71,28 +71,28 @@ def test_what_floats_leave_open_is_settled_alike(
     monkeypatch.setattr(module, "_round", unsure)
     if balls:
         monkeypatch.setattr(module, "_round_pairs", lambda v, r, e, cells, out: cells)
-    assert mixed(found, mixing).tolist() == expected
+    assert mixed(state, mixing).tolist() == expected
 
 
 def test_a_large_product_of_few_open_cells() -> None:
     """Slices of a first factor with more rows than are sliced together, and every error bound."""
     mixing = Mixing(factors((150, 9)))
-    found = components(mixing.size)
+    state = components(mixing.size)
     cells = np.arange(0, mixing.size, 5)
-    sums, rest = module._pairs_of(mixing, found.high, found.low, cells)
-    whole = np.kron(*mixing.factors)
-    size = mixing.row_sum * np.abs(found.high).max()
+    sums, rest = module._pairs_of(mixing, state.high, state.low, cells)
+    matrix = np.kron(*mixing.factors)
+    size = mixing.row_sum * np.abs(state.high).max()
     for at, cell in enumerate(cells[::30].tolist()):
         with flint.ctx.workprec(300):
             exact = flint.arb(0)
-            for j, (h, low) in enumerate(zip(found.high.tolist(), found.low.tolist(), strict=True)):
+            for j, (h, low) in enumerate(zip(state.high.tolist(), state.low.tolist(), strict=True)):
                 first, second = divmod(cell, 9), divmod(j, 9)
                 weight = flint.arb(mixing.factors[0][first[0], second[0]].item())
                 weight *= mixing.factors[1][first[1], second[1]].item()
                 exact += weight * (flint.arb(h) + low)
             off = float((exact - sums[30 * at].item() - rest[30 * at].item()).mid())
         assert abs(off) <= size * 150 * 2.0 ** (5 - 4 * module._slice_bits(150))
-        assert sums[30 * at] == pytest.approx(float(whole[cell] @ found.high), abs=size * 1e-11)
+        assert sums[30 * at] == pytest.approx(float(matrix[cell] @ state.high), abs=size * 1e-11)
 
 
 @pytest.mark.parametrize("terms", [1, 2, 1000, 1024, 1025, 8192])
@@ -145,7 +145,7 @@ def test_covariance_of_cells_and_steps() -> None:
         noise = MixedNoise(stream_of("blt", 3, window=100 * window), mixing)
         rows.append(np.concatenate([noise.at(t) for t in (1, 3)]))
     values = np.array(rows) / (1 << MIXED_BITS) / 7
-    whole = np.kron(*mixing.factors)
+    matrix = np.kron(*mixing.factors)
     decoder = stream_of("blt", 3).strategy.generators.responses().decoder[[0, 2]]  # type: ignore[union-attr]
 
     def fits(cells: Float64) -> bool:
@@ -153,8 +153,8 @@ def test_covariance_of_cells_and_steps() -> None:
         spread = np.sqrt((np.outer(law.diagonal(), law.diagonal()) + law**2) / runs)
         return bool(np.abs((values.T @ values / runs - law) / spread).max() < 5)
 
-    assert fits(whole)
-    assert not fits(np.eye(4)) and not fits(whole.T) and not fits(whole / 1.25)
+    assert fits(matrix)
+    assert not fits(np.eye(4)) and not fits(matrix.T) and not fits(matrix / 1.25)
 
 
 def test_pinned() -> None:

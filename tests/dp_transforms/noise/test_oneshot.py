@@ -93,8 +93,8 @@ def test_draws_equal_a_plain_reference(ring: KeyRing, law: str) -> None:
     items = rng.integers(0, 2**64, (60, 2), np.uint64)
     scales = np.exp(rng.uniform(np.log(1e-3), np.log(1e9), 60))
     scales[:4] = (2.0**-10, 1.0, 7.0, 2.0**40)
-    found = getattr(OneShot(ring, RUN, INPUTS), law)(items, scales)
-    for item, scale, value in zip(items.tolist(), scales.tolist(), found.tolist(), strict=True):
+    draws = getattr(OneShot(ring, RUN, INPUTS), law)(items, scales)
+    for item, scale, value in zip(items.tolist(), scales.tolist(), draws.tolist(), strict=True):
         assert value == reference(ring, law, tuple(item), scale)
 
 
@@ -102,7 +102,7 @@ def float_error(law: str, word: int, scale: float) -> float:
     """|float inverse - exact inverse| in scales, at the middle of a word's uniforms."""
     words = np.array([word], np.uint64)
     seen = []
-    with mock.patch.object(oneshot, "_floor", side_effect=lambda found, *_: seen.append(found)):
+    with mock.patch.object(oneshot, "_floor", side_effect=lambda floats, *_: seen.append(floats)):
         shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
         node = mock.Mock(blocks=lambda _: np.array([(word, 0)], np.uint64))
         shot._node = node
@@ -135,22 +135,22 @@ def test_float_errors_are_a_quarter_of_what_is_allowed(word: int, scale: float) 
 @contextmanager
 def balls_counted() -> Iterator[list[int]]:
     """How often floats do not decide."""
-    found = [0, 0]
+    counts = [0, 0]
     real, below = oneshot.settle, oneshot._below
 
     def settled(*args: object) -> int:
-        found[0] += 1
+        counts[0] += 1
         return real(*args)  # type: ignore[arg-type]
 
     def is_below(*args: object) -> bool:
-        found[1] += 1
+        counts[1] += 1
         return below(*args)  # type: ignore[arg-type]
 
     with (
         mock.patch.object(oneshot, "settle", settled),
         mock.patch.object(oneshot, "_below", is_below),
     ):
-        yield found
+        yield counts
 
 
 @pytest.mark.parametrize("law", NAMES)
@@ -176,16 +176,16 @@ def test_a_tie_of_the_second_uniform_is_decided_by_its_further_bits() -> None:
         names, words = np.zeros((1, 2), np.uint64), np.array([word], np.uint64)
         for bits, taken in ((more - 1, True), (more + 1, False)):
             shot = object.__new__(OneShot)
-            asked = []
+            requests = []
 
-            def blocks(at: Ids, bits: int = bits, asked: list[Ids] = asked) -> Ids:
-                asked.append(at)
+            def blocks(at: Ids, bits: int = bits, log: list[Ids] = requests) -> Ids:
+                log.append(at)
                 return np.array([(bits & (2**64 - 1), bits >> 64)], np.uint64)
 
             shot._node = mock.Mock(blocks=blocks)
             sds, sizes = np.array([sigma]), np.array([size])
             assert shot._accepted(names, sds, sizes, words, 3).tolist() == [taken]
-            assert [at.tolist() for at in asked] == [[[3, 1 << 32 | 1]]]
+            assert [at.tolist() for at in requests] == [[[3, 1 << 32 | 1]]]
 
 
 # --- shape --------------------------------------------------------------------------------
@@ -281,14 +281,14 @@ def test_another_name_is_other_noise(ring: KeyRing, law: str, other: str) -> Non
 @pytest.mark.parametrize("law", NAMES)
 def test_the_same_name_is_the_same_noise_in_any_company(ring: KeyRing, law: str) -> None:
     scales = np.exp(np.random.default_rng(2).uniform(-1, 9, 1000))
-    whole = drawn(ring, law, scales, 1000)
-    assert (drawn(ring, law, scales, 1000) == whole).all()
+    draws = drawn(ring, law, scales, 1000)
+    assert (drawn(ring, law, scales, 1000) == draws).all()
     rows = np.random.default_rng(3).permutation(1000)[:300]
     shot = OneShot(ring, RUN, INPUTS)
-    assert (getattr(shot, law)(numbered(1000)[rows], scales[rows]) == whole[rows]).all()
+    assert (getattr(shot, law)(numbered(1000)[rows], scales[rows]) == draws[rows]).all()
     with mock.patch.object(oneshot, "_AT_ONCE", 7):
-        assert (drawn(ring, law, scales, 1000) == whole).all()
-    assert not correlated(whole[1:], whole[:-1])
+        assert (drawn(ring, law, scales, 1000) == draws).all()
+    assert not correlated(draws[1:], draws[:-1])
     assert drawn(ring, law, scales[:0], 0).size == 0
 
 

@@ -76,22 +76,22 @@ def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, long
     order = rng.permutation(count) * 300  # rows far apart: growth
     table.start(order, key_ids(count), rounds)
     while table.step_index[order].min() < triggers:
-        some = np.flatnonzero(rng.random(count) < 0.6)
-        step_index = table.step_index[order[some]].copy()
+        keys = np.flatnonzero(rng.random(count) < 0.6)
+        step_index = table.step_index[order[keys]].copy()
         width = int(rng.choice([1, longest]))
-        upto = np.minimum(triggers, step_index + rng.integers(width == 1, longest + 1, len(some)))
-        some, step_index, upto = (
-            x[(upto > step_index) | (width > 1)] for x in (some, step_index, upto)
+        upto = np.minimum(triggers, step_index + rng.integers(width == 1, longest + 1, len(keys)))
+        keys, step_index, upto = (
+            x[(upto > step_index) | (width > 1)] for x in (keys, step_index, upto)
         )
-        got = table.advance(order[some], upto, width)
-        assert got.shape == (len(some), width)
-        for i, key in enumerate(some):
+        got = table.advance(order[keys], upto, width)
+        assert got.shape == (len(keys), width)
+        for i, key in enumerate(keys):
             drawn = expected[key, step_index[i] : upto[i]]
             if width > 1:
                 assert got[i, : len(drawn)].tolist() == drawn.tolist()
             else:
                 assert got[i, 0] == drawn[-1]
-        assert (table.step_index[order[some]] == upto).all()
+        assert (table.step_index[order[keys]] == upto).all()
 
 
 @STRATEGIES
@@ -143,8 +143,8 @@ def test_what_names_a_path() -> None:
         return number.to_bytes(8, "little")
 
     head = word(3) + word(0) + prefix
-    found = [row.tobytes() for row in stream.names(ids, rounds)]
-    assert found == [
+    names = [row.tobytes() for row in stream.names(ids, rounds)]
+    assert names == [
         mac(head + key.tobytes() + word(int(turn)) + word(0))
         for key, turn in zip(ids, rounds, strict=True)
     ]
@@ -195,11 +195,11 @@ def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Pa
     states = run.open().key_shard(0, 0)
     pages = [f"p{n}" for n in range(64)]
     slots = states.intern(key_ids(64), pa.record_batch({"page": pages}))
-    shown = stepper._paths(states, 0)
-    first = publish(plan, stepper.budget, states, shown, slots, 1).values["people"]
+    table = stepper._paths(states, 0)
+    first = publish(plan, stepper.budget, states, table, slots, 1).values["people"]
     assert np.count_nonzero(first) > 16  # the exact counts are 0, and noise is 0 now and then
     with pytest.raises(RunError, match="noise: a prefix"):
-        publish(plan, stepper.budget, states, shown, slots, 1)
+        publish(plan, stepper.budget, states, table, slots, 1)
     stores.close_all()
 
 
@@ -302,8 +302,8 @@ def test_convolutions_equal_solving_for_the_inputs(name: str, triggers: int) -> 
             z = stream.sampler.exact(RING.node, tweaks[key], triggers)(400)
             x: list[flint.arb] = []
             for t in range(triggers):
-                known = sum((column[t - k] * x[k] for k in range(t)), flint.arb(0))
-                x.append((z[t] - known) / column[0])
+                partial_sum = sum((column[t - k] * x[k] for k in range(t)), flint.arb(0))
+                x.append((z[t] - partial_sum) / column[0])
             up = flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
             for t in range(triggers):
                 released = (sum(x[: t + 1], flint.arb(0)) * 256 + up).floor().unique_fmpz()
@@ -317,17 +317,17 @@ def test_what_floats_leave_open_is_settled_as_floats_would(
     """With an error of a thousand lattice steps nothing can be rounded in floats."""
     stream = stream_of(9, name=name)
     expected = whole(stream, key_ids(3), np.zeros(3, np.int64))
-    asked, real = list[int](), stream.sampler.exact
+    calls, real = list[int](), stream.sampler.exact
 
     def exact(prf: Prf, tweak: Ids, nodes: int) -> ExactNoise:
-        asked.append(nodes)
+        calls.append(nodes)
         return real(prf, tweak, nodes)
 
     monkeypatch.setattr(stream.sampler, "exact", exact)
-    assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all() and not asked
+    assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all() and not calls
     monkeypatch.setattr(stream.sampler, "error", 4.0)
     assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all()
-    assert len(asked) >= 9
+    assert len(calls) >= 9
 
 
 # --- variance ------------------------------------------------------------------------------

@@ -157,11 +157,11 @@ def test_rows_are_framed_alone(ring: KeyRing) -> None:
     numbers = list(range(30))
     columns = [("string", pa.array(words)), ("int", pa.array(numbers))]
     period = np.arange(30) % 2
-    whole = typed_ids(ring.key, columns, period)
-    assert len({row.tobytes() for row in whole}) == 30
+    ids = typed_ids(ring.key, columns, period)
+    assert len({row.tobytes() for row in ids}) == 30
     for begin, end in ((0, 1), (3, 17), (29, 30), (5, 5)):
         sliced = [(kind, column.slice(begin, end - begin)) for kind, column in columns]
-        assert (typed_ids(ring.key, sliced, period[begin:end]) == whole[begin:end]).all()
+        assert (typed_ids(ring.key, sliced, period[begin:end]) == ids[begin:end]).all()
 
 
 # --- the ring --------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_destroyed_ring_draws_nothing() -> None:
         for use in every:
             with pytest.raises(RunError) as caught:
                 use()
-            assert caught.value.field == "privacy.key"
+            assert caught.value.field == "secret"
     with KeyRing(KEY) as other:
         assert other.fingerprint == ring.fingerprint
         other.name(())
@@ -246,18 +246,18 @@ def secrets_held(ring: KeyRing) -> list[bytes]:
     """All buffers and texts of a key's size that can be reached from a ring."""
     seen: set[int] = set()
     todo: list[Any] = [ring]
-    found = []
+    buffers = []
     while todo:
         one = todo.pop()
         if id(one) in seen or isinstance(one, type):
             continue
         seen.add(id(one))
         if isinstance(one, bytes | bytearray) and len(one) == 32:
-            found.append(bytes(one))
+            buffers.append(bytes(one))
         if isinstance(one, bytes | bytearray | str | int) or type(one).__name__ == "module":
             continue
         todo += gc.get_referents(one) if not callable(one) else []
-    return found
+    return buffers
 
 
 def test_a_ring_holds_no_key_but_two_children_and_these_until_its_end() -> None:

@@ -12,12 +12,12 @@ LAST = 2**64 - 1
 
 def off(high: list[int], low: list[int]) -> float:
     """The farthest that quantiles are from balls of 256 bits."""
-    found, rest = quantiles(np.array(high, np.uint64), np.array(low, np.uint64))
+    values, rest = quantiles(np.array(high, np.uint64), np.array(low, np.uint64))
     # What is no number is no small error; and the first of a pair is the nearest float.
-    assert np.isfinite(found).all() and (np.abs(rest) <= np.spacing(np.abs(found))).all()
+    assert np.isfinite(values).all() and (np.abs(rest) <= np.spacing(np.abs(values))).all()
     worst = 0.0
     with flint.ctx.workprec(256):
-        for h, low_, x, y in zip(high, low, found.tolist(), rest.tolist(), strict=True):
+        for h, low_, x, y in zip(high, low, values.tolist(), rest.tolist(), strict=True):
             uniform = flint.arb(2 * (h << 64 | low_) + 1 - (1 << 128)) / (1 << 128)
             exact = flint.arb(2).sqrt() * uniform.erfinv()
             worst = max(worst, abs(float((exact - x - y).mid())))
@@ -49,9 +49,9 @@ def test_edges_of_the_table() -> None:
 def test_all_128_bits_count() -> None:
     """Neighbours at the 80th bit differ by as much as the density says."""
     high = np.full(2, 3 << 60, np.uint64)
-    found, rest = quantiles(high, np.array([0, 1 << 48], np.uint64))
-    step = (found[1] - found[0]) + (rest[1] - rest[0])
-    slope = np.sqrt(2 * np.pi) * np.exp(found[0] ** 2 / 2)
+    values, rest = quantiles(high, np.array([0, 1 << 48], np.uint64))
+    step = (values[1] - values[0]) + (rest[1] - rest[0])
+    slope = np.sqrt(2 * np.pi) * np.exp(values[0] ** 2 / 2)
     assert step == pytest.approx(2.0**-80 * slope, rel=1e-3)
 
 
@@ -61,10 +61,10 @@ def test_a_table_that_is_off_is_seen() -> None:
     part = 64  # of the first octave, [1/4, 1/2)
     table[part, 2] *= 1 + 2.0**-45
     high = np.full(1, (128 + part) << 55 | 1 << 54 | 1 << 53, np.uint64)
-    found, rest, far = np.empty(1), np.empty(1), np.empty(1, np.int64)
-    quantile._evaluate(high, np.zeros(1, np.uint64), table, found, rest, far)
+    values, rest, far = np.empty(1), np.empty(1), np.empty(1, np.int64)
+    quantile._evaluate(high, np.zeros(1, np.uint64), table, values, rest, far)
     honest, honest_rest = quantiles(high, np.zeros(1, np.uint64))
-    assert abs((found - honest) + (rest - honest_rest)) > quantile.ERROR
+    assert abs((values - honest) + (rest - honest_rest)) > quantile.ERROR
 
 
 def test_what_lies_beyond_the_table() -> None:

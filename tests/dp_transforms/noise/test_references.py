@@ -63,7 +63,7 @@ def test_references(text: str) -> None:
 def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         KeySource(text)
-    assert caught.value.field == "privacy.key"
+    assert caught.value.field == "secret"
     assert KEY.hex() not in shown(caught.value)
 
 
@@ -86,7 +86,7 @@ def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
 def refusal(reference: str) -> DpstreamError:
     with pytest.raises(DpstreamError) as caught:
         read_key(reference)
-    assert caught.value.field == "privacy.key"
+    assert caught.value.field == "secret"
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     return caught.value
 

@@ -57,11 +57,11 @@ def test_thresholds_in_60_digits(sigma: float) -> None:
     assert table == sorted(table) and len(table) % 2 == 0
     rng = np.random.default_rng(1)
     middle = len(table) // 2
-    some = {0, 1, middle - 1, middle, len(table) - 1, *rng.integers(0, len(table), 60).tolist()}
-    some |= set((middle + rng.normal(0, sigma, 60)).astype(int).tolist()) & set(range(len(table)))
+    sample = {0, 1, middle - 1, middle, len(table) - 1, *rng.integers(0, len(table), 60).tolist()}
+    sample |= set((middle + rng.normal(0, sigma, 60)).astype(int).tolist()) & set(range(len(table)))
     with mpmath.workdps(60):
         scale = mpmath.mpf(sigma)
-        for at in some:
+        for at in sample:
             k = at + low
             exact = mpmath.ncdf((mpmath.mpf(k) + 0.5) / scale) * FULL
             assert abs(table[at] - exact) <= mpmath.mpf("0.5") + mpmath.mpf(10) ** -15
@@ -145,7 +145,7 @@ def test_draws_equal_a_plain_reference(sigma: float) -> None:
 def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
     prf, names = Prf(b"\x05" * 32), tweaks(50, seed=4)
     of, nodes = sampler(3.7), 90
-    whole = of.draw(prf, names, np.zeros(50, np.int64), np.full(50, nodes))[0].reshape(50, nodes)
+    values = of.draw(prf, names, np.zeros(50, np.int64), np.full(50, nodes))[0].reshape(50, nodes)
     rng = np.random.default_rng(5)
     for _ in range(40):
         rows = rng.integers(0, 50, rng.integers(1, 30))
@@ -154,7 +154,7 @@ def test_a_node_has_one_value_in_every_range_batch_and_order() -> None:
         noise, starts = of.draw(prf, names[rows], first, last)
         for i, row in enumerate(rows):
             piece = noise[starts[i] : starts[i] + last[i] - first[i]]
-            assert piece.tolist() == whole[row, first[i] : last[i]].tolist()
+            assert piece.tolist() == values[row, first[i] : last[i]].tolist()
 
 
 def test_exact_nodes_of_a_name_are_those_drawn() -> None:

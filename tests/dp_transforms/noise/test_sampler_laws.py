@@ -92,27 +92,27 @@ def decided(of: TableSampler, uniforms: list[int], more: int) -> tuple[list[int]
     ones = np.ones(len(rows), np.int64)
     names = np.stack([rows, 0 * rows], axis=1)
     noise, _ = of.draw(prf, names, 0 * ones, ones)  # type: ignore[arg-type]
-    found: list[int] = noise.tolist()
-    return found, prf.further
+    values: list[int] = noise.tolist()
+    return values, prf.further
 
 
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_open_uniforms_take_further_bits(make: Make, scale: float) -> None:
     table = make(scale)
-    some = table.thresholds
-    some = some if len(some) < 20 else some[:: len(some) // 20]
-    open_ = [0, FULL - 1, *(t - 1 for t in some)]
+    cuts = table.thresholds
+    cuts = cuts if len(cuts) < 20 else cuts[:: len(cuts) // 20]
+    open_ = [0, FULL - 1, *(t - 1 for t in cuts)]
     values = set()
     for more in (1 << 100, FULL - (1 << 100)):
-        found, further = decided(sampler(make, scale), open_, more)
+        noise, further = decided(sampler(make, scale), open_, more)
         assert further >= len(open_)
-        for u, value in zip(open_, found, strict=True):
+        for u, value in zip(open_, noise, strict=True):
             exact = settle(table.law, lambda n, u=u, m=more: (u << 128 | m, 256) if n else (u, 128))  # type: ignore[misc]
             assert value == exact
-        values.add(tuple(found))
+        values.add(tuple(noise))
     assert len(values) == 2
-    near = [u for t in some for u in (t, t + 1) if u < FULL - 1 and u + 1 not in table.thresholds]
+    near = [u for t in cuts for u in (t, t + 1) if u < FULL - 1 and u + 1 not in table.thresholds]
     assert decided(sampler(make, scale), near, 0)[1] == 0
 
 

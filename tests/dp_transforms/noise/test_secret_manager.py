@@ -63,7 +63,7 @@ def test_a_damaged_answer_is_refused(server: SecretServer) -> None:
     server.damage = True
     error = refusal(f"{KEY.hex()[1:]}")
     assert isinstance(error, RunError) and "CRC32C" in error.rule
-    assert error.field == "privacy.key"
+    assert error.field == "secret"
     server.damage, server.no_checksum = False, True
     assert "CRC32C" in refusal().rule
     server.no_checksum = False
@@ -93,7 +93,7 @@ def test_an_answer_that_cannot_change_is_told_at_once(
 ) -> None:
     server.always = code
     error = refusal()
-    assert type(error) is kind and error.field == "privacy.key"
+    assert type(error) is kind and error.field == "secret"
     assert code.name in error.rule and fix in error.fix
     assert len(server.calls) == 1
 
@@ -126,7 +126,7 @@ def test_what_has_no_code_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(secret_manager, "_client", fails)
     error = refusal()
     assert isinstance(error, RunError) and "answered ValueError" in error.rule
-    assert error.field == "privacy.key" and "run it again" in error.fix
+    assert error.field == "secret" and "run it again" in error.fix
 
 
 def test_a_long_outage_ends_the_waiting(server: SecretServer) -> None:
@@ -185,7 +185,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
     error = refusal()
-    assert "gcp-secrets" in error.fix and error.field == "privacy.key"
+    assert "gcp-secrets" in error.fix and error.field == "secret"
     monkeypatch.undo()
     assert importlib.util.find_spec("google.cloud.secretmanager_v1")
 
@@ -227,14 +227,14 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[To
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    found = {
+    credentials = {
         "type": "service_account",
         "project_id": "my-project",
         "private_key": private.decode(),
         "client_email": "someone@example.com",
         "token_uri": f"http://localhost:{http.server_port}/token",
     }
-    (tmp_path / "account.json").write_text(json.dumps(found))
+    (tmp_path / "account.json").write_text(json.dumps(credentials))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
     monkeypatch.delenv(secret_manager.EMULATOR, raising=False)
     yield Endpoint
@@ -253,17 +253,17 @@ def test_a_credential_is_renewed_before_the_question(account: type[Tokens]) -> N
     account.status = 200
     assert secret_manager._credentials().token == "token"
     claims = parse_qs(account.sent.decode())["assertion"][0].split(".")[1]
-    asked = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
-    assert asked["scope"] == "https://www.googleapis.com/auth/cloud-platform"
+    payload = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+    assert payload["scope"] == "https://www.googleapis.com/auth/cloud-platform"
 
 
 def test_an_unreachable_token_service(account: type[Tokens], tmp_path: Path) -> None:
     path = tmp_path / "account.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps(found | {"token_uri": "http://localhost:9/token"}))
+    credentials = json.loads(path.read_text())
+    path.write_text(json.dumps(credentials | {"token_uri": "http://localhost:9/token"}))
     error = refusal()
     assert isinstance(error, RunError) and "cannot be reached" in error.rule
-    assert error.field == "privacy.key"
+    assert error.field == "secret"
 
 
 def test_a_token_service_that_never_answers(

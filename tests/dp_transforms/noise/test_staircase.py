@@ -86,7 +86,7 @@ def test_float_errors_are_within_what_is_allowed(
     scale, step = sensitivity / fall, max(1, int(part * sensitivity))
     seen = list[tuple[Float64, Float64]]()
     with mock.patch.object(
-        oneshot, "_floor", side_effect=lambda found, error, _: seen.append((found, error))
+        oneshot, "_floor", side_effect=lambda estimates, error, _: seen.append((estimates, error))
     ):
         shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
         shot._node = mock.Mock(blocks=lambda _: np.array([(word, 0)], np.uint64))
@@ -102,8 +102,8 @@ def test_float_errors_are_within_what_is_allowed(
         left = half - weight / q**blocks
         within = left if left < step else step + (left - step) / q
         exact = blocks * sensitivity + within
-        found, error = (float(x[0]) for x in seen[0])
-        assert float(abs(exact - found)) <= error / 4 + 2.0**-52 * abs(found)
+        estimate, error = (float(x[0]) for x in seen[0])
+        assert float(abs(exact - estimate)) <= error / 4 + 2.0**-52 * abs(estimate)
 
 
 def test_balls_decide_what_floats_leave_open(ring: KeyRing) -> None:

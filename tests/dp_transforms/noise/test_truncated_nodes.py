@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.mechanisms.laws import TruncatedGeometricLaw, settle
+from dpstream.dp_transforms.noise import truncated
+from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.oneshot import MAX_SCALE
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 
@@ -35,3 +40,82 @@ def test_a_key_has_one_node() -> None:
     for first, last in ((one, one + 1), (zero, one + 1), (one, one)):
         with pytest.raises(InvariantError):
             TruncatedNodes(0.5, 2, 0).draw(PRF, NAMES[:1], first, last)
+        # Also where the other rows ask for theirs alone.
+        mixed = np.concatenate([zero, first]), np.concatenate([one, last])
+        with pytest.raises(InvariantError):
+            TruncatedNodes(0.5, 2, 0).draw(PRF, NAMES[:2], *mixed)
+
+
+def undecided(words: Ids, scale: float, most: Int64) -> tuple[Int64, Bool]:
+    return np.zeros(len(words), np.int64), np.ones(len(words), np.bool_)
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_further_bits_decide_what_floats_leave_open(
+    monkeypatch: pytest.MonkeyPatch, tested: bool
+) -> None:
+    """With every draw left open the noise is the same, by the k that the row's coin chose."""
+    sampler, few = TruncatedNodes(3.0, 3, 1 << 31, tested), NAMES[:200]
+    expected, _ = sampler.draw(PRF, few, ZEROS[:200], ZEROS[:200] + 1)
+    monkeypatch.setattr(truncated, "inverse_truncated", undecided)
+    settled, _ = sampler.draw(PRF, few, ZEROS[:200], ZEROS[:200] + 1)
+    assert np.array_equal(settled, expected)
+
+
+def test_noise_and_coin_are_of_the_nodes_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0's lane and its further blocks are the uniform; the coin is node 1's first 32 bits."""
+    named_nodes = list[tuple[int, int, int]]()
+
+    def listening(law: TruncatedGeometricLaw, uniform: object) -> int:
+        named_nodes.append((law.most, *uniform(2)))  # type: ignore[operator]
+        return settle(law, uniform)  # type: ignore[arg-type]
+
+    names, zeros, sooner = NAMES[:60], ZEROS[:60], 1 << 30
+    monkeypatch.setattr(truncated, "inverse_truncated", undecided)
+    monkeypatch.setattr(truncated, "settle", listening)
+    TruncatedNodes(3.0, 5, sooner).draw(PRF, names, zeros, zeros + 1)
+    shared = shared_lanes(PRF, names, zeros, zeros + 2, np.uint64)
+    coins = 0
+    for row, (most, value, bits) in enumerate(named_nodes):
+        word, coin = (int(shared.lanes[shared.shift[row] + node]) for node in (0, 1))
+        for block in range(2):
+            low, high = own_blocks(PRF, names[row : row + 1], zeros[:1], block)[0].tolist()
+            word = word << 128 | high << 64 | low
+        assert (value, bits) == (word, 64 + 2 * 128)
+        assert most == 5 - ((coin >> 32) < sooner)
+        coins += most == 4
+    assert len(named_nodes) == 60 and 5 < coins < 30
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_rows_that_draw_nothing_change_no_others(tested: bool) -> None:
+    sampler, names = TruncatedNodes(2.0, 9, 1 << 31, tested), NAMES[:50]
+    every, starts = sampler.draw(PRF, names, ZEROS[:50], ZEROS[:50] + 1)
+    assert starts.tolist() == list(range(50)) and len(every) == 50
+    last = (np.arange(50) % 3 == 0).astype(np.int64)
+    values, starts = sampler.draw(PRF, names, ZEROS[:50], last)
+    assert np.array_equal(values, every[last == 1])
+    assert starts.tolist() == (np.cumsum(last) - last).tolist()
+    for row in range(5):
+        assert [int(ball.unique_fmpz()) for ball in sampler.exact(PRF, names[row], 1)(64)] == [
+            every[row]
+        ]
+        assert not sampler.exact(PRF, names[row], 0)(64)
+
+
+@pytest.mark.parametrize(
+    ("scale", "most", "sooner"),
+    [
+        (2.0**-11, 2, 0),
+        (2.0**41, 2, 0),
+        (np.nan, 2, 0),
+        (1.0, 0, 0),
+        (1.0, 2, -1),
+        (1.0, 2, 1 << 32),
+    ],
+)
+def test_laws_beyond_the_range_are_refused(scale: float, most: int, sooner: int) -> None:
+    with pytest.raises(ValueError, match="range"):
+        TruncatedNodes(scale, most, sooner)
+    for end in (2.0**-10, MAX_SCALE):
+        TruncatedNodes(end, 1, (1 << 32) - 1)

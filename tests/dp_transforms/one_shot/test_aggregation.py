@@ -22,28 +22,28 @@ def test_totals(ring: KeyRing) -> None:
     plan = query(*ALL)
     rows = bounded(plan, stage_one(plan, generated(2)), ring, RUN)
     weights = (100, 70, 50, 10)
-    found = aggregated(rows, 64, weights)
+    totals = aggregated(rows, 64, weights)
     units, weighted = Counter[int](), Counter[int]()
     for group, n in zip(rows.group.tolist(), rows.in_groups.tolist(), strict=True):
         units[group] += 1
         weighted[group] += weights[n - 1]
-    assert [units[g] for g in range(64)] == found.units.tolist()
-    assert [weighted[g] for g in range(64)] == found.weighted.tolist()
+    assert [units[g] for g in range(64)] == totals.units.tolist()
+    assert [weighted[g] for g in range(64)] == totals.weighted.tolist()
     for index, values in rows.sums.items():
         total = Counter[int]()
         for group, value in zip(rows.group.tolist(), values.tolist(), strict=True):
             total[group] += value
-        assert [total[g] for g in range(64)] == found.sums[index].tolist()
+        assert [total[g] for g in range(64)] == totals.sums[index].tolist()
 
 
 def test_histograms_of_some_groups(ring: KeyRing) -> None:
     plan = query(QUANTILES)
     rows = bounded(plan, stage_one(plan, generated(2)), ring, RUN)
     at, value, weight = rows.rows["q"]
-    asked = np.array([7, 1, 3, 60])
-    found = histograms([rows], QUANTILES, asked, 64)
-    assert found.shape == (4, 16)
-    for row, group in zip(found, asked.tolist(), strict=True):
+    groups = np.array([7, 1, 3, 60])
+    counts = histograms([rows], QUANTILES, groups, 64)
+    assert counts.shape == (4, 16)
+    for row, group in zip(counts, groups.tolist(), strict=True):
         mine = rows.group[at] == group
         cells = np.repeat(cell_at(QUANTILES, value[mine]), weight[mine])
         assert np.bincount(cells, minlength=16).tolist() == row.tolist()
@@ -51,10 +51,10 @@ def test_histograms_of_some_groups(ring: KeyRing) -> None:
 
 def test_shards_of_units_add_up(ring: KeyRing) -> None:
     """1, 4 and 16 shards, each with the groups that it knows by then, give the same totals."""
-    plan, weights, asked = query(*ALL), (9, 7, 5, 3), np.arange(64)
+    plan, weights, groups = query(*ALL), (9, 7, 5, 3), np.arange(64)
     table = generated(5, units=60, groups=20, rows=900)
-    whole = bounded(plan, stage_one(plan, table), ring, RUN)
-    wanted = aggregated(whole, 64, weights)
+    all_units = bounded(plan, stage_one(plan, table), ring, RUN)
+    wanted = aggregated(all_units, 64, weights)
     for count in (4, 16):
         shards = []
         for shard in range(count):
@@ -63,12 +63,12 @@ def test_shards_of_units_add_up(ring: KeyRing) -> None:
         totals = aggregated(shards[0], int(shards[0].group.max()) + 1, weights)
         for rows in shards[1:]:
             totals = totals.plus(aggregated(rows, int(rows.group.max()) + 1, weights))
-        known = len(totals.units)
-        assert (totals.units == wanted.units[:known]).all() and not wanted.units[known:].any()
-        assert (totals.weighted == wanted.weighted[:known]).all()
+        length = len(totals.units)
+        assert (totals.units == wanted.units[:length]).all() and not wanted.units[length:].any()
+        assert (totals.weighted == wanted.weighted[:length]).all()
         for index, s in wanted.sums.items():
-            assert (totals.sums[index] == s[:known]).all()
-        one, other = (histograms(x, QUANTILES, asked, 64) for x in ([whole], shards))
+            assert (totals.sums[index] == s[:length]).all()
+        one, other = (histograms(x, QUANTILES, groups, 64) for x in ([all_units], shards))
         assert (one == other).all() and one.any()
 
 

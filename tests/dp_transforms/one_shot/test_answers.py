@@ -92,12 +92,12 @@ def by_definition(column: QueryColumn, table: Raw, group: int) -> float | None:
 def test_without_noise_the_answer_is_exact(mechanism: str, ring: KeyRing) -> None:
     plan = query(*ALL[:-1], groups=64, selects=False, mechanism=mechanism)
     table = generated(4, units=30, groups=12, rows=900)
-    found = asked(plan, stage_one(plan, table), ring)
-    assert sorted(found.group) == list(range(64))
+    answers = asked(plan, stage_one(plan, table), ring)
+    assert sorted(answers.group) == list(range(64))
     for column in plan.columns:
-        got = found.columns[column.name]
+        got = answers.columns[column.name]
         for group, value, low, high in zip(
-            found.group.tolist(), got.value, got.low, got.high, strict=True
+            answers.group.tolist(), got.value, got.low, got.high, strict=True
         ):
             wanted = by_definition(column, table, group)
             if wanted is None:
@@ -111,11 +111,11 @@ def test_without_noise_the_answer_is_exact(mechanism: str, ring: KeyRing) -> Non
 def test_without_noise_a_norm_scales_each_unit(ring: KeyRing) -> None:
     plan = query(COUNT, SUM, groups=None, norm=2.0, selects=False)
     table = raw([(0, g, 1.0) for g in range(16)] + [(1, 0, 1.0), (1, 1, 1.0)])
-    found = asked(plan, stage_one(plan, table), ring)
-    counts = dict(zip(found.group.tolist(), found.columns["n"].value, strict=True))
+    answers = asked(plan, stage_one(plan, table), ring)
+    counts = dict(zip(answers.group.tolist(), answers.columns["n"].value, strict=True))
     assert counts[0] == pytest.approx(1 + 0.5, abs=2e-5) and counts[5] <= 0.5
     assert counts[5] == pytest.approx(0.5, abs=2e-5)
-    sums = dict(zip(found.group.tolist(), found.columns["s"].value, strict=True))
+    sums = dict(zip(answers.group.tolist(), answers.columns["s"].value, strict=True))
     assert sums[0] == pytest.approx(1 + 0.5, abs=2e-5)
 
 
@@ -145,8 +145,8 @@ def test_selection_is_at_its_threshold(
         sizes = [1, chance - 1, chance, chance + 1, chance + 2, 200]
         table = crowd(sizes)
         partials = stage_one(now, table, units=800)
-        found = asked(now, partials, ring)
-        passed = {sizes[g] for g in found.group.tolist()}
+        answers = asked(now, partials, ring)
+        passed = {sizes[g] for g in answers.group.tolist()}
         each = chosen.weighted * (chosen.weights or (0,))[0] + chosen.counted
         assert passed == {
             size for size in sizes if size >= least and size * each > chosen.need(least)
@@ -188,8 +188,8 @@ def test_noise_is_a_groups_own(ring: KeyRing) -> None:
 def test_noise_of_columns_differs(ring: KeyRing) -> None:
     """Two columns of the same figures and scales have noise of their own."""
     plan = query(QueryColumn("a", "units"), QueryColumn("b", "units"), groups=1, selects=False)
-    found = asked(plan, stage_one(plan, generated(1)), ring)
-    assert (found.columns["a"].value != found.columns["b"].value).mean() > 0.5
+    answers = asked(plan, stage_one(plan, generated(1)), ring)
+    assert (answers.columns["a"].value != answers.columns["b"].value).mean() > 0.5
 
 
 CLOSE = 0.011
@@ -216,21 +216,21 @@ def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
         sums={i: np.repeat(s, copies) for i, s in exact.sums.items()},
     )
     ids = np.stack([np.arange(copies), np.arange(copies)], axis=1).astype(np.uint64)
-    found = answer(plan, budget, copied, [bound], ids, ring, RUN)
+    answers = answer(plan, budget, copied, [bound], ids, ring, RUN)
     for column in columns:
         wanted = by_definition(column, table, 0)
-        got = found.columns[column.name]
+        got = answers.columns[column.name]
         inside = ((got.low <= wanted) & (wanted <= got.high)).mean()
         assert abs(inside - 0.95) < CLOSE, (column.name, inside)
         assert got.value.std() == pytest.approx(np.mean(got.sd), rel=0.08), column.name
 
 
 def test_an_empty_table(ring: KeyRing) -> None:
-    found = asked(query(*ALL), stage_one(query(*ALL), raw([])), ring)
-    assert len(found.group) == 0 and found.columns["q"].value.shape == (0, 5)
+    answers = asked(query(*ALL), stage_one(query(*ALL), raw([])), ring)
+    assert len(answers.group) == 0 and answers.columns["q"].value.shape == (0, 5)
     plan = query(*ALL, selects=False)
-    found = asked(plan, stage_one(plan, raw([])), ring)
-    assert len(found.group) == 64
+    answers = asked(plan, stage_one(plan, raw([])), ring)
+    assert len(answers.group) == 64
 
 
 HEAVY = [
@@ -242,14 +242,16 @@ HEAVY = [
 def test_nothing_heavy_is_imported() -> None:
     code = "import sys, dpstream.dp_transforms.one_shot, dpstream.accounting.query.calibration;"
     code += f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip() == "[]"
 
 
 def test_quantiles_are_a_row_for_each_group(ring: KeyRing) -> None:
     plan = query(QUANTILES, epsilon=50.0, selects=False)
-    found = asked(plan, stage_one(plan, generated(4, rows=2_000)), ring)
-    assert found.columns["q"].value.shape == (64, 5)
+    answers = asked(plan, stage_one(plan, generated(4, rows=2_000)), ring)
+    assert answers.columns["q"].value.shape == (64, 5)
 
 
 def released_alone(plan: QueryPlan, groups: int, ring: KeyRing, lower: int = 0) -> float:
@@ -272,8 +274,8 @@ def released_alone(plan: QueryPlan, groups: int, ring: KeyRing, lower: int = 0) 
     budget = msgspec.structs.replace(budget, selection=chosen)
     rows = bounded(plan, partials, ring, RUN)
     totals = aggregated(rows, len(group_ids), budget.weights)
-    found = answer(plan, budget, totals, [rows], group_ids, ring, RUN)
-    return len(np.unique(unit[found.group])) / units
+    answers = answer(plan, budget, totals, [rows], group_ids, ring, RUN)
+    return len(np.unique(unit[answers.group])) / units
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
@@ -297,15 +299,15 @@ def test_the_tested_count_is_the_published_one(ring: KeyRing) -> None:
     chosen = allocate_query(plan).selection
     assert chosen is not None
     table = crowd([chosen.threshold] * 40)
-    found = asked(plan, stage_one(plan, table, units=40 * chosen.threshold), ring)
-    assert 5 < len(found.group) < 35
-    assert (found.columns["u"].value >= chosen.threshold).all()
+    answers = asked(plan, stage_one(plan, table, units=40 * chosen.threshold), ring)
+    assert 5 < len(answers.group) < 35
+    assert (answers.columns["u"].value >= chosen.threshold).all()
 
 
 def test_columns_come_in_any_order(ring: KeyRing) -> None:
     plan = query(QUANTILES, COUNT, selects=False)
-    found = asked(plan, stage_one(plan, generated(1)), ring)
-    assert set(found.columns) == {"q", "n"} and found.columns["n"].value.shape == (64,)
+    answers = asked(plan, stage_one(plan, generated(1)), ring)
+    assert set(answers.columns) == {"q", "n"} and answers.columns["n"].value.shape == (64,)
 
 
 def test_keys_alone_of_one_a_unit_are_shown_by_the_optimum(ring: KeyRing) -> None:
@@ -322,9 +324,9 @@ def test_keys_alone_of_one_a_unit_are_shown_by_the_optimum(ring: KeyRing) -> Non
         sizes = [size for size in range(1, len(chances) + least) for _ in range(3_000)]
         ids = np.arange(2 * len(sizes), dtype=np.uint64).reshape(-1, 2)
         units = np.array(sizes, np.int64)
-        found = answer(now, budget, Totals(units, 0 * units, {}), [], ids, ring, RUN)
-        shown = np.bincount(units[found.group], minlength=len(chances) + least) / 3_000
+        answers = answer(now, budget, Totals(units, 0 * units, {}), [], ids, ring, RUN)
+        shares = np.bincount(units[answers.group], minlength=len(chances) + least) / 3_000
         for size in range(1, len(chances) + least):
             chance = chances[min(max(0, size - least + 1), len(chances) - 1)]
             error = 5 * math.sqrt(max(chance * (1 - chance), 1e-4) / 3_000)
-            assert abs(shown[size] - chance) <= error and (chance > 0 or shown[size] == 0)
+            assert abs(shares[size] - chance) <= error and (chance > 0 or shares[size] == 0)

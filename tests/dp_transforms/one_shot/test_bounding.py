@@ -69,9 +69,9 @@ def shifts(plan: QueryPlan, budget: QueryBudget, one: Bounded, other: Bounded) -
     for index, noise in enumerate(budget.parts):
         if noise.part.what == "tree":
             column = by_name[noise.part.column]
-            asked = np.arange(GROUPS)
-            moved = histograms([one], column, asked, GROUPS) - histograms(
-                [other], column, asked, GROUPS
+            groups = np.arange(GROUPS)
+            moved = histograms([one], column, groups, GROUPS) - histograms(
+                [other], column, groups, GROUPS
             )
             out.append(size(moved @ tree_of(cells_of(column)).matrix.T, noise.scale))
         elif noise.part.column:
@@ -100,13 +100,13 @@ def worst(plan: QueryPlan, ring: KeyRing, change: Any = lambda partials: partial
     budget = allocate_query(plan)
     base = generated(3, rows=60)
     before = bounded(plan, change(stage_one(plan, base)), ring, RUN)
-    found = []
+    losses = []
     for newcomer in newcomers(1):
         after = bounded(plan, change(stage_one(plan, base.plus(newcomer))), ring, RUN)
         moved = np.array(shifts(plan, budget, after, before))
-        found.append(moved.sum() / plan.epsilon if budget.mu is None
+        losses.append(moved.sum() / plan.epsilon if budget.mu is None
                      else (moved**2).sum() / budget.mu**2)  # fmt: skip
-    return max(found)
+    return max(losses)
 
 
 ABOVE = QueryColumn("above", "sum", 50, 150, per="group")
@@ -143,8 +143,8 @@ def test_the_budget_is_used(ring: KeyRing) -> None:
 def test_one_group_more_is_caught(ring: KeyRing) -> None:
     real = bounding._sampled
 
-    def more(found: Partials, keys: KeyRing, name: Any, most: int) -> Any:
-        return real(found, keys, name, most + 1)
+    def more(pairs: Partials, keys: KeyRing, name: Any, most: int) -> Any:
+        return real(pairs, keys, name, most + 1)
 
     with mock.patch.object(bounding, "_sampled", more):
         assert worst(query(SUM, selects=False), ring) > 1.2
@@ -238,15 +238,15 @@ def test_a_norm_that_is_not_applied_is_caught(ring: KeyRing) -> None:
 # --- a unit's own rows -----------------------------------------------------------------------
 
 
-def rows_of(found: Bounded, gone: int) -> list[tuple[Any, ...]]:
+def rows_of(pairs: Bounded, gone: int) -> list[tuple[Any, ...]]:
     """Everything that the bounds left of all units but one, by names that mean the same."""
     out = []
-    kept = found.unit != gone
-    columns = [found.unit, found.group, found.in_groups, *found.sums.values()]
-    out += list(zip(*(column[kept].tolist() for column in columns), strict=True))
-    for name, (at, value, weight) in found.rows.items():
-        mine = kept[at]
-        table = (found.unit[at], found.group[at], value, weight)
+    mask = pairs.unit != gone
+    columns = [pairs.unit, pairs.group, pairs.in_groups, *pairs.sums.values()]
+    out += list(zip(*(column[mask].tolist() for column in columns), strict=True))
+    for name, (at, value, weight) in pairs.rows.items():
+        mine = mask[at]
+        table = (pairs.unit[at], pairs.group[at], value, weight)
         out += [(name, *row) for row in zip(*(c[mine].tolist() for c in table), strict=True)]
     return sorted(out, key=str)
 
@@ -278,8 +278,8 @@ def test_codes_decide_nothing(ring: KeyRing) -> None:
         group_ids=given.group_ids[np.argsort(codes)],
     )
     one, two = (bounded(plan, partials, ring, RUN) for partials in (given, other))
-    found = set(zip(slots[one.unit].tolist(), codes[one.group].tolist(), strict=True))
-    assert found == set(zip(two.unit.tolist(), two.group.tolist(), strict=True))
+    pairs = set(zip(slots[one.unit].tolist(), codes[one.group].tolist(), strict=True))
+    assert pairs == set(zip(two.unit.tolist(), two.group.tolist(), strict=True))
 
 
 def test_sampling_is_fair_and_fresh(ring: KeyRing) -> None:
@@ -288,9 +288,9 @@ def test_sampling_is_fair_and_fresh(ring: KeyRing) -> None:
     given = stage_one(plan, raw([(0, g, 1.0) for g in range(9)]))
     seen = np.zeros(9)
     for run in range(600):
-        found = bounded(plan, given, ring, (run.to_bytes(16, "little"), b"q"))
-        assert len(found.group) == 3 and set(found.in_groups) == {3}
-        seen += np.bincount(found.group, minlength=9)
+        pairs = bounded(plan, given, ring, (run.to_bytes(16, "little"), b"q"))
+        assert len(pairs.group) == 3 and set(pairs.in_groups) == {3}
+        seen += np.bincount(pairs.group, minlength=9)
     assert np.abs(seen - 200).max() < 60
 
 
@@ -317,8 +317,8 @@ def test_factors_are_exact_and_never_too_large() -> None:
 
 def test_nothing_is_bounded_to_nothing(ring: KeyRing) -> None:
     plan = query(*ALL, groups=None, norm=2.0)
-    found = bounded(plan, stage_one(plan, raw([])), ring, RUN)
-    assert len(found.unit) == 0 and all(len(s) == 0 for s in found.sums.values())
+    pairs = bounded(plan, stage_one(plan, raw([])), ring, RUN)
+    assert len(pairs.unit) == 0 and all(len(s) == 0 for s in pairs.sums.values())
 
 
 def test_rows_are_sampled_within_a_pair(ring: KeyRing) -> None:
@@ -327,10 +327,10 @@ def test_rows_are_sampled_within_a_pair(ring: KeyRing) -> None:
     table = raw([(0, 0, float(v % 5)) for v in range(20)] + [(1, 0, 3.0)])
     seen = np.zeros(5)
     for run in range(300):
-        found = bounded(plan, stage_one(plan, table), ring, (run.to_bytes(16, "little"), b"q"))
-        at, value, weight = found.rows["q"]
-        assert np.bincount(found.unit[at]).tolist() == [2, 1] and set(weight) == {1}
-        seen += np.bincount(value[found.unit[at] == 0], minlength=5)
+        pairs = bounded(plan, stage_one(plan, table), ring, (run.to_bytes(16, "little"), b"q"))
+        at, value, weight = pairs.rows["q"]
+        assert np.bincount(pairs.unit[at]).tolist() == [2, 1] and set(weight) == {1}
+        seen += np.bincount(value[pairs.unit[at] == 0], minlength=5)
     assert np.abs(seen - 120).max() < 45
 
 
@@ -342,13 +342,13 @@ def test_a_choice_of_rows_is_a_function_of_its_units_own(ring: KeyRing) -> None:
     """Neighbours in the sorted order that agree in a group or a value change nothing."""
     random = np.random.default_rng(8)
     table = Rows(*(random.integers(0, most, 600) for most in (20, 2, 3)))
-    known = Partials(table.unit, table.group, ids(20, 1), ids(2, 2))
+    pairs = Partials(table.unit, table.group, ids(20, 1), ids(2, 2))
     slot = 2 * table.unit + table.group
-    chosen = bounding.smallest(known, table, slot, 2, ring, RUN)
+    chosen = bounding.smallest(pairs, table, slot, 2, ring, RUN)
     assert np.bincount(slot[chosen]).tolist() == np.minimum(np.bincount(slot), 2).tolist()
     for unit in range(20):
         mine = np.flatnonzero(table.unit == unit)
-        alone = bounding.smallest(known, Rows(*(p[mine] for p in table)), slot[mine], 2, ring, RUN)
+        alone = bounding.smallest(pairs, Rows(*(p[mine] for p in table)), slot[mine], 2, ring, RUN)
         rows = [sorted(zip(*(p[of].tolist() for p in table), strict=True))
                 for of in (mine[alone], chosen[table.unit[chosen] == unit])]  # fmt: skip
         assert rows[0] == rows[1]
@@ -358,9 +358,9 @@ def test_equal_rows_have_chances_of_their_own(ring: KeyRing) -> None:
     """One of ten rows is drawn in about a tenth of the runs, though there are two values."""
     zero = np.zeros(10, np.int64)
     table = Rows(zero, zero, np.array([0] * 9 + [1]))
-    known = Partials(zero, zero, ids(1, 1), ids(1, 2))
+    pairs = Partials(zero, zero, ids(1, 1), ids(1, 2))
     drawn = [
-        table.value[bounding.smallest(known, table, zero, 1, ring, (run.to_bytes(2, "little"),))]
+        table.value[bounding.smallest(pairs, table, zero, 1, ring, (run.to_bytes(2, "little"),))]
         for run in range(400)
     ]
     assert all(len(value) == 1 for value in drawn) and 20 < int(np.concatenate(drawn).sum()) < 65
@@ -411,9 +411,9 @@ def test_a_row_of_no_public_group_is_nobody_s(ring: KeyRing) -> None:
 def test_rows_behind_the_last_pair_that_is_kept_are_dropped(ring: KeyRing) -> None:
     plan = query(QUANTILES, groups=1)
     given = stage_one(plan, raw([(0, g, 3.0) for g in range(6)]))
-    found = bounded(plan, given, ring, RUN)
-    at, values, _ = found.rows["q"]
-    assert len(found.group) == 1 and (at.tolist(), values.tolist()) == ([0], [3])
+    pairs = bounded(plan, given, ring, RUN)
+    at, values, _ = pairs.rows["q"]
+    assert len(pairs.group) == 1 and (at.tolist(), values.tolist()) == ([0], [3])
 
 
 def test_what_is_not_scaled_stays_to_the_last_bit() -> None:

@@ -38,19 +38,19 @@ def ids_of(units: int) -> np.ndarray:
 
 def asked(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Settled:
     design = designed(plan)
-    known = (ids_of(UNITS), ids(9, 2))
-    counts = {of.name: counted(of, rows[of.name], known, ring, RUN) for of in design.histograms}
+    id_tables = (ids_of(UNITS), ids(9, 2))
+    counts = {of.name: counted(of, rows[of.name], id_tables, ring, RUN) for of in design.histograms}
     return choose_bounds(plan, design, counts, ring, RUN)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 def test_bounds_of_data(mechanism: str, ring: KeyRing) -> None:
     plan = query(AUTO, epsilon=8.0, mechanism=mechanism)
-    found = asked({"a": table(1)}, ring, plan)
-    lo, hi = found.plan.columns[0].grid_bounds()
-    assert not found.nulls and 0 <= lo <= 32 and 64 <= hi <= 112
-    assert asked({"a": table(1)}, ring, plan) == found
-    allocate_query(found.plan, designed(plan).reserved)
+    choice = asked({"a": table(1)}, ring, plan)
+    lo, hi = choice.plan.columns[0].grid_bounds()
+    assert not choice.nulls and 0 <= lo <= 32 and 64 <= hi <= 112
+    assert asked({"a": table(1)}, ring, plan) == choice
+    allocate_query(choice.plan, designed(plan).reserved)
 
 
 def test_too_few_units_are_null(ring: KeyRing) -> None:
@@ -70,8 +70,8 @@ def test_a_unit_moves_one_value(ring: KeyRing) -> None:
     both = histograms(rows, ring)
     assert both.sum() == len(np.unique(rows.unit))
     for gone in range(12):
-        kept = rows.unit != gone
-        without = histograms(Rows(*(part[kept] for part in rows)), ring)
+        mask = rows.unit != gone
+        without = histograms(Rows(*(part[mask] for part in rows)), ring)
         assert np.abs(both - without).sum() <= 1 and (both - without).min() >= 0
 
 
@@ -92,9 +92,9 @@ def test_an_order_of_rows_decides_nothing(ring: KeyRing) -> None:
 
 def test_rows_of_no_public_group_are_not_counted(ring: KeyRing) -> None:
     rows = table(4)
-    some = rows._replace(group=np.where(rows.group > 0, rows.group, -1))
+    masked_rows = rows._replace(group=np.where(rows.group > 0, rows.group, -1))
     listed = Rows(*(part[rows.group > 0] for part in rows))
-    assert (histograms(some, ring) == histograms(listed, ring)).all()
+    assert (histograms(masked_rows, ring) == histograms(listed, ring)).all()
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])

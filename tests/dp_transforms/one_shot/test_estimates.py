@@ -40,9 +40,11 @@ def test_everything_stays_in_its_range() -> None:
     assert far.value[0] == far.high[0] == 20 and far.low[0] >= 10
     for column, most in ((VAR, 25.0), (STDDEV, 5.0)):
         for square in (10**9, -(10**9)):
-            found = variance(column, parts(column), whole(0, square, 9), Z)
-            assert all(0 <= part[0] <= most for part in (found.value, found.low, found.high))
-            assert found.sd[0] >= 0 and np.isfinite(found.sd[0])
+            estimate = variance(column, parts(column), whole(0, square, 9), Z)
+            assert all(
+                0 <= part[0] <= most for part in (estimate.value, estimate.low, estimate.high)
+            )
+            assert estimate.sd[0] >= 0 and np.isfinite(estimate.sd[0])
 
 
 def test_first_order_errors() -> None:
@@ -66,8 +68,8 @@ def test_first_order_errors() -> None:
 
 def test_a_sum_in_its_own_units() -> None:
     [noise] = parts(SUM)
-    found = direct(SUM, noise, np.array([7]))
-    assert found.value[0] == 3.5 and found.high[0] - 3.5 == noise.margin * 0.5
+    estimate = direct(SUM, noise, np.array([7]))
+    assert estimate.value[0] == 3.5 and estimate.high[0] - 3.5 == noise.margin * 0.5
 
 
 def drawn(
@@ -86,13 +88,13 @@ def drawn(
         total = int(sums[noise.part.what].sum()) * noise.part.unit
         noisy.append(total + draw(numbered(draws), noise.scale))
     make = mean if column.kind == "mean" else variance
-    found = make(column, list(budget.parts), noisy, budget.quantile)
+    estimate = make(column, list(budget.parts), noisy, budget.quantile)
     truth = exact.mean() if column.kind == "mean" else exact.var() * column.grid
     truth *= column.grid
-    defined = ~np.isnan(found.value)
+    defined = ~np.isnan(estimate.value)
     assert defined.mean() > 0.998
-    found = Estimate(*(part[defined] for part in found))
-    return found, (found.low <= truth) & (truth <= found.high)
+    estimate = Estimate(*(part[defined] for part in estimate))
+    return estimate, (estimate.low <= truth) & (truth <= estimate.high)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
@@ -104,14 +106,14 @@ def test_intervals_of_means_cover(rows: int, mechanism: str, ring: KeyRing) -> N
     random = np.random.default_rng(rows)
     for values in (100 * random.beta(2, 5, rows), random.uniform(45, 55, rows),
                    random.uniform(0, 100, rows)):  # fmt: skip
-        found, inside = drawn(column, values, ring, 12_000, mechanism)
+        estimate, inside = drawn(column, values, ring, 12_000, mechanism)
         assert abs(inside.mean() - 0.95) < 0.0111, inside.mean()
         truth = values.mean()
-        for side in (truth < found.low, truth > found.high):
+        for side in (truth < estimate.low, truth > estimate.high):
             assert abs(side.mean() - 0.025) < 0.008
         if (rows, mechanism) == (40, "gaussian") and truth < 35:  # first-order ones fail
-            far = 1.96 * found.sd
-            plain = (truth < found.value - far).mean(), (truth > found.value + far).mean()
+            far = 1.96 * estimate.sd
+            plain = (truth < estimate.value - far).mean(), (truth > estimate.value + far).mean()
             assert abs(plain[0] - plain[1]) > 0.016
 
 
@@ -128,14 +130,14 @@ def test_intervals_of_variances_cover(rows: int, ring: KeyRing) -> None:
 def test_a_count_that_may_be_none_says_little() -> None:
     """Noise alone could give it: the mean may be anything, and the interval is in order."""
     noises = parts(MEAN)
-    found = mean(MEAN, noises, whole(0, 2), Z)
-    assert (found.low[0], found.high[0]) == (10, 20)
+    estimate = mean(MEAN, noises, whole(0, 2), Z)
+    assert (estimate.low[0], estimate.high[0]) == (10, 20)
     random = np.random.default_rng(5)
     noisy = [random.integers(-9_000, 9_000, 4_000), random.integers(1, 900, 4_000)]
     for column, made in ((MEAN, mean), (VAR, variance)):
         many = [*noisy, noisy[1]] if made is variance else noisy
-        found = made(column, parts(column), many, Z)
-        assert (found.low <= found.value).all() and (found.value <= found.high).all()
+        estimate = made(column, parts(column), many, Z)
+        assert (estimate.low <= estimate.value).all() and (estimate.value <= estimate.high).all()
 
 
 def test_values_and_sds_are_those_of_the_definitions() -> None:
@@ -172,15 +174,17 @@ def test_a_count_in_its_own_units() -> None:
 
 def test_a_standard_deviation_near_0_has_half_of_its_interval() -> None:
     for square in (-40 * 100, -40 * 100 + 1):
-        found = variance(STDDEV, parts(STDDEV), whole(0, square, 100), Z)
-        half = (found.high[0] - found.low[0]) / 2
-        assert found.low[0] == 0 < found.high[0] and np.isclose(found.sd[0], half)
-    assert found.value[0] > 0
+        estimate = variance(STDDEV, parts(STDDEV), whole(0, square, 100), Z)
+        half = (estimate.high[0] - estimate.low[0]) / 2
+        assert estimate.low[0] == 0 < estimate.high[0] and np.isclose(estimate.sd[0], half)
+    assert estimate.value[0] > 0
 
 
 def test_small_deviations_have_first_order_errors_too() -> None:
     n, noises = 10**7, parts(STDDEV)
-    found = variance(STDDEV, noises, whole(0, round((0.81 - 40) * n), n), Z)
+    estimate = variance(STDDEV, noises, whole(0, round((0.81 - 40) * n), n), Z)
     sd = np.hypot(noises[1].sd, (40 - 0.81) * noises[2].sd) / n
-    assert np.isclose(found.value[0], 0.9 * 0.5) and np.isclose(found.sd[0], sd / (2 * 0.9) * 0.5)
+    assert np.isclose(estimate.value[0], 0.9 * 0.5) and np.isclose(
+        estimate.sd[0], sd / (2 * 0.9) * 0.5
+    )
     assert variance(VAR, parts(VAR), whole(0, -(10**9), 9), Z).value[0] == 0

@@ -41,8 +41,8 @@ def test_any_order_is_sorted() -> None:
     pair = list(zip(wanted.unit.tolist(), wanted.group.tolist(), strict=True))
     assert pair == sorted(set(pair)) and len(pair) == len(given.unit)
     for seed in range(3):
-        found = merged(PLAN, parts_of(PLAN), shuffled(given, seed))
-        for one, other in zip((found.unit, *found.sums), (wanted.unit, *wanted.sums), strict=True):
+        pairs = merged(PLAN, parts_of(PLAN), shuffled(given, seed))
+        for one, other in zip((pairs.unit, *pairs.sums), (wanted.unit, *wanted.sums), strict=True):
             assert (one == other).all()
 
 
@@ -53,17 +53,17 @@ def test_a_pair_that_is_there_twice_counts_once() -> None:
         group=np.tile(given.group, 2),
         sums=tuple(np.tile(s, 2) for s in given.sums),
     )
-    found = merged(PLAN, parts_of(PLAN), twice)
-    assert len(found.unit) == len(given.unit)
-    for s, part in zip(found.sums, parts_of(PLAN), strict=True):
+    pairs = merged(PLAN, parts_of(PLAN), twice)
+    assert len(pairs.unit) == len(given.unit)
+    for s, part in zip(pairs.sums, parts_of(PLAN), strict=True):
         assert s.min() >= part.low and s.max() <= part.high
 
 
 def test_partials_are_clamped() -> None:
     given = stage_one(PLAN, generated(1))
     wild = given._replace(sums=tuple(s * 0 + 1_000_000 for s in given.sums))
-    found = merged(PLAN, parts_of(PLAN), wild)
-    assert set(found.sums[0]) == {1} and set(found.sums[1]) == {10}
+    pairs = merged(PLAN, parts_of(PLAN), wild)
+    assert set(pairs.sums[0]) == {1} and set(pairs.sums[1]) == {10}
 
 
 def test_centred_sums_lie_where_their_counts_leave_room() -> None:
@@ -77,8 +77,8 @@ def test_centred_sums_lie_where_their_counts_leave_room() -> None:
         wild = wild._replace(
             sums=tuple(s if n is None else s * 0 + n for s, n in zip(wild.sums, few, strict=True))
         )
-        found = merged(plan, parts, wild)
-        for i, s in zip(stored_parts(plan), found.sums, strict=True):
+        pairs = merged(plan, parts, wild)
+        for i, s in zip(stored_parts(plan), pairs.sums, strict=True):
             column = next(c for c in plan.columns if c.name == parts[i].column)
             half, centre = half_of(column), centre_of(column)
             room = {"sum": (-half, half), "square": (-centre, half**2 - centre), "count": (1, 1)}
@@ -102,9 +102,9 @@ def test_rows_of_quantiles_have_units_and_groups_that_there_are() -> None:
 
 def test_groups_that_are_not_public_are_dropped() -> None:
     given = stage_one(PLAN, generated(1))
-    some = given._replace(group=np.where(given.group > 5, -1, given.group))
-    found = merged(PLAN, parts_of(PLAN), some)
-    assert found.group.max() <= 5 and len(found.unit) == (given.group <= 5).sum()
+    masked_pairs = given._replace(group=np.where(given.group > 5, -1, given.group))
+    pairs = merged(PLAN, parts_of(PLAN), masked_pairs)
+    assert pairs.group.max() <= 5 and len(pairs.unit) == (given.group <= 5).sum()
 
 
 @pytest.mark.parametrize(("low", "high"), [(50, 150), (-150, -50)])
@@ -193,5 +193,5 @@ def test_rows_out_of_order_keep_the_first_pair(first: int) -> None:
     zero = np.zeros(3, np.int64)
     given = Partials(zero, group, np.zeros((1, 2), np.uint64), np.zeros((9, 2), np.uint64),
                      (zero + 1, np.array([1, 2, 3])))  # fmt: skip
-    found = merged(PLAN, parts_of(PLAN), given)
-    assert found.group.tolist() == [first, 5] and found.sums[1].tolist() == [2, 4]
+    pairs = merged(PLAN, parts_of(PLAN), given)
+    assert pairs.group.tolist() == [first, 5] and pairs.sums[1].tolist() == [2, 4]

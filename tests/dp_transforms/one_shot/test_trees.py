@@ -26,23 +26,25 @@ def prefixes_of(column: QueryColumn, values: np.ndarray) -> np.ndarray:
 
 def test_without_noise_quantiles_are_exact_to_a_cell() -> None:
     values = np.random.default_rng(1).beta(2, 5, 5_000)
-    found = read_off(WIDE, prefixes_of(WIDE, values), 0.0, 1.96)
+    estimate = read_off(WIDE, prefixes_of(WIDE, values), 0.0, 1.96)
     wanted = np.quantile(values, AT)
-    assert np.abs(found.value[0] - wanted).max() < 2 / 256
-    assert (found.low <= found.value).all() and (found.value <= found.high).all()
+    assert np.abs(estimate.value[0] - wanted).max() < 2 / 256
+    assert (estimate.low <= estimate.value).all() and (estimate.value <= estimate.high).all()
 
 
 def test_values_with_a_cell_each_are_exact() -> None:
     ages = QueryColumn("q", "quantiles", 0, 15, at=(0.1, 0.5, 0.9))
     values = np.random.default_rng(1).integers(0, 16, 2_001)
     exact = np.cumsum(np.bincount(values, minlength=16))[None].astype(float)
-    found = read_off(ages, exact, 0.0, 1.96)
-    assert found.value[0].tolist() == np.quantile(values, ages.at, method="inverted_cdf").tolist()
+    estimate = read_off(ages, exact, 0.0, 1.96)
+    assert (
+        estimate.value[0].tolist() == np.quantile(values, ages.at, method="inverted_cdf").tolist()
+    )
 
 
 def test_no_count_is_null() -> None:
-    found = read_off(WIDE, np.zeros((2, 256)), 3.0, 1.96)
-    assert all(np.isnan(part).all() for part in found)
+    estimate = read_off(WIDE, np.zeros((2, 256)), 3.0, 1.96)
+    assert all(np.isnan(part).all() for part in estimate)
 
 
 @pytest.mark.parametrize("order", [AT, AT[::-1], (0.5, 0.1, 0.9)])
@@ -50,11 +52,11 @@ def test_quantiles_are_in_order_whatever_the_noise(order: tuple[float, ...]) -> 
     column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, at=order)
     random = np.random.default_rng(2)
     noisy = random.normal(0, 40, (500, 256)) + np.linspace(0, 60, 256)
-    found = read_off(column, noisy, 40.0, 1.96)
-    defined = ~np.isnan(found.value[:, 0])
+    estimate = read_off(column, noisy, 40.0, 1.96)
+    defined = ~np.isnan(estimate.value[:, 0])
     assert defined.sum() > 100
     ranked = np.argsort(order, kind="stable")
-    for part in (found.value, found.low, found.high):
+    for part in (estimate.value, estimate.low, estimate.high):
         assert (np.diff(part[defined][:, ranked], axis=1) >= 0).all()
         assert (part[defined] >= 0).all() and (part[defined] <= 1).all()
 
@@ -65,9 +67,9 @@ def test_least_and_most_are_not_drowned_by_noise() -> None:
     tree = tree_of(256)
     exact = np.bincount((random.uniform(0.4, 0.6, 3_000) * 256).astype(int), minlength=256)
     noisy = exact @ tree.matrix.T + random.normal(0, 6, (400, len(tree.matrix)))
-    found = read_off(WIDE, noisy @ tree.prefixes.T, 6.0, 1.96)
-    assert (np.abs(found.value[:, 0] - 0.4) < 0.05).mean() > 0.95
-    assert (np.abs(found.value[:, -1] - 0.6) < 0.05).mean() > 0.95
+    estimate = read_off(WIDE, noisy @ tree.prefixes.T, 6.0, 1.96)
+    assert (np.abs(estimate.value[:, 0] - 0.4) < 0.05).mean() > 0.95
+    assert (np.abs(estimate.value[:, -1] - 0.6) < 0.05).mean() > 0.95
     naive = (noisy @ tree.prefixes.T >= 0).argmax(axis=1) / 256
     assert (np.abs(naive - 0.4) < 0.05).mean() < 0.2
 
@@ -82,9 +84,11 @@ def test_intervals_hold_the_quantile(ring: KeyRing) -> None:
     drawn = OneShot(ring, (b"test",), INPUTS).rounded_gaussian(
         numbered(4_000 * len(exact)), noise.scale
     )
-    found = read_off(column, (exact + drawn.reshape(4_000, -1)) @ tree.prefixes.T, noise.sd, 1.96)
+    estimate = read_off(
+        column, (exact + drawn.reshape(4_000, -1)) @ tree.prefixes.T, noise.sd, 1.96
+    )
     wanted = np.sort(values)[[500, 1_000, 1_800]]
-    inside = ((found.low <= wanted) & (wanted <= found.high)).mean(axis=0)
+    inside = ((estimate.low <= wanted) & (wanted <= estimate.high)).mean(axis=0)
     assert (inside > 0.94).all() and (inside < 0.999).all()
 
 
@@ -100,9 +104,9 @@ def of_values(
         numbered(draws * len(exact)), noise.scale
     )
     prefixes = (exact + drawn.reshape(draws, -1)) @ tree.prefixes.T
-    found = read_off(column, prefixes, noise.sd, 1.96)
+    estimate = read_off(column, prefixes, noise.sd, 1.96)
     wanted = np.floor(np.quantile(values, at, method="inverted_cdf") * 1_000) / 1_000
-    return found, (found.low <= wanted + 1e-9) & (wanted - 1e-9 <= found.high)
+    return estimate, (estimate.low <= wanted + 1e-9) & (wanted - 1e-9 <= estimate.high)
 
 
 @pytest.mark.slow
@@ -125,9 +129,9 @@ def test_means_of_prefixes_make_intervals_shorter(
     values = np.random.default_rng(4).beta(2, 5, 200)
 
     def widths() -> np.ndarray:
-        found, inside = of_values(values, 1.0, (0.25, 0.5, 0.75), ring, 500)
+        estimate, inside = of_values(values, 1.0, (0.25, 0.5, 0.75), ring, 500)
         assert (inside.mean(axis=0) > 0.95).all()
-        return np.asarray((found.high - found.low).mean(axis=0))
+        return np.asarray((estimate.high - estimate.low).mean(axis=0))
 
     shorter = widths()
     monkeypatch.setattr(trees, "windows_of", lambda cells, size: windows_of(cells, 1))
@@ -164,9 +168,9 @@ def test_a_rank_at_the_end_of_a_cell_is_in_it() -> None:
 
 def test_a_sd_is_its_intervals_half_width_over_the_quantile() -> None:
     noisy = np.cumsum(np.full((3, 256), 40.0), axis=1)
-    found = read_off(WIDE, noisy, 30.0, 1.5)
-    assert (found.high > found.low).all() and (found.low > 0).any()
-    assert np.allclose(found.sd, (found.high - found.low) / 3.0)
+    estimate = read_off(WIDE, noisy, 30.0, 1.5)
+    assert (estimate.high > estimate.low).all() and (estimate.low > 0).any()
+    assert np.allclose(estimate.sd, (estimate.high - estimate.low) / 3.0)
 
 
 def test_a_groups_quantiles_are_of_its_own_tree() -> None:
@@ -174,10 +178,10 @@ def test_a_groups_quantiles_are_of_its_own_tree() -> None:
     noisy = random.normal(0, 20, (6, 256)) + np.linspace(0, 1, 256) * [
         [20 * 3**n] for n in range(6)
     ]
-    whole = read_off(WIDE, noisy, 20.0, 1.96)
+    all_groups = read_off(WIDE, noisy, 20.0, 1.96)
     for row in range(6):
         alone = read_off(WIDE, noisy[row : row + 1], 20.0, 1.96)
-        for one, other in zip(whole, alone, strict=True):
+        for one, other in zip(all_groups, alone, strict=True):
             assert np.array_equal(one[row], other[0], equal_nan=True)
 
 
@@ -186,16 +190,16 @@ def test_scaled_trees_have_noise_in_counts_of_rows(ring: KeyRing) -> None:
     [noise] = allocate_query(plan).parts
     assert noise.part.unit == 1 << 16
     partials = stage_one(plan, generated(1))
-    rows, asked = [bounded(plan, partials, ring, RUN)], np.arange(9)
+    rows, groups = [bounded(plan, partials, ring, RUN)], np.arange(9)
 
     def draw(items: np.ndarray, scale: float) -> np.ndarray:
         return OneShot(ring, (b"test",), INPUTS).rounded_gaussian(items, scale)
 
-    found = quantiles(QUANTILES, noise, rows, asked, partials.group_ids, draw, 1.96)
-    prefixes = noisy_prefixes(QUANTILES, noise, rows, asked, partials.group_ids, draw)
+    estimate = quantiles(QUANTILES, noise, rows, groups, partials.group_ids, draw, 1.96)
+    prefixes = noisy_prefixes(QUANTILES, noise, rows, groups, partials.group_ids, draw)
     assert 1 < prefixes[:, -1].max() < 100
     wanted = read_off(QUANTILES, prefixes, noise.sd / (1 << 16), 1.96)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(estimate, wanted, strict=True):
         assert np.array_equal(one, other, equal_nan=True)
 
 
@@ -203,13 +207,13 @@ def test_a_quantile_is_in_the_middle_of_its_cell_where_its_rows_are() -> None:
     """Straight within a cell: three quarters of the rows of 256 grid values, from the first on."""
     column = QueryColumn("q", "quantiles", 0, (1 << 16) - 1, at=(0.25, 0.375, 0.75))
     first, third = np.full(256, 80.0), np.repeat([0.0, 40.0, 80.0], [2, 1, 253])
-    found = read_off(column, np.stack([first, third]), 0.0, 1.96)
-    assert found.value.tolist() == [[64, 96, 192], [512 + 128, 512 + 192, 768 + 128]]
+    estimate = read_off(column, np.stack([first, third]), 0.0, 1.96)
+    assert estimate.value.tolist() == [[64, 96, 192], [512 + 128, 512 + 192, 768 + 128]]
 
 
 def test_one_row_is_enough_to_read_off() -> None:
-    found = read_off(WIDE, np.stack([np.full(256, 1.5), np.full(256, 0.9)]), 0.0, 1.96)
-    assert not np.isnan(found.value[0]).any() and np.isnan(found.value[1]).all()
+    estimate = read_off(WIDE, np.stack([np.full(256, 1.5), np.full(256, 0.9)]), 0.0, 1.96)
+    assert not np.isnan(estimate.value[0]).any() and np.isnan(estimate.value[1]).all()
 
 
 def test_however_many_groups_are_worked_on_at_once(
@@ -223,9 +227,9 @@ def test_however_many_groups_are_worked_on_at_once(
     def found() -> Estimate:
         return quantiles(QUANTILES, noise, [rows], groups, ids(64, 2), draw, 1.96)
 
-    whole = found()
+    expected = found()
     monkeypatch.setattr(trees, "_AT_ONCE", 5)
-    for one, other in zip(whole, found(), strict=True):
+    for one, other in zip(expected, found(), strict=True):
         assert not np.isnan(one).all() and np.array_equal(one, other, equal_nan=True)
 
 
@@ -238,9 +242,9 @@ def test_nodes_keep_their_names(ring: KeyRing) -> None:
         names.append(items)
         return np.zeros(len(items), np.int64)
 
-    known = ids(64, 2)
-    noisy_prefixes(QUANTILES, allocate_query(plan).parts[0], [rows], np.array([7]), known, draw)
+    group_ids = ids(64, 2)
+    noisy_prefixes(QUANTILES, allocate_query(plan).parts[0], [rows], np.array([7]), group_ids, draw)
     [items] = names
-    assert (items[:, 0] == known[7, 0]).all()
-    node = (items[:, 1] ^ known[7, 1]).tolist()
+    assert (items[:, 0] == group_ids[7, 0]).all()
+    node = (items[:, 1] ^ group_ids[7, 1]).tolist()
     assert node == [i << 40 for i in range(len(items))]

@@ -54,13 +54,13 @@ def asked(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[QueryAnswer, float]
     budget = allocate_query(plan)
     rows = bounded(plan, partials, ring, name)
     totals = aggregated(rows, KEYS, budget.weights)
-    found = answer(plan, budget, totals, [rows], partials.group_ids, ring, name)
-    return found, time.process_time() - began
+    answers = answer(plan, budget, totals, [rows], partials.group_ids, ring, name)
+    return answers, time.process_time() - began
 
 
-def error(found: QueryAnswer, name: str, truth: np.ndarray) -> float:
+def error(answers: QueryAnswer, name: str, truth: np.ndarray) -> float:
     released = np.zeros(KEYS)
-    released[found.group] = found.columns[name].value
+    released[answers.group] = answers.columns[name].value
     return float(np.abs(released - truth).sum())
 
 
@@ -76,8 +76,8 @@ def test_targets(
 ) -> None:
     plan, (_, counts, sums) = plan_of(norms), simulated()
     for run in range(2):
-        found, _ = asked(plan, ring, run)
-        measured = len(found.group), error(found, "n", counts), error(found, "s", sums)
+        answers, _ = asked(plan, ring, run)
+        measured = len(answers.group), error(answers, "n", counts), error(answers, "s", sums)
         print("keys, L1 of counts, of sums:", *(round(m) for m in measured))
         assert measured[0] >= target[0]
         assert measured[1] <= target[1] and measured[2] <= target[2]

@@ -32,25 +32,25 @@ def test_shards_are_runs_of_cells() -> None:
 def test_sums_arrive(shards: int) -> None:
     question, boxes = question_of(3)
     records, needs = some(SPACE, 400), question.needs(SPACE, boxes)
-    whole = records.totals(SPACE, boxes, question)
+    expected = records.totals(SPACE, boxes, question)
     batches = {shard: [empty(needs)] for shard in range(shards)}
     for k in range(3):
         part = Records(records.at[k::3], records.usable[k::3]).totals(SPACE, boxes, question)
         for shard, batch in routed(part, shards):
             batches[shard].append(CODER.decode(CODER.encode(batch)))
     begins = shards_of(question.cells.count, shards)
-    found = nothing(0, needs)
+    totals = nothing(0, needs)
     parts = [gathered(batches[s], begins[s], begins[s + 1], needs) for s in range(shards)]
     assert sum(len(part.records) for part in parts) == question.cells.count
-    found = found._replace(
+    totals = totals._replace(
         records=np.concatenate([part.records for part in parts]),
         columns={
             name: type(of)(*(np.concatenate([p.columns[name][i] for p in parts]) for i in (0, 1)))
-            for name, of in whole.columns.items()
+            for name, of in expected.columns.items()
         },
-        leaves={name: np.concatenate([p.leaves[name] for p in parts]) for name in whole.leaves},
+        leaves={name: np.concatenate([p.leaves[name] for p in parts]) for name in expected.leaves},
     )
-    assert same(found, whole)
+    assert same(totals, expected)
 
 
 def test_measured_sums_arrive(ring: KeyRing) -> None:

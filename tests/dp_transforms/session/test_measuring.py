@@ -54,7 +54,7 @@ def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: in
             if point[3] or (point[2] and (point[0] + point[1]) % 2):
                 continue  # initial budgets change no answer; half of one city's points suffice
             more = records.plus(point).totals(SPACE, boxes, question)
-            found = cost(
+            loss = cost(
                 SPACE,
                 question,
                 boxes,
@@ -63,8 +63,8 @@ def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: in
             )
             place = np.array(point)
             read = ((boxes[:, :, 0] <= place) & (place < boxes[:, :, 1])).all(axis=1).any()
-            assert read or found == 0
-            most = max(most, found)
+            assert read or loss == 0
+            most = max(most, loss)
     return most
 
 
@@ -77,10 +77,10 @@ def test_one_record_costs_the_amount_and_no_more(
 
 
 def narrow(self: Cells, space: Any, boxes: Int64, name: str) -> Ranges:
-    found = _ranges(self, space, boxes, name)
-    bounds = found.bounds.copy()
+    ranges = _ranges(self, space, boxes, name)
+    bounds = ranges.bounds.copy()
     bounds[:, 1] = np.maximum(bounds[:, 1] - 1, bounds[:, 0] + 1)
-    return found._replace(bounds=bounds)
+    return ranges._replace(bounds=bounds)
 
 
 def shifted(cells: Cells, coordinates: Any, size: int) -> Int64:
@@ -112,16 +112,16 @@ SABOTAGE: list[tuple[Any, str, Any, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "name", "other", "asked"), SABOTAGE,
+@pytest.mark.parametrize(("where", "name", "other", "amount"), SABOTAGE,
                          ids=lambda a: getattr(a, "__name__", ""))  # fmt: skip
 def test_sabotage_is_seen(
-    where: Any, name: str, other: Any, asked: int, ring: KeyRing, no_noise: Draws,
+    where: Any, name: str, other: Any, amount: int, ring: KeyRing, no_noise: Draws,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(where, name, other)
     with pytest.raises((AssertionError, ValueError, IndexError)):
         for kind in ("epsilon", "rho"):
-            assert worst(kind, ASKED[asked], ring, 1) <= 1
+            assert worst(kind, ASKED[amount], ring, 1) <= 1
 
 
 def test_noise_is_drawn_once_for_each_cell_and_node(ring: KeyRing, no_noise: Draws) -> None:
@@ -129,9 +129,9 @@ def test_noise_is_drawn_once_for_each_cell_and_node(ring: KeyRing, no_noise: Dra
     for cells, ranges in SHAPES:
         boxes = boxes_of(SPACE, cells, ranges)
         question = Question(kind="epsilon", amount=10**6, aggregates=ASKED[-1], cells=cells)
-        found = nothing(cells.count, question.needs(SPACE, boxes))
+        zeros = nothing(cells.count, question.needs(SPACE, boxes))
         no_noise.clear()
-        noisy = measured(SPACE, question, boxes, found, ring, RUN, INPUTS)
+        noisy = measured(SPACE, question, boxes, zeros, ring, RUN, INPUTS)
         names = [(name, *item) for name, _, items in no_noise for item in items.tolist()]
         assert len(set(names)) == len(names) == sum(part.size for of in noisy for part in of)
         scales = {scale for _, scale, _ in no_noise}
@@ -151,8 +151,8 @@ def test_the_law_of_the_noise(ring: KeyRing) -> None:
                   Budget(name="e", most=1), Budget(name="r", kind="rho", most=1)))  # fmt: skip
     cells = Cells((Axis("x", tuple(range(20_001))),))
     for kind in ("epsilon", "rho"):
-        asked = COUNT, sum_of("y")
-        question = Question(kind=kind, amount=900_000, aggregates=asked, cells=cells)
+        aggregates = COUNT, sum_of("y")
+        question = Question(kind=kind, amount=900_000, aggregates=aggregates, cells=cells)
         none = nothing(cells.count, question.needs(wide, wide.whole))
         noisy = measured(wide, question, wide.whole, none, ring, RUN, INPUTS)
         for measures, [noise] in zip(calibrated(wide, question, wide.whole), noisy, strict=True):
@@ -180,7 +180,7 @@ def test_cells_alone_have_the_noise_that_they_have_among_others(ring: KeyRing) -
         boxes = boxes_of(SPACE, cells, ranges)
         question = Question(kind="rho", amount=10**5, aggregates=ASKED[-1], cells=cells)
         totals_ = some(SPACE, 60).totals(SPACE, boxes, question)
-        whole = measured(SPACE, question, boxes, totals_, ring, RUN, INPUTS)
+        all_cells = measured(SPACE, question, boxes, totals_, ring, RUN, INPUTS)
         for at in range(cells.count):
             one = Totals(
                 totals_.records[at : at + 1],
@@ -188,6 +188,6 @@ def test_cells_alone_have_the_noise_that_they_have_among_others(ring: KeyRing) -
                 {k: v[at : at + 1] for k, v in totals_.leaves.items()},
             )
             alone = measured(SPACE, question, boxes, one, ring, RUN, INPUTS, at)
-            for mine, all_ in zip(alone, whole, strict=True):
+            for mine, all_ in zip(alone, all_cells, strict=True):
                 for part, of in zip(mine, all_, strict=True):
                     assert (part[0] == of[at]).all()

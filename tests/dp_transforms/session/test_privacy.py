@@ -52,44 +52,49 @@ Said = tuple[tuple[int, ...] | None, ...]
 Analyst = Callable[[Said], Ask | None]
 
 
-def curious(said: Said) -> Ask | None:
+def curious(transcript: Said) -> Ask | None:
     """Asks what it was surprised by again."""
-    if not said:
+    if not transcript:
         return Ask(WHOLE, 300_000, drop=True)
-    last = said[-1]
-    if len(said) == 1:
+    last = transcript[-1]
+    if len(transcript) == 1:
         if last == (3,):
             return Ask(UPPER, 500_000, sum_of("v"))
         return Ask(WHOLE, 450_000, COUNT, True, (0, 1, 3))
-    return Ask(WHOLE, 250_000, COUNT, True) if len(said) == 2 else None
+    return Ask(WHOLE, 250_000, COUNT, True) if len(transcript) == 2 else None
 
 
-def greedy(said: Said) -> Ask | None:
+def greedy(transcript: Said) -> Ask | None:
     """Takes all there is, with and without drop; goes on after refusals."""
     wishes = (Ask(WHOLE, 500_000, drop=True), Ask(WHOLE, 1), Ask(UPPER, 400_000),
               Ask(WHOLE, 500_000, average("v"), True))  # fmt: skip
-    return wishes[len(said)] if len(said) < len(wishes) else None
+    return wishes[len(transcript)] if len(transcript) < len(wishes) else None
 
 
 #: The most that an analyst may charge to one point.
 QUOTAS = {"alice": 600_000, "bob": 400_000}
 
 
-def sharing(said: Said) -> Ask | None:
+def sharing(transcript: Said) -> Ask | None:
     """Two analysts with quotas, each of whom sees what the other is told."""
     wishes = (
         Ask(WHOLE, 350_000, drop=True, analyst="alice"),
         Ask(WHOLE, 300_000, sum_of("v"), True, analyst="bob"),
         Ask(WHOLE, 350_000, drop=True, analyst="alice"),  # beyond her quota
-        Ask(WHOLE if said and said[0] == (3,) else UPPER, 250_000, drop=True, analyst="alice"),
+        Ask(
+            WHOLE if transcript and transcript[0] == (3,) else UPPER,
+            250_000,
+            drop=True,
+            analyst="alice",
+        ),
     )
-    return wishes[len(said)] if len(said) < len(wishes) else None
+    return wishes[len(transcript)] if len(transcript) < len(wishes) else None
 
 
-def halves(said: Said) -> Ask | None:
+def halves(transcript: Said) -> Ask | None:
     """Asks different points one after the other."""
     wishes = Ask(UPPER, 500_000, drop=True), Ask((0, 1), 500_000, drop=True)
-    return wishes[len(said)] if len(said) < len(wishes) else None
+    return wishes[len(transcript)] if len(transcript) < len(wishes) else None
 
 
 #: The records as they are at each query.
@@ -98,15 +103,15 @@ Versions = Callable[[int], Records]
 
 def transcripts(versions: Versions, analyst: Analyst, ring: KeyRing) -> dict[Said, float]:
     """ln p of every transcript with answers in the window, but for a constant of the transcript."""
-    found = dict[Said, float]()
-    known = dict[tuple[int, Ask, bytes], tuple[Int64, np.ndarray]]()
+    densities = dict[Said, float]()
+    cache = dict[tuple[int, Ask, bytes], tuple[Int64, np.ndarray]]()
     none = untouched(SPACE, "epsilon")
     todo: list[tuple[Said, float, Spent, dict[str, Spent]]] = [((), 0.0, none, {})]
     while todo:
-        said, log, spent, own = todo.pop()
-        ask = analyst(said)
+        transcript, log, spent, own = todo.pop()
+        ask = analyst(transcript)
         if ask is None:
-            found[said] = log
+            densities[transcript] = log
             continue
         cells = Cells((Axis("v", ask.edges),)) if ask.edges else Cells()
         box = np.array([[ask.values, (0, 3)]], np.int64)
@@ -114,20 +119,20 @@ def transcripts(versions: Versions, analyst: Analyst, ring: KeyRing) -> dict[Sai
         limit = None if quota is None else Own(mine, quota)
         made = decide(spent, cells.inside(SPACE, box), ask.amount, ask.drop, own=limit)
         if not made.accepted:
-            todo.append(((*said, None), log, spent, own))
+            todo.append(((*transcript, None), log, spent, own))
             continue
         after = charge(spent, made.charged, ask.amount)
         owns = {**own, ask.analyst: charge(mine, made.charged, ask.amount)}
         question = Question(kind="epsilon", amount=ask.amount, aggregates=(ask.aggregate,),
                             cells=cells)  # fmt: skip
-        key = len(said), ask, made.charged.tobytes()
-        if key not in known:
-            known[key] = sums_of(versions(len(said)), question, made.charged, ring)
-        exact, scales = known[key]
+        key = len(transcript), ask, made.charged.tobytes()
+        if key not in cache:
+            cache[key] = sums_of(versions(len(transcript)), question, made.charged, ring)
+        exact, scales = cache[key]
         for answer in itertools.product(WINDOW, repeat=len(exact)):
             loss = -float((np.abs(np.array(answer) - exact) / scales).sum())
-            todo.append(((*said, answer), log + loss, after, owns))
-    return found
+            todo.append(((*transcript, answer), log + loss, after, owns))
+    return densities
 
 
 def sums_of(
@@ -148,25 +153,25 @@ def table(rows: tuple[tuple[int, ...], ...]) -> Records:
 def losses(analyst: Analyst, ring: KeyRing, most: int) -> dict[tuple[int, ...], float]:
     """The largest |ln p0 / p1| by the point of the record in question, beside fewer than ``most``
     others."""
-    found = dict.fromkeys(points(SPACE), 0.0)
-    rows = [some for n in range(most) for some in
+    maxima = dict.fromkeys(points(SPACE), 0.0)
+    rows = [records for n in range(most) for records in
             itertools.combinations_with_replacement(points(SPACE), n)]  # fmt: skip
-    known = dict[tuple[tuple[int, ...], ...], dict[Said, float]]()
+    cache = dict[tuple[tuple[int, ...], ...], dict[Said, float]]()
 
     def of(*records: tuple[int, ...]) -> dict[Said, float]:
         rows = tuple(sorted(records))
-        if rows not in known:
-            known[rows] = transcripts(lambda _: table(rows), analyst, ring)
-        return known[rows]
+        if rows not in cache:
+            cache[rows] = transcripts(lambda _: table(rows), analyst, ring)
+        return cache[rows]
 
-    for some in rows:
-        without = of(*some)
-        for point in found:
-            more = of(*some, point)
+    for others in rows:
+        without = of(*others)
+        for point in maxima:
+            more = of(*others, point)
             assert more.keys() == without.keys()  # refusals are the same
-            lost = max(abs(log - without[said]) for said, log in more.items())
-            found[point] = max(found[point], lost)
-    return found
+            lost = max(abs(log - without[transcript]) for transcript, log in more.items())
+            maxima[point] = max(maxima[point], lost)
+    return maxima
 
 
 def budget_of(point: tuple[int, ...]) -> float:
@@ -181,15 +186,15 @@ def test_a_record_loses_its_initial_budget_at_most(
     analyst: Analyst, most: int, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_noise(monkeypatch)
-    found = losses(analyst, ring, most)
-    assert all(lost <= budget_of(point) + 1e-9 for point, lost in found.items())
-    assert all(lost == 0 for point, lost in found.items() if point[1] == 0)
-    assert max(found.values()) > 0.85  # what could be lost is lost
+    maxima = losses(analyst, ring, most)
+    assert all(lost <= budget_of(point) + 1e-9 for point, lost in maxima.items())
+    assert all(lost == 0 for point, lost in maxima.items() if point[1] == 0)
+    assert max(maxima.values()) > 0.85  # what could be lost is lost
 
 
-def generous(spent: Spent, *asked: Any, **other: Any) -> Decision:
+def generous(spent: Spent, *arguments: Any, **other: Any) -> Decision:
     """A decision that forgets what was spent."""
-    return _decide(dataclasses.replace(spent, amounts=spent.amounts * 0), *asked, **other)
+    return _decide(dataclasses.replace(spent, amounts=spent.amounts * 0), *arguments, **other)
 
 
 _decide = decide
@@ -212,8 +217,8 @@ def test_a_sabotaged_twin_loses_more(
     else:
         monkeypatch.setattr(calibration, "scale_of", loud)
         monkeypatch.setattr(calibration, "_measure", calibration._measure.__wrapped__)
-    found = losses(greedy, ring, 1)
-    assert any(lost > budget_of(point) + 0.01 for point, lost in found.items())
+    maxima = losses(greedy, ring, 1)
+    assert any(lost > budget_of(point) + 0.01 for point, lost in maxima.items())
 
 
 OTHERS = ((1, 2), (3, 1))
@@ -234,7 +239,7 @@ def test_records_that_come_and_go_lose_no_more(
 
         more = transcripts(versions, analyst, ring)
         assert more.keys() == without.keys()
-        lost = max(abs(log - without[said]) for said, log in more.items())
+        lost = max(abs(log - without[transcript]) for transcript, log in more.items())
         assert lost <= budget_of(point) + 1e-9
         most = max(most, lost)
     assert most > 0
@@ -254,7 +259,7 @@ def test_a_record_that_changes_loses_both_budgets_at_most(
             return table((*OTHERS, pair[step > 0]))
 
         more = transcripts(versions, halves, ring)
-        lost = max(abs(log - without[said]) for said, log in more.items())
+        lost = max(abs(log - without[transcript]) for transcript, log in more.items())
         assert lost <= budget_of(before) + budget_of(after) + 1e-9
         beyond += lost > max(budget_of(before), budget_of(after)) + 1e-9
     assert beyond  # one of the two budgets would not be a bound

@@ -37,9 +37,9 @@ SPACE = space()
 
 def test_without_noise_figures_are_exact(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
     without_noise(monkeypatch)
-    asked = COUNT, sum_of("price"), average("age"), median("age")
+    aggregates = COUNT, sum_of("price"), average("age"), median("age")
     cells = Cells((Axis("city", (0, 1, 2)), Axis("age", (0, 3, 5, 8, 9))))
-    question = Question(kind="epsilon", amount=10**9, aggregates=asked, cells=cells)
+    question = Question(kind="epsilon", amount=10**9, aggregates=aggregates, cells=cells)
     boxes, records = cells.inside(SPACE, SPACE.whole), some(SPACE, 900)
     totals = records.totals(SPACE, boxes, question)
     rows = answered(SPACE, question, boxes, totals, ring, RUN).to_pylist()
@@ -75,8 +75,8 @@ def test_labels_in_values() -> None:
     ))  # fmt: skip
 
     def of(name: str, *edges: int) -> dict[str, list[Any]]:
-        found = module.labels(wide, Cells((Axis(name, edges),)))
-        return {key: column.to_pylist() for key, column in found.items()}
+        columns = module.labels(wide, Cells((Axis(name, edges),)))
+        return {key: column.to_pylist() for key, column in columns.items()}
 
     start = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     later = [start + datetime.timedelta(seconds=n) for n in (0, 1, 2.5)]
@@ -99,21 +99,21 @@ def test_intervals_hold(kind: Kind, amount: int, ring: KeyRing) -> None:
                   Budget(name="b", most=1), Budget(name="r", kind="rho", most=1)))  # fmt: skip
     random = np.random.default_rng(1)
     values = np.minimum(random.gamma(2.0, 60.0, 300).astype(np.int64), 250)  # some are missing
-    asked = COUNT, sum_of("x"), average("x"), quantiles("x", (0.25, 0.5))
+    aggregates = COUNT, sum_of("x"), average("x"), quantiles("x", (0.25, 0.5))
     cells = Cells((Axis("run", tuple(range(4_001))),))
-    question = Question(kind=kind, amount=amount, aggregates=asked, cells=cells)
+    question = Question(kind=kind, amount=amount, aggregates=aggregates, cells=cells)
     columns = {"run": np.repeat(np.arange(4_000), 300), "x": np.tile(values, 4_000)}
     columns |= {"b": columns["run"] * 0, "r": columns["run"] * 0}
     totals = tallied(wide, wide.whole, cells, question.needs(wide, wide.whole), columns,
                      np.ones(len(columns["x"]), np.bool_))  # fmt: skip
-    found = answered(wide, question, wide.whole, totals, ring, RUN)
-    kept = (values[values < 250] - 50) / 10
-    assert 200 < len(kept) < 300
-    truth = {"count": 300, "sum_x": kept.sum(), "average_x": kept.mean(),
-             "quantiles_x_0.25": np.quantile(kept, 0.25, method="inverted_cdf"),
-             "quantiles_x_0.5": np.quantile(kept, 0.5, method="inverted_cdf")}  # fmt: skip
+    table = answered(wide, question, wide.whole, totals, ring, RUN)
+    observed = (values[values < 250] - 50) / 10
+    assert 200 < len(observed) < 300
+    truth = {"count": 300, "sum_x": observed.sum(), "average_x": observed.mean(),
+             "quantiles_x_0.25": np.quantile(observed, 0.25, method="inverted_cdf"),
+             "quantiles_x_0.5": np.quantile(observed, 0.5, method="inverted_cdf")}  # fmt: skip
     for name, true in truth.items():
-        low, high, value = (found[name + end].to_numpy() for end in ("_low", "_high", ""))
+        low, high, value = (table[name + end].to_numpy() for end in ("_low", "_high", ""))
         inside = ((low <= true + 1e-9) & (true - 1e-9 <= high)).mean()
         assert 0.94 < inside < (1.0 if "quantiles" in name else 0.97), (name, inside)
         assert (
@@ -121,9 +121,9 @@ def test_intervals_hold(kind: Kind, amount: int, ring: KeyRing) -> None:
         )
         narrow = (low + high) / 2 + np.array([[-0.3], [0.3]]) * (high - low)
         assert ((narrow[0] <= true) & (true <= narrow[1])).mean() < inside - 0.01
-    spread = {name: found[name].to_numpy().std() for name in ("count", "sum_x", "average_x")}
+    spread = {name: table[name].to_numpy().std() for name in ("count", "sum_x", "average_x")}
     for name, sd in spread.items():
-        assert found[f"{name}_sd"].to_numpy().mean() == pytest.approx(sd, rel=0.05)
+        assert table[f"{name}_sd"].to_numpy().mean() == pytest.approx(sd, rel=0.05)
 
 
 def test_nothing_asked_of_nobody_is_null_or_noise(ring: KeyRing) -> None:
@@ -131,16 +131,16 @@ def test_nothing_asked_of_nobody_is_null_or_noise(ring: KeyRing) -> None:
         boxes = boxes_of(SPACE, cells, ranges)
         question = Question(kind="rho", amount=10**6, aggregates=ASKED[-1], cells=cells)
         totals = some(SPACE, 0).totals(SPACE, boxes, question)
-        found = answered(SPACE, question, boxes, totals, ring, RUN)
-        assert found.num_rows == cells.count
-        assert (np.abs(found["count"].to_numpy()) < 20).all()
-        prices = found["average_price"].to_numpy()
+        table = answered(SPACE, question, boxes, totals, ring, RUN)
+        assert table.num_rows == cells.count
+        assert (np.abs(table["count"].to_numpy()) < 20).all()
+        prices = table["average_price"].to_numpy()
         assert (np.isnan(prices) | ((prices >= -0.4) & (prices <= 1.1))).all()
 
 
 def test_a_range_of_one_value_has_that_average_and_median(ring: KeyRing) -> None:
-    asked = average("age"), median("age")
-    question = Question(kind="epsilon", amount=2_000_000, aggregates=asked)
+    aggregates = average("age"), median("age")
+    question = Question(kind="epsilon", amount=2_000_000, aggregates=aggregates)
     boxes = SPACE.box(age=(1, 2))
     totals = some(SPACE, 2_000).totals(SPACE, boxes, question)
     [row] = answered(SPACE, question, boxes, totals, ring, RUN).to_pylist()
@@ -161,7 +161,7 @@ def test_the_bytes_are_those_of_the_noisy_sums(shape: int, ring: KeyRing) -> Non
     assert pa.ipc.open_stream(encoded(first)).read_all().equals(first)
     other = answered(SPACE, question, boxes, totals, ring, "00" * 16)
     assert encoded(other) != encoded(first)
-    told = errors(SPACE, question, boxes)
-    assert told["count_sd"].to_pylist() == first["count_sd"].to_pylist()
+    error_table = errors(SPACE, question, boxes)
+    assert error_table["count_sd"].to_pylist() == first["count_sd"].to_pylist()
     half = (first["sum_age_high"].to_numpy() - first["sum_age_low"].to_numpy()) / 2
-    assert np.allclose(told["sum_age_within"].to_numpy(), half)
+    assert np.allclose(error_table["sum_age_within"].to_numpy(), half)

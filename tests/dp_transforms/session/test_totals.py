@@ -62,8 +62,8 @@ def same(one: Totals, other: Totals) -> bool:
 def test_totals_are_those_of_single_records(shape: int) -> None:
     question, boxes = question_of(shape)
     records = some(SPACE, 500, shape)
-    found = records.totals(SPACE, boxes, question)
-    assert same(found, slow(records, question, boxes)) and found.records.sum() > 50
+    tally = records.totals(SPACE, boxes, question)
+    assert same(tally, slow(records, question, boxes)) and tally.records.sum() > 50
 
 
 def test_several_boxes_and_none() -> None:
@@ -72,18 +72,18 @@ def test_several_boxes_and_none() -> None:
         SPACE.box(age=(-2, 0), price=(None, 0.6)), SPACE.box(age=(0, 2), city=("B", None)),
     ])  # fmt: skip
     records = some(SPACE, 500)
-    found = records.totals(SPACE, boxes, question)
-    assert same(found, slow(records, question, boxes)) and found.records.sum() > 50
+    tally = records.totals(SPACE, boxes, question)
+    assert same(tally, slow(records, question, boxes)) and tally.records.sum() > 50
     assert not records.totals(SPACE, boxes[:0], question).records.any()
 
 
 def test_pieces_add_up() -> None:
     question, boxes = question_of(3)
     records = some(SPACE, 500)
-    whole = records.totals(SPACE, boxes, question)
+    expected = records.totals(SPACE, boxes, question)
     parts = [Records(records.at[k::3], records.usable[k::3]) for k in range(3)]
     first, second, third = (part.totals(SPACE, boxes, question) for part in parts)
-    assert same(first.plus(second).plus(third), whole) and not same(first.plus(second), whole)
+    assert same(first.plus(second).plus(third), expected) and not same(first.plus(second), expected)
     empty = Records(records.at[:0], records.usable[:0]).totals(SPACE, boxes, question)
     assert same(empty, nothing(question.cells.count, question.needs(SPACE, boxes)))
 
@@ -97,13 +97,13 @@ def test_only_columns_that_matter_are_needed() -> None:
     records = some(SPACE, 300)
     some_ = {d.name: records.at[:, k] for k, d in enumerate(SPACE.dimensions) if d.name in names}
     needs = question.needs(SPACE, boxes)
-    found = totals.tallied(SPACE, boxes, question.cells, needs, some_, records.usable)
-    assert same(found, slow(records, question, boxes))
+    tally = totals.tallied(SPACE, boxes, question.cells, needs, some_, records.usable)
+    assert same(tally, slow(records, question, boxes))
 
 
 def test_sums_beyond_floats_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.array([(1 << 53) + 1, 1, 1], np.int64)
-    found = totals._sums(np.array([0, 0, 1]), values, 2)
-    assert found.tolist() == [(1 << 53) + 2, 1]
+    sums = totals._sums(np.array([0, 0, 1]), values, 2)
+    assert sums.tolist() == [(1 << 53) + 2, 1]
     monkeypatch.setattr(totals, "_EXACT", 1 << 62)
     assert totals._sums(np.array([0, 0, 1]), values, 2).tolist() != [(1 << 53) + 2, 1]

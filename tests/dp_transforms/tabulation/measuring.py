@@ -20,11 +20,11 @@ from tests.fixed import INPUTS
 
 
 def exact_counts(w: World, table: Table, most: int = 50) -> list[tuple[LevelDomain, Counts]]:
-    known = profiles(w.domain, w.records)
+    profile_table = profiles(w.domain, w.records)
     shards = shards_of(w.domain.levels, most)
     out = []
     for number, level in enumerate(w.domain.levels):
-        pairs = expand(w.domain, level, table, w.records, known)
+        pairs = expand(w.domain, level, table, w.records, profile_table)
         for shard in shards:
             if shard.level == number:
                 mine = pairs.within(shard.first * table.leaves, shard.last * table.leaves)
@@ -46,19 +46,19 @@ def measured(
             kinds = draws(w.parameters, table, level.level, level.stability.groups)
             assert kinds is not None
             thresholds = w.parameters.thresholds[table.name][level.level]
-            known = None if published is None else published[level.level]
-            found = measure(level, table, counts, scaled(kinds), thresholds, noise, known)
-            out.append((level, found))
+            totals = None if published is None else published[level.level]
+            parts = measure(level, table, counts, scaled(kinds), thresholds, noise, totals)
+            out.append((level, parts))
     return out
 
 
 def texts(w: World, table: Table, **more: Any) -> dict[str, list[list[str]]]:
     """Rows of each published table, sorted."""
-    found = measured(w, table, **more)
+    measurements = measured(w, table, **more)
     out: dict[str, list[list[str]]] = {}
     for output in outputs(table):
         rows = list[list[str]]()
-        for level, parts in found:
+        for level, parts in measurements:
             text = released(level, output, parts, w.parameters).counts.decode()
             assert text.startswith(output.header()) and text.endswith("\n")
             rows += [line.split("|") for line in text.splitlines()[1:]]

@@ -15,14 +15,14 @@ def test_cells_of_each_detail_are_sums_of_leaves(program: str) -> None:
     w = world(200, 5, program)
     for table in TABLES[program]:
         wanted = exact(w, table)
-        some = 0
+        total = 0
         for level, counts in exact_counts(w, table):
             m = len(level.iterations)
             groups = np.arange(counts.shard.first, counts.shard.last)[::2]
             for detail in table.details:
-                found = counts.cells(groups, detail)
-                assert found.shape == (len(groups), detail.size)
-                for group, row in zip(groups.tolist(), found.tolist(), strict=True):
+                sums = counts.cells(groups, detail)
+                assert sums.shape == (len(groups), detail.size)
+                for group, row in zip(groups.tolist(), sums.tolist(), strict=True):
                     name = (
                         level.level, level.regions[group // m].as_py(),
                         level.iterations[group % m].as_py(),
@@ -31,8 +31,8 @@ def test_cells_of_each_detail_are_sums_of_leaves(program: str) -> None:
                     for leaf, cell in enumerate(detail.cells):
                         of[cell] += wanted[name, leaf]
                     assert row == [of[cell] for cell in range(detail.size)]
-                    some += sum(row)
-        assert some > 0
+                    total += sum(row)
+        assert total > 0
 
 
 def test_groups_without_a_record_are_there() -> None:

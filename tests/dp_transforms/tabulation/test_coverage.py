@@ -47,10 +47,10 @@ def missed(w: World, runs: int) -> dict[Any, list[int]]:
     return out
 
 
-def _wrong(found: dict[Any, list[int]]) -> list[Any]:
+def _wrong(misses: dict[Any, list[int]]) -> list[Any]:
     """Kinds of figures that miss their margin more often than 5% with all but no doubt."""
-    alpha = 1e-6 / len(found)
-    return [key for key, (beyond, all_) in found.items()
+    alpha = 1e-6 / len(misses)
+    return [key for key, (beyond, all_) in misses.items()
             if stats.binom.sf(beyond - 1, all_, 0.05) < alpha]  # fmt: skip
 
 
@@ -62,8 +62,8 @@ def _wrong(found: dict[Any, list[int]]) -> list[Any]:
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("runs", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_margins_hold(settings: dict[str, Any], runs: int) -> None:
-    found = missed(world(1_500, **settings), runs)
-    assert len(found) > 40 and _wrong(found) == []
+    misses = missed(world(1_500, **settings), runs)
+    assert len(misses) > 40 and _wrong(misses) == []
 
 
 @pytest.mark.parametrize("runs", [2, pytest.param(200, marks=pytest.mark.slow)])
@@ -73,8 +73,8 @@ def test_margins_of_combined_figures_hold(runs: int) -> None:
 
     for steps in ((-1e6, -9e5, 1e6), (1e6, 2e6, 3e6), (-3e6, -2e6, -1e6)):
         far = {"t1t2": dict.fromkeys((*US_LEVELS, *PR_LEVELS), steps)}
-        found = missed(world(300, estimates="combined", thresholds=far), runs)
-        assert _wrong(found) == []
+        misses = missed(world(300, estimates="combined", thresholds=far), runs)
+        assert _wrong(misses) == []
 
 
 def test_margins_of_less_noise_do_not() -> None:

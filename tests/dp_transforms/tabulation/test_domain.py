@@ -12,13 +12,13 @@ def test_regions_are_those_of_the_geography_inside_or_outside_of_puerto_rico() -
     files = public_files()
     domain = domain_of(files, parameters())
     rows = files.geography.to_pylist()
-    assert [found.level for found in domain.levels] == [*US_LEVELS, *PR_LEVELS]
-    for found in domain.levels:
-        kind = found.level.region_type
+    assert [domain_level.level for domain_level in domain.levels] == [*US_LEVELS, *PR_LEVELS]
+    for level in domain.levels:
+        kind = level.level.region_type
         column = kind.removeprefix("PR-").lower()
-        of = [None if (row["state"] == "72") != found.level.puerto_rico
+        of = [None if (row["state"] == "72") != level.level.puerto_rico
               else "1" if kind == "USA" else row[column] for row in rows]  # fmt: skip
-        regions = found.regions.to_pylist()
+        regions = level.regions.to_pylist()
         assert regions == sorted({region for region in of if region is not None})
         index = domain.regions_of[kind]
         assert [None if i < 0 else regions[i] for i in index.tolist()] == of
@@ -28,12 +28,12 @@ def test_iterations_are_those_of_the_size_of_region() -> None:
     files = public_files()
     domain = domain_of(files, parameters())
     rows = files.iterations.to_pylist()
-    for found in domain.levels:
-        left_out = "COARSE_ONLY" if found.level.detailed else "DETAILED_ONLY"
+    for level in domain.levels:
+        left_out = "COARSE_ONLY" if level.level.detailed else "DETAILED_ONLY"
         mine = {row["CODE"]: row["DETAILED_ONLY"] for row in rows
-                if row["LEVEL"] == found.level.iteration_level and not row[left_out]}  # fmt: skip
-        assert found.iterations.to_pylist() == sorted(mine)
-        assert found.total_only.tolist() == [mine[code] for code in sorted(mine)]
+                if row["LEVEL"] == level.level.iteration_level and not row[left_out]}  # fmt: skip
+        assert level.iterations.to_pylist() == sorted(mine)
+        assert level.total_only.tolist() == [mine[code] for code in sorted(mine)]
     assert domain.of(Level(2, "USA")).total_only.any()
     assert not domain.of(Level(2, "TRACT")).total_only.any()
 
@@ -43,19 +43,19 @@ def test_members_are_found_by_code() -> None:
     domain = domain_of(files, parameters())
     rows = files.iterations.to_pylist()
     codes = [row["CODE"] for row in rows]
-    for found in domain.levels:
+    for level in domain.levels:
         of = set[tuple[str, int]]()
-        for kind in (found.alone, found.combined, found.ethnicity):
+        for kind in (level.alone, level.combined, level.ethnicity):
             assert len(kind.starts) == len(files.codes) + 1
             for code in range(len(files.codes)):
                 here = kind.iterations[kind.starts[code] : kind.starts[code + 1]]
-                names = [found.iterations[int(i)].as_py() for i in here]
+                names = [level.iterations[int(i)].as_py() for i in here]
                 ethnic = {rows[codes.index(name)]["ETHNICITY"] for name in names}
                 assert ethnic <= {code >= RACE_CODES} and len(names) == len(set(names))
                 of |= {(name, code) for name in names}
         wanted = {(codes[row], code) for row, code in files.members.tolist()}
         assert of == {(name, code) for name, code in wanted
-                      if name in found.iterations.to_pylist()}  # fmt: skip
+                      if name in level.iterations.to_pylist()}  # fmt: skip
 
 
 @pytest.mark.parametrize(("us", "pr"), [(True, False), (False, True)])
@@ -65,7 +65,7 @@ def test_levels_that_are_off_have_no_groups(us: bool, pr: bool) -> None:
     settings.budgets["t1t2"][off] = 0.0
     domain = domain_of(public_files(), settings)
     levels = US_LEVELS if us else PR_LEVELS
-    assert [found.level for found in domain.levels] == [x for x in levels if x != off]
+    assert [domain_level.level for domain_level in domain.levels] == [x for x in levels if x != off]
 
 
 def test_shards_are_whole_regions_and_hold_every_group_once() -> None:
@@ -95,13 +95,13 @@ def test_iterations_are_members_of_their_own_kind() -> None:
     """s and a record's groups are found by kind: one taken for another would void both."""
     files = public_files()
     kind_of = {row["CODE"]: row["ALONE"] for row in files.iterations.to_pylist()}
-    for found in domain_of(files, parameters()).levels:
+    for level in domain_of(files, parameters()).levels:
         for kind, members in (
-            (True, found.alone),
-            (False, found.combined),
-            (None, found.ethnicity),
+            (True, level.alone),
+            (False, level.combined),
+            (None, level.ethnicity),
         ):
-            names = found.iterations.take(members.iterations).to_pylist()
+            names = level.iterations.take(members.iterations).to_pylist()
             assert names and {kind_of[name] for name in names} == {kind}
 
 

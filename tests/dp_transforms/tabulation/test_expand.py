@@ -29,8 +29,8 @@ def found(w: World, table: Table, batches: int = 1) -> Counter[Any]:
     for level in w.domain.levels:
         parts = []
         for rows in np.array_split(np.arange(len(w.records)), batches):
-            some = taken(w.records, rows)
-            parts.append(expand(w.domain, level, table, some, profiles(w.domain, some)))
+            sample = taken(w.records, rows)
+            parts.append(expand(w.domain, level, table, sample, profiles(w.domain, sample)))
         pairs = summed(parts)
         assert (np.diff(pairs.keys) > 0).all() and (pairs.counts > 0).all()
         group, leaf = np.divmod(pairs.keys, table.leaves)
@@ -67,9 +67,9 @@ def test_batches_add_up() -> None:
 def test_no_record_is_in_more_groups_than_s(shared: bool, seed: int) -> None:
     files, settings = public_files(seed, shared=shared), parameters(max_race_codes=2 + 3 * seed)
     domain = domain_of(files, settings)
-    some = records(files, 150, seed)
+    sample = records(files, 150, seed)
     most = {level.level: level.stability.groups for level in domain.levels}
-    for block, codes in zip(some.block.tolist(), some.codes.tolist(), strict=True):
+    for block, codes in zip(sample.block.tolist(), sample.codes.tolist(), strict=True):
         of = Counter(level for level, _, _ in groups_of(files, settings, block, codes))
         assert all(count <= most[level] for level, count in of.items())
 
@@ -78,15 +78,15 @@ def test_one_group_more_than_planned_is_refused() -> None:
     w = world(2_000, 1)
     [table] = TABLES["p"]
     level = w.domain.levels[0]
-    known = profiles(w.domain, w.records)
-    starts, _ = iterations_of(level, known)
+    profile_table = profiles(w.domain, w.records)
+    starts, _ = iterations_of(level, profile_table)
     reached = int(np.diff(starts).max())
     tight = level._replace(stability=level.stability._replace(groups=reached - 1))
     with pytest.raises(PolicyError, match="more groups") as refused:
-        expand(w.domain, tight, table, w.records, known)
+        expand(w.domain, tight, table, w.records, profile_table)
     assert not any(character.isdigit() for character in str(refused.value).split(":", 1)[1])
     fits = level._replace(stability=level.stability._replace(groups=reached))
-    expand(w.domain, fits, table, w.records, known)
+    expand(w.domain, fits, table, w.records, profile_table)
 
 
 def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
@@ -96,10 +96,10 @@ def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
     codes[2, :3], codes[3, :2] = (3, 4, 12), (3, 4)  # a third one, none
     codes[:, 8] = 15
     same = Records(np.zeros(4, np.int32), codes, w.records.leaf)
-    known = profiles(w.domain, same)
+    profile_table = profiles(w.domain, same)
     for level in w.domain.levels:
-        starts, iterations = iterations_of(level, known)
-        of = [set(iterations[starts[p] : starts[p + 1]].tolist()) for p in known.of]
+        starts, iterations = iterations_of(level, profile_table)
+        of = [set(iterations[starts[p] : starts[p + 1]].tolist()) for p in profile_table.of]
         assert of[0] == of[1] and of[2] == of[3]
 
 
@@ -119,7 +119,7 @@ def test_rows_of_many_codes_are_told_apart() -> None:
     codes[1::2] = codes[::2]
     codes[np.arange(1, n, 2), rng.integers(0, 9, n // 2)] += 1
     codes[0, 0] = 4_094  # 2^12 values a column: of nine, 64 bits would drop the first ones
-    known = profiles(w.domain, Records(np.zeros(n, np.int32), codes, {}))
-    for row, p in zip(codes.tolist(), known.of.tolist(), strict=True):
-        assert set(known.races[p].tolist()) | {-1} == {*row[:8], -1}
-        assert known.ethnicity[p] == row[8]
+    profile_table = profiles(w.domain, Records(np.zeros(n, np.int32), codes, {}))
+    for row, p in zip(codes.tolist(), profile_table.of.tolist(), strict=True):
+        assert set(profile_table.races[p].tolist()) | {-1} == {*row[:8], -1}
+        assert profile_table.ethnicity[p] == row[8]

@@ -22,27 +22,27 @@ def test_a_cell_has_the_same_noise_whoever_draws_it(monkeypatch: pytest.MonkeyPa
     with ring() as keys:
         noise = CellNoise(keys, RUN, INPUTS)
         groups = np.arange(450)
-        whole = noise.draw(WIDE, "t1t2", LEVEL, FIRST, groups, 3)
+        draws = noise.draw(WIDE, "t1t2", LEVEL, FIRST, groups, 3)
         rng = np.random.default_rng(0)
         for _ in range(20):
             begin, end = np.sort(rng.integers(0, 450, 2))
-            some = groups[begin:end][rng.random(end - begin) < rng.random()]
-            assert (noise.draw(WIDE, "t1t2", LEVEL, FIRST, some, 3) == whole[some]).all()
-    assert len(np.unique(whole)) > 900  # of 1,350: no cell has another's noise
+            subset = groups[begin:end][rng.random(end - begin) < rng.random()]
+            assert (noise.draw(WIDE, "t1t2", LEVEL, FIRST, subset, 3) == draws[subset]).all()
+    assert len(np.unique(draws)) > 900  # of 1,350: no cell has another's noise
 
 
 def test_no_two_names_share_noise() -> None:
     groups = np.arange(200)
     steps = (FIRST, TOTAL, *(detail_step(d) for d in range(4)))
-    found = {}
+    draws = {}
     with ring() as keys, ring(8) as other:
         for ring_, (run, inputs), table, level, step in itertools.product(
             (keys, other), ((RUN, INPUTS), ("6b" * 16, INPUTS), (RUN, bytes(16))),
             ("t1t2", "t3"), US_LEVELS[:2], steps,
         ):  # fmt: skip
             drawn = CellNoise(ring_, run, inputs).draw(WIDE, table, level, step, groups, 1)[:, 0]
-            found[id(ring_), run, inputs, table, level, step] = drawn
-    for (_, a), (_, b) in itertools.combinations(found.items(), 2):
+            draws[id(ring_), run, inputs, table, level, step] = drawn
+    for (_, a), (_, b) in itertools.combinations(draws.items(), 2):
         assert (a == b).sum() < 5
 
 
@@ -103,12 +103,12 @@ def test_pinned() -> None:
     groups = np.array([0, 1, (1 << 20) - 1, 1 << 20, 1 << 21, 3 << 20])
     with ring() as keys:
         noise = CellNoise(keys, RUN, INPUTS)
-        found = [
+        draws = [
             noise.draw(Noise(law, 100.0), "t1t2", LEVEL, step, groups, 1)[:, 0].tolist()
             for law, step in (("discrete gauss", FIRST), ("rounded gauss", detail_step(1)),
                               ("discrete laplace", TOTAL))
         ]  # fmt: skip
-    assert found == [
+    assert draws == [
         [-94, -102, -150, -70, -172, -71],
         [217, 85, -80, -63, -112, 80],
         [38, -75, 345, -224, -30, 36],

@@ -21,17 +21,17 @@ def test_pairs_add_up(seed: int) -> None:
     for part in parts:
         wanted.update(part.tolist())
     pairs = [counted(part.copy()) for part in parts]
-    found = summed(pairs)
-    assert as_counter(found) == wanted
-    assert summed([found]) == found and summed([]) is NONE and summed([NONE, NONE]) is NONE
-    some = as_counter(found.within(7, 21))
-    assert some == {key: count for key, count in wanted.items() if 7 <= key < 21}
+    total = summed(pairs)
+    assert as_counter(total) == wanted
+    assert summed([total]) == total and summed([]) is NONE and summed([NONE, NONE]) is NONE
+    part_counts = as_counter(total.within(7, 21))
+    assert part_counts == {key: count for key, count in wanted.items() if 7 <= key < 21}
 
 
 def test_two_parts_that_have_counts_add_up() -> None:
     """Neither is taken for the only one, whatever empty parts come with them."""
     one, two = counted(np.array([3, 1, 3])), counted(np.array([9, 3]))
     for parts in ([one, two], [two, NONE, one]):
-        found = summed(parts)
-        assert found.keys.tolist() == [1, 3, 9] and found.counts.tolist() == [1, 3, 1]
+        total = summed(parts)
+        assert total.keys.tolist() == [1, 3, 9] and total.counts.tolist() == [1, 3, 1]
     assert len(NONE.keys) == len(NONE.counts) == 0

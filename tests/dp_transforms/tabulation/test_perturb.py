@@ -58,12 +58,12 @@ def test_shards_do_not_change_what_is_measured() -> None:
 
 def test_households_take_their_detail_from_what_is_published() -> None:
     w = world(800, program="h")
-    known = totals_as_published(w)
+    by_level = totals_as_published(w)
     for table in TABLES["h"]:
         steps = np.array((4.0, 15.0, 60.0)[: len(table.details) - 1])
         seen, details = 0, [0] * len(table.details)
-        for level, parts in measured(w, table, published=known):
-            of = known[level.level]
+        for level, parts in measured(w, table, published=by_level):
+            of = by_level[level.level]
             for part in parts:
                 assert part.first is None
                 totals = of.totals[np.searchsorted(of.groups, part.groups)]
@@ -71,18 +71,18 @@ def test_households_take_their_detail_from_what_is_published() -> None:
                 seen += len(part.groups)
                 only = level.total_only[part.groups % len(level.iterations)]
                 details[part.detail] += int(only.sum())
-        assert seen == sum(len(of.groups) for of in known.values())
+        assert seen == sum(len(of.groups) for of in by_level.values())
         assert all(details), "groups of which persons have only the total have every detail"
 
 
 def scores(w: World, measure: Any = perturbed, scaled: Any = lambda d: d) -> dict[str, Any]:
     """Errors of an execution in units of the planned scales, and what they have in common."""
     exact = exact_counts(w, PERSONS)
-    found = measured(w, PERSONS, measure=measure, scaled=scaled)
+    measurements = measured(w, PERSONS, measure=measure, scaled=scaled)
     kinds = {level.level: draws(w.parameters, PERSONS, level.level, level.stability.groups)
              for level in w.domain.levels}  # fmt: skip
-    errors, firsts, same, known = [], [], [], []
-    for (level, counts), (_, parts) in zip(exact, found, strict=True):
+    errors, firsts, same, matches = [], [], [], []
+    for (level, counts), (_, parts) in zip(exact, measurements, strict=True):
         for part in parts:
             truth = counts.cells(part.groups, PERSONS.details[part.detail])
             planned = kinds[level.level]
@@ -96,20 +96,20 @@ def scores(w: World, measure: Any = perturbed, scaled: Any = lambda d: d) -> dic
                 firsts.append(part.first - totals)
                 same.append(part.first - totals == (part.values - truth)[:, 0])
                 steps = np.searchsorted(np.array((4.0, 15.0, 60.0)), totals, side="right")
-                known.append(steps == part.detail)
+                matches.append(steps == part.detail)
     flat = np.concatenate(errors)
     return {
         "sd": flat.std(), "count": len(flat), "same": np.concatenate(same).mean(),
-        "known": np.concatenate(known).mean(),
+        "known": np.concatenate(matches).mean(),
     }  # fmt: skip
 
 
-def sound(found: dict[str, Any]) -> bool:
+def sound(score: dict[str, Any]) -> bool:
     """What a sound execution shows: noise as large as planned, steps apart, details not exact."""
-    lower, upper = stats.chi2.ppf((1e-5, 1 - 1e-5), found["count"] - 1) / (found["count"] - 1)
+    lower, upper = stats.chi2.ppf((1e-5, 1 - 1e-5), score["count"] - 1) / (score["count"] - 1)
     # The discrete Gaussian's variance is at most sigma^2 and, from sigma 2 on, that to 8 digits.
-    large = lower <= found["sd"] ** 2 <= upper
-    return bool(large and found["same"] < 0.1 and found["known"] < 0.9)
+    large = lower <= score["sd"] ** 2 <= upper
+    return bool(large and score["same"] < 0.1 and score["known"] < 0.9)
 
 
 def _smaller(draws: Draws) -> Draws:
@@ -204,8 +204,8 @@ def test_a_level_of_one_iteration_is_measured() -> None:
     kinds = draws(w.parameters, PERSONS, level.level, level.stability.groups)
     assert kinds is not None and not alone.total_only.any()
     with ring() as keys:
-        found = perturbed(
+        parts = perturbed(
             alone, PERSONS, counts, kinds, (4.0, 15.0, 60.0), CellNoise(keys, RUN, INPUTS)
         )
-    seen = sorted(group for part in found for group in part.groups.tolist())
+    seen = sorted(group for part in parts for group in part.groups.tolist())
     assert seen == list(range(counts.shard.first, counts.shard.last)) and len(seen) > 1

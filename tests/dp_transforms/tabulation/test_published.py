@@ -14,10 +14,10 @@ def table(rows: list[tuple[str, str, str, int]]) -> pa.Table:
     columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {
         name: pa.array([], pa.int64() if name == "COUNT" else pa.string()) for name in names
     }  # fmt: skip
-    found = pa.table({name: pa.array(column) for name, column in columns.items()})
+    arrow_table = pa.table({name: pa.array(column) for name, column in columns.items()})
     for i, name in enumerate(names[:3]):
-        found = found.set_column(i, name, found.column(name).dictionary_encode())
-    return found
+        arrow_table = arrow_table.set_column(i, name, arrow_table.column(name).dictionary_encode())
+    return arrow_table
 
 
 def test_totals_are_those_of_their_groups_in_any_order() -> None:
@@ -34,9 +34,9 @@ def test_totals_are_those_of_their_groups_in_any_order() -> None:
                     wanted[level.level, r * len(level.iterations) + i] = count
     rng.shuffle(rows)
     rows = [(kind, region, code, int(count)) for kind, region, code, count in rows]
-    found = published_of(domain, table(rows))
+    by_level = published_of(domain, table(rows))
     seen = {}
-    for level, of in found.items():
+    for level, of in by_level.items():
         assert (np.diff(of.groups) > 0).all()
         seen |= {(level, g): t for g, t in zip(of.groups.tolist(), of.totals.tolist(), strict=True)}
         assert of.within(3, 40).groups.tolist() == [g for g in of.groups.tolist() if 3 <= g < 40]
@@ -55,9 +55,9 @@ def test_groups_of_no_level_are_left_out() -> None:
         ("PR-TRACT", region, code, 7),
         ("TRACT", "nowhere", code, 8),
     ]
-    found = published_of(domain, table(rows))
-    assert {level: of for level, of in found.items() if len(of.groups)}.keys() == {
+    by_level = published_of(domain, table(rows))
+    assert {level: of for level, of in by_level.items() if len(of.groups)}.keys() == {
         Level(1, "TRACT")
     }
-    assert found[Level(1, "TRACT")].totals.tolist() == [5]
+    assert by_level[Level(1, "TRACT")].totals.tolist() == [5]
     assert not any(len(of.groups) for of in published_of(domain, table([])).values())

@@ -19,9 +19,11 @@ INF = float("inf")
 
 
 def test_headers_and_folders() -> None:
-    found = {o.folder: o.header() for table in (*TABLES["p"], *TABLES["h"]) for o in outputs(table)}
+    headers = {
+        o.folder: o.header() for table in (*TABLES["p"], *TABLES["h"]) for o in outputs(table)
+    }
     group = "REGION_ID|REGION_TYPE|ITERATION_CODE|"
-    assert found == {
+    assert headers == {
         "t1": f"{group}COUNT\n",
         "t2": f"{group}AGESTART|AGEEND|SEX|COUNT\n",
         **{f"t3/T0300{d}": f"{group}T3_DATA_CELL|COUNT\n" for d in (1, 2, 3, 4)},
@@ -31,7 +33,7 @@ def test_headers_and_folders() -> None:
 
 def test_without_noise_tables_of_persons_are_exact_counts() -> None:
     w = world(700, budget=INF, allow_negative=False, zero_suppression=0.9)
-    found = texts(w, PERSONS)
+    folders = texts(w, PERSONS)
     truth: Counter[Any] = Counter()
     leaves: Counter[Any] = Counter()
     for (group, leaf), count in exact(w, PERSONS).items():
@@ -62,23 +64,23 @@ def test_without_noise_tables_of_persons_are_exact_counts() -> None:
                     for low, high in itertools.pairwise(coarse):
                         count = sum(ages[age] for age in range(low, high))
                         t2.append([*name, str(low), str(high - 1), str(sex), str(count)])
-    assert found["t1"] == sorted(t1)
-    assert found["t2"] == sorted(t2)
+    assert folders["t1"] == sorted(t1)
+    assert folders["t2"] == sorted(t2)
 
 
 def test_without_noise_tables_of_households_are_exact_counts() -> None:
     w = world(700, program="h", budget=INF)
-    known = totals_as_published(w)
+    by_level = totals_as_published(w)
     measured_cells = {
         "t3": ((0,), (0, 1, 6), (0, 1, 2, 3, 6, 7, 8), tuple(range(9))),
         "t4": ((0,), (0, 1, 2, 3)),
     }
     for table in TABLES["h"]:
-        found = texts(w, table, published=known)
+        folders = texts(w, table, published=by_level)
         truth = exact(w, table)
         wanted: dict[str, list[list[str]]] = {o.folder: [] for o in outputs(table)}
         for level in w.domain.levels:
-            of = known[level.level]
+            of = by_level[level.level]
             m = len(level.iterations)
             for group, total in zip(of.groups.tolist(), of.totals.tolist(), strict=True):
                 region, i = level.regions[group // m].as_py(), group % m
@@ -91,23 +93,23 @@ def test_without_noise_tables_of_households_are_exact_counts() -> None:
                     wanted[folder].append(
                         [region, level.level.region_type, code, str(cell), str(count)]
                     )
-        assert found == {folder: sorted(rows) for folder, rows in wanted.items()}
-        assert all(found.values())
+        assert folders == {folder: sorted(rows) for folder, rows in wanted.items()}
+        assert all(folders.values())
 
 
 def test_what_is_summed_is_the_sum_of_what_is_published() -> None:
     for negative in (True, False):
         w = world(700, allow_negative=negative)
-        found = texts(w, PERSONS)
+        folders = texts(w, PERSONS)
         cells, margins = Counter[Any](), Counter[Any]()
-        for *group, start, _, sex, count in found["t2"]:
+        for *group, start, _, sex, count in folders["t2"]:
             (margins if start == "*" else cells)[*group, sex] += int(count)
             assert negative or int(count) >= 0
         assert cells == margins and cells
         by_group = Counter[Any]()
         for (*group, _), count in cells.items():
             by_group[tuple(group)] += count
-        totals = {tuple(group): int(count) for *group, count in found["t1"]}
+        totals = {tuple(group): int(count) for *group, count in folders["t1"]}
         assert all(totals[group] == count for group, count in by_group.items())
         assert (min(totals.values()) < 0) == negative
 
@@ -124,9 +126,9 @@ def test_combined_figures_are_nearer_and_of_the_same_groups(negative: bool) -> N
         truth[region, level.region_type, code] += count
     detailed = {tuple(row[:3]) for row in plain["t2"]}
     errors = {}
-    for name, found in (("plain", plain), ("combined", combined)):
+    for name, folders in (("plain", plain), ("combined", combined)):
         errors[name] = np.mean(
-            [(int(row[3]) - truth[tuple(row[:3])]) ** 2 for row in found["t1"]
+            [(int(row[3]) - truth[tuple(row[:3])]) ** 2 for row in folders["t1"]
              if tuple(row[:3]) in detailed]
         )  # fmt: skip
     assert errors["combined"] < 0.7 * errors["plain"]
@@ -141,7 +143,7 @@ def test_combined_figures_are_nearer_and_of_the_same_groups(negative: bool) -> N
         for group in detailed:
             assert totals[group] == margins[*group, "1"] + margins[*group, "2"]
     else:
-        assert min(int(row[-1]) for found in combined.values() for row in found) == 0
+        assert min(int(row[-1]) for rows in combined.values() for row in rows) == 0
 
 
 def test_suppression_is_of_measured_totals_below_the_state() -> None:
@@ -152,7 +154,7 @@ def test_suppression_is_of_measured_totals_below_the_state() -> None:
     dropped = zeros = 0
     for level, parts in measured(w, PERSONS):
         rows = released(level, t1, parts, w.parameters).counts.decode().splitlines()[1:]
-        kept = {tuple(row.split("|")[:3]) for row in rows}
+        groups = {tuple(row.split("|")[:3]) for row in rows}
         m = len(level.iterations)
         for part in parts:
             for group, values in zip(part.groups.tolist(), part.values.tolist(), strict=True):
@@ -160,7 +162,7 @@ def test_suppression_is_of_measured_totals_below_the_state() -> None:
                         level.iterations[group % m].as_py())  # fmt: skip
                 tested = part.detail == 0 and level.level in below
                 stays = not tested or values[0] > quantile(part.noise, 0.8)
-                assert (name in kept) == stays
+                assert (name in groups) == stays
                 dropped += not stays
                 zeros += tested
         all_of_t2 = released(level, t2, parts, w.parameters)
@@ -185,10 +187,10 @@ def test_keys_do_not_depend_on_the_data_but_for_suppression() -> None:
     """The same groups are in t1 whoever is counted; what has detail follows step 1 alone."""
     keys = [[row[:-1] for row in texts(world(count, 0), PERSONS)["t1"]] for count in (0, 40, 900)]
     assert keys[0] == keys[1] == keys[2]
-    known = totals_as_published(world(0, program="h"))
+    by_level = totals_as_published(world(0, program="h"))
     for table in TABLES["h"]:
-        found = [texts(world(count, 0, "h"), table, published=known) for count in (0, 700)]
-        rows = [{f: [row[:-1] for row in rows] for f, rows in t.items()} for t in found]
+        executions = [texts(world(count, 0, "h"), table, published=by_level) for count in (0, 700)]
+        rows = [{f: [row[:-1] for row in rows] for f, rows in t.items()} for t in executions]
         assert rows[0] == rows[1]
 
 
@@ -212,5 +214,5 @@ def test_suppression_takes_rows_out_and_changes_no_other() -> None:
     w = world(400, estimates="combined")
     all_of = {tuple(row) for row in texts(w, PERSONS)["t1"]}
     suppressed = w._replace(parameters=parameters(zero_suppression=0.6, estimates="combined"))
-    kept = {tuple(row) for row in texts(suppressed, PERSONS)["t1"]}
-    assert kept < all_of
+    rows = {tuple(row) for row in texts(suppressed, PERSONS)["t1"]}
+    assert rows < all_of

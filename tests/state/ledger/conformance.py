@@ -63,8 +63,8 @@ class Draws:
 
     def __call__(self, run_id: str) -> bytes:
         with contextlib.closing(self.open()) as ledger:
-            found = ledger.book().find(run_id)
-            assert found is not None, "rows are read before the charge"
+            entry = ledger.book().find(run_id)
+            assert entry is not None, "rows are read before the charge"
         self.runs.append(run_id)
         return f"{self.noise} answer {len(self.runs)} of {run_id}\0\xff".encode("latin-1")
 
@@ -290,8 +290,8 @@ def rows(open_again: Open) -> None:
         assert ledger.tokens("run") == {"a": None, "b": "a"}
         assert ledger.book().limit == accounts.LIMIT
         assert not ledger.book().tables and not ledger.book().closed
-        asked = (charge(1).run_id, "asked", b"\0grant", None, None, None, None)
-        assert ledger.asked(charge(1).run_id) == asked
+        question_row = (charge(1).run_id, "asked", b"\0grant", None, None, None, None)
+        assert ledger.asked(charge(1).run_id) == question_row
     with two.transaction():
         two.answer(charge(1).run_id, b"\xff", "digest")
         two.drop_token("run", "a")
@@ -300,7 +300,7 @@ def rows(open_again: Open) -> None:
         two.append(TableNamed("table"))
     with one.transaction():
         one.put_view(charge(1).run_id, b"", "of the view")
-    assert [asked.receipt for asked in one.asked_alike("asked")] == [b"\xff", None]
+    assert [question.receipt for question in one.asked_alike("asked")] == [b"\xff", None]
     first = two.asked(charge(1).run_id)
     assert first is not None and first[2:] == (b"\0grant", b"\xff", "digest", b"", "of the view")
     assert one.asked("none") is None and one.asked_alike("none") == []

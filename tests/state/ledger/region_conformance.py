@@ -53,8 +53,8 @@ class Payer(RegionAccount):
         self, request: str, allotment: str, kind: Kind, amount: int, analyst: str, resolve: Any,
         fresh: bool = False,
     ) -> Paid:  # fmt: skip
-        asked = (allotment, kind, amount, analyst, resolve)
-        return self._begun(request, lambda run_id: self.decide_draw(*asked, run_id), fresh)
+        terms = (allotment, kind, amount, analyst, resolve)
+        return self._begun(request, lambda run_id: self.decide_draw(*terms, run_id), fresh)
 
     def _begun(self, request: str, decide: Callable[[str], Charge], fresh: bool) -> Paid:
         register = Register(self._ledger, "session")
@@ -119,9 +119,9 @@ class Truth:
     def read(self, kind: str, boxes: Int64, amount: int) -> None:
         self.paid[kind][members(boxes, self.model.space.sizes)] += amount
 
-    def check(self, found: RegionAccount, exact: bool) -> None:
+    def check(self, region_account: RegionAccount, exact: bool) -> None:
         for kind, paid in self.paid.items():
-            held = amounts_of(found.spent(kind))  # type: ignore[arg-type]
+            held = amounts_of(region_account.spent(kind))  # type: ignore[arg-type]
             assert (held == paid).all() if exact else (held >= paid).all()
             assert (paid <= initials(self.model, kind)).all()
             at, budgets = self.records[kind]
@@ -146,11 +146,11 @@ def random_history(
             drop = bool(rng.integers(2))
             enough = inside & (initials(model, kind) - truth.paid[kind] >= amount)
             passes = bool(enough.any() and (drop or enough[inside].all()))
-            asked = order(boxes, amount, kind=kind, drop=drop)
+            question = order(boxes, amount, kind=kind, drop=drop)
             if number % 5 == 0:
-                assert not exact or asker.plan(asked).decision.accepted == passes
+                assert not exact or asker.plan(question).decision.accepted == passes
             try:
-                paid = asker.pay(f"query {number}", asked)
+                paid = asker.pay(f"query {number}", question)
             except SessionRefusedError as error:
                 assert not (exact and passes) and error.decision.largest < amount
                 continue
@@ -214,14 +214,14 @@ def killed(
                 mine.pay(f"asked {point}", order(box))
 
         dies(first)
-        with account(open_again, make) as found:
-            before = found.history()
+        with account(open_again, make) as region_account:
+            before = region_account.history()
             assert len(before) == number + (point == "begun")
-            assert (amounts_of(found.spent("epsilon")).max() == len(before)) or not before
-            paid = found.pay(f"asked {point}", order(box, drop=True))
+            assert (amounts_of(region_account.spent("epsilon")).max() == len(before)) or not before
+            paid = region_account.pay(f"asked {point}", order(box, drop=True))
             assert paid.charged == (point != "begun")
-            assert [run for run, _ in found.history()].count(paid.run_id) == 1
-            assert len(found.history()) == number + 1
+            assert [run for run, _ in region_account.history()].count(paid.run_id) == 1
+            assert len(region_account.history()) == number + 1
 
 
 def interrupted(open_again: Open, make: Make) -> None:
@@ -234,8 +234,8 @@ def interrupted(open_again: Open, make: Make) -> None:
             assert amounts_of(one.spent("epsilon")).max() == 0 and one.history() == []
         two.pay("other", order(box, 3))
         assert one.pay("asked", order(box, 2)).charged
-        for found in (one, two):
-            assert amounts_of(found.spent("epsilon")).max() == 5
+        for region_account in (one, two):
+            assert amounts_of(region_account.spent("epsilon")).max() == 5
 
 
 def meets_another(open_again: Open, make: Make) -> None:
@@ -256,9 +256,9 @@ def predicates(open_again: Open, make: Make) -> None:
     def fresh_points(views: Views) -> Int64:
         """Where nothing was spent, of those with an initial budget of 8 or more."""
         spent = views.spent("epsilon")
-        found = np.asarray(spent.boxes)[spent.amounts == 0].copy()
-        found[:, 2, 0] = np.maximum(found[:, 2, 0], 4)
-        return found[found[:, 2, 0] < found[:, 2, 1]]
+        free_boxes = np.asarray(spent.boxes)[spent.amounts == 0].copy()
+        free_boxes[:, 2, 0] = np.maximum(free_boxes[:, 2, 0], 4)
+        return free_boxes[free_boxes[:, 2, 0] < free_boxes[:, 2, 1]]
 
     def meddle() -> None:
         if not boxes:
@@ -285,10 +285,10 @@ def quotas(open_again: Open, make: Make) -> None:
     """One analyst spends no more than the quota at ANY point; others are not held to it."""
     model = table()
     rules = Rules(quotas=Quotas(epsilon={"ann": 3}, default_rho=1))
-    some, other = (model.space.box(age=ages, initial=("0.000008", None)) for ages in
+    box, other = (model.space.box(age=ages, initial=("0.000008", None)) for ages in
                    ((10, 13), (12, 15)))  # fmt: skip
     with account(open_again, make, model, rules=rules) as one:
-        one.pay("1", order(some, 2))
+        one.pay("1", order(box, 2))
         with pytest.raises(SessionRefusedError) as caught:
             one.pay("2", order(other, 2))
         decision = caught.value.decision
@@ -309,7 +309,7 @@ def quotas(open_again: Open, make: Make) -> None:
     with account(open_again, make, model, rules=late) as two:
         with pytest.raises(SessionRefusedError):
             two.pay("7", order(other, 1, "bob"))
-        assert two.pay("7", order(some, 1, "cyd")).charged
+        assert two.pay("7", order(box, 1, "cyd")).charged
 
 
 def unlocks(open_again: Open, make: Make) -> None:
@@ -348,12 +348,12 @@ def closes(open_again: Open, make: Make) -> None:
         range_ = model.space.box(age=(10, 14))
         assert two.close_for_ever(range_, "steward") and not one.close_for_ever(range_, "steward")
         assert [region.budget for _, region in one.history()] == ["epsilon", "closed"]
-        for found, kind in ((one, "epsilon"), (two, "rho")):
+        for region_account, kind in ((one, "epsilon"), (two, "rho")):
             with pytest.raises(SessionRefusedError) as caught:
-                found.pay("2", order(old, kind=kind))
+                region_account.pay("2", order(old, kind=kind))
             assert caught.value.decision.largest == 0
-        whole = model.space.box(initial=("0.000008", None))
-        assert one.pay("3", order(whole, drop=True)).region.read[:, 0, 0].min() == 4
+        full_box = model.space.box(initial=("0.000008", None))
+        assert one.pay("3", order(full_box, drop=True)).region.read[:, 0, 0].min() == 4
         assert one.pay("4", order(new)).charged
         with account(open_again, make, model) as late:
             assert amounts_of(late.spent("epsilon"))[5, 0, 8, 0] == 2
@@ -440,7 +440,7 @@ def widens(open_again: Open, make: Make) -> None:
         for _ in range(2):  # also who had it open
             with pytest.raises(PolicyError) as caught:
                 one.pay("f", order(rich, 1))
-            assert caught.value.field == "ledger.data_set"
+            assert caught.value.field == "data_set"
     with pytest.raises(PolicyError), account(open_again, make, model):
         pass
     with account(open_again, make, wider, rules=rules) as two:

@@ -95,9 +95,9 @@ def enter(
 
     class GatedStore(SqliteStore):
         def token(self) -> str:
-            found = super().token()
+            head_token = super().token()
             at("read", inside)
-            return found
+            return head_token
 
         def renew_token(self, old: str, new: str) -> bool:
             at("swap", False)

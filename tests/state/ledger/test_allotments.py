@@ -52,8 +52,8 @@ def test_draws_use_it_up_and_charge_no_point(account: Payer) -> None:
 
 def test_nothing_is_drawn_on_a_question(account: Payer) -> None:
     order = Order("epsilon", 500_000, "alice", lambda _: YOUNG)
-    asked = account.pay("q", order).run_id
-    for run_id in (asked, "0" * 32):
+    question_id = account.pay("q", order).run_id
+    for run_id in (question_id, "0" * 32):
         with pytest.raises(PolicyError, match="not in the account"):
             account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of)
     drawn = account.draw("d", allot(account), "epsilon", 100_000, "alice", lambda _, of: of).run_id

@@ -60,9 +60,9 @@ class ShowsFirst(Asker):
     """Shows what it has drawn, and commits it then."""
 
     def finish(self, run_id: str, draw: Draw) -> Answer:
-        found = self.read(run_id)
-        if found is not None:
-            return found
+        answer = self.read(run_id)
+        if answer is not None:
+            return answer
         receipt = draw(run_id)
         with contextlib.suppress(BaseException):
             self.commit(run_id, receipt)
@@ -94,8 +94,8 @@ class ForgetsTheKilled(Asker):
     """Looks for answers, not for requests that have none yet."""
 
     def find(self, request: str) -> str | None:
-        found = super().find(request)
-        return found if found is not None and self.read(found) is not None else None
+        run_id = super().find(request)
+        return run_id if run_id is not None and self.read(run_id) is not None else None
 
 
 class TwoTransactions(Asker):

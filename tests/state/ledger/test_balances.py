@@ -22,8 +22,8 @@ def entry(number: int, budget: Any = "epsilon", analyst: str = "ann", **changes:
     boxes = some_boxes(rng, MODEL.space.sizes)
     region = RegionCharge.of(budget, 0 if budget == "closed" else 1 + number, boxes, boxes, analyst,
                              1_000 - number)  # fmt: skip
-    found = Charge(f"{number}", MODEL.digest, "", 1.0, 0.0, None, 0.0, "session", regions=region)
-    return msgspec.structs.replace(found, **changes)
+    charge = Charge(f"{number}", MODEL.digest, "", 1.0, 0.0, None, 0.0, "session", regions=region)
+    return msgspec.structs.replace(charge, **changes)
 
 
 ENTRIES = [
@@ -45,25 +45,29 @@ def same(one: Balances, two: Balances) -> bool:
 
 def test_all_at_once_or_one_after_the_other() -> None:
     first = Balances.first(MODEL)
-    whole, step = first.after(ENTRIES, "end"), first
+    batch_balances, step = first.after(ENTRIES, "end"), first
     for number, one in enumerate(ENTRIES):
         step = step.after([one], f"digest {number}")
         assert (step.entries, step.name) == (number + 1, one.name)
-    assert same(whole, step) and (whole.entries, whole.name, whole.digest) == (6, "5", "end")
-    assert whole.at == 1_000  # the latest, whatever the order
+    assert same(batch_balances, step) and (
+        batch_balances.entries,
+        batch_balances.name,
+        batch_balances.digest,
+    ) == (6, "5", "end")
+    assert batch_balances.at == 1_000  # the latest, whatever the order
     assert same(first, Balances.first(MODEL))  # as it was
-    assert not same(whole, first.after(ENTRIES[:5], ""))
+    assert not same(batch_balances, first.after(ENTRIES[:5], ""))
 
 
 def test_each_kind_pays_its_own_and_closing_is_for_both() -> None:
-    found = Balances.first(MODEL).after(ENTRIES, "")
+    balances = Balances.first(MODEL).after(ENTRIES, "")
     for kind, others in (("epsilon", "rho"), ("rho", "epsilon")):
         mine = [e for e in ENTRIES if e.regions.budget != others]  # type: ignore[union-attr]
         assert same(
-            Balances(MODEL, spent={kind: found.spent[kind]}),
+            Balances(MODEL, spent={kind: balances.spent[kind]}),
             Balances(MODEL, spent={kind: Balances.first(MODEL).after(mine, "").spent[kind]}),
         )
-        assert found.spent[kind].amounts.max() >= MOST
+        assert balances.spent[kind].amounts.max() >= MOST
 
 
 def test_an_analysts_own_from_the_start_or_later() -> None:

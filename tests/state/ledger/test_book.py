@@ -24,18 +24,19 @@ RECORDS = Created(accounts.ID, "rides", "record", "string", None)
 
 
 def book_of(*events: Event) -> Book:
-    book = Book()
+    account = Book()
     for number, event in enumerate(events, 1):
-        book.add(event, str(number))
-    return book
+        account.add(event, str(number))
+    return account
 
 
-def state(book: Book) -> object:
+def state(account: Book) -> object:
     """All that a book answers."""
     return (
-        book.entries, book.limit, list(book.charges), set(book.tables), set(book.closed),
-        dict(book.receipts), book.digest_of(charge(1).name), book.find(charge(2).name),
-        book.within([charge(9, 3.0)]),
+        account.entries, account.limit, list(account.charges), set(account.tables),
+        set(account.closed),
+        dict(account.receipts), account.digest_of(charge(1).name), account.find(charge(2).name),
+        account.within([charge(9, 3.0)]),
     )  # fmt: skip
 
 
@@ -53,12 +54,12 @@ def test_what_is_cut_was_never_there(seed: int) -> None:
             )
         )  # fmt: skip
     cut = draw.randrange(1, 20)
-    book = book_of(*events)
-    book.cut(cut)
-    assert state(book) == state(book_of(*events[:cut]))
+    account = book_of(*events)
+    account.cut(cut)
+    assert state(account) == state(book_of(*events[:cut]))
     for number, event in enumerate(events[cut:], cut + 1):
-        book.add(event, str(number))
-    assert state(book) == state(book_of(*events))
+        account.add(event, str(number))
+    assert state(account) == state(book_of(*events))
 
 
 def test_the_first_event_says_what_an_account_is_of() -> None:
@@ -69,19 +70,19 @@ def test_the_first_event_says_what_an_account_is_of() -> None:
 
 def test_the_limit_is_the_last_that_was_set() -> None:
     assert book_of(CREATED).limit == accounts.LIMIT
-    book = book_of(CREATED, LimitChanged((0.5, 1e-6)))
+    account = book_of(CREATED, LimitChanged((0.5, 1e-6)))
     with pytest.raises(PolicyError, match=r"more than epsilon 0\.5 .*dpstream account limit"):
-        book.check([charge(1, 1.0)])
+        account.check([charge(1, 1.0)])
     book_of(CREATED, LimitChanged((0.5, 1e-6)), LimitChanged((1.5, 1e-6))).check([charge(1, 1.0)])
 
 
 def test_only_the_accounts_unit_is_charged() -> None:
     other = {
-        "ledger.unit": [
+        "unit.name": [
             msgspec.structs.replace(charge(1), identity=UnitIdentity("person", "string").text),
             msgspec.structs.replace(charge(1), identity=UnitIdentity("user", "int").text),
         ],
-        "ledger.data_set": [charge(1, kind="session")],
+        "data_set": [charge(1, kind="session")],
     }
     for field, charges in other.items():
         for each in charges:
@@ -94,4 +95,4 @@ def test_only_the_accounts_unit_is_charged() -> None:
         records.check([charge(1)])
     with pytest.raises(PolicyError) as caught:
         records.persons_limit()
-    assert caught.value.field == "ledger.limit"
+    assert caught.value.field == "account.limit"

@@ -59,8 +59,10 @@ def test_a_head_is_held_against_an_account() -> None:
     head = Head("id", 3, "digest")
     head.check("id", "digest")
     for id_, digest, field in (
-        ("id", None, "ledger.path"), ("id", "other", "ledger.path"), ("no", "digest", "ledger.id"),
-    ):  # fmt: skip
+        ("id", None, "account.path"),
+        ("id", "other", "account.path"),
+        ("no", "digest", "account.id"),
+    ):
         with pytest.raises(PolicyError) as caught:
             head.check(id_, digest)
         assert caught.value.field == field

@@ -76,7 +76,7 @@ def test_an_absent_or_empty_account_is_refused(tmp_path: Path) -> None:
             attempt(tmp_path / "empty.db")
         with pytest.raises(UsageError, match="no account is there") as caught:
             attempt(tmp_path / "none.db")
-        assert caught.value.field == "ledger.path"
+        assert caught.value.field == "account.path"
     assert not (tmp_path / "none.db").exists()
     # A process that was stopped before its first commit leaves an empty file.
     make(tmp_path / "empty.db", CREATED)

@@ -36,9 +36,9 @@ def place(tmp_path: Path) -> AccountPlace:
 
 
 def head_of(place: AccountPlace) -> HeadFile:
-    found = head_file_of(place)
-    assert found is not None
-    return found
+    head = head_file_of(place)
+    assert head is not None
+    return head
 
 
 def charged(place: AccountPlace, *runs: int) -> None:
@@ -76,10 +76,10 @@ def test_every_change_of_the_account_advances_the_private_file(place: AccountPla
 
 def test_whole_numbers_have_one_text(place: AccountPlace) -> None:
     """A caller may write 3 for 3.0: the copy of the chain is the chain."""
-    whole = charge(1)
+    integer_charge = charge(1)
     with contextlib.closing(open_ledger(place)) as ledger:
-        ledger.charge(type(whole)(**{n: getattr(whole, n) for n in whole.__struct_fields__}
-                                  | {"epsilon": 3, "mu": None, "rho": None}))  # fmt: skip
+        fields = {n: getattr(integer_charge, n) for n in integer_charge.__struct_fields__}
+        ledger.charge(type(integer_charge)(**fields | {"epsilon": 3, "mu": None, "rho": None}))
         ledger.set_limit((7_000, 1e-3))
     assert proven(head_of(place)) == end(place)
 
@@ -176,10 +176,14 @@ def test_damage_is_noticed(place: AccountPlace) -> None:
     """A flipped bit is refused where it is read, or changes nothing."""
     charged(place, *range(1, 8))
     head_file = head_of(place)
-    whole, chain, rng = head_file.path.read_bytes(), head_file.chain(), random.Random(5)
+    content, chain, rng = head_file.path.read_bytes(), head_file.chain(), random.Random(5)
     ends, damaged = set[tuple[int, str]](), 0
-    for at in [*range(0, 300, 7), *range(4096, 4400, 7), *rng.sample(range(8192, len(whole)), 60)]:
-        flipped = bytearray(whole)
+    for at in [
+        *range(0, 300, 7),
+        *range(4096, 4400, 7),
+        *rng.sample(range(8192, len(content)), 60),
+    ]:
+        flipped = bytearray(content)
         flipped[at] ^= 1 << rng.randrange(8)
         head_file.path.write_bytes(flipped)
         try:
@@ -245,18 +249,18 @@ def test_a_forked_process_holds_a_lock_of_its_own(place: AccountPlace) -> None:
     steps, write = os.pipe()
     with contextlib.closing(open_ledger(place)) as ledger:
         ledger.keep_head()
-        book, head_file = ledger.book(), ledger.head_file
+        account, head_file = ledger.book(), ledger.head_file
         assert head_file is not None
 
         def slow() -> tuple[Book, dict[str, Tokens]]:
             os.write(write, b"1")
             time.sleep(0.3)
             os.write(write, b"2")
-            return book, {}
+            return account, {}
 
         def quick() -> tuple[Book, dict[str, Tokens]]:
             os.write(write, b"3")
-            return book, {}
+            return account, {}
 
         pid = os.fork()
         if not pid:
@@ -351,20 +355,20 @@ def test_a_loss_of_power_leaves_what_was_shown(tmp_path: Path) -> None:
                            action=ACTIONS["count"])  # fmt: skip
     env = os.environ | {"LD_PRELOAD": str(library())}
     subprocess.run([sys.executable, "-c", script], env=env, check=True, cwd=ROOT)
-    name, disk, shown = head_of(place).path.name, Disk(tmp_path / "before"), 0
+    name, disk, printed_seq = head_of(place).path.name, Disk(tmp_path / "before"), 0
     for number, call in enumerate(calls(journal)):
         disk.replay(call)
         if call.path == "shown" and call.kind == WRITE:
-            shown = json.loads(call.data)
+            printed_seq = json.loads(call.data)
         if call.path.endswith(("shown", "head")):
             for model in ("data", "entries"):
                 left = tmp_path / f"{number} {model}"
                 left.mkdir()
                 disk.write(left, model, number)
-                if shown:
+                if printed_seq:
                     head_file = HeadFile(left / name, place.id, "job.toml")
                     head = head_file.head()
-                    assert head is not None and head.seq >= shown
-                    assert len(head_file.chain().digests) >= shown
-    assert shown == 5
+                    assert head is not None and head.seq >= printed_seq
+                    assert len(head_file.chain().digests) >= printed_seq
+    assert printed_seq == 5
     assert isinstance(head_of(place).chain().events[0], Created)

@@ -142,8 +142,8 @@ def forgetful(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
 
 def hoarding(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
     """Checks, and drops nothing."""
-    known = ledger.tokens(run_id)
-    if token not in known:
+    run_tokens = ledger.tokens(run_id)
+    if token not in run_tokens:
         _accept(ledger, run_id, token, restored)
 
 

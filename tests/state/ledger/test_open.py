@@ -51,9 +51,9 @@ def test_only_the_named_account_is_opened(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger.db")
     accounts.create(path, "flights")
     for place, field in (
-        (AccountPlace(path, "flights", "f" * 16), "ledger.id"),
-        (AccountPlace(path, "weather", accounts.ID), "ledger.data_set"),
-        (AccountPlace(str(tmp_path / "none.db"), "flights", accounts.ID), "ledger.path"),
+        (AccountPlace(path, "flights", "f" * 16), "account.id"),
+        (AccountPlace(path, "weather", accounts.ID), "data_set"),
+        (AccountPlace(str(tmp_path / "none.db"), "flights", accounts.ID), "account.path"),
     ):
         for attempt in (open_ledger, read_book):
             with pytest.raises((PolicyError, UsageError)) as caught:
@@ -84,14 +84,14 @@ def test_files_and_urls(tmp_path: Path) -> None:
     for url, words in (("spanner:p", "PROJECT/INSTANCE"), ("mysql://h/d", "known kind")):
         with pytest.raises(UsageError, match=words) as caught:
             place_below(tmp_path, url)
-        assert caught.value.field == "ledger.path" and url not in str(caught.value)
+        assert caught.value.field == "account.path" and url not in str(caught.value)
 
 
 def test_names_and_limits() -> None:
     check_names("flights", None)
     for data_set, id_, field in (
-        ("", None, "ledger.data_set"), ("a\nb", None, "ledger.data_set"),
-        ("x" * 1001, None, "ledger.data_set"), ("flights", "7", "ledger.id"),
+        ("", None, "data_set"), ("a\nb", None, "data_set"),
+        ("x" * 1001, None, "data_set"), ("flights", "7", "account.id"),
     ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
             check_names(data_set, id_)

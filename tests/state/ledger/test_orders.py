@@ -30,15 +30,15 @@ def reads(orders_: int, grid: int) -> None:
             state = Balances.first(model)
         boxes, amount = some_boxes(rng, sizes), int(rng.integers(1, 4))
         cover = ("city", "age")[: int(rng.integers(3))]
-        asked = order(boxes, amount, drop=True, cover=cover)
-        found, read = planned(asked, state, Rules(), 0)
-        inside, paid = members(boxes, sizes), members(found.charged, sizes)
+        question = order(boxes, amount, drop=True, cover=cover)
+        decision, read = planned(question, state, Rules(), 0)
+        inside, paid = members(boxes, sizes), members(decision.charged, sizes)
         enough = initials(model, "epsilon") - amounts_of(state.spent["epsilon"]) >= amount
         assert (members(read, sizes) == (inside & paid)).all() and (enough | ~paid).all()
-        assert found.accepted == bool(len(read)) and (found.accepted or not paid.any())
-        if found.accepted:
+        assert decision.accepted == bool(len(read)) and (decision.accepted or not paid.any())
+        if decision.accepted:
             seen += 1
-            spent = charge(state.spent["epsilon"], found.charged, amount)
+            spent = charge(state.spent["epsilon"], decision.charged, amount)
             state = Balances(model, spent={**state.spent, "epsilon": spent})
     assert seen > orders_ // 3
 
@@ -67,8 +67,8 @@ def test_only_points_beside_the_asked_ones_have_enough() -> None:
     state = Balances.first(model)
     spent = charge(state.spent["epsilon"], box, 16)
     state = Balances(model, spent={**state.spent, "epsilon": spent})
-    found = planned(order(box, 1, drop=True, cover=("city",)), state, Rules(), 0)
-    assert not found.decision.accepted and not len(found.read) and not len(found.decision.charged)
+    plan = planned(order(box, 1, drop=True, cover=("city",)), state, Rules(), 0)
+    assert not plan.decision.accepted and not len(plan.read) and not len(plan.decision.charged)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_orders_that_are_none(boxes: Any, more: dict[str, Any]) -> None:
 
 
 def test_no_boxes_are_refused_without_a_charge() -> None:
-    found = planned(order(table().space.whole[:0]), Balances.first(table()), Rules(), 0)
-    assert not found.decision.accepted and found.decision.largest == 0
+    plan = planned(order(table().space.whole[:0]), Balances.first(table()), Rules(), 0)
+    assert not plan.decision.accepted and plan.decision.largest == 0
 
 
 def test_too_many_boxes_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ def test_views_tell_of_kinds_that_records_have() -> None:
 def test_a_refusal_says_what_would_pass() -> None:
     model = table()
     box = model.space.box(initial=("0.000008", None))
-    found: Planned = planned(order(box, 9), Balances.first(model), Rules(), 0)
-    error = SessionRefusedError(found.decision)
+    plan: Planned = planned(order(box, 9), Balances.first(model), Rules(), 0)
+    error = SessionRefusedError(plan.decision)
     assert "at most 8e-06" in error.fix and "in 1 box" in error.rule and error.exit_code == 3
     make, given = error.__reduce__()  # as it comes back from another process
     assert make(*given).args == error.args and make(*given).decision.largest == 8

@@ -86,10 +86,10 @@ def test_what_is_gone_comes_back_as_it_was(bench: Bench) -> None:
         ledger.set_limit((500.0, 1e-4))
         ledger.transact(lambda: ledger.append(TableNamed("0" * 16)))
         seen = ledger.head()
-    whole = accounts.events(bench.file)
+    events = accounts.events(bench.file)
     bench.restore()
     assert bench.recover() == (3, 1, ())
-    assert accounts.events(bench.file) == whole
+    assert accounts.events(bench.file) == events
     with contextlib.closing(open_ledger(bench.places[0])) as ledger:
         ledger.refuse_older(seen)
         assert ledger.head() == seen and ledger.book().limit == (500.0, 1e-4)
@@ -340,7 +340,7 @@ def test_charges_of_dimensions_that_the_account_has_not_are_refused(tmp_path: Pa
         pytest.raises(PolicyError) as refused,
     ):
         recover(ledger)
-    assert refused.value.field == "ledger.path" and "newest account" in refused.value.fix
+    assert refused.value.field == "account.path" and "newest account" in refused.value.fix
     assert accounts.events(bench.file) == before
     shutil.copy(newest, bench.file)  # as the message says
     assert bench.spent("wider") == [2, 1]

@@ -17,9 +17,13 @@ RUN = Charge("run", "plan", "unit", 1.0, 0.0, None, 0.0, "session")
 @pytest.mark.parametrize("shape", [(1, 1, 2), (3, 8, 2), (4_096, 16, 2), (0, 2, 2)])
 def test_there_and_back(shape: tuple[int, ...]) -> None:
     boxes = np.random.default_rng(0).integers(0, 1 << 40, shape)
-    found = unpacked(packed(boxes))
-    assert (found == boxes).all() and found.dtype == np.int64 and found.shape == shape
-    assert (unpacked(packed(found[::-1])) == boxes[::-1]).all()  # the order is kept
+    unpacked_boxes = unpacked(packed(boxes))
+    assert (
+        (unpacked_boxes == boxes).all()
+        and unpacked_boxes.dtype == np.int64
+        and unpacked_boxes.shape == shape
+    )
+    assert (unpacked(packed(unpacked_boxes[::-1])) == boxes[::-1]).all()  # the order is kept
 
 
 def test_a_grid_of_thousands_is_short() -> None:

@@ -111,9 +111,11 @@ def worker(path: str, number: int, queries: int) -> int:
     with account(lambda: accounts.of_records(path), model=model) as mine:
         for query in range(queries):
             boxes = some_boxes(rng, model.space.sizes)
-            asked = order(boxes, int(rng.integers(2, 6)), f"{number}", drop=bool(rng.integers(2)))
+            question = order(
+                boxes, int(rng.integers(2, 6)), f"{number}", drop=bool(rng.integers(2))
+            )
             with contextlib.suppress(SessionRefusedError):
-                done += mine.pay(f"{number // 2} {query}", asked).charged
+                done += mine.pay(f"{number // 2} {query}", question).charged
     return done
 
 
@@ -123,14 +125,14 @@ def at_once(path: str, processes: int, queries: int, method: str = "forkserver")
     with context.Pool(processes) as pool:
         jobs = [(path, number, queries) for number in range(processes)]
         done = pool.starmap(worker, jobs, chunksize=1)
-    with account(lambda: accounts.of_records(path)) as found:
-        model, history = table(), found.history()
+    with account(lambda: accounts.of_records(path)) as region_account:
+        model, history = table(), region_account.history()
         paid = np.zeros(model.space.sizes, np.int64)
         for _, region in history:
             paid[members(region.boxes, model.space.sizes)] += region.amount
         assert len(history) == sum(done) and min(done) >= 0
         assert (paid <= initials(model, "epsilon")).all() and paid.max() > 8
-        assert (amounts_of(found.spent("epsilon")) == paid).all()
+        assert (amounts_of(region_account.spent("epsilon")) == paid).all()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_sabotaged_arithmetic_fails(
 
 def transcript(again: Open, answers: list[float]) -> list[Any]:
     """What an analyst who follows the answers is told by the account, and its states."""
-    model, said = table(grid=2), list[Any]()
+    model, lines = table(grid=2), list[Any]()
     rng = np.random.default_rng(5)
     with account(again, model=model, clock=lambda: 0) as one:
         for number, answer in enumerate(answers):
@@ -287,11 +289,11 @@ def transcript(again: Open, answers: list[float]) -> list[Any]:
             amount = 1 + int(answer) % 4
             try:
                 paid = one.pay(f"{number}", order(boxes, amount, drop=answer > 2))
-                said.append(paid.region)
+                lines.append(paid.region)
             except SessionRefusedError as error:
-                said.append((str(error), error.decision.lacking.tolist(), error.decision.largest))
-        said += [one.spent(kind).boxes.tobytes() for kind in ("epsilon", "rho")]
-    return said
+                lines.append((str(error), error.decision.lacking.tolist(), error.decision.largest))
+        lines += [one.spent(kind).boxes.tobytes() for kind in ("epsilon", "rho")]
+    return lines
 
 
 def test_the_same_answers_are_the_same_transcript(tmp_path: Path) -> None:
@@ -301,6 +303,8 @@ def test_the_same_answers_are_the_same_transcript(tmp_path: Path) -> None:
     def opened(name: str) -> Open:
         return lambda: accounts.of_records(tmp_path / f"{name}.db")
 
-    kept = [transcript(opened(name), answers) for name in ("one", "two")]
-    assert kept[0] == kept[1] and any(isinstance(line, tuple) for line in kept[0])
-    assert transcript(opened("three"), [answers[0] + 1, *answers[1:]]) != kept[0]
+    transcripts = [transcript(opened(name), answers) for name in ("one", "two")]
+    assert transcripts[0] == transcripts[1] and any(
+        isinstance(line, tuple) for line in transcripts[0]
+    )
+    assert transcript(opened("three"), [answers[0] + 1, *answers[1:]]) != transcripts[0]

@@ -61,7 +61,7 @@ def step(rows: Replica, answers: dict[str, AnswerRow], draw: random.Random) -> N
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_taken_back_was_never_there(seed: int) -> None:
     """Against a replica that has seen only what was kept."""
-    draw, rows, kept, answers = random.Random(seed), created(), list[int](), {}
+    draw, rows, marks, answers = random.Random(seed), created(), list[int](), {}
     for turn in range(40):
         keep, mark = draw.random() < 0.5, draw.randrange(2**32)
         again, before = random.Random(mark), dict(answers)
@@ -69,13 +69,13 @@ def test_what_is_taken_back_was_never_there(seed: int) -> None:
             step(rows, answers, again)
         if keep:
             rows.keep()
-            kept.append(mark)
+            marks.append(mark)
         else:
             rows.take_back()
             answers = before
         if turn % 8 == 7:
             only, its = created(), dict[str, AnswerRow]()
-            for each in kept:
+            for each in marks:
                 again = random.Random(each)
                 for _ in range(again.randrange(1, 6)):
                     step(only, its, again)

@@ -41,12 +41,12 @@ def db() -> Iterator[sqlite3.Connection]:
 @pytest.mark.parametrize("table", COLUMNS)
 def test_every_column_of_every_row_counts(db: sqlite3.Connection, table: str) -> None:
     rows = ROWS[table]
-    whole = sum_of(table, rows)
-    assert whole == sum_of(table, reversed(rows)) == sum_of(table, rows_of(db, table))
-    assert sum_of(table, rows[1:], sum_of(table, rows[:1])) == whole
-    assert without(table, rows[1:], whole) == sum_of(table, rows[:1])
+    table_sum = sum_of(table, rows)
+    assert table_sum == sum_of(table, reversed(rows)) == sum_of(table, rows_of(db, table))
+    assert sum_of(table, rows[1:], sum_of(table, rows[:1])) == table_sum
+    assert without(table, rows[1:], table_sum) == sum_of(table, rows[:1])
     seen = {
-        whole,
+        table_sum,
         sum_of(table, rows[:1]),
         sum_of(table, rows[1:]),
         sum_of(table, [*rows, rows[0]]),
@@ -60,7 +60,7 @@ def test_every_column_of_every_row_counts(db: sqlite3.Connection, table: str) ->
     cells = [value for row in rows for value in row]
     assert len(seen) == 4 + sum(len({0, 3, "", "x", b"", None} - {value}) for value in cells)
     other = next(name for name in COLUMNS if name != table)
-    assert sum_of(other, rows) != whole  # nor does a row stand for one of another table
+    assert sum_of(other, rows) != table_sum  # nor does a row stand for one of another table
 
 
 def test_a_seal_is_read_as_it_was_put(db: sqlite3.Connection) -> None:

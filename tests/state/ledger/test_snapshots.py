@@ -32,9 +32,9 @@ class Place:
         self.ledger, self.file, self.data_set = folder / "l.db", folder / "account.npz", data_set
 
     def open(self) -> Any:
-        found = accounts.of_records(self.ledger, self.data_set)
-        found._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
-        return found
+        ledger = accounts.of_records(self.ledger, self.data_set)
+        ledger._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
+        return ledger
 
     def fill(self, entries: int, seed: int = 0, model: SessionTable | None = None) -> None:
         """Charges, with snapshots on the way."""
@@ -56,11 +56,11 @@ class Place:
         with contextlib.ExitStack() as opened:
             with mock.patch.object(balances, "region_of", counted):
                 mine = account(self.open, model=model, snapshot=self.file)
-                found = opened.enter_context(mine)
+                snapshot_account = opened.enter_context(mine)
             number = len(calls)
-            whole = opened.enter_context(account(self.open, model=model))
+            full_account = opened.enter_context(account(self.open, model=model))
             for kind in ("epsilon", "rho"):
-                one, two = found.spent(kind), whole.spent(kind)  # type: ignore[arg-type]
+                one, two = snapshot_account.spent(kind), full_account.spent(kind)  # type: ignore[arg-type]
                 assert one.boxes.tobytes() == two.boxes.tobytes()
                 assert one.amounts.tobytes() == two.amounts.tobytes()
         return number
@@ -69,17 +69,17 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(regions, "_EVERY", 8)
-    found = Place(tmp_path / "here")
-    found.fill(20)
-    return found
+    filled_place = Place(tmp_path / "here")
+    filled_place.fill(20)
+    return filled_place
 
 
 def test_only_newer_entries_are_replayed(place: Place) -> None:
     assert place.replayed() == 4
     assert stat.S_IMODE(os.stat(place.file).st_mode) == 0o600
-    with account(place.open, snapshot=place.file) as found:
-        mine = found.analyst_spent("epsilon", "ann")
-        assert (amounts_of(mine) == amounts_of(found.spent("epsilon"))).all()
+    with account(place.open, snapshot=place.file) as snapshot_account:
+        mine = snapshot_account.analyst_spent("epsilon", "ann")
+        assert (amounts_of(mine) == amounts_of(snapshot_account.spent("epsilon"))).all()
     place.file.unlink()
     assert place.replayed() == 20
     assert place.replayed() == 0  # which wrote a new one

@@ -82,10 +82,10 @@ def test_without_the_fence_they_overspend(again: Open, monkeypatch: pytest.Monke
         def __init__(self, batch: Any) -> None:
             self._batch = batch
 
-        def insert(self, table: str, columns: Any, some: Any) -> None:
+        def insert(self, table: str, columns: Any, row_values: Any) -> None:
             if table in ("LedgerCommits", "LedgerEntries"):
-                some = [(next(numbers), *row[1:]) for row in some]
-            self._batch.insert(table, columns, some)
+                row_values = [(next(numbers), *row[1:]) for row in row_values]
+            self._batch.insert(table, columns, row_values)
 
     monkeypatch.setattr(
         "dpstream.state.ledger.spanner.commit",
@@ -162,14 +162,14 @@ def test_charges_whose_outcome_is_unknown(
     quick(monkeypatch)
     one, two, network = again(), again(), Network(seed, aborted=0.2, unknown=0.5)
     with network.between(connect(url)):
-        told = [book.charge(gaussian(run)) for run in range(6) for book in (one, two)]
+        decisions = [account.charge(gaussian(run)) for run in range(6) for account in (one, two)]
         answers = [
-            Asker(book, "sql").answered(
+            Asker(account, "sql").answered(
                 charge(50 + n, 0.1), "asked", lambda run_id: run_id.encode()
             )
-            for n, book in enumerate((one, two))
+            for n, account in enumerate((one, two))
         ]
-    assert told == [True, False] * 6
+    assert decisions == [True, False] * 6
     assert network.faults["answer lost"] and network.faults["delayed"]
     assert [a.charged for a in answers] == [True, False]
     assert answers[0].receipt == answers[1].receipt
@@ -208,11 +208,11 @@ def test_an_attempt_that_lands_when_nobody_waits(
 
     def lost(database: Any, fill: Any) -> None:
         real(database, fill)
-        raise RunError("state.store", "the database does not answer", "run again")
+        raise RunError("store", "the database does not answer", "run again")
 
     with monkeypatch.context() as patch:
         patch.setattr("dpstream.state.ledger.spanner.commit", lost)
-        with pytest.raises(RunError, match=r"ledger\.path: the database does not answer"):
+        with pytest.raises(RunError, match=r"account\.path: the database does not answer"):
             one.charge(charge(1))
     assert one.charge(charge(1)) is False and again().entries() == [charge(1)]
 

@@ -123,8 +123,8 @@ def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> N
     path = tmp_path / "ledger.db"
     ledger = accounts.opened(path)
     ledger.charge(charge(1))
-    asked = msgspec.structs.replace(charge(2), kind="sql")
-    Asker(ledger, "sql").charged(asked, "question", (EPSILON, DELTA))
+    question = msgspec.structs.replace(charge(2), kind="sql")
+    Asker(ledger, "sql").charged(question, "question", (EPSILON, DELTA))
     promise(ledger, charge(4))
     ledger.entries()
     with sqlite3.connect(path) as db:
@@ -135,7 +135,7 @@ def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> N
         lambda: begun_epoch(ledger, charge(4).run_id),
         lambda: read_ledger(path),
     ):
-        with pytest.raises(PolicyError, match=r"ledger.path: is damaged"):
+        with pytest.raises(PolicyError, match=r"account.path: is damaged"):
             attempt()
     ledger.close()
 
@@ -209,14 +209,14 @@ def test_units_that_only_look_alike_are_not_one(ledger: Ledger, tmp_path: Path) 
         mu = math.sqrt(2 * 4) * MU
         delta = delta_of(EPSILON, mu) + 8 * 0.4e-7
         assert delta > delta_of(EPSILON, math.sqrt(2) * MU) + 2 * 0.4e-7  # what was composed
-        book = accounts.opened(tmp_path / f"{n}.db", limit=(EPSILON, delta * 1.001))
-        assert book.charge(month)
-        book.set_limit((EPSILON, delta * 0.999))
+        account = accounts.opened(tmp_path / f"{n}.db", limit=(EPSILON, delta * 1.001))
+        assert account.charge(month)
+        account.set_limit((EPSILON, delta * 0.999))
         with pytest.raises(PolicyError, match="spend more"):
-            book.charge(other)
-        book.set_limit((EPSILON, delta * 1.001))
-        assert book.charge(other)
-        book.close()
+            account.charge(other)
+        account.set_limit((EPSILON, delta * 1.001))
+        assert account.charge(other)
+        account.close()
     assert ledger.charge(msgspec.structs.replace(month, periods=None))
     for other, words in (
         (of_unit(2, 30 * DAY, 15 * DAY), "no last period"),
@@ -359,18 +359,18 @@ def test_what_is_remembered_is_what_is_written(ledger: Ledger, tmp_path: Path) -
         if rng.random() < 0.4:
             new = of_unit(step, DAY * rng.choice([1, 2, 3]))
         fresh = open_path(tmp_path / "data" / "ledger.db")
-        told = []
-        for book in (fresh, ledger):
+        outcomes = []
+        for account in (fresh, ledger):
             try:
-                with book.transaction():
-                    told.append(book.charge_within(new))
-                    if book is fresh or step % 7 == 0:
+                with account.transaction():
+                    outcomes.append(account.charge_within(new))
+                    if account is fresh or step % 7 == 0:
                         raise ZeroDivisionError
             except PolicyError as error:
-                told.append(str(error))
+                outcomes.append(str(error))
             except ZeroDivisionError:
                 pass
-        assert told[0] == told[1]
+        assert outcomes[0] == outcomes[1]
         assert fresh.entries() == ledger.entries() and fresh.head() == ledger.head()
         fresh.close()
     assert accounts.charges(tmp_path / "data" / "ledger.db") == ledger.entries()
@@ -387,9 +387,9 @@ def test_an_old_row_changed_under_open_ledgers_is_noticed(ledger: Ledger, tmp_pa
     with sqlite3.connect(path) as db:
         db.execute("UPDATE entries SET entry = replace(entry, '1.0', '0.1') WHERE seq = 2")
     db.close()
-    for book in (other, ledger, other):
+    for account in (other, ledger, other):
         with pytest.raises(PolicyError, match="chain is broken"):
-            book.charge(charge(9))
+            account.charge(charge(9))
     other.close()
 
 

@@ -27,7 +27,7 @@ def test_the_schema_file_is_the_schema() -> None:
 def test_a_ledger_is_made_once_and_alone(running: None) -> None:
     made = emulator.fresh_url()
     assert not ledger_exists(made)
-    with pytest.raises(UsageError, match=r"ledger\.path: no such .*dpstream account create"):
+    with pytest.raises(UsageError, match=r"account\.path: no such .*dpstream account create"):
         open_path(made)
     accounts.create(made, "flights")
     assert ledger_exists(made) and len(read_ledger(made)) == 1
@@ -39,7 +39,7 @@ def test_a_ledger_is_made_once_and_alone(running: None) -> None:
         create_tables(connect(made))
     emulator.drop(made)
     create_tables(connect(made))
-    with pytest.raises(PolicyError, match=r"ledger\.path.*give the account a database of its own"):
+    with pytest.raises(PolicyError, match=r"account\.path.*give the account a database of its own"):
         create_account(made, "flights", "user", "string", accounts.LIMIT)
     with pytest.raises(UsageError, match="no such"):
         open_path(made)
@@ -105,7 +105,7 @@ def test_damage_is_refused(url: str) -> None:
         for attempt in (lambda: open_path(url), lambda: read_ledger(url)):
             with pytest.raises(PolicyError) as caught:
                 attempt()
-            assert caught.value.field == "ledger.path", name
+            assert caught.value.field == "account.path", name
             assert caught.value.rule in ("is damaged", "its hash chain is broken"), name
         restore(url, good)
     assert len(read_ledger(url)) == 8
@@ -115,21 +115,21 @@ Contents = dict[str, tuple[list[str], list[Any]]]
 
 
 def contents(url: str) -> Contents:
-    found: Contents = {}
+    table_rows: Contents = {}
     for table in COLUMNS_OF:
         with connect(url).snapshot() as look:
             answer = look.execute_sql(f"SELECT * FROM {table}")
             rows = sorted(list(answer), key=repr)
-            found[table] = [field.name for field in answer.fields], rows
-    return found
+            table_rows[table] = [field.name for field in answer.fields], rows
+    return table_rows
 
 
 def restore(url: str, good: Contents) -> None:
     with connect(url).batch() as batch:
-        for table, (columns, some) in good.items():
+        for table, (columns, rows) in good.items():
             batch.delete(table, spanner.KeySet(all_=True))
-            if some:
-                batch.insert(table, columns, some)
+            if rows:
+                batch.insert(table, columns, rows)
 
 
 def test_damage_below_an_open_ledger(url: str) -> None:

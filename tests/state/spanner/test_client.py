@@ -51,10 +51,10 @@ def refusal(action: Callable[[], Any]) -> DpstreamError:
     """The coded error of an action; neither it nor its traceback shows the server's text."""
     with pytest.raises(DpstreamError) as caught:
         action()
-    shown = "".join(traceback.format_exception(caught.value))
-    assert CANARY not in shown and CANARY not in json.dumps(caught.value.as_dict())
+    trace_text = "".join(traceback.format_exception(caught.value))
+    assert CANARY not in trace_text and CANARY not in json.dumps(caught.value.as_dict())
     error = caught.value
-    assert error.field == "state.store" and error.rule and error.fix
+    assert error.field == "store" and error.rule and error.fix
     return error
 
 

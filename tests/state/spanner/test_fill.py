@@ -28,12 +28,12 @@ def piece_of(keys: list[int]) -> KeyPiece:
 def test_some_keys_of_a_piece_as_states() -> None:
     piece = piece_of([1, 2, 3])
     piece.units[:], piece.round[:] = [7, 8, 9], [1, 2, 3]
-    found = states_of(piece, np.array([2, 0]), KEY_SCHEMA, STREAMS)
-    assert found.table.ids[:2].tolist() == ids([3, 1]).tolist()
-    assert found.units[:2].tolist() == [9, 7] and found.round[:2].tolist() == [3, 1]
-    assert found.due[:2].tolist() == [7, 7] and found.base[:2].tolist() == [6, 6]
-    assert np.array_equal(found.values[:2], piece.values[[2, 0]])
-    assert found.key_columns(np.arange(2)).column("lang").to_pylist() == [3, 1]
+    states = states_of(piece, np.array([2, 0]), KEY_SCHEMA, STREAMS)
+    assert states.table.ids[:2].tolist() == ids([3, 1]).tolist()
+    assert states.units[:2].tolist() == [9, 7] and states.round[:2].tolist() == [3, 1]
+    assert states.due[:2].tolist() == [7, 7] and states.base[:2].tolist() == [6, 6]
+    assert np.array_equal(states.values[:2], piece.values[[2, 0]])
+    assert states.key_columns(np.arange(2)).column("lang").to_pylist() == [3, 1]
 
 
 @pytest.mark.parametrize(("cell", "rows"), [(8, 60_000), (400_000, 200)])
@@ -47,8 +47,10 @@ def test_no_commit_is_too_large_and_no_row_is_lost(
     filled.flush()
     assert len(commits) > 2 and max(out.count for out in commits) <= COMMIT_MUTATIONS
     assert max(out.bytes for out in commits) < 40 << 20
-    found = [row[0] for out in commits for _, _, some in out._upsert for row in some]
-    assert found == list(range(rows))
+    numbers = [
+        row[0] for out in commits for _, _, upsert_rows in out._upsert for row in upsert_rows
+    ]
+    assert numbers == list(range(rows))
 
 
 def test_filled_keys_are_rows_of_the_database(bench: SpannerBench) -> None:
@@ -61,10 +63,10 @@ def test_filled_keys_are_rows_of_the_database(bench: SpannerBench) -> None:
     filled.outbox(5, 3, 2, releases(("p1", 1.0)))
     filled.flush()
     rows = list(read_rows(database, "Keys", ("KeyId", "State", "UnitIds")))
-    found = unpack_states([row[1] for row in rows], STREAMS)
+    stored_states = unpack_states([row[1] for row in rows], STREAMS)
     by_key = {int(ids_in(b64decode(row[0]))[0, 0]): n for n, row in enumerate(rows)}
     # The second key has taken the next step already.
-    assert found["taken"][[by_key[1], by_key[2]]].tolist() == [4, 5]
+    assert stored_states["taken"][[by_key[1], by_key[2]]].tolist() == [4, 5]
     assert ids_in(b64decode(rows[by_key[1]][2])).tolist() == ids([100, 101]).tolist()
     # A list that would have been worked off stands at the next step.
     assert [row[:2] for row in read_rows(database, "KeysByDue", ("Due", "Step"))] == [[5, 4]]
@@ -78,5 +80,5 @@ def test_filled_units_are_rows_of_the_database(bench: SpannerBench) -> None:
     units.put(named, np.array([3, 4, 5]), np.full(3, NEVER), np.zeros(3))
     assert filled.shard(0) is units
     filled.write_units(units)
-    found = list(read_rows(connect(bench.url), "Units", ("UnitId", "Records")))
-    assert sorted(ids_in(b64decode(row[0]))[0, 0] for row in found) == [1, 2, 3]
+    unit_rows = list(read_rows(connect(bench.url), "Units", ("UnitId", "Records")))
+    assert sorted(ids_in(b64decode(row[0]))[0, 0] for row in unit_rows) == [1, 2, 3]

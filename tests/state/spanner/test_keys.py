@@ -30,8 +30,10 @@ def step(states: SpannerKeyShard, trigger: int, keys: list[int], seed: int) -> N
 def written(out: Mutations) -> dict[str, list[dict[str, Any]]]:
     """Rows by table."""
     rows: dict[str, list[dict[str, Any]]] = {}
-    for table, columns, some in out._upsert:
-        rows.setdefault(table, []).extend(dict(zip(columns, row, strict=True)) for row in some)
+    for table, columns, upsert_rows in out._upsert:
+        rows.setdefault(table, []).extend(
+            dict(zip(columns, row, strict=True)) for row in upsert_rows
+        )
     return rows
 
 
@@ -45,8 +47,8 @@ def test_new_keys_are_written_with_their_columns_and_known_ones_without() -> Non
     states.write_keys(out, states.waiting(), 1)
     rows = written(out)["Keys"]
     assert all({"Columns", "State", "UnitIds"} <= row.keys() and row["Part"] == 7 for row in rows)
-    found = unpack_states([row["State"].encode() for row in rows], STREAMS)
-    assert found["taken"].tolist() == [1, 1] and found["units"].tolist() == [2, 2]
+    stored_states = unpack_states([row["State"].encode() for row in rows], STREAMS)
+    assert stored_states["taken"].tolist() == [1, 1] and stored_states["units"].tolist() == [2, 2]
     assert [units_in(row) for row in rows] == [[1002], [1002]]
     states.settled()
     assert not len(states.waiting()) and not states.pending
@@ -91,8 +93,8 @@ def test_a_large_unit_set_moves_to_rows_of_its_own(monkeypatch: pytest.MonkeyPat
     (row,) = written(out)["Keys"]
     (state,) = unpack_states([row["State"].encode()], STREAMS)
     assert [chunk["Chunk"] for chunk in chunks] == list(range(state["chunk"], state["chunks"]))
-    found = [unit for some in (*chunks, row) for unit in units_in(some)]
-    assert found == [1000 + 2 * trigger for trigger in range(1, 9)]
+    units = [unit for unit_row in (*chunks, row) for unit in units_in(unit_row)]
+    assert units == [1000 + 2 * trigger for trigger in range(1, 9)]
     assert len(units_in(row)) <= 3
 
 
@@ -134,8 +136,8 @@ def test_rows_left_by_a_commit_cut_short_are_counted_from() -> None:
 def test_releases_of_a_part_are_those_of_its_keys() -> None:
     states = states_of()
     step(states, 1, [4, 5, 6], 2)
-    some = np.array([True, False, True])
-    for slots, pages in ((None, ["p4", "p5", "p6"]), (some, ["p4", "p6"])):
+    mask = np.array([True, False, True])
+    for slots, pages in ((None, ["p4", "p5", "p6"]), (mask, ["p4", "p6"])):
         (cell,) = states.outbox(states.pending[0], slots)
         assert arrow.from_bytes(b64decode(cell)).column("page").to_pylist() == pages
 

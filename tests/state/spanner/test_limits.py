@@ -149,14 +149,14 @@ def large_steps(url: str, large: int, small: int, lists: int = 1 << 20) -> str:
     assert states.size == len(ids) and (states.values[slots, 0] == 3).all()
     assert (states.due[slots] == due).all()
     assert states.key_columns(slots).equals(pa.Table.from_batches([keys]).select(WIDE.names))
-    found, expected = (
+    table, expected = (
         pa.Table.from_batches([batch]).sort_by("c0")
         for batch in (
             other.committed_releases(0, 0, 2),
             keys.append_column("n", pa.array(np.full(len(ids), 2.0))),
         )
     )
-    assert found.equals(expected)
+    assert table.equals(expected)
     most = {name: max(getattr(s, name) for s in SENT) for name in ("mutations", "bytes", "cell")}
     return f"{len(ids)} keys, two steps in {took:.1f} s: {len(SENT)} commits of at most {most}"
 
@@ -244,10 +244,10 @@ def full_units(url: str) -> None:
     offset = np.arange(len(many))
     store.commit_units(0, 5, units, Admitted(ones, offset, many, ones, trigger_time))
     other = SpannerStore(url, WIDE, 1)
-    found = other.unit_shard(0)
-    other.load_units(0, found, ids[:2])
-    assert found.counts[found.table.find(ids[:2])].tolist() == [c, c]
-    _, admitted = other.admitted_before(0, found)
+    shard = other.unit_shard(0)
+    other.load_units(0, shard, ids[:2])
+    assert shard.counts[shard.table.find(ids[:2])].tolist() == [c, c]
+    _, admitted = other.admitted_before(0, shard)
     assert sorted(admitted.offset.tolist()) == list(range(2 * c))
     assert len(SENT) >= 2 and max(sent.cell for sent in SENT) > 2_000_000
     assert len(list(read_rows(connect(url), "Units", ("UnitId",)))) == 20

@@ -54,9 +54,9 @@ def late_worker(bench: SpannerBench, sabotaged: bool) -> list[str]:
     assert loser.key_shard(0, 0).committed == (1 if sabotaged else 2)
     if sabotaged:
         take_step(loser, 2, [2, 3], 2)  # passes the fence: its row is another one
-    found = bench.open().committed_releases(0, 0, 2)
-    assert found is not None
-    return sorted(found.column("page").to_pylist())
+    releases = bench.open().committed_releases(0, 0, 2)
+    assert releases is not None
+    return sorted(releases.column("page").to_pylist())
 
 
 def test_progress_and_parts_are_read_as_one(bench: SpannerBench) -> None:
@@ -101,8 +101,8 @@ def test_a_decision_cut_short_is_known_as_far_as_it_went(
     monkeypatch.setattr("dpstream.state.spanner.batch.COMMIT_MUTATIONS", 8)
     cut_short(bench, 9, list(range(6)), 2)
     store = bench.open()
-    known = counts(store)
-    assert 0 < len(known) < 6
+    unit_counts = counts(store)
+    assert 0 < len(unit_counts) < 6
     assert store.unit_shard(0).ahead
     decide(store, 4, [10], [1], first=0)
     for handle in (store, bench.open()):
@@ -111,10 +111,10 @@ def test_a_decision_cut_short_is_known_as_far_as_it_went(
         handle.load_units(0, units, ids(list(range(6))))
         assert units.ahead, "records of trigger time 9 would be taken for new ones"
         _, admitted = handle.admitted_before(0, units)
-        assert sorted(admitted.trigger_time.tolist()).count(9) == len(known)
+        assert sorted(admitted.trigger_time.tolist()).count(9) == len(unit_counts)
     decide(store, 9, [11], [1], first=1)
     assert not store.unit_shard(0).ahead
-    assert {unit: counts(bench.open())[unit] for unit in known} == known
+    assert {unit: counts(bench.open())[unit] for unit in unit_counts} == unit_counts
 
 
 def bump(bench: SpannerBench) -> None:

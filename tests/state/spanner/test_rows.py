@@ -44,24 +44,24 @@ def test_a_state_is_read_as_it_was_written() -> None:
     change(states, [1, 2, 3], 5)
     slots = np.array([2, 0])
     written = pack_states(states, slots, np.array([8, 9]), np.array([1, 2]), np.array([3, 4]))
-    found = unpack_states(sent(written), STREAMS)
+    state_rows = unpack_states(sent(written), STREAMS)
     for name in ("units", "values", "round", "base", "due"):
-        assert np.array_equal(found[name], getattr(states, name)[slots])
-    assert found[["taken", "chunk", "chunks"]].tolist() == [(8, 1, 3), (9, 2, 4)]
+        assert np.array_equal(state_rows[name], getattr(states, name)[slots])
+    assert state_rows[["taken", "chunk", "chunks"]].tolist() == [(8, 1, 3), (9, 2, 4)]
 
 
 def test_a_key_without_data_waits_for_nothing() -> None:
-    found = unpack_states(sent(pack_empty(2, STREAMS)), STREAMS)
-    assert found["due"].tolist() == [NEVER] * 2 and not found["values"].any()
-    assert not found["units"].any() and not found["taken"].any()
+    state_rows = unpack_states(sent(pack_empty(2, STREAMS)), STREAMS)
+    assert state_rows["due"].tolist() == [NEVER] * 2 and not state_rows["values"].any()
+    assert not state_rows["units"].any() and not state_rows["taken"].any()
 
 
 def test_key_columns_keep_their_types() -> None:
     kinds = {"s": pa.string(), "i": pa.int64(), "b": pa.bool_(), "x": pa.binary()}
     columns = [["ä", ""], [-(2**63), 2**63 - 1], [True, False], [b"\xff", b""]]
     keys = pa.table(columns, schema=pa.schema(kinds))
-    found = unpack_columns(sent(pack_columns(keys)), keys.schema)
-    assert found.to_pylist() == keys.to_pylist() and found.schema == keys.schema
+    key_columns = unpack_columns(sent(pack_columns(keys)), keys.schema)
+    assert key_columns.to_pylist() == keys.to_pylist() and key_columns.schema == keys.schema
     assert unpack_columns([], keys.schema).num_rows == 0
 
 
@@ -79,12 +79,12 @@ def test_every_key_is_on_the_list_of_its_due_trigger(
 ) -> None:
     monkeypatch.setattr(module, "CELL_BYTES", size)
     named, due = ids([1, 2, 3, 4, 5]), np.array([7, 3, 7, 7, 3])
-    found: dict[int, list[int]] = {}
+    due_keys: dict[int, list[int]] = {}
     for value, cell in due_cells(named, due):
         raw = b64decode(cell)
         assert 0 < len(raw) <= size
-        found.setdefault(value, []).extend(ids_in(raw)[:, 0].tolist())
-    assert found == {3: [2, 5], 7: [1, 3, 4]}
+        due_keys.setdefault(value, []).extend(ids_in(raw)[:, 0].tolist())
+    assert due_keys == {3: [2, 5], 7: [1, 3, 4]}
 
 
 def test_releases_are_cut_by_what_rows_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +111,15 @@ def test_a_units_row_is_its_records_and_what_has_gone(ranked: bool) -> None:
     raw = pack_records(admitted, np.array([2, 0, 1]))
     assert len(raw) == 3 * PLAIN.record.itemsize
     heads = pack_headers(np.array([10, 0]), np.array([NEVER, 9]))
-    found = UnitRows.of([heads[0] + raw, heads[1]])
-    assert found.records["offset"].tolist() == [42, 40, 41] and found.owner.tolist() == [0, 0, 0]
-    assert found.records["rank"].tolist() == ([7, 5, 6] if ranked else [0, 0, 0])
-    assert found.counts.tolist() == [10 + 3 + 1 + 2, 0]
-    assert (found.gone.tolist(), found.until.tolist()) == ([10, 0], [NEVER, 9])
+    unit_rows = UnitRows.of([heads[0] + raw, heads[1]])
+    assert unit_rows.records["offset"].tolist() == [42, 40, 41] and unit_rows.owner.tolist() == [
+        0,
+        0,
+        0,
+    ]
+    assert unit_rows.records["rank"].tolist() == ([7, 5, 6] if ranked else [0, 0, 0])
+    assert unit_rows.counts.tolist() == [10 + 3 + 1 + 2, 0]
+    assert (unit_rows.gone.tolist(), unit_rows.until.tolist()) == ([10, 0], [NEVER, 9])
     assert unpack_records([b"", raw])[1].tolist() == [1, 1, 1]
 
 
@@ -128,6 +132,9 @@ def test_digests_are_kept_where_ids_name_records(per_key: bool) -> None:
     bound = of_key if per_key else None
     admitted = Admitted(one, one.astype(np.int64), one, one, one, one, bound, digest)
     raw = pack_records(admitted, np.array([1, 0]))
-    found = admitted_of(*unpack_records([raw], Layout(per_key, named=True)))
-    assert found.digest is not None and found.digest.tolist() == digest[::-1].tolist()
-    assert (found.per_key is not None) == per_key
+    admitted_records = admitted_of(*unpack_records([raw], Layout(per_key, named=True)))
+    assert (
+        admitted_records.digest is not None
+        and admitted_records.digest.tolist() == digest[::-1].tolist()
+    )
+    assert (admitted_records.per_key is not None) == per_key

@@ -21,7 +21,9 @@ from tests.state.spanner.bench import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
 #: Columns that a use of ``sample`` reads.
-CELLS = [(t, c) for t, some in _SEALED.items() for c in sorted(some) if t not in ("KeyUnits",)]
+CELLS = [
+    (t, c) for t, columns in _SEALED.items() for c in sorted(columns) if t not in ("KeyUnits",)
+]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_a_step_in_parts_notes_each_key_once(bench: Bench, monkeypatch: pytest.M
     with cut, pytest.raises(InterruptedError):
         take_step(store, 1, keys, 1, selected=keys)
     there = log_of(bench.open())
-    noted = sorted(key for _, _, some in there for key in some)
+    noted = sorted(key for _, _, selected_keys in there for key in selected_keys)
     assert noted and len(noted) < 12
     again = bench.open()
     states = again.key_shard(0, 0)
@@ -44,4 +44,6 @@ def test_a_step_in_parts_notes_each_key_once(bench: Bench, monkeypatch: pytest.M
     rest = [key for key in keys if key not in done]
     again.forget(0, 0)
     take_step(again, 1, rest, 1, selected=rest)
-    assert sorted(k for _, _, some in log_of(bench.open()) for k in some) == named(*keys)
+    assert sorted(
+        k for _, _, selected_keys in log_of(bench.open()) for k in selected_keys
+    ) == named(*keys)

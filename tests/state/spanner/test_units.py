@@ -35,10 +35,10 @@ def test_records_are_appended_to_the_rows_of_their_units() -> None:
     units.intern(ids([1, 2, 3]))
     assert units.take(records([2, 0, 2], [4, 1, 2], 10)).tolist() == [0, 2]
     assert units.take(records([2], [5], 20)).tolist() == [2]
-    found = rows_of(units, [2, 0, 1])
-    assert found.records["offset"].tolist() == [10, 12, 20, 11]
-    assert found.owner.tolist() == [0, 0, 0, 1] and found.counts.tolist() == [11, 1, 0]
-    assert found.until.tolist() == [NEVER] * 3
+    unit_rows = rows_of(units, [2, 0, 1])
+    assert unit_rows.records["offset"].tolist() == [10, 12, 20, 11]
+    assert unit_rows.owner.tolist() == [0, 0, 0, 1] and unit_rows.counts.tolist() == [11, 1, 0]
+    assert unit_rows.until.tolist() == [NEVER] * 3
 
 
 def test_counts_of_another_store_stay_whatever_records_come_with_them() -> None:
@@ -75,11 +75,11 @@ def test_a_bound_per_key_is_kept_in_the_rows() -> None:
     slots = units.put(ids([1, 2]), np.array([9, 4]), np.full(2, NEVER), np.array([5, 3]))
     mine = msgspec.structs.replace(records([0, 1, 0], [2, 2, 2], 10), per_key=per_key(3, 1, 0))
     units.put_records(mine)
-    found = rows_of(units, slots.tolist(), Layout(per_key=True))
-    assert found.counts.tolist() == [9, 4] and found.gone.tolist() == [5, 2]
-    assert found.indices.tolist() == [5, 3]
-    assert found.fresh is not None and found.fresh.tolist() == [3, 2]
-    back = admitted_of(found.records, found.owner)
+    unit_rows = rows_of(units, slots.tolist(), Layout(per_key=True))
+    assert unit_rows.counts.tolist() == [9, 4] and unit_rows.gone.tolist() == [5, 2]
+    assert unit_rows.indices.tolist() == [5, 3]
+    assert unit_rows.fresh is not None and unit_rows.fresh.tolist() == [3, 2]
+    back = admitted_of(unit_rows.records, unit_rows.owner)
     assert back.per_key is not None and back.unit.tolist() == [0, 0, 1]
     assert back.per_key.ids.tolist() == ids([40, 42, 41]).tolist()
     assert back.per_key.fresh.tolist() == [3, 0, 1] and back.per_key.first.tolist() == [6] * 3

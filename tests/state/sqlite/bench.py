@@ -34,9 +34,9 @@ class SqliteBench(Bench):
 
     def rows(self, query: str) -> list[tuple[object, ...]]:
         with sqlite3.connect(self.path) as db:
-            found = db.execute(query).fetchall()
+            rows = db.execute(query).fetchall()
         db.close()
-        return found
+        return rows
 
 
 class SqliteRetentionBench(SqliteBench, RetentionBench):

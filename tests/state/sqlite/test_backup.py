@@ -20,10 +20,10 @@ from tests.state.sqlite.bench import SqliteBench
 
 
 def test_a_backup_is_the_store_of_one_instant(bench: SqliteBench, tmp_path: Path) -> None:
-    store, out, told = bench.open(), tmp_path / "b" / "backup", list[tuple[int, int]]()
+    store, out, progress = bench.open(), tmp_path / "b" / "backup", list[tuple[int, int]]()
     take_step(store, 1, [1, 2], 1)
-    assert backup_file(bench.path, out, lambda done, of: told.append((done, of))) == IDENTITY
-    assert told and told[-1][0] == told[-1][1]
+    assert backup_file(bench.path, out, lambda done, of: progress.append((done, of))) == IDENTITY
+    assert progress and progress[-1][0] == progress[-1][1]
     assert out.stat().st_mode & 0o77 == 0, "for its owner only"
     take_step(store, 2, [3], 2)
     copy = tmp_path / "copy"

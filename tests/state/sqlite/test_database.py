@@ -13,7 +13,7 @@ from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3,
 from dpstream.state.sqlite.file import InUseError, alone
 from tests.faults.journals import leave_journal
 
-SUBJECT = Subject("ledger.path", "ledger", damaged)
+SUBJECT = Subject("account.path", "ledger", damaged)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 def rows(path: Path, statement: str, *values: object) -> list[tuple[object, ...]]:
     with sqlite3.connect(path) as db:
-        found = db.execute(statement, values).fetchall()
+        table_rows = db.execute(statement, values).fetchall()
     db.close()
-    return found
+    return table_rows
 
 
 def use(path: Path) -> None:
@@ -112,8 +112,8 @@ UNITS = arrow.to_bytes(pa.RecordBatch.from_pydict({"unit": pa.array([b"u" * 16],
 
 def test_rows_are_read_as_they_were_written() -> None:
     row = step_row(1, 2, 3, arrow.to_bytes(RELEASES), (b"k", b"s", b"p"))
-    found = releases_of(1, 2, 3, row.releases)
-    assert row[:3] == (1, 2, 3) and found is not None and found.equals(RELEASES)
+    releases = releases_of(1, 2, 3, row.releases)
+    assert row[:3] == (1, 2, 3) and releases is not None and releases.equals(RELEASES)
     assert step_blobs((1, 2, 3), row[4:]) == (b"k", b"s", b"p")
     bare = step_row(1, 2, 3, NO_RELEASES)
     assert releases_of(1, 2, 3, bare.releases) is None and step_blobs((1, 2, 3), bare[4:]) is None
@@ -121,8 +121,8 @@ def test_rows_are_read_as_they_were_written() -> None:
     assert step_blobs((1, 2, 7), piece[2:], "snapshots") == (b"k", b"s", b"p")
     ahead = released_ahead_row(1, 2, 3, arrow.to_bytes(RELEASES))
     assert releases_of(1, 2, 3, ahead[3], "carried") is not None
-    known = UnitRow(3, 5, 8)
-    assert unit_row_of(2, unit_row(2, known)[1]) == known
+    unit_state = UnitRow(3, 5, 8)
+    assert unit_row_of(2, unit_row(2, unit_state)[1]) == unit_state
 
 
 def test_a_row_is_damaged_anywhere_else() -> None:

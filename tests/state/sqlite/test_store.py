@@ -36,10 +36,10 @@ def test_a_closed_windows_states_are_gone_from_the_file(bench: SqliteBench) -> N
         take_step(store, trigger, [trigger], 1)
     take_step(store, 4, [1], 1, closes=True)
     take_step(store, 1, [1], 1, shard=1)
-    kept = bench.rows(
+    step_counts = bench.rows(
         "SELECT shard, count(keys), count(states), count(pairs) FROM steps GROUP BY 1"
     )
-    assert kept == [(0, 0, 0, 0), (1, 1, 1, 1)]
+    assert step_counts == [(0, 0, 0, 0), (1, 1, 1, 1)]
     assert sorted(store.progress()) == [(0, 0, 4), (0, 1, 1)]
 
 
@@ -105,13 +105,13 @@ WORK: list[Callable[[Store], object]] = [
 
 def final(store: Store) -> list[object]:
     names = [(0, shard, t) for shard in (0, 1) for t in (1, 2, 3)]
-    found = [store.committed_releases(*name) for name in names]
+    releases = [store.committed_releases(*name) for name in names]
     return [
         counts(store),
         store.unit_shard(0).decided,
         look(store, 0),
         look(store, 1),
-        [None if f is None else f.to_pylist() for f in found],
+        [None if f is None else f.to_pylist() for f in releases],
         store.admitted_before(0, store.unit_shard(0))[1].offset.tolist(),
     ]
 

@@ -22,7 +22,7 @@ def change(path: Path, statement: str, *values: str) -> None:
 def refusal(attempt: object) -> str:
     with pytest.raises(PolicyError) as caught:
         attempt()  # type: ignore[operator]
-    assert caught.value.field == "state.store"
+    assert caught.value.field == "store"
     return caught.value.fix
 
 
