@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
 UInt64 = npt.NDArray[np.uint64]
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -16,7 +17,7 @@ def kron(factors: list[Float64]) -> Float64:
     """Kronecker product of arrays of one number of axes, in order; 1 of none."""
     if not factors:
         return np.ones(1)
-    found = factors[0]
+    product = factors[0]
     for factor in factors[1:]:
-        found = np.asarray(np.kron(found, factor), dtype=np.float64)
-    return found
+        product = np.asarray(np.kron(product, factor), dtype=np.float64)
+    return product

@@ -8,6 +8,7 @@ thresholds rounded up.  Shares are fractions of mu^2.  With a strategy of square
 
     selection, units: Delta = sqrt(C col2)         value column: Delta = C L sqrt(col2)
     weighted selection: sqrt(sum w^2 col2)         at most k of a key: Delta = sqrt(Q) L sqrt(col2)
+    weighted by size: sqrt(col2)
     mixed cells: Delta = C L sqrt(col2 inverse_norm2), L^-1's longest column
 
 Strategy ``geometric`` divides epsilon itself: a stream of share s and L1 sensitivity Delta = C L a,
@@ -125,6 +126,11 @@ class StreamNoise(msgspec.Struct, frozen=True):
         """T of this stream."""
         return self.encoder.strategy.triggers
 
+    def steps_at(self, triggers: Int64) -> Int64:
+        """Steps of a published stream that hold the data of triggers: its only one where keys are
+        published once, at the close."""
+        return np.minimum(triggers, self.triggers)
+
     @property
     def sd(self) -> Float64:
         """(T,) sd of the released prefix at each trigger in grid units, rounded up; read-only."""
@@ -201,7 +207,7 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     if name == "selection" and not design.restarts and not design.selection_published:
         encoder = _encoder(testing_strategy(privacy.strategy, design.tests, last_test(plan)))
     else:
-        triggers = design.tests if name == "selection" else design.triggers
+        triggers = design.tests if name == "selection" else design.value_steps
         encoder = encoder_of(privacy.strategy, triggers)
     if encoder.strategy.law != "gaussian":
         raise InvariantError(
@@ -210,7 +216,7 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     col2 = encoder.strategy.col2
     count = privacy.contributions
     if name == "selection" and plan.design.weights:
-        squared = float((plan.design.weights.integers(count) ** 2).sum()) * col2
+        squared = plan.design.weights.norm2(count) * col2
     elif value is None:
         squared = count * col2
     elif privacy.per_key_bound is not None:
@@ -258,7 +264,7 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
         fused = not plan.design.streams and not plan.design.units_apart
         if not plan.design.selects or fused:
             raise UsageError(
-                "privacy.selection_share",
+                "mechanism.selection_share",
                 "has no effect: selection has no other stream to share with, or a share of its own",
                 "omit it",
             )
@@ -328,11 +334,11 @@ def _refuse_shared_windows(plan: Mechanism) -> None:
         return
     if not plan.privacy.periods_share_windows:
         raise PolicyError(
-            "privacy.period",
+            "budget.covers",
             f"one window can meet {met} periods, so that one person counts as {met} units there "
             "and would publish keys that nobody else has",
-            "use windows that do not overlap and a period that is a multiple of time.window, or "
-            "no period; or set privacy.periods_share_windows = true for thresholds that are "
+            "use windows that do not overlap and a period that is a multiple of window, or "
+            "no period; or set mechanism.periods_share_windows = true for thresholds that are "
             f"at least {met - 1} units higher",
         )
 
@@ -366,19 +372,20 @@ def _plain(plan: Mechanism) -> Budget:
     keys, windows and steps (by C for a count of units), and what is noised by a times that.
 
     Selected keys (mechanism.md section 4): a count of units is tested, a published one where there
-    is one, else one that pays a column's part of epsilon.  Its b = delta / C per (key, window) is
-    all that is added to plain epsilon.
+    is one (unless ``selection_share`` asks for another), else one that pays a part of epsilon.  Its
+    b = delta / C per (key, window) is all that is added to plain epsilon.
     """
     privacy, design = plan.privacy, plan.design
     shares = {stream.name: Fraction(stream.share) for stream in design.streams}
-    steps = {stream.name: (stream.sensitivity, design.triggers) for stream in design.streams}
+    steps = {stream.name: (stream.sensitivity, design.value_steps) for stream in design.streams}
     tested = None
     if design.units_column is not None:
         shares["units"] = Fraction(design.units_column.share or 1.0)
         steps["units"] = 1, design.tests if design.selects else design.triggers
         tested = "units"
     if design.selects and tested is None:
-        tested = COUNT if design.counts_units else "selection"
+        apart = privacy.selection_share is not None
+        tested = COUNT if design.counts_units and not apart else "selection"
         if tested == "selection":
             shares[tested] = sum(shares.values(), Fraction(0)) / len(shares)
             if privacy.selection_share is not None:
@@ -397,9 +404,12 @@ def _plain(plan: Mechanism) -> Budget:
         return Budget(*given, None, units, values, None, None, ASSUMPTIONS, None)
     b = math.nextafter(privacy.delta / privacy.contributions, 0)
     selection = streams[tested]
-    rounding = selection.strategy_object.rounding * (1 + _SLACK)
-    statistic = Statistic(1, 0, 1, selection.sd, rounding)
-    tau = tau_of(selection, b, privacy.pre_threshold)
+    at = selection.steps_at(design.test_triggers)
+    if tested != COUNT:
+        at = np.arange(1, design.tests + 1)
+    rounding = selection.strategy_object.rounding[at - 1] * (1 + _SLACK)
+    statistic = Statistic(1, 0, 1, selection.sd[at - 1], rounding)
+    tau = tau_of(selection, b, privacy.pre_threshold, at)
     given = privacy.epsilon, privacy.delta, 0.0, 0.0, b
     return Budget(*given, selection, units, values, statistic, tau, ASSUMPTIONS, None)
 
@@ -465,8 +475,9 @@ def _statistic(plan: Resolved, selection: StreamNoise, plain: StreamNoise | None
     largest = int(integers[0])
     if plain is None:
         return Statistic(1, 0, largest, selection.sd, rounding)
-    a, d = precision_weighted(integers, selection.sd[-1] ** 2, plain.sd[-1] ** 2)
-    at = plan.design.test_triggers - 1
+    variances = selection.sd[-1] ** 2, plain.sd[-1] ** 2
+    a, d = precision_weighted(integers, *variances, weights.by_size)
+    at = plain.steps_at(plan.design.test_triggers) - 1
     sd = np.hypot(a * selection.sd, d * plain.sd[at]) * (1 + _SLACK)
     plain_rounding = plain.strategy_object.rounding[at] * (1 + _SLACK)
     return Statistic(a, d, a * largest + d, sd, a * rounding + d * plain_rounding)

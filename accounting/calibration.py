@@ -149,12 +149,14 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
         PolicyError: the text is damaged, or another program's.
     """
     plan = begun(plan, text)
-    found = _read(text)
+    calibration = _read(text)
     try:
-        budget = _budget(found)
+        budget = _budget(calibration)
     except (ValueError, IndexError, zlib.error):
         raise _unreadable() from None
-    explicit = _explicit(plan, found.refresh_every, found.select_every, found.tests)
+    explicit = _explicit(
+        plan, calibration.refresh_every, calibration.select_every, calibration.tests
+    )
     if explicit.privacy.strategy == "auto":
         own = msgspec.structs.replace(explicit.privacy, strategy=budget.strategy)
         explicit = msgspec.structs.replace(explicit, privacy=own)
@@ -186,8 +188,8 @@ def _skipping_as(plan: Plan, skips: bool | None) -> Plan:
     hash."""
     if skips in (None, plan.design.skips):
         return plan
-    said = None if plan.privacy.skip is False else False
-    privacy = msgspec.structs.replace(plan.privacy, skip=said)
+    skip = None if plan.privacy.skip is False else False
+    privacy = msgspec.structs.replace(plan.privacy, skip=skip)
     other = msgspec.structs.replace(plan, privacy=privacy)
     if other.design.skips != skips:
         raise _unreadable()
@@ -196,26 +198,26 @@ def _skipping_as(plan: Plan, skips: bool | None) -> Plan:
 
 def _weighs(plan: Plan, text: str) -> bool:
     """Whether a unit's pairs weigh in the plan what was committed."""
-    found, mine = _read(text).weights, plan.design.weights
-    if found is None or mine is None:
-        return found is None and mine is None
-    return np.array_equal(_integers(found), mine.integers(plan.privacy.contributions))
+    weights, mine = _read(text).weights, plan.design.weights
+    if weights is None or mine is None:
+        return weights is None and mine is None
+    return np.array_equal(_integers(weights), mine.integers(plan.privacy.contributions))
 
 
 @functools.lru_cache(maxsize=16)
 def _read(text: str) -> _Text:
     try:
-        found = msgspec.json.decode(text, type=_Text)
+        calibration = msgspec.json.decode(text, type=_Text)
     except (msgspec.DecodeError, ValueError):
         raise _unreadable() from None
-    if found.format != FORMAT:
+    if calibration.format != FORMAT:
         raise _unreadable()
-    return found
+    return calibration
 
 
 def _unreadable() -> PolicyError:
     return PolicyError(
-        "state.store",
+        "store",
         "its committed numbers cannot be read: it is damaged, or another program's",
         "restore it from a backup, or use the program that wrote it",
     )
@@ -251,10 +253,10 @@ def _statistic_text(statistic: Statistic) -> _Statistic:
     return _Statistic(statistic.weighted, statistic.counted, statistic.alone, sd, rounding)
 
 
-def _budget(found: _Text) -> Budget:
+def _budget(calibration: _Text) -> Budget:
     encoders = [
         Encoder(make_strategy(e.strategy, e.triggers, _floats(e.parameters)), _floats(e.sd_factors))
-        for e in found.encoders
+        for e in calibration.encoders
     ]
     streams = [
         StreamNoise(
@@ -268,40 +270,40 @@ def _budget(found: _Text) -> Budget:
             s.most,
             s.sooner,
         )
-        for s in found.streams
+        for s in calibration.streams
     ]
-    tested, statistic = found.statistic, None
+    tested, statistic = calibration.statistic, None
     if tested is not None:
         arrays = _floats(tested.sd), _floats(tested.rounding)
         statistic = Statistic(tested.weighted, tested.counted, tested.alone, *arrays)
     return Budget(
-        found.epsilon,
-        found.delta,
-        found.mu,
-        found.theta,
-        found.b,
-        None if found.selection is None else streams[found.selection],
-        None if found.units is None else streams[found.units],
-        tuple(streams[i] for i in found.values),
+        calibration.epsilon,
+        calibration.delta,
+        calibration.mu,
+        calibration.theta,
+        calibration.b,
+        None if calibration.selection is None else streams[calibration.selection],
+        None if calibration.units is None else streams[calibration.units],
+        tuple(streams[i] for i in calibration.values),
         statistic,
-        None if found.tau is None else _integers(found.tau),
+        None if calibration.tau is None else _integers(calibration.tau),
         ASSUMPTIONS,
-        None if found.weights is None else _integers(found.weights),
-        not found.unsound,
+        None if calibration.weights is None else _integers(calibration.weights),
+        not calibration.unsound,
     )
 
 
 def _packed(numbers: npt.NDArray[Any]) -> str:
     """Compressed little-endian numbers, byte planes apart: neighbours share their high bytes."""
-    whole = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
-    planes = whole.view(np.uint8).reshape(-1, 8).T.tobytes()
+    words = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
+    planes = words.view(np.uint8).reshape(-1, 8).T.tobytes()
     return base64.b85encode(zlib.compress(planes, 9)).decode()
 
 
 def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
     planes = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
-    whole = np.ascontiguousarray(planes.reshape(8, -1).T).view(dtype).reshape(-1)
-    native = whole.astype(whole.dtype.newbyteorder("="))
+    words = np.ascontiguousarray(planes.reshape(8, -1).T).view(dtype).reshape(-1)
+    native = words.astype(words.dtype.newbyteorder("="))
     native.setflags(write=False)
     return native
 

@@ -244,16 +244,18 @@ def mu_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> fl
     most = mu_of(left_epsilon, left_delta)
     if not total.rho:
         return math.sqrt(max(0.0, most**2 - total.mu**2)) / _UP
-    return _most(lambda mu: total._replace(gauss=total.gauss + Fraction(mu) ** 2), most,
-                 epsilon, delta)  # fmt: skip
+    return _most(
+        lambda mu: total._replace(gauss=total.gauss + Fraction(mu) ** 2), most, epsilon, delta
+    )
 
 
 def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
     """Largest rho that one more zCDP spend may have within (epsilon, delta), rounded down."""
     total = total_of(spends)._replace(alone=None)
     # Where more would fit, delta is so large that nobody gives it.
-    return _most(lambda rho: total._replace(rho=total.rho + _written(rho)), epsilon + 1.0,
-                 epsilon, delta)  # fmt: skip
+    return _most(
+        lambda rho: total._replace(rho=total.rho + _written(rho)), epsilon + 1.0, epsilon, delta
+    )
 
 
 #: More charges of one kind than any account holds.
@@ -278,6 +280,47 @@ def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, de
     while step := step // 2:
         most += step if fits(most + step) else 0
     return min(most, _TIMES)
+
+
+class Limit(NamedTuple):
+    """The public part of an account that a choice between mechanisms uses.
+
+    Attributes:
+        total: sum of all charges, on their common unit.
+        epsilon, delta: the limit.
+    """
+
+    total: Total
+    epsilon: float
+    delta: float
+
+    def holds(self, spend: Spend) -> int:
+        """How many more spends like this one the limit allows."""
+        return times_left(self.total, spend, self.epsilon, self.delta)
+
+    def share(self, spend: Spend) -> float:
+        """Share of what is left that a Gaussian or plain spend takes: the largest of its shares of
+        mu^2 or epsilon, and of delta; infinite where nothing of one of them is left."""
+        promise = self.epsilon, self.delta
+        if spend.mu is None:
+            most_epsilon = epsilon_left(self.total, *promise)
+            share, extra = (spend.epsilon / most_epsilon if most_epsilon else math.inf), spend.delta
+        else:
+            most_mu = mu_left(self.total, *promise)
+            share = (spend.mu / most_mu) ** 2 if most_mu else math.inf
+            extra = spend.threshold_delta
+        delta = self.delta - float(self.total.extra)
+        return share if not extra else max(share, extra / delta if delta > 0 else math.inf)
+
+    def equal_share(self, spend: Spend, plain: Spend) -> float:
+        """Factor of a plain spend's epsilon at which its share is that of another spend.
+
+        Returns:
+            At most 1: a spend whose share is not larger stays as it is.  0 where nothing is left
+            for plain spends, and something for the other one.
+        """
+        other, share = self.share(spend), self.share(plain)
+        return 1.0 if other >= share else other / share
 
 
 def _most(more: Callable[[float], Total], high: float, epsilon: float, delta: float) -> float:

@@ -13,7 +13,7 @@ class DpstreamError(Exception):
     """Base of all coded errors.
 
     Args:
-        field: the public name of what is wrong (``privacy.epsilon``, ``schema.unit``).
+        field: the public name of what is wrong (``budget.epsilon``, ``table.unit_column``).
         rule: the rule that is not met, in words.
         fix: what the reader can do about it.
     """

@@ -12,6 +12,7 @@ The zCDP helpers follow Canonne, Kamath and Steinke's cdp2adp: the composition o
 reads its delta off them.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -99,6 +100,7 @@ def _epsilon_near(sigma: float, delta: float) -> float:
     return brentq(lambda epsilon: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
 
 
+@functools.lru_cache(maxsize=256)
 def mu_of(epsilon: float, delta: float) -> float:
     """Largest mu with delta_G(epsilon; mu) <= delta, rounded down.
 

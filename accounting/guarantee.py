@@ -33,10 +33,10 @@ NEIGHBOURS = (
     "record keeps its content and its source stamp"
 )
 _FOR_EVER = (
-    "neither time.end nor privacy.period: one budget covers the stream for ever. A unit's C "
+    "neither end nor budget.covers: one budget covers the stream for ever. A unit's C "
     "pairs count once for all time, after them it counts nowhere again, so releases fade as "
     "units are used up, and the state of every unit ever seen is kept for ever. Set "
-    "privacy.period (say '30d' or '365d', a multiple of the window): fresh pairs for every unit "
+    "budget.covers (say '30d' or '365d', a multiple of the window): fresh pairs for every unit "
     "and period, state that stays bounded"
 )
 COMPUTATIONAL = (
@@ -136,7 +136,7 @@ def _mixed(plan: Plan) -> float:
 
 
 def _stream(plan: Plan, noise: StreamNoise) -> dict[str, Any]:
-    tests = noise.name == "selection"
+    tests = plan.design.selects and noise.triggers == plan.design.tests
     return {
         "name": noise.name,
         "strategy": noise.strategy,
@@ -263,26 +263,26 @@ def _remembered(plan: Plan) -> str:
     """What later windows publish of what earlier ones selected, in words."""
     if not plan.design.remembers:
         return ""
-    known = "; what one window selects the later ones publish from their start, untested"
+    words = "; what one window selects the later ones publish from their start, untested"
     if isinstance(plan.remember, int):
-        known += f", for {duration(plan.remember)}"
-    return known
+        words += f", for {duration(plan.remember)}"
+    return words
 
 
 def warnings_of(plan: Plan, budget: Budget) -> list[str]:
     """What a person must know before the figures are relied on."""
-    found = [] if budget.sound else [NOT_SOUND]
+    warnings = [] if budget.sound else [NOT_SOUND]
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
-        found.append(
+        warnings.append(
             f"a key needs about {selection['units_for_half_chance_easiest']} units in one window "
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        found.append(_FOR_EVER + (_over_periods(plan, budget) if budget.sound else ""))
+        warnings.append(_FOR_EVER + (_over_periods(plan, budget) if budget.sound else ""))
     if budget.sound:
-        found += _shared_windows(plan)
-    return found + weaknesses(budget.epsilon, budget.delta)
+        warnings += _shared_windows(plan)
+    return warnings + weaknesses(budget.epsilon, budget.delta)
 
 
 def _over_periods(plan: Plan, budget: Budget) -> str:
@@ -295,7 +295,7 @@ def _over_periods(plan: Plan, budget: Budget) -> str:
         return ", and, as windows that slide meet two periods, sqrt(2 k) mu over k > 1 periods"
     return (
         ". Windows that slide meet two periods, so that selected keys need "
-        "privacy.periods_share_windows = true as well: thresholds one unit higher, and k mu over "
+        "mechanism.periods_share_windows = true as well: thresholds one unit higher, and k mu over "
         "k periods"
     )
 
@@ -333,7 +333,7 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
         for s in figures["streams"]
     ]
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
-    lines += _selection_lines(figures) + _period_lines(plan, figures)
+    lines += _selection_lines(figures, plan.design.by_size) + _period_lines(plan, figures)
     if figures["choice"] and figures["choice"]["how"] == "private":
         lines.append(f"Tuning      {figures['choice']['words']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
@@ -377,7 +377,12 @@ def _extras(plan: Plan) -> str:
             of_key = f"at most {many} records per unit, window and key count"
         words += f"; {of_key}, repeats take nothing"
     weights = plan.design.weights
-    if weights is not None:
+    if weights is not None and weights.size_share is not None:
+        words += (
+            "; a unit's records weigh in selection by their number, which has "
+            f"{exact(weights.size_share)} of mu^2"
+        )
+    elif weights is not None:
         words += (
             f"; the i-th pair of a unit weighs (i + {exact(weights.offset)})"
             f"^-{exact(weights.power)} in selection"
@@ -396,11 +401,11 @@ def _trigger_table(figures: dict[str, Any]) -> list[str]:
     """sd_t and tau_t at a handful of triggers."""
     streams, tau = figures["streams"], figures["tau"]
     last = len(streams[0]["sd"])
-    shown = sorted({1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last})
+    triggers = sorted({1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last})
     names = [s["name"] for s in streams]
     header = "Trigger   " + "".join(f"{'sd ' + name:<18}" for name in names)
     rows = [header + ("tau (units)" if tau else "")]
-    for t in (t for t in shown if t <= last):
+    for t in (t for t in triggers if t <= last):
         cells = "".join(f"{s['sd'][t - 1]:<18.6g}" for s in streams)
         rows.append(f"{t:<10}{cells}" + (f"{tau[t - 1]:.6g}" if tau else ""))
     return [row.rstrip() for row in rows]
@@ -415,7 +420,7 @@ def _error_table(figures: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _selection_lines(figures: dict[str, Any]) -> list[str]:
+def _selection_lines(figures: dict[str, Any], by_size: bool) -> list[str]:
     chosen = figures["selection"]
     if chosen is None:
         return []
@@ -425,8 +430,13 @@ def _selection_lines(figures: dict[str, Any]) -> list[str]:
     ]
     if chosen["last_pair_counts"] < 1:
         lines.append(
-            "            if these are every unit's first pairs; a unit's last pair counts "
-            f"{chosen['last_pair_counts']:.2g} of that"
+            (
+                "            if it is the only key of these units; each of a unit's "
+                f"{figures['unit']['contributions']} keys counts "
+                if by_size
+                else "            if these are every unit's first pairs; a unit's last pair counts "
+            )
+            + f"{chosen['last_pair_counts']:.2g} of that"
         )
     return lines
 
@@ -441,10 +451,10 @@ def _period_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
             "Periods     the guarantee above is for each (unit, period); the stream has no end, so "
             f"none\n            holds for a person in all periods: {figures['periods_rule']}:"
         )
-    shown = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
+    table_rows = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
     return [head] + [
         f"            k = {r['periods']}: "
         + (f"mu {up(r['mu'])}, " if r["mu"] else "")
         + f"epsilon {up(r['epsilon'])} at delta {up(r['delta'], 3)}"
-        for r in shown
+        for r in table_rows
     ]

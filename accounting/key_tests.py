@@ -14,7 +14,12 @@ from dpstream.accounting.plan.schedule import shares_of_tests
 from dpstream.accounting.shares import beyond_hundred, strategy_of
 from dpstream.accounting.strategies import DenseStrategy, Strategy
 from dpstream.accounting.strategies.dense import rising_parameters
-from dpstream.accounting.thresholds import joint_thresholds, one_trigger_tail, thresholds
+from dpstream.accounting.thresholds import (
+    joint_thresholds,
+    one_trigger_tail,
+    size_thresholds,
+    thresholds,
+)
 from dpstream.accounting.weights import Statistic
 
 _SLACK = 1e-12
@@ -35,8 +40,8 @@ def delta_split(plan: Mechanism) -> tuple[float, float, float]:
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
     theta = privacy.theta
-    kept = delta * (1 - theta) * (1 - _SLACK)
-    return mu_of(epsilon, kept), theta, theta * delta / count * (1 - _SLACK)
+    mu_delta = delta * (1 - theta) * (1 - _SLACK)
+    return mu_of(epsilon, mu_delta), theta, theta * delta / count * (1 - _SLACK)
 
 
 def _one_test(plan: Mechanism) -> bool:
@@ -101,4 +106,6 @@ def thresholds_of_tests(plan: Mechanism, tail: float, statistic: Statistic) -> I
     integers = design.weights.integers(privacy.contributions)
     adds = statistic.weighted * integers + statistic.counted
     total = tail * privacy.contributions * (1 - _SLACK)
+    if design.weights.by_size:
+        return size_thresholds(total, mu_count, sd, rounding, adds)
     return joint_thresholds(total, shares, mu_count, sd, rounding, adds)

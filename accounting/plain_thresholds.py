@@ -42,20 +42,20 @@ _MOST_CHANCES, _FAR = 1 << 20, 80
 _SLACK = 1e-9
 
 
-def tau_of(noise: "StreamNoise", b: float, pre_threshold: int) -> Int64:
-    """(tests,) thresholds of a stream of counts with a step for each test, in 2^-DECODE_BITS.
+def tau_of(noise: "StreamNoise", b: float, pre_threshold: int, at: Int64) -> Int64:
+    """(tests,) thresholds of a stream of counts, in 2^-DECODE_BITS.
 
     Args:
         noise: two-sided geometric noise of the counts; truncated where there is one test.
         b: largest chance that a key of one unit alone is selected.
         pre_threshold: mu_count; a key is tested only with more units than this.
+        at: (tests,) step of the stream at each test.
     """
     if noise.most:
         return np.array([(noise.most + pre_threshold) << DECODE_BITS], np.int64)
     strategy = noise.strategy_object
     if not isinstance(strategy, GeometricStrategy):
         raise InvariantError("isinstance(strategy, GeometricStrategy)")
-    at = np.arange(1, noise.triggers + 1)
     return plain_thresholds(strategy, noise.scale, b, pre_threshold, at)
 
 

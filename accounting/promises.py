@@ -3,7 +3,9 @@
 Gaussian noise composes: k periods cost about sqrt(k) times one.  Two-sided geometric noise is
 charged its epsilon: k periods cost k times one.  Where all periods are fixed beforehand they cost
 less (`fixed_schedule`), which an account may not use, because there earlier answers decide what is
-asked next.  Lifetimes of both families are stated at k times the delta of a period.
+asked next.  Lifetimes of both families are stated at k times the delta of a period.  Selected keys
+use all of it for their thresholds; a fixed schedule then states as much again for its epsilon,
+because deltas of the k periods and of their composition add up (Kairouz, Oh and Viswanath 2015).
 """
 
 import functools
@@ -74,7 +76,7 @@ def _promise(plan: Plan, budget: Budget, chosen: bool) -> Promise:
         column["sd_mean"],
         periods,
         _lifetime(plan, budget, periods),
-        _fixed(plan, periods) if budget.plain else None,
+        _fixed(plan, budget, periods) if budget.plain else None,
     )
 
 
@@ -87,20 +89,25 @@ def _lifetime(plan: Plan, budget: Budget, periods: int) -> tuple[float, float]:
         exact = periods * Fraction(repr(float(budget.epsilon)))
         epsilon = float(exact)
         return (epsilon if epsilon >= exact else math.nextafter(epsilon, math.inf)), delta
+    if not budget.theta:  # thresholds of the rule of one test come on top of mu's delta
+        thresholds = periods * plan.privacy.contributions * budget.b
+        delta = min(1.0, delta + thresholds * (1 + 1e-15))
     gaussian = periods * budget.delta * (1 - budget.theta) * (1 - 1e-12)
     mu = several_mu(budget.mu, periods, together(plan))
     return epsilon_of(mu, min(gaussian, 0.5)), delta
 
 
-def _fixed(plan: Plan, periods: int) -> tuple[float, float]:
+def _fixed(plan: Plan, budget: Budget, periods: int) -> tuple[float, float]:
     """(epsilon, delta) of a fixed schedule.
 
-    With at most one record of a unit for each key, each of C keys costs epsilon / C.
+    With at most one record of a unit for each key, each of C keys costs epsilon / C.  The deltas
+    of thresholds (``budget.delta``, 0 with public keys) add to that at which epsilons compose.
     """
     privacy = plan.privacy
     parts = privacy.contributions if privacy.per_key_bound == 1 else 1
     delta = min(0.5, periods * privacy.delta or STATED_DELTA)
-    return epsilon_of_responses(delta, privacy.epsilon / parts, periods * parts), delta
+    epsilon = epsilon_of_responses(delta, privacy.epsilon / parts, periods * parts)
+    return epsilon, min(1.0, delta + periods * budget.delta * (1 + 1e-15))
 
 
 @functools.lru_cache(maxsize=16)

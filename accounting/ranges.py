@@ -20,9 +20,9 @@ def check_ranges(plan: Resolved, budget: "Budget") -> None:
     """
     for counts in (budget.selection, budget.units):
         if counts is not None:
-            _check_sigma("privacy.epsilon", counts, "use a larger epsilon or fewer contributions")
+            _check_sigma("budget.epsilon", counts, "use a larger epsilon or fewer contributions")
     for stream, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
-        field = "privacy.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
+        field = "budget.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
         fix = "use a larger epsilon or fewer contributions"
         if stream.column is not None:
             fix = "choose a coarser grid or narrower bounds, or " + fix[4:]
@@ -45,7 +45,7 @@ def check_needs(tau: int, sd: float) -> None:
     """
     if tau + int(16 * sd * (1 << limits.DECODE_BITS)) >= 1 << (31 + limits.DECODE_BITS):
         raise UsageError(
-            "privacy.epsilon",
+            "budget.epsilon",
             "a selection threshold and its noise would exceed the 32-bit counts of units",
             "use a larger epsilon, fewer contributions or a smaller pre_threshold",
         )

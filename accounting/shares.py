@@ -73,14 +73,13 @@ class Shares(NamedTuple):
 def costs_of(plan: Resolved) -> Costs:
     """What a unit can cost the plan's streams."""
     privacy, count = plan.privacy, plan.privacy.contributions
-    given = plan.design.weights
-    weights = None if given is None else given.integers(count)
-    counted = square_parts(None, count)
+    weights, counted = plan.design.weights, square_parts(None, count)
+    selected = counted if weights is None else weights.squares(count)
     if privacy.per_key_bound is not None:
         squares = per_key_squares(privacy.per_key_bound, count)
-        return Costs(square_parts(weights, count), counted, squares / squares.max())
+        return Costs(selected, counted, squares / squares.max())
     values = value_costs(privacy.mode, privacy.strategy, plan.design.triggers, count)
-    return Costs(square_parts(weights, count), counted, values)
+    return Costs(selected, counted, values)
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,6 +149,9 @@ def divide(plan: Resolved) -> Shares:
 
 def _selection_share(plan: Resolved, costs: Costs) -> float:
     """Default share of key selection where something else is published too."""
+    weights = plan.design.weights
+    if weights is not None and weights.size_share is not None:
+        return weights.size_share
     if plan.privacy.combine:
         return COMBINED
     if plan.design.once_per_key or plan.design.units_apart:

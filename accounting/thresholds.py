@@ -51,6 +51,17 @@ of them, fixed by its records alone, and where the statistic is at most mu_count
 with a smaller chance than any term of the sum.  It rests on indices that never repeat, on weights
 that belong to a unit's pairs and not to keys, and on indices that are decided without the key's own
 noise.  "Published" is such a status; "far below its threshold" is not (mechanism.md section 9).
+
+**Weights by the number of a unit's pairs** (`accounting.weights`), one test: a unit alone in t of
+its n keys adds a w_n + d to each, at most a w_t + d because weights fall.  ``size_thresholds``
+takes the least tau with
+
+    t Q((tau - D - mu_count (a w_1 + d) - a w_t - d) / sd) <= total    for all t <= C.
+
+The proof is the one above with the t keys that D counts at most mu_count units in: which they are
+and what the unit adds there are functions of its records alone, so that each of them passes with
+at most total / t, whichever t it is.  (D -> D'): there the statistic of D is at most mu_count
+(a w_1 + d).
 """
 
 import math
@@ -64,6 +75,8 @@ from dpstream.accounting.limits import DECODE_BITS
 
 #: Relative error allowed for ndtri_exp, sd_t and the sum; tests check it against mpmath.
 _SLACK = 1e-13
+#: The typical unit of weights by size has up to this many keys; any is private.
+TYPICAL_SIZES = 32
 #: Tails that are computed at once.
 _TAILS_AT_ONCE = 1 << 20
 #: Steps towards a threshold at most; the last one is that short, below a unit of the thresholds.
@@ -171,6 +184,24 @@ def joint_thresholds(
     while (over := _log_tails(tau / _UNITS, base, sd, values, logs)[0] > goals).any():
         tau = tau + over
     return tau
+
+
+def size_thresholds(
+    total: float, mu_count: int, sd: Float64, rounding: Float64, adds: Int64
+) -> Int64:
+    """tau of the one test where weights go by the number of a unit's pairs, rounded up.
+
+    Args:
+        total: C b, the chance that any key of one person alone may be selected, in (0, 1).
+        mu_count, sd, rounding: as for ``thresholds``, of one test.
+        adds: (C,) the most that a unit of 1, 2, .. pairs adds to each key's statistic, falling.
+
+    Returns:
+        (1,) int64 in units of 2^-DECODE_BITS, as for ``thresholds``.
+    """
+    keys = np.arange(1, len(adds) + 1)
+    worst = adds + sd * _quantiles(math.log(total) - np.log(keys))
+    return fixed_point((mu_count * float(adds[0]) + worst.max() + rounding) * (1 + _SLACK))
 
 
 def _log_tails(

@@ -122,9 +122,10 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
     if aggregate.clamp[0] > aggregate.clamp[1]:
         low, high = aggregate.clamp[1], aggregate.clamp[0]
         raise UsageError(
-            f"{where}.clamp", "is reversed, the lower bound comes first",
+            f"{where}.clamp",
+            "is reversed, the lower bound comes first",
             f"write clamp = [{low:g}, {high:g}]",
-        )  # fmt: skip
+        )
     lo, hi = aggregate.grid_bounds()
     if lo > hi or lo == hi == 0:
         raise UsageError(

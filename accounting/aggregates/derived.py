@@ -53,13 +53,13 @@ _SLACK = 1e-15
 def derived_sums(aggregates: Sequence[Aggregate]) -> tuple[DerivedSum, ...]:
     """Sums that stand beside a mean of the same column, clamp and grid, in the job's order."""
     means = {_measured(a): a for a in reversed(aggregates) if a.kind == "mean"}
-    found = []
+    sums = []
     for a in aggregates:
         mean = means.get(_measured(a)) if a.kind == "sum" and a.share is None else None
         if mean is not None:
             middle = sum(mean.grid_bounds()) // 2
-            found.append(DerivedSum(a.name, mean.name, middle, bounded_stream(a, 0)))
-    return tuple(found)
+            sums.append(DerivedSum(a.name, mean.name, middle, bounded_stream(a, 0)))
+    return tuple(sums)
 
 
 def with_derived(streams: Mapping[str, Prefix], derived: Sequence[DerivedSum]) -> dict[str, Prefix]:

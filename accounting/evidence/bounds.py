@@ -131,13 +131,13 @@ def least_mu(false_positives: float, false_negatives: float, slack: float) -> fl
 
 
 def _least_mus(false_positives: Float64, false_negatives: Float64, slack: float) -> Float64:
-    found = np.zeros(len(false_positives))
+    mus = np.zeros(len(false_positives))
     for more, rest in ((0.0, slack), (slack, 0.0)):
         a = np.minimum(1.0, false_positives + more)
         f = np.minimum(1.0, false_negatives + rest)
         proves = a + f < 1
-        found[proves] = np.maximum(found, norm.isf(a) - norm.ppf(f))[proves]
-    return found
+        mus[proves] = np.maximum(mus, norm.isf(a) - norm.ppf(f))[proves]
+    return mus
 
 
 def least_epsilon(false_positives: float, false_negatives: float, delta: float) -> float:
@@ -211,9 +211,9 @@ def _choice(
                 _proven(a, b, np.array([cutoff]), slack, tail)[0]
             )
         cutoffs = _cutoffs(a, b)
-        found = _proven(a, b, cutoffs, slack, tail)
-        if found.max() > best:
-            chosen, cutoff, best = number, float(cutoffs[found.argmax()]), float(found.max())
+        mus = _proven(a, b, cutoffs, slack, tail)
+        if mus.max() > best:
+            chosen, cutoff, best = number, float(cutoffs[mus.argmax()]), float(mus.max())
     return chosen, cutoff
 
 
@@ -276,6 +276,6 @@ def claimed_curve(claim: Claim, false_positives: Float64) -> Float64:
         norm.cdf(norm.isf(a) - claim.mu) - claim.slack,
         norm.cdf(norm.isf(np.minimum(1.0, a + claim.slack)) - claim.mu),
     )
-    kept = 1 - claim.delta
-    plain = np.maximum(kept - np.exp(claim.epsilon) * a, np.exp(-claim.epsilon) * (kept - a))
+    mass = 1 - claim.delta
+    plain = np.maximum(mass - np.exp(claim.epsilon) * a, np.exp(-claim.epsilon) * (mass - a))
     return np.asarray(np.maximum(0.0, np.maximum(gaussian, plain)))

@@ -178,10 +178,12 @@ def _worst(plan: Plan, columns: tuple[TrialColumn, ...], at: Int64) -> tuple[int
     def total(keys: int) -> float:
         first, rest = spread(plan, keys)
         apart = first**2 + (keys - 1) * rest**2
-        return sum(q * (keys if c.once else apart) for q, c in zip(found, columns, strict=True))
+        return sum(
+            q * (keys if c.once else apart) for q, c in zip(column_squares, columns, strict=True)
+        )
 
     trigger = max(_starts(plan, at), key=lambda t: sum(squares(t)))
-    found = squares(trigger)
+    column_squares = squares(trigger)
     return trigger, max((int(n) for n in layouts(plan)), key=lambda n: (total(n), -n))
 
 
@@ -210,7 +212,8 @@ def _columns(
     means = [a for a in plan.aggregates if kind_of(a).divides]
     needed = 0
     if means:
-        sd = float(pairs[COUNT][1].sd[at - 1].max())
+        noise = pairs[COUNT][1]
+        sd = float(noise.sd[noise.steps_at(at) - 1].max())
         needed = math.ceil(6 * sd) + plan.privacy.contributions + 1
     use_means = needed <= _MAX_OTHERS or len(means) == len(plan.aggregates)
     columns = []

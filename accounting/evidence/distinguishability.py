@@ -73,11 +73,11 @@ def _tree_covariance(strategy: TreeStrategy, at: Int64) -> Float64:
 def calendar(plan: Plan) -> Int64:
     """Triggers of a window at which a key that is selected at once is published (sticky)."""
     last = plan.timeline.triggers
-    found = set(range(plan.design.refresh_every, last + 1, plan.design.refresh_every)) | {last}
+    triggers = set(range(plan.design.refresh_every, last + 1, plan.design.refresh_every)) | {last}
     if plan.design.selects:
         first = int(plan.design.test_triggers[0])
-        found = {t for t in found if t > first} | {first}
-    every = np.array(sorted(found))
+        triggers = {t for t in triggers if t > first} | {first}
+    every = np.array(sorted(triggers))
     if len(every) <= MAX_PREFIXES:
         return every
     half = MAX_PREFIXES // 2
@@ -93,15 +93,21 @@ class Seen:
     """
 
     def __init__(self, plan: Plan, noise: StreamNoise, at: Int64) -> None:
-        self._step_index_of = plan.design.selection_step_index if noise.name == "selection" else int
-        step_indices = np.array([self._step_index_of(int(t)) for t in at])
+        self._tests = plan.design.selection_step_index if noise.name == "selection" else None
+        self._noise = noise
+        step_indices = self._steps(at)
         self._step_indices = step_indices
         covariance = prefix_covariance(noise.strategy_object, step_indices) * noise.sigma**2
         self._inverse = np.linalg.inv(covariance)
 
+    def _steps(self, triggers: Int64) -> Int64:
+        if self._tests is None:
+            return self._noise.steps_at(triggers)
+        return np.array([self._tests(t) for t in triggers.tolist()], np.int64)
+
     def moved(self, triggers: Int64) -> Float64:
         """(p,) effect on the prefixes of one grid unit at each of these triggers."""
-        step_indices = np.array([self._step_index_of(int(t)) for t in triggers])
+        step_indices = self._steps(triggers)
         return np.asarray(
             (step_indices <= self._step_indices[:, None]).sum(axis=1, dtype=np.float64)
         )

@@ -233,12 +233,12 @@ def settle(law: Law, uniform: Uniform) -> int:
             value = (1 << bits) - 1 - value
         with precision(2 * bits + 128):
             scale = flint.arb(2) ** bits
-            found = law.invert((flint.arb(value) / scale).union(flint.arb(value + 1) / scale))
-        if found is not None:
-            return -found if upper else found
+            integer = law.invert((flint.arb(value) / scale).union(flint.arb(value + 1) / scale))
+        if integer is not None:
+            return -integer if upper else integer
         further += 1
 
 
-def _negative(whole: Any) -> int | None:
-    found = whole.unique_fmpz()
-    return None if found is None else -int(found)
+def _negative(ball: Any) -> int | None:
+    integer = ball.unique_fmpz()
+    return None if integer is None else -int(integer)

@@ -105,7 +105,7 @@ def _exact(law: Law) -> Table:
 
 
 def _whole(ball: object) -> int:
-    found = ball.floor().unique_fmpz()  # type: ignore[attr-defined]
-    if found is None:
+    integer = ball.floor().unique_fmpz()  # type: ignore[attr-defined]
+    if integer is None:
         raise ArithmeticError("the precision does not decide a threshold")
-    return int(found)
+    return int(integer)

@@ -53,8 +53,8 @@ class Account:
 
     def _with(self, more: Sequence[Charged]) -> Total:
         if self._total is None:
-            found = composed(self.charges)
-            self._total, self._common = total_of(found.spends), found.common
+            composition = composed(self.charges)
+            self._total, self._common = total_of(composition.spends), composition.common
             self._units = {c.identity for c in self.charges}
         if not all(map(self._known, more)):
             return total_of(composed([*self.charges, *more]).spends)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
+    from dpstream.accounting.weights import SelectionWeights
 
 
 def plan_hash(plan: "Plan") -> str:
@@ -88,6 +89,12 @@ def _timeline(line: "Timeline") -> dict[str, Any]:
     }
 
 
+def _weights(weights: "SelectionWeights") -> dict[str, Any]:
+    if weights.by_size:
+        return {"size_share": weights.size_share}
+    return {"offset": weights.offset, "power": weights.power}
+
+
 def _privacy(privacy: "Privacy") -> dict[str, Any]:
     weights = privacy.weights
     form: dict[str, Any] = {
@@ -103,7 +110,7 @@ def _privacy(privacy: "Privacy") -> dict[str, Any]:
         "final_flush": privacy.final_flush,
         "allow_unsound": False,  # of a preset that is gone
         "per_key_bound": privacy.per_key_bound,
-        "weights": weights and {"offset": weights.offset, "power": weights.power},
+        "weights": weights and _weights(weights),
         "combine": privacy.combine,
         "select_every": privacy.select_every,
     }

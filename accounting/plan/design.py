@@ -97,15 +97,31 @@ class Design(msgspec.Struct, frozen=True):
         return DECODE_BITS if self.cells is None else MIXED_BITS
 
     @property
+    def by_size(self) -> bool:
+        """Whether selection weights go by the number of a unit's pairs."""
+        return self.weights is not None and self.weights.by_size
+
+    @property
     def once_per_key(self) -> bool:
         """Whether only the first record of a (unit, window, key) counts."""
         return self.per_key == 1
 
     @property
     def counts_units(self) -> bool:
-        """Whether the published count of records is one of units, with a step for each test."""
+        """Whether the published count of records is one of units, which geometric noise can test:
+        a single test takes truncated noise, of a count that is noised once."""
         counted = any(stream.name == COUNT for stream in self.streams)
-        return counted and self.once_per_key and self.tests == self.triggers
+        return counted and self.once_per_key and (self.tests > 1 or self.value_steps == 1)
+
+    @property
+    def published_once(self) -> bool:
+        """Whether a key is published a single time a window: at its only test, at the close."""
+        return self.selects and not self.restarts and self.tests == 1 and not self.remembers
+
+    @property
+    def value_steps(self) -> int:
+        """Steps of a published stream: one where keys are published once, else the triggers."""
+        return 1 if self.published_once else self.triggers
 
     @property
     def admits_per_key(self) -> bool:

@@ -65,3 +65,17 @@ class ValueStream(msgspec.Struct, frozen=True):
     sensitivity: int
     grid: float
     share: float
+
+
+#: Fields of `accounting.plan.privacy.Privacy` that stand elsewhere than in ``mechanism``.
+_PLACES = {
+    "epsilon": "budget.epsilon",
+    "delta": "budget.delta",
+    "contributions": "contributions",
+    "per_key_bound": "per_key_bound",
+}
+
+
+def job_field(name: str) -> str:
+    """Where a field of ``Privacy`` stands in a job's section of the project file."""
+    return _PLACES.get(name, f"mechanism.{name}")

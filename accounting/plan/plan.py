@@ -18,10 +18,11 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.canonical import plan_hash
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.design import Design, design_of
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.fields import Aggregate, Field, job_field
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.remembering import check_remember
 from dpstream.accounting.plan.schedule import check_tests
+from dpstream.accounting.plan.sizes import check_sizes
 from dpstream.accounting.plan.timeline import Timeline
 
 #: Changes when the same plan would give other releases; part of the plan hash.
@@ -71,13 +72,24 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     cells: Cells | None = None
     remember: Literal["run", "never"] | int | None = None
 
+    def once(self) -> "Plan":
+        """The plan of one answer at the end of its time; only that time is checked.
+
+        Raises:
+            UsageError, PolicyError: see `Timeline.check` and `Timeline.once`.
+        """
+        self.timeline.check()
+        replace = msgspec.structs.replace
+        privacy = replace(self.privacy, refresh_every=None, select_every=None)
+        return replace(self, timeline=self.timeline.once(), privacy=privacy)
+
     def check(self) -> "Plan":
         """Refuse a plan that is not sound or not runnable; returns the plan itself."""
         self.timeline.check()
         self.privacy.check()
         if not 1 <= len(self.key) <= limits.MAX_KEY_COLUMNS:
             raise UsageError(
-                "schema.key", f"needs 1 to {limits.MAX_KEY_COLUMNS} columns", "list the key columns"
+                "key", f"needs 1 to {limits.MAX_KEY_COLUMNS} columns", "list the key columns"
             )
         if not 1 <= len(self.aggregates) <= limits.MAX_AGGREGATES:
             raise UsageError(
@@ -86,7 +98,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 "add [[aggregate]] tables",
             )
         if self.record_id is not None and self.record_id.type == "bool":
-            raise UsageError("schema.record_id", "cannot tell records apart", "name an id column")
+            raise UsageError("table.record_id", "cannot tell records apart", "name an id column")
         for index, aggregate in enumerate(self.aggregates):
             check_aggregate(aggregate, index)
         self._check_names()
@@ -101,55 +113,56 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             )
         if self.public_keys is not None and self.design.restarts:
             raise UsageError(
-                "privacy.mode", "public keys need no selection, so no rounds", "use 'sticky'"
+                "mechanism.mode", "public keys need no selection, so no rounds", "use 'sticky'"
             )
         return self
 
     def _check_strategy(self) -> None:
         privacy, design = self.privacy, self.design
         if privacy.weights is not None and not design.selects:
-            raise UsageError("privacy.weights", "public keys need no selection", "omit it")
+            raise UsageError("mechanism.weights", "public keys need no selection", "omit it")
         # Publications: new selections, refreshes before the last trigger, the last (always a test).
         refreshes = design.refresh_every < self.timeline.triggers
         uneven = refreshes and design.refresh_every % design.select_every
         check_tests(privacy, self.timeline.triggers)
         check_remember(self)
+        check_sizes(self)
         self._check_plain()
         for name in ("tests", "skip"):
             if getattr(privacy, name) and not design.selects:
-                raise UsageError(f"privacy.{name}", "public keys need no selection", "omit it")
+                raise UsageError(job_field(name), "public keys need no selection", "omit it")
         if design.schedule is not None and design.units_from == "selection":
             raise UsageError(
-                "privacy.tests",
+                "mechanism.tests",
                 "a count of units that is the selection continued is published at tests only",
                 "set weights, which give it noise of its own, or use select_every",
             )
         if privacy.skip and self.record_id is not None:
             # A copy with other contents would take the index of the first once more (section 9).
             raise UsageError(
-                "privacy.skip", "is not for records that schema.record_id names", "omit skip"
+                "mechanism.skip", "is not for records that table.record_id names", "omit skip"
             )
         if privacy.skip and self.timeline.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
             raise UsageError(
-                "privacy.skip",
+                "mechanism.skip",
                 f"a record may be in at most {limits.MAX_SKIPPING_WINDOWS} windows with it",
                 "use a larger slide, or omit skip",
             )
         if design.units_column and design.selects and uneven and design.schedule is None:
             raise UsageError(
-                "privacy.select_every",
+                "mechanism.select_every",
                 "must divide refresh_every where a count of units is published",
                 "omit it, or choose a divisor",
             )
         kinds = [kind_of(a) for a in self.aggregates]
         if privacy.combine and not any(kind.uses_count or kind.counts_units for kind in kinds):
             raise UsageError(
-                "privacy.combine", "needs a published count", "add an aggregate of kind 'count'"
+                "mechanism.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
         most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
         if self.timeline.triggers > most:
             raise UsageError(
-                "privacy.strategy",
+                "mechanism.strategy",
                 f"'{privacy.strategy}' takes at most {most} triggers a window",
                 "use 'blt', which has about the same error for any number, or 'tree'",
             )
@@ -159,7 +172,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         privacy, design = self.privacy, self.design
         if privacy.optimise != "period" and privacy.strategy != "auto":
             raise UsageError(
-                "privacy.optimise",
+                "mechanism.optimise",
                 f"says what 'auto' chooses by, and the strategy is '{privacy.strategy}'",
                 "omit it, or use strategy 'auto'",
             )
@@ -167,16 +180,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             self._check_plain_selection()
         if not privacy.delta and design.triggers > limits.MAX_GEOMETRIC_TRIGGERS:
             raise UsageError(
-                "privacy.delta",
+                "budget.delta",
                 "must be above 0: geometric noise takes at most "
                 f"{limits.MAX_GEOMETRIC_TRIGGERS} triggers a window",
                 "publish less often, or write 1e-9",
             )
         if not privacy.delta and (design.selects or self.cells is not None):
             raise UsageError(
-                "privacy.delta",
+                "budget.delta",
                 "must be above 0 where keys are selected or cells mixed",
-                "write 1e-9, or list the keys in keys.public",
+                "write 1e-9, or list the keys in public_keys",
             )
 
     def _check_plain_selection(self) -> None:
@@ -185,7 +198,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         for name in ("weights", "combine", "skip", "periods_share_windows"):
             if getattr(privacy, name):
                 raise UsageError(
-                    f"privacy.{name}",
+                    job_field(name),
                     "is for Gaussian noise: with strategy 'geometric' keys are selected by counts "
                     "of units",
                     "omit it, or the strategy (weights: 'uniform')"
@@ -194,7 +207,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 )
         if privacy.mode != "sticky":
             raise UsageError(
-                "privacy.mode", "'rounds' is for Gaussian noise", "use 'sticky', or omit strategy"
+                "mechanism.mode", "'rounds' is for Gaussian noise", "use 'sticky', or omit strategy"
             )
 
     def _check_cells(self) -> None:
@@ -203,14 +216,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError("cells", "are public keys", "name the list of all cells")
         if privacy.per_key_bound:
             raise UsageError(
-                "privacy.per_key_bound",
+                "per_key_bound",
                 "saves nothing where cells share their noise: the effects of a unit's records on "
                 "several cells add up",
                 "omit it",
             )
         if privacy.strategy not in ("blt", "dense", "auto"):
             raise UsageError(
-                "privacy.strategy",
+                "mechanism.strategy",
                 f"nodes of '{privacy.strategy}' are integers, and mixed ones would not be",
                 "use 'blt' or 'dense'",
             )
@@ -243,7 +256,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         inside = {"unit", "stamp", "partition", "offset", "window", "rank"}
         if any(not n or n[0] == "_" or n in inside or re.fullmatch(r"v\d+", n) for n in used):
             raise UsageError(
-                "schema.key",
+                "key",
                 "columns must not be empty, start with '_', look like 'v0', or be named "
                 + ", ".join(sorted(inside)),
                 "rename the column in the input",

@@ -6,6 +6,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import job_field
 from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
@@ -75,60 +76,60 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse budgets that are no guarantee."""
         if not 0 < self.epsilon <= limits.MAX_EPSILON:
             raise UsageError(
-                "privacy.epsilon",
+                "budget.epsilon",
                 f"must be positive and finite, at most {limits.MAX_EPSILON:g}",
                 "write e.g. 1.0",
             )
         self._check_delta()
-        switch = "privacy.allow_large_delta = true"
-        check_delta(self.delta, self.allow_large_delta, "privacy.delta", switch)
+        switch = "mechanism.allow_large_delta = true"
+        check_delta(self.delta, self.allow_large_delta, "budget.delta", switch)
         if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
             raise UsageError(
-                "privacy.contributions",
+                "contributions",
                 f"must be a whole number from 1 to {limits.MAX_CONTRIBUTIONS}",
                 "choose how many records of one unit may count",
             )
         if not 0 < self.theta < 1:
-            raise UsageError("privacy.theta", "must lie strictly between 0 and 1", "write 0.4")
+            raise UsageError("mechanism.theta", "must lie strictly between 0 and 1", "write 0.4")
         if not 0 <= self.pre_threshold <= limits.MAX_PAIRS:
             raise UsageError(
-                "privacy.pre_threshold", "must be a whole number, 0 or more", "write 0"
+                "mechanism.pre_threshold", "must be a whole number, 0 or more", "write 0"
             )
         if self.refresh_every is not None and self.refresh_every < 1:
-            raise UsageError("privacy.refresh_every", "must be 1 or more", "omit it")
+            raise UsageError("mechanism.refresh_every", "must be 1 or more", "omit it")
         if self.selection_share is not None and not 0 < self.selection_share < 1:
-            raise UsageError("privacy.selection_share", "must lie between 0 and 1", "omit it")
+            raise UsageError("mechanism.selection_share", "must lie between 0 and 1", "omit it")
         self._check_selection()
 
     def _check_delta(self) -> None:
         if self.delta == 0 and self.strategy not in ("geometric", "auto"):
             raise UsageError(
-                "privacy.delta",
+                "budget.delta",
                 f"must be above 0 with strategy '{self.strategy}', whose noise is Gaussian",
                 "write 1e-9, or use strategy 'geometric' and public keys",
             )
         if self.delta != 0 and not limits.MIN_DELTA <= self.delta < 1:
             raise UsageError(
-                "privacy.delta",
+                "budget.delta",
                 f"must be 0, or at least {limits.MIN_DELTA:g} and below 1",
                 "write 1e-9",
             )
 
     def _check_selection(self) -> None:
         if self.per_key_bound is not None and self.per_key_bound < 1:
-            raise UsageError("privacy.per_key_bound", "must be 1 or more", "omit it")
+            raise UsageError("per_key_bound", "must be 1 or more", "omit it")
         if self.select_every is not None and self.select_every < 1:
-            raise UsageError("privacy.select_every", "must be 1 or more", "omit it")
+            raise UsageError("mechanism.select_every", "must be 1 or more", "omit it")
         for name in ("per_key_bound", "weights", "combine", "select_every", "tests", "skip"):
             if getattr(self, name) and self.mode != "sticky":
                 raise UsageError(
-                    f"privacy.{name}", "needs mode 'sticky' (one selection a window)", "omit it"
+                    job_field(name), "needs mode 'sticky' (one selection a window)", "omit it"
                 )
         if self.weights is not None:
             self.weights.check(self.contributions, vanishing=bool(self.skip))
         if self.combine and not (self.weights and self.per_key_bound == 1):
             raise UsageError(
-                "privacy.combine",
+                "mechanism.combine",
                 "adds a weighted stream to counts in which each unit is 1, so it needs both",
                 "set weights and per_key_bound = 1, or omit it",
             )
@@ -138,19 +139,19 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _check_skip(self) -> None:
         if self.weights is None:
             raise UsageError(
-                "privacy.skip",
+                "mechanism.skip",
                 "saves selection weight, and without weights every pair has the same",
                 "set weights = { offset = 1, power = 2 }, or omit skip",
             )
         if self.per_key_bound not in (None, 1):
             raise UsageError(
-                "privacy.skip",
+                "mechanism.skip",
                 "takes a per_key_bound of 1, or none",
                 "set one of the two, or omit skip",
             )
         if self.contributions > limits.MAX_SKIPPING:
             raise UsageError(
-                "privacy.skip",
+                "mechanism.skip",
                 f"takes at most {limits.MAX_SKIPPING} contributions",
                 "lower contributions, or omit skip",
             )

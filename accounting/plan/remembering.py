@@ -34,18 +34,18 @@ def check_remember(plan: "Plan") -> None:
         return
     if plan.public_keys is not None:
         raise UsageError(
-            "keys.remember", "public keys are known in every window", "omit it, or keys.public"
+            "remember_keys", "public keys are known in every window", "omit it, or public_keys"
         )
     if plan.privacy.mode != "sticky":
         raise UsageError(
-            "keys.remember",
+            "remember_keys",
             "needs mode 'sticky': in mode 'rounds' every release of a key must be earned again",
             "use 'sticky', or omit it",
         )
     every = plan.timeline.trigger_every
     if isinstance(plan.remember, int) and (plan.remember <= 0 or plan.remember % every):
         raise UsageError(
-            "keys.remember",
-            "must be a positive multiple of time.trigger_every",
+            "remember_keys",
+            "must be a positive multiple of release_every",
             "write 'run', 'never', or a duration such as '30d'",
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import job_field
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
@@ -73,19 +74,19 @@ def check_tests(privacy: "Privacy", triggers: int) -> None:
     if privacy.select_every is not None and (given is not None or privacy.skip):
         name = "skip" if given is None else "tests"
         raise UsageError(
-            f"privacy.{name}", "says when keys are tested, and so does select_every", "keep one"
+            job_field(name), "says when keys are tested, and so does select_every", "keep one"
         )
     if given is None:
         return
     if isinstance(given, int):
         if given < 1:
-            raise UsageError("privacy.tests", "must be 1 or more", f"write {DEFAULT_TESTS}")
+            raise UsageError("mechanism.tests", "must be 1 or more", f"write {DEFAULT_TESTS}")
         return
     rises = all(a < b for a, b in itertools.pairwise(given))
     if not given or given[0] < 1 or not rises or given[-1] != triggers:
         mended = [*sorted({t for t in given if 0 < t < triggers}), triggers]
         raise UsageError(
-            "privacy.tests",
+            "mechanism.tests",
             "must be a list of triggers that rises from 1 or more to the last trigger of a "
             f"window, which is {triggers}",
             f"write {DEFAULT_TESTS}, for that many tests, or the list {mended}",

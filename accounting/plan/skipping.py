@@ -57,6 +57,7 @@ def skips(
         and selects
         and privacy.mode == "sticky"
         and privacy.weights is not None
+        and not privacy.weights.by_size
         and privacy.per_key_bound in (None, 1)
         and privacy.contributions <= limits.MAX_SKIPPING
         and privacy.select_every is None
@@ -79,12 +80,13 @@ def hindrance(plan: "Plan") -> str | None:
     if plan.design.skips or not plan.design.weighted:
         return None
     named = {
-        "privacy.skip": privacy.skip is False,
-        "privacy.select_every": privacy.select_every is not None,
-        "privacy.per_key_bound": privacy.per_key_bound not in (None, 1),
-        "privacy.contributions": privacy.contributions > limits.MAX_SKIPPING,
-        "schema.record_id": plan.record_id is not None,
-        "time.max_skew": line.max_skew > 0,
-        "time.slide": not _apart(line),
+        "mechanism.skip": privacy.skip is False,
+        "mechanism.weights.size_share": bool(privacy.weights and privacy.weights.by_size),
+        "mechanism.select_every": privacy.select_every is not None,
+        "per_key_bound": privacy.per_key_bound not in (None, 1),
+        "contributions": privacy.contributions > limits.MAX_SKIPPING,
+        "table.record_id": plan.record_id is not None,
+        "max_skew": line.max_skew > 0,
+        "slide": not _apart(line),
     }
     return next((field for field, hinders in named.items() if hinders), "one test a window")

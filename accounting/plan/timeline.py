@@ -18,7 +18,7 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 
 
 class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,52 +48,76 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse geometry that is empty, misaligned or unbounded in cost."""
         step = self.trigger_every
         if step <= 0:
-            raise UsageError("time.trigger_every", "must be positive", "write e.g. '15m'")
+            raise UsageError("release_every", "must be positive", "write e.g. '15m'")
         aligned = {
-            "time.window": self.window,
-            "time.slide": self.slide,
-            "time.allowed_lateness": self.allowed_lateness,
-            "privacy.period": self.period if self.period is not None else step,
+            "window": self.window,
+            "slide": self.slide,
+            "allowed_lateness": self.allowed_lateness,
+            "budget.covers": self.period if self.period is not None else step,
         }
         for field, value in aligned.items():
-            if value % step or value < 0 or (value == 0 and field != "time.allowed_lateness"):
+            if value % step or value < 0 or (value == 0 and field != "allowed_lateness"):
                 raise UsageError(
                     field,
-                    "must be a positive multiple of time.trigger_every (lateness may be 0)",
+                    "must be a positive multiple of release_every (lateness may be 0)",
                     "choose lengths that the trigger interval divides",
                 )
         if self.max_skew < 0:
-            raise UsageError("time.max_skew", "must not be negative", "write e.g. '0s'")
+            raise UsageError("max_skew", "must not be negative", "write e.g. '0s'")
         if self.end is not None and self.end <= self.start:
-            raise UsageError("time.end", "must lie after time.start", "correct the two times")
+            raise UsageError("end", "must lie after start", "correct the two times")
         if self.slide > self.window:
             raise UsageError(
-                "time.slide",
-                "must not exceed time.window (records between windows would be lost)",
+                "slide",
+                "must not exceed window (records between windows would be lost)",
                 "use slide <= window",
             )
         if -(-self.window // self.slide) > limits.MAX_WINDOWS_PER_RECORD:
             raise UsageError(
-                "time.slide",
+                "slide",
                 f"a record may be in at most {limits.MAX_WINDOWS_PER_RECORD} windows",
                 "use a larger slide",
             )
         if self.triggers > limits.MAX_TRIGGERS:
             raise UsageError(
-                "time.trigger_every",
+                "release_every",
                 f"a window has at most {limits.MAX_TRIGGERS} triggers",
                 "use a longer trigger interval",
             )
         if self.end is None and self.horizon - self.start < limits.LEAST_LIFE:
             raise UsageError(
-                "time.trigger_every",
+                "release_every",
                 "a stream without end would run out of trigger numbers (31 bits) within a year",
-                "use a longer trigger interval, or give time.end",
+                "use a longer trigger interval, or give end",
             )
         if self.end is not None and self.windows * self.triggers > limits.MAX_STEPS:
             raise UsageError(
                 "time", f"windows x triggers exceed {limits.MAX_STEPS}", "use fewer triggers"
             )
+
+    def once(self) -> "Timeline":
+        """The time of one answer: all of it as one window with one trigger.
+
+        Raises:
+            UsageError: it has no end.
+            PolicyError: every period has a budget of its own.
+        """
+        if self.end is None:
+            raise UsageError(
+                "end",
+                "is required for one answer",
+                "add it, or use --over-time, which needs a delta above 0",
+            )
+        if self.period is not None:
+            raise PolicyError(
+                "budget.covers",
+                "gives every period a budget of its own, but one answer covers all periods",
+                "omit it, or use --over-time, which needs a delta above 0",
+            )
+        length = self.end - self.start
+        return msgspec.structs.replace(
+            self, window=length, slide=length, trigger_every=length, allowed_lateness=0
+        )
 
     @property
     def triggers(self) -> int:

@@ -125,13 +125,13 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 @functools.lru_cache(maxsize=1024)
 def _read(text: str) -> UnitIdentity:
     try:
-        found = msgspec.json.decode(text.removeprefix(_VERSION), type=UnitIdentity)
-        if found.text == text:
-            return found
+        identity = msgspec.json.decode(text.removeprefix(_VERSION), type=UnitIdentity)
+        if identity.text == text:
+            return identity
     except (msgspec.MsgspecError, ValueError):
         pass
     raise PolicyError(
-        "ledger.path", "names a unit in another form", "use the program that wrote it"
+        "account.path", "names a unit in another form", "use the program that wrote it"
     )
 
 
@@ -235,15 +235,15 @@ def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:
     Raises:
         PolicyError: there is none, or nothing bounds how many.
     """
-    whole, *others = sorted(set(units), key=lambda u: u.period is None)
-    times = {u.event_time for u in (whole, *others)} - {None}
-    if any((u.name, u.type) != (whole.name, whole.type) for u in others):
+    common, *others = sorted(set(units), key=lambda u: u.period is None)
+    times = {u.event_time for u in (common, *others)} - {None}
+    if any((u.name, u.type) != (common.name, common.type) for u in others):
         raise _another("by name or type")
     if len(times) > 1:
         raise _another("by the event time of its period")
     for other in others:
-        whole = _joined(whole, other)
-    return whole
+        common = _joined(common, other)
+    return common
 
 
 def _joined(one: UnitIdentity, other: UnitIdentity) -> UnitIdentity:
@@ -263,19 +263,19 @@ def _joined(one: UnitIdentity, other: UnitIdentity) -> UnitIdentity:
     return UnitIdentity(one.name, one.type, one.event_time, period, phase)
 
 
-def _parts(whole: UnitIdentity, part: UnitIdentity, charge: Charged) -> int:
+def _parts(common: UnitIdentity, part: UnitIdentity, charge: Charged) -> int:
     """How many units of a run one common unit can have."""
-    if part.period is None or part == whole:
+    if part.period is None or part == common:
         return 1
-    known = [n for n in (charge.periods, whole.period and whole.period // part.period) if n]
-    if not known:
+    counts = [n for n in (charge.periods, common.period and common.period // part.period) if n]
+    if not counts:
         raise PolicyError(
-            "ledger.data_set",
+            "data_set",
             "its runs protect units that only all records of a person have in common, and a "
             "stream without end has no last period",
-            "give its jobs the same period, and starts that differ by whole periods, or time.end",
+            "give its jobs the same period, and starts that differ by whole periods, or end",
         )
-    return min(known)
+    return min(counts)
 
 
 def _cost(charge: Charged, units: int) -> Spend:
@@ -306,7 +306,7 @@ def _cost(charge: Charged, units: int) -> Spend:
 
 def _another(how: str) -> PolicyError:
     return PolicyError(
-        "ledger.data_set",
+        "data_set",
         f"its runs protect another privacy unit {how}, and such costs do not add up",
         "use one unit in all jobs on this data set: the same column and type (or one [ledger] "
         "unit for columns that hold the same ids) and the same event time",

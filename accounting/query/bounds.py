@@ -39,8 +39,8 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.special import ndtri
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.calibration import (
@@ -139,14 +139,16 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
     for name, edges, part in wanted:
         share, ends = free * part * (1 - _SLACK), (TAIL, 1 - TAIL)
         try:
-            found = histogram(name, edges, len(edges), ends, VALUES, share, mu)
+            gaussian = histogram(name, edges, len(edges), ends, VALUES, share, mu)
         except UsageError:  # it names the option of `dpstream choose`
             raise UsageError(
                 "epsilon",
                 "is too small to choose contribution bounds from the data",
                 "use a larger epsilon, or give the bounds",
             ) from None
-        made.append(found if plan.mechanism == "gaussian" else _geometric(found, plan.epsilon))
+        made.append(
+            gaussian if plan.mechanism == "gaussian" else _geometric(gaussian, plan.epsilon)
+        )
     return BoundsDesign(plan.mechanism, tuple(made))
 
 
@@ -234,9 +236,7 @@ class _Widened(NamedTuple):
         by_histogram = {c.rows_histogram: noise[c.name] for c in added}
         return cls(kinds, by_histogram | {c.name: noise[c.name] for c in added})
 
-    def bounds(
-        self, of: Histogram, estimate: Float64, bounds: tuple[int, int]
-    ) -> tuple[int, int]:  # fmt: skip
+    def bounds(self, of: Histogram, estimate: Float64, bounds: tuple[int, int]) -> tuple[int, int]:
         """Bounds in grid units of a histogram, from those of ``clamp_of``."""
         kind, (low, high) = self.kinds.get(of.name), bounds
         if kind is None:
@@ -299,7 +299,7 @@ def _geometric(of: Histogram, epsilon: float) -> Histogram:
     """The same with two-sided geometric noise."""
     scale = VALUES * of.col2 / (of.share * epsilon) * (1 + _SLACK)
     sd = math.sqrt(2) * scale * factor_of(of.cells, of.targets)
-    far = float(-ndtri(0.05 / (2 * of.cells)))
+    far = float(-special.ndtri(0.05 / (2 * of.cells)))
     return msgspec.structs.replace(
         of, sensitivity=float(VALUES * of.col2), sigma=scale, rank_error=sd * far
     )

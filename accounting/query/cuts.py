@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.special import ndtr, ndtri
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.tuning.question import Histogram
 
@@ -192,15 +192,15 @@ class Tail(NamedTuple):
             other, steeper = self._law((points[1], (since, most)))
             middle, sigma = min((middle, sigma), (other, steeper), key=lambda law: law[1])
         at, then = ((math.log(x) - middle) / sigma for x in (since, size))
-        beyond = float(ndtr(-at))
+        beyond = float(special.ndtr(-at))
         if beyond < 1e-12:
             return max(0.0, since * sigma / max(at, 1.0) - (size - since))
-        sizes = math.exp(middle + sigma**2 / 2) * float(ndtr(sigma - then))
-        return max(0.0, (sizes - size * float(ndtr(-then))) / beyond)
+        sizes = math.exp(middle + sigma**2 / 2) * float(special.ndtr(sigma - then))
+        return max(0.0, (sizes - size * float(special.ndtr(-then))) / beyond)
 
     def _law(self, points: Points) -> tuple[float, float]:
         """Mean and sd of the logarithm."""
         (near, many), (far, few) = points
-        first, last = (-float(ndtri(n / self.everything)) for n in (many, few))
+        first, last = (-float(special.ndtri(n / self.everything)) for n in (many, few))
         sigma = min(math.log(far / near) / max(last - first, 1e-6), _WIDEST)
         return math.log(far) - sigma * last, sigma

@@ -35,19 +35,19 @@ sqrt(2 kappa) mu_left^2 / epsilon_left.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from scipy.special import ndtr
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.composition import Spend, Total, epsilon_left, mu_left, times_left
+from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.limits import COIN_BITS
 from dpstream.accounting.query import staircase
 from dpstream.accounting.query.bounds import design_bounds
-from dpstream.accounting.query.calibration import Cost, PartNoise, QueryBudget, cost_of
+from dpstream.accounting.query.calibration import PartNoise, QueryBudget, cost_of
 from dpstream.accounting.query.grids import BITS, Gridded, finer_sums, finest, regridded
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.query.parts import parts_of
@@ -62,27 +62,12 @@ FAMILIES: tuple[Family, ...] = ("gaussian", "geometric")
 _ASSUMED, _COUNTED = (0.0, 1.0), (0.0, 16.0)
 #: Chance that a unit has more than i groups, i = 1, 2, .. below kappa, in each shape.
 _SHAPES: tuple[Callable[[Float64], Float64], ...] = (
-    np.zeros_like, lambda i: 1 / (i + 1), np.ones_like,
-)  # fmt: skip
+    np.zeros_like,
+    lambda i: 1 / (i + 1),
+    np.ones_like,
+)
 #: Points of a normal variable over which a figure of the tested count is integrated.
 _NORMAL = np.linspace(-9.0, 9.0, 361)
-
-
-class Limit(NamedTuple):
-    """The public part of an account that a choice uses.
-
-    Attributes:
-        total: sum of all charges, on their common unit.
-        epsilon, delta: the limit.
-    """
-
-    total: Total
-    epsilon: float
-    delta: float
-
-    def holds(self, cost: Spend) -> int:
-        """How many more charges of this cost the limit allows."""
-        return times_left(self.total, cost, self.epsilon, self.delta)
 
 
 class Families(msgspec.Struct, frozen=True):
@@ -143,13 +128,15 @@ class Families(msgspec.Struct, frozen=True):
         rows = []
         for option in self.options:
             cost = cost_of(option.plan)
-            rows.append({
-                "mechanism": option.plan.mechanism,
-                "taken": option == taken,
-                "columns": outlook(option).columns,
-                "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
-                "questions": None if limit is None else limit.holds(cost),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "mechanism": option.plan.mechanism,
+                    "taken": option == taken,
+                    "columns": outlook(option).columns,
+                    "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
+                    "questions": None if limit is None else limit.holds(cost),
+                }
+            )
         return rows
 
 
@@ -181,14 +168,14 @@ def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Fami
     Raises:
         UsageError: the plan is refused, or no grid is coarse enough.
     """
-    asked = plan_of(BITS)
-    if asked.mechanism != "auto":
-        option = finest(functools.partial(_in_family, plan_of, asked.mechanism))
-        return Families(asked, optimise, (option,))
-    asked.check()
+    plan = plan_of(BITS)
+    if plan.mechanism != "auto":
+        option = finest(functools.partial(_in_family, plan_of, plan.mechanism))
+        return Families(plan, optimise, (option,))
+    plan.check()
     options, refusals = list[Gridded](), list[UsageError]()
     for family in FAMILIES:
-        if not _fits(asked, family):
+        if not _fits(plan, family):
             continue
         try:
             options.append(finest(functools.partial(_in_family, plan_of, family)))
@@ -196,7 +183,7 @@ def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Fami
             refusals.append(error)
     if not options:
         raise refusals[0]
-    return Families(asked, optimise, tuple(options))
+    return Families(plan, optimise, tuple(options))
 
 
 def _in_family(plan_of: Callable[[int], QueryPlan], family: Family, bits: int) -> QueryPlan:
@@ -213,11 +200,9 @@ def _fits(plan: QueryPlan, family: Family) -> bool:
 
 def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
     """The better family at Gaussian noise's share of what is left."""
-    costs = cost_of(gaussian.plan), cost_of(geometric.plan)
-    shares = [_share(cost, limit) for cost in costs]
-    if shares[0] >= shares[1]:  # geometric noise has the smaller share: compare both as they are
+    part = limit.equal_share(cost_of(gaussian.plan), cost_of(geometric.plan))
+    if part == 1:
         return min((gaussian, geometric), key=error_of)
-    part = shares[0] / shares[1]
     plan = msgspec.structs.replace(geometric.plan, epsilon=geometric.plan.epsilon * part)
     try:
         other = error_of(Gridded(plan, design_bounds(plan), geometric.bits))
@@ -226,26 +211,13 @@ def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
     return geometric if other < error_of(gaussian) else gaussian
 
 
-def _share(cost: Cost, limit: Limit) -> float:
-    """Share of what is left that a cost takes: the largest of its shares of mu^2 or epsilon, and
-    of delta."""
-    promise = limit.epsilon, limit.delta
-    if cost.mu is None:
-        most_epsilon = epsilon_left(limit.total, *promise)
-        share, extra = (cost.epsilon / most_epsilon if most_epsilon else math.inf), cost.delta
-    else:
-        most_mu = mu_left(limit.total, *promise)
-        share, extra = ((cost.mu / most_mu) ** 2 if most_mu else math.inf), cost.threshold_delta
-    delta = limit.delta - float(limit.total.extra)
-    return share if not extra else max(share, extra / delta if delta > 0 else math.inf)
-
-
 @functools.lru_cache(maxsize=256)
 def error_of(option: Gridded) -> float:
     """The error that families of one question are compared by; see the module."""
     plan = option.plan
-    assumed = {c.name: _COUNTED if c.kind == "count" else _ASSUMED
-               for c in plan.columns if c.automatic}  # fmt: skip
+    assumed = {
+        c.name: _COUNTED if c.kind == "count" else _ASSUMED for c in plan.columns if c.automatic
+    }
     plan = regridded(plan, assumed, option.bits)
     budget = option.budget(plan)
     noises = [noise for noise in budget.parts if noise.part.column]
@@ -253,8 +225,9 @@ def error_of(option: Gridded) -> float:
     if budget.selection is None:
         errors = [noise.sd / (noise.part.most * noise.part.unit) for noise in noises]
         return _geometric_mean(errors, shares)
-    shapes = [_geometric_mean(errors, shares)
-              for errors in _of_population(plan, budget, budget.selection)]  # fmt: skip
+    shapes = [
+        _geometric_mean(errors, shares) for errors in _of_population(plan, budget, budget.selection)
+    ]
     return _geometric_mean(shapes, np.ones(len(shapes)).tolist())
 
 
@@ -343,7 +316,7 @@ def _released_gaussian(
         each += selection.counted * tested.part.alone
     apart = (each * sizes - selection.need(min_units))[:, None] + counted * _NORMAL
     rest = math.sqrt(max(selection.sd**2 - counted**2, 0.0)) or 1.0
-    passes = ndtr(apart / rest)
+    passes = special.ndtr(apart / rest)
     density = np.exp(-(_NORMAL**2) / 2)
     density /= density.sum()
     error = 0.0 if tested is None else passes @ (density * np.abs(_NORMAL)) * tested.sd

@@ -82,15 +82,15 @@ def finest(plan_of: Callable[[int], QueryPlan]) -> Gridded:
     """
     for bits in range(BITS, LEAST_BITS - 1, -4):
         plan = plan_of(bits)
-        found = Gridded(plan, design_bounds(plan), bits)
+        gridded = Gridded(plan, design_bounds(plan), bits)
         try:
-            found.budget(found.sketched())
+            gridded.budget(gridded.sketched())
         except UsageError:
             if bits - 4 < LEAST_BITS:
                 raise
             continue
         break
-    return found
+    return gridded
 
 
 def finer_sums(plan: QueryPlan, bits: int) -> QueryPlan:
@@ -147,18 +147,18 @@ def _stepped(plan: QueryPlan, steps: Mapping[str, float]) -> QueryPlan:
     return msgspec.structs.replace(plan, columns=columns)
 
 
-def grid_of(column: QueryColumn, whole: bool, bits: int) -> float:
+def grid_of(column: QueryColumn, integral: bool, bits: int) -> float:
     """The step of a column, its bounds given or not.
 
     Args:
-        whole: its values are whole numbers.
+        integral: its values are whole numbers.
     """
     if column.kind in ("count", "units"):
         return 1.0
     if column.low is None or column.high is None:
-        return 1.0 if whole else _AUTOMATIC
-    whole = whole and column.kind == "sum"
-    return _step(column.kind, column.low, column.high, column.most_rows, bits, whole)
+        return 1.0 if integral else _AUTOMATIC
+    integral = integral and column.kind == "sum"
+    return _step(column.kind, column.low, column.high, column.most_rows, bits, integral)
 
 
 def grids_of(plan: QueryPlan) -> dict[str, tuple[float, int, int]]:
@@ -180,13 +180,13 @@ def regridded(plan: QueryPlan, bounds: Mapping[str, tuple[float, float]], bits: 
 
 
 def _bounded(column: QueryColumn, low: float, high: float, bits: int) -> QueryColumn:
-    step, whole = column.grid, column.kind == "sum" and column.grid >= 1
+    step, integral = column.grid, column.kind == "sum" and column.grid >= 1
     if column.kind != "count":
-        step = _step(column.kind, low, high, column.most_rows, bits, whole)
+        step = _step(column.kind, low, high, column.most_rows, bits, integral)
     return msgspec.structs.replace(column, low=low, high=high, grid=step)
 
 
-def _step(kind: str, low: float, high: float, rows: int, bits: int, whole: bool) -> float:
+def _step(kind: str, low: float, high: float, rows: int, bits: int, integral: bool) -> float:
     """The step of bounds; see the module."""
     most = high - low if kind in _FEW else max(abs(low), abs(high), high - low)
     bits = min(bits, FEW_BITS if kind in _FEW else BITS, _VALUE_BITS - (rows - 1).bit_length())
@@ -198,4 +198,4 @@ def _step(kind: str, low: float, high: float, rows: int, bits: int, whole: bool)
     if kind in _FEW:  # far from 0 values themselves must stay in range
         while max(abs(low), abs(high)) * rows / step > 2.0**_VALUE_BITS:
             step *= 2
-    return max(1.0, step) if whole and low == int(low) and high == int(high) else step
+    return max(1.0, step) if integral and low == int(low) and high == int(high) else step

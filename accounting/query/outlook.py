@@ -23,10 +23,14 @@ from dpstream.accounting.query.plan import MAX_ROWS, QueryPlan
 
 #: What noise grows with, by kind of column and part; that of others is the same for all bounds.
 _TIMES = {
-    ("count", "count"): "high", ("sum", "sum"): "max(|low|, |high|)", ("mean", "sum"): "high - low",
-    ("var", "sum"): "high - low", ("var", "square"): "(high - low)^2",
-    ("stddev", "sum"): "high - low", ("stddev", "square"): "(high - low)^2",
-}  # fmt: skip
+    ("count", "count"): "high",
+    ("sum", "sum"): "max(|low|, |high|)",
+    ("mean", "sum"): "high - low",
+    ("var", "sum"): "high - low",
+    ("var", "square"): "(high - low)^2",
+    ("stddev", "sum"): "high - low",
+    ("stddev", "square"): "(high - low)^2",
+}
 #: A bound of a count that makes it more than one of units.
 _ROWS = 16.0
 _OF = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
@@ -98,8 +102,8 @@ def _sketched(gridded: Gridded) -> QueryPlan:
     and thresholds may be smaller than it says, never larger.
     """
     plan, columns = gridded.sketched(), []
-    for column, asked in zip(plan.columns, gridded.plan.columns, strict=True):
-        more = asked.automatic and asked.kind == "count"
+    for column, original in zip(plan.columns, gridded.plan.columns, strict=True):
+        more = original.automatic and original.kind == "count"
         columns.append(msgspec.structs.replace(column, high=_ROWS) if more else column)
     return msgspec.structs.replace(plan, columns=tuple(columns))
 

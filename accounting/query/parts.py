@@ -93,10 +93,10 @@ class QueryPart(msgspec.Struct, frozen=True):
 
     def squared(self, groups: int) -> float:
         """Largest squared L2 effect of a unit in so many groups, in grid units."""
-        found = float(groups * self.most**2)
+        square = float(groups * self.most**2)
         if self.norm is not None:
-            found = min(found, self.norm**2)
-        return found * self.nodes
+            square = min(square, self.norm**2)
+        return square * self.nodes
 
     def absolute(self, groups: int) -> float:
         """Largest L1 effect of a unit in so many groups, in grid units, rounded up."""
@@ -115,19 +115,19 @@ class QueryPart(msgspec.Struct, frozen=True):
 def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
     """Parts of all columns, column by column; automatic bounds must have been filled in."""
     total = math.fsum(column.share for column in plan.columns)
-    found: list[QueryPart] = []
+    parts: list[QueryPart] = []
     for column in plan.columns:
-        found += _parts(plan, column, column.share / total)
-    return tuple(found)
+        parts += _parts(plan, column, column.share / total)
+    return tuple(parts)
 
 
 def parts_by_column(plan: QueryPlan, parts: Sequence[QueryPart]) -> dict[str, list[int]]:
     """Numbers of each column's parts."""
-    found: dict[str, list[int]] = {column.name: [] for column in plan.columns}
+    indices: dict[str, list[int]] = {column.name: [] for column in plan.columns}
     for index, part in enumerate(parts):
         if part.column:
-            found[part.column].append(index)
-    return found
+            indices[part.column].append(index)
+    return indices
 
 
 def middle_of(column: QueryColumn) -> int:
@@ -148,15 +148,15 @@ def centre_of(column: QueryColumn) -> int:
 
 
 def _parts(plan: QueryPlan, column: QueryColumn, share: float) -> list[QueryPart]:
-    norm, found = plan.norm_of(column), []
+    norm, parts = plan.norm_of(column), []
     for what, weight in _DIVIDED[column.kind]:
         low, high, row = _range(column, what)
         nodes = levels_of(column) if what == "tree" else 1
         most = max(abs(low), abs(high))
         refine = 0 if norm is None or most >= 1 << _REFINED else _REFINED
         scaled = None if norm is None else norm * row
-        found.append(QueryPart(column.name, what, low, high, nodes, scaled, refine, share * weight))
-    return found
+        parts.append(QueryPart(column.name, what, low, high, nodes, scaled, refine, share * weight))
+    return parts
 
 
 def _range(column: QueryColumn, what: What) -> tuple[int, int, float]:

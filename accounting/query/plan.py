@@ -214,9 +214,10 @@ def _check_bounds(plan: QueryPlan) -> None:
         raise UsageError("max_groups_contributed", rule, "choose how many groups of a unit count")
     if plan.norm is not None and not plan.columns:
         raise UsageError(
-            "contribution_norm", "bounds figures, and only groups are selected",
+            "contribution_norm",
+            "bounds figures, and only groups are selected",
             "give max_groups_contributed instead",
-        )  # fmt: skip
+        )
     if plan.groups is None and (None in norms or not norms):
         raise UsageError(
             "max_groups_contributed",

@@ -39,7 +39,7 @@ import msgspec
 
 from dpstream.accounting.errors import required
 from dpstream.accounting.query.parts import QueryPart
-from dpstream.accounting.thresholds import isf
+from dpstream.accounting.thresholds import TYPICAL_SIZES, isf
 
 #: Lattice of selection weights.
 WEIGHT_BITS = 16
@@ -47,8 +47,6 @@ WEIGHT_BITS = 16
 _WEIGHTED = 256
 #: Numbers of groups below which weights may be alike.
 _CAPS = (1, 2, 3, 4)
-#: The typical unit of the statistic's coefficients has up to this many groups; any is private.
-_TYPICAL = 32
 #: Relative error allowed for roots, sums and isf.
 _SLACK = 1e-12
 
@@ -144,7 +142,7 @@ def coefficient(weights: Sequence[int], sigma: float, part: QueryPart, part_sigm
 
     Precision weighting: a typical unit's weight over the variance, for each of the two.
     """
-    typical = weights[: min(len(weights), _TYPICAL)]
+    typical = weights[: min(len(weights), TYPICAL_SIZES)]
     mean = math.fsum(typical) / len(typical)
     counted = part.alone / part_sigma**2
     return max(1, round(_WEIGHTED * sigma**2 / mean * counted)) if mean else 1
@@ -189,14 +187,14 @@ def gaussian_selection(
     Args:
         share: S; shares, sigmas: V_j and noise of each part; tested: number of U's part.
     """
-    whole = weights_of(share, parts, shares, groups, reserved)
+    all_weights = weights_of(share, parts, shares, groups, reserved)
     sigma = (1 << WEIGHT_BITS) / (math.sqrt(share) * mu) * (1 + _SLACK)
     part = None if tested is None else parts[tested]
     part_sigma = 0.0 if tested is None else sigmas[tested]
     isfs = tails(delta_tau, groups)
     best: Selection | None = None
     for cap in _CAPS[:groups]:
-        weights = tuple(min(w, whole[cap - 1]) for w in whole)
+        weights = tuple(min(w, all_weights[cap - 1]) for w in all_weights)
         d = 0 if part is None else coefficient(weights, sigma, part, part_sigma)
         sd = math.sqrt((_WEIGHTED * sigma) ** 2 + (d * part_sigma) ** 2) * (1 + _SLACK / 10)
         alone = alone_of(weights, _WEIGHTED, d, part)

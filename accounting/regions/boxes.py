@@ -26,10 +26,10 @@ def stacked(parts: Sequence[Int64]) -> Int64:
     """Boxes of several arrays in one, edge by edge in memory."""
     shape = parts[0].shape[1], 2, sum(map(len, parts))
     # Without a place of its own, numpy would keep the layout of what it is given.
-    found = np.concatenate(
+    edges = np.concatenate(
         [p.transpose(1, 2, 0) for p in parts], axis=2, out=np.empty(shape, np.int64)
     )
-    return found.transpose(2, 0, 1)
+    return edges.transpose(2, 0, 1)
 
 
 def taken(boxes: Int64, at: Int64 | Bool) -> Int64:
@@ -89,8 +89,8 @@ def cut(boxes: Int64, box: Int64) -> Int64:
 
 def cuts(boxes: Int64, box: Int64) -> Int64:
     """(n,) how many pieces each of the boxes has outside of a box that it overlaps."""
-    found = (boxes[:, :, 0] < box[:, 0]).sum(axis=1) + (boxes[:, :, 1] > box[:, 1]).sum(axis=1)
-    return np.asarray(found, np.int64)
+    counts = (boxes[:, :, 0] < box[:, 0]).sum(axis=1) + (boxes[:, :, 1] > box[:, 1]).sum(axis=1)
+    return np.asarray(counts, np.int64)
 
 
 class Split(NamedTuple):
@@ -129,9 +129,9 @@ def without(boxes: Int64, others: Int64) -> Int64:
     for other in others:
         met = overlapped(boxes, other)
         if len(met):
-            kept = np.ones(len(boxes), np.bool_)
-            kept[met] = False
-            boxes = stacked([taken(boxes, kept), split(taken(boxes, met), other).outside])
+            remaining = np.ones(len(boxes), np.bool_)
+            remaining[met] = False
+            boxes = stacked([taken(boxes, remaining), split(taken(boxes, met), other).outside])
     return boxes
 
 
@@ -139,10 +139,10 @@ def union(boxes: Int64) -> Int64:
     """Disjoint boxes of the same points; the boxes themselves where they are disjoint."""
     if disjoint(boxes):
         return boxes
-    found = boxes[:1]
+    pieces = boxes[:1]
     for box in boxes[1:]:
-        found = stacked([found, without(box[None], taken(found, overlapped(found, box)))])
-    return found
+        pieces = stacked([pieces, without(box[None], taken(pieces, overlapped(pieces, box)))])
+    return pieces
 
 
 def disjoint(boxes: Int64) -> bool:
@@ -153,11 +153,11 @@ def disjoint(boxes: Int64) -> bool:
     """
     todo = [np.arange(len(boxes))]
     while todo:
-        some = todo.pop()
-        halves = _halves(boxes, some) if len(some) > _FEW else None
+        indices = todo.pop()
+        halves = _halves(boxes, indices) if len(indices) > _FEW else None
         if halves is not None:
             todo += halves
-        elif not _apart(taken(boxes, some)):
+        elif not _apart(taken(boxes, indices)):
             return False
     return True
 
@@ -173,22 +173,22 @@ def _apart(boxes: Int64) -> bool:
     return not meets.any()
 
 
-def _halves(boxes: Int64, some: Int64) -> list[Int64] | None:
+def _halves(boxes: Int64, indices: Int64) -> list[Int64] | None:
     """The boxes on either side of the best median, unless it hardly divides them."""
     best: tuple[int, int] | None = None
-    size, middle = len(some) * 9 // 10, len(some) // 2
+    size, middle = len(indices) * 9 // 10, len(indices) // 2
     for place in range(boxes.shape[1]):
-        low, high = boxes[some, place, 0], boxes[some, place, 1]
+        low, high = boxes[indices, place, 0], boxes[indices, place, 1]
         at = int(np.partition(low, middle)[middle])
         larger = max(int((low < at).sum()), int((high > at).sum()))
         if larger < size:
             best, size = (place, at), larger
-        if size < len(some) * 6 // 10:
+        if size < len(indices) * 6 // 10:
             break
     if best is None:
         return None
     place, at = best
-    return [some[boxes[some, place, 0] < at], some[boxes[some, place, 1] > at]]
+    return [indices[boxes[indices, place, 0] < at], indices[boxes[indices, place, 1] > at]]
 
 
 def replaced(values: Int64, at: Int64, others: Int64) -> Int64:
@@ -201,21 +201,21 @@ def replaced(values: Int64, at: Int64, others: Int64) -> Int64:
     """
     join = stacked if values.ndim == 3 else np.concatenate
     many = min(len(at), len(others))
-    found = join([values, others[many:]])
-    found[at[:many]] = others[:many]
+    merged = join([values, others[many:]])
+    merged[at[:many]] = others[:many]
     if many == len(at):
-        return found
-    kept = np.ones(len(values), np.bool_)
-    kept[at[many:]] = False
-    return taken(found, kept) if values.ndim == 3 else found[kept]
+        return merged
+    remaining = np.ones(len(values), np.bool_)
+    remaining[at[many:]] = False
+    return taken(merged, remaining) if values.ndim == 3 else merged[remaining]
 
 
 def volumes(boxes: Int64) -> Float64:
     """(n,) points of each box; products in the order of the dimensions, so that all agree."""
-    found = np.ones(len(boxes))
+    product = np.ones(len(boxes))
     for place in range(boxes.shape[1]):
-        found *= boxes[:, place, 1] - boxes[:, place, 0]
-    return found
+        product *= boxes[:, place, 1] - boxes[:, place, 0]
+    return product
 
 
 def points(boxes: Int64) -> int:
@@ -230,19 +230,22 @@ def checked(space: Space, boxes: Any) -> Int64:
     Raises:
         UsageError: for any other; no edge is named.
     """
-    found = np.asarray(boxes)
-    if found.dtype.kind not in "iu" or (found.dtype.kind == "u" and found.dtype.itemsize > 4):
-        raise UsageError("boxes", "must have whole coordinates, not NaN or infinite ones",
-                         "turn values into coordinates with Space.box")  # fmt: skip
+    array = np.asarray(boxes)
+    if array.dtype.kind not in "iu" or (array.dtype.kind == "u" and array.dtype.itemsize > 4):
+        raise UsageError(
+            "boxes",
+            "must have whole coordinates, not NaN or infinite ones",
+            "turn values into coordinates with Space.box",
+        )
     size = len(space.dimensions)
-    if found.shape != (len(found), size, 2) or len(found) > limits.MAX_QUERY_BOXES:
+    if array.shape != (len(array), size, 2) or len(array) > limits.MAX_QUERY_BOXES:
         raise UsageError(
             "boxes",
             f"must be at most {limits.MAX_QUERY_BOXES:,}, each with {size} pairs (low, high)",
             "ask for fewer, larger boxes at once",
         )
-    found = stacked([found.astype(np.int64)])
-    low, high = found[:, :, 0], found[:, :, 1]
+    array = stacked([array.astype(np.int64)])
+    low, high = array[:, :, 0], array[:, :, 1]
     for wrong, rule, fix in (
         (low > high, "is inverted: its low is above its high", "exchange the two"),
         (low == high, "is empty: its high is not in it", "put high above low"),
@@ -251,8 +254,8 @@ def checked(space: Space, boxes: Any) -> Int64:
         if wrong.any():
             place = int(np.flatnonzero(wrong.any(axis=0))[0])
             raise UsageError(f"boxes.{space.dimensions[place].name}", rule, fix)
-    if len(found) > 1 and not disjoint(found):
+    if len(array) > 1 and not disjoint(array):
         raise UsageError(
             "boxes", "overlap: a point in two would have to pay twice", "make them disjoint"
         )
-    return found
+    return array

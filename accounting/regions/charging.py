@@ -66,12 +66,12 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
         PolicyError: if a point's sum would leave the range of budgets.
     """
     check_amount(amount)
-    found = checked(spent.space, boxes)
-    if not len(found):
+    checked_boxes = checked(spent.space, boxes)
+    if not len(checked_boxes):
         return spent
-    near = _near(spent, found)
+    near = _near(spent, checked_boxes)
     work = Work(taken(spent.boxes, near.rim), spent.amounts[near.rim], room(spent))
-    for box in found:
+    for box in checked_boxes:
         work.pay(box, int(amount))
     amounts = spent.amounts.copy()
     amounts[near.inner] += int(amount)
@@ -119,11 +119,11 @@ def _near(spent: Spent, boxes: Int64) -> _Near:
     for box in boxes:
         # At the end of the space a box has no face.
         low, high = box[:, 0] + (box[:, 0] > 0), box[:, 1] - (box[:, 1] < sizes)
-        some = near
+        candidates = near
         for place in np.flatnonzero((low > 0) | (high < sizes)).tolist():
-            begins, ends = spent.boxes[some, place, 0], spent.boxes[some, place, 1]
-            some = some[(begins >= low[place]) & (ends <= high[place])]
-        inner[some] = True
+            begins, ends = spent.boxes[candidates, place, 0], spent.boxes[candidates, place, 1]
+            candidates = candidates[(begins >= low[place]) & (ends <= high[place])]
+        inner[candidates] = True
     return _Near(np.flatnonzero(inner), near[~inner[near]])
 
 

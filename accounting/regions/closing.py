@@ -28,12 +28,12 @@ def closable(space: Space, boxes: Any) -> Int64:
     Raises:
         UsageError: for any other.
     """
-    found = checked(space, boxes)
-    if not len(found) or (outward(space, found) != found).any():
+    checked_boxes = checked(space, boxes)
+    if not len(checked_boxes) or (outward(space, checked_boxes) != checked_boxes).any():
         raise UsageError(
             "boxes", "must be whole cells of the grid to be closed", "end them on lines of the grid"
         )
-    return found
+    return checked_boxes
 
 
 def close(spent: Spent, boxes: Any) -> Spent:
@@ -46,17 +46,17 @@ def close(spent: Spent, boxes: Any) -> Spent:
     Raises:
         UsageError: for boxes that are none.
     """
-    found = checked(spent.space, boxes)
-    if not len(found):
+    checked_boxes = checked(spent.space, boxes)
+    if not len(checked_boxes):
         return spent
-    touched = spent.near(found)
+    touched = spent.near(checked_boxes)
     work = Work(taken(spent.boxes, touched), spent.amounts[touched], room(spent))
-    for box in found:
+    for box in checked_boxes:
         work.pay(box, MOST)
     closed = work.paid
     work.amounts[closed] = MOST
     regions, amounts = work.boxes, work.amounts
-    if points(taken(regions, closed)) == points(found):  # exactly these: as they were named
-        regions = stacked([taken(regions, ~closed), found])
-        amounts = np.concatenate([amounts[~closed], np.full(len(found), MOST)])
+    if points(taken(regions, closed)) == points(checked_boxes):  # exactly these: as they were named
+        regions = stacked([taken(regions, ~closed), checked_boxes])
+        amounts = np.concatenate([amounts[~closed], np.full(len(checked_boxes), MOST)])
     return renewed(spent, spent.amounts.copy(), touched, *club(regions, amounts))

@@ -76,8 +76,8 @@ def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -
     by_end = some_ends[np.argsort(ends[some_ends])]
     begins, ends = begins[order], ends[by_end]
     at = np.minimum(np.searchsorted(begins, ends), len(order) - 1)
-    found = (begins[at] == ends).nonzero()[0]
-    first, second = by_end[found], order[at[found]]
+    matches = (begins[at] == ends).nonzero()[0]
+    first, second = by_end[matches], order[at[matches]]
     if not len(first):
         return Neighbours(first, second)
     same = boxes[first, place, 1] == boxes[second, place, 0]
@@ -110,16 +110,16 @@ def club(boxes: Int64, spent: Int64) -> tuple[Int64, Int64]:
     """
     alone = _alone(spent)
     if alone.any():
-        some, amounts = club(taken(boxes, ~alone), spent[~alone])
-        joined = stacked([taken(boxes, alone), some])
+        clubbed, amounts = club(taken(boxes, ~alone), spent[~alone])
+        joined = stacked([taken(boxes, alone), clubbed])
         return joined, np.concatenate([spent[alone], amounts])
     parts, spends = sums(boxes), _mixed(spent, 0)
     quiet, place = 0, 0
     while quiet < len(parts):  # until no dimension has neighbours any more
-        kept = _along(boxes, spent, place, parts, spends)
+        runs = _along(boxes, spent, place, parts, spends)
         quiet += 1
-        if kept is not None:
-            heads, ends = kept
+        if runs is not None:
+            heads, ends = runs
             boxes, spent, spends = taken(boxes, heads), spent[heads], spends[heads]
             boxes[:, place, 1] = ends
             parts = [part[heads] for part in parts]
@@ -133,9 +133,9 @@ def _alone(spent: Int64) -> Bool:
     """(n,) which boxes have an amount that no other one has: nobody can be joined with them."""
     order = np.argsort(spent)
     alike = np.diff(spent[order]) == 0
-    found = np.empty(len(spent), np.bool_)
-    found[order] = ~(np.r_[False, alike] | np.r_[alike, False])[: len(spent)]
-    return found
+    mask = np.empty(len(spent), np.bool_)
+    mask[order] = ~(np.r_[False, alike] | np.r_[alike, False])[: len(spent)]
+    return mask
 
 
 def _along(

@@ -40,9 +40,9 @@ def coarsen(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64]:
         boxes, spent = boxes.copy(order="K"), spent.copy()
         boxes[first, place, 1] = boxes[second, place, 1]
         spent[first] = joined(spent[first], spent[second])
-        kept = np.ones(len(boxes), np.bool_)
-        kept[second] = False
-        boxes, spent = taken(boxes, kept), spent[kept]
+        remaining = np.ones(len(boxes), np.bool_)
+        remaining[second] = False
+        boxes, spent = taken(boxes, remaining), spent[remaining]
     return boxes, spent
 
 
@@ -52,10 +52,10 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
-    found = [neighbours(boxes, None, k, total - part) for k, part in enumerate(parts)]
-    first = np.concatenate([pair.first for pair in found])
-    second = np.concatenate([pair.second for pair in found])
-    place = np.repeat(np.arange(len(parts)), [len(pair.first) for pair in found])
+    pairs = [neighbours(boxes, None, k, total - part) for k, part in enumerate(parts)]
+    first = np.concatenate([pair.first for pair in pairs])
+    second = np.concatenate([pair.second for pair in pairs])
+    place = np.repeat(np.arange(len(parts)), [len(pair.first) for pair in pairs])
     size = volumes(boxes)
     raised = np.where(spent[first] < spent[second], size[first], size[second])
     order = np.argsort(np.abs(spent[first] - spent[second]) * raised, kind="stable")

@@ -96,30 +96,30 @@ def decide(
     """
     check_amount(amount)
     amount = int(amount)
-    found = checked(spent.space, boxes)
-    if not len(found):
+    checked_boxes = checked(spent.space, boxes)
+    if not len(checked_boxes):
         raise UsageError("boxes", "are none", "name at least one box")
-    asked = snapped(spent.space, found)
-    largest = min(_least_left(spent, box, usable) for box in asked)
+    requested = snapped(spent.space, checked_boxes)
+    largest = min(_least_left(spent, box, usable) for box in requested)
     if own is not None:
-        largest = min(largest, own.quota - own.spent.most_over(asked))
-    none = asked[:0]
+        largest = min(largest, own.quota - own.spent.most_over(requested))
+    none = requested[:0]
     if largest >= amount:
-        return Decision(True, asked, asked, none, np.zeros(0, np.int64), largest)
-    poor, kept = _divided(spent, asked, amount, usable)
+        return Decision(True, requested, requested, none, np.zeros(0, np.int64), largest)
+    poor, accepted = _divided(spent, requested, amount, usable)
     if own is not None:
-        beyond = _short_of_quota(own, kept, amount)
-        kept = without(kept, beyond.boxes)
+        beyond = _short_of_quota(own, accepted, amount)
+        accepted = without(accepted, beyond.boxes)
         poor = _Short(stacked([poor.boxes, beyond.boxes]), np.r_[poor.left, beyond.left])
-    kept = club(kept, np.zeros(len(kept), np.int64))[0] if drop else none
-    return Decision(len(kept) > 0, asked, kept, poor.boxes, poor.left, max(largest, 0))
+    accepted = club(accepted, np.zeros(len(accepted), np.int64))[0] if drop else none
+    return Decision(len(accepted) > 0, requested, accepted, poor.boxes, poor.left, max(largest, 0))
 
 
 def _left(spent: Spent, at: Int64, box: Int64, usable: int) -> Int64:
     """The least that a point of the box has left in each of the regions that it meets."""
-    whole = len(at) == len(spent.boxes)
+    all_regions = len(at) == len(spent.boxes)
     lows, amounts = spent.boxes[:, spent.place, 0], spent.amounts
-    if not whole:
+    if not all_regions:
         lows, amounts = lows[at], amounts[at]
     least = np.maximum(lows, box[spent.place, 0]) * spent.step
     if usable < MICRO:
@@ -132,10 +132,10 @@ def _least_left(spent: Spent, box: Int64, usable: int) -> int:
     return int(_left(spent, met, box, usable).min())
 
 
-def _divided(spent: Spent, asked: Int64, amount: int, usable: int) -> tuple[_Short, Int64]:
+def _divided(spent: Spent, requested: Int64, amount: int, usable: int) -> tuple[_Short, Int64]:
     """The points of what is asked that lack the amount, and those that have it."""
-    met = [overlapped(spent.boxes, box, spent.space.sizes) for box in asked]
-    pairs = list(zip(met, asked, strict=True))
+    met = [overlapped(spent.boxes, box, spent.space.sizes) for box in requested]
+    pairs = list(zip(met, requested, strict=True))
     parts = stacked([cut(taken(spent.boxes, at), box) for at, box in pairs])
     left = np.concatenate([_left(spent, at, box, usable) for at, box in pairs])
     # No initial budget is above MOST: who spent that much has nothing left, whatever it was.
@@ -154,20 +154,20 @@ def _divided(spent: Spent, asked: Int64, amount: int, usable: int) -> tuple[_Sho
     return _Short(taken(below, poor), np.maximum(left[poor], 0)), taken(above, rich)
 
 
-def _short_of_quota(own: Own, asked: Int64, amount: int) -> _Short:
+def _short_of_quota(own: Own, requested: Int64, amount: int) -> _Short:
     """The points of what is asked at which the analyst has charged too much."""
     full = own.spent.amounts + amount > own.quota
     regions = taken(own.spent.boxes, full)
     left = np.maximum(own.quota - own.spent.amounts[full], 0)
-    met = [overlapped(regions, box, own.spent.space.sizes) for box in asked]
-    pairs = zip(met, asked, strict=True)
-    parts = [asked[:0], *(cut(taken(regions, at), box) for at, box in pairs)]
+    met = [overlapped(regions, box, own.spent.space.sizes) for box in requested]
+    pairs = zip(met, requested, strict=True)
+    parts = [requested[:0], *(cut(taken(regions, at), box) for at, box in pairs)]
     return _Short(stacked(parts), np.concatenate([left[:0], *(left[at] for at in met)]))
 
 
 def _ranged(parts: Int64, place: int, low: Int64, high: Int64) -> Int64:
     """The parts with low and high in one dimension, cut to their own; they may be empty."""
-    found = stacked([parts])
-    np.maximum(found[:, place, 0], low, out=found[:, place, 0])
-    np.minimum(found[:, place, 1], high, out=found[:, place, 1])
-    return found
+    boxes = stacked([parts])
+    np.maximum(boxes[:, place, 0], low, out=boxes[:, place, 0])
+    np.minimum(boxes[:, place, 1], high, out=boxes[:, place, 1])
+    return boxes

@@ -97,9 +97,10 @@ class Embedding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             first, repeats = np.cumsum(counts) - counts, counts[owners]
             if np.bincount(charge[owners], repeats).max(initial=0) > MAX_QUERY_BOXES:
                 raise UsageError(
-                    "dimension", "divides a charge of the account into too many boxes",
+                    "dimension",
+                    "divides a charge of the account into too many boxes",
                     "keep more of the dimensions as they were",
-                )  # fmt: skip
+                )
             number = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
             wide, owners = np.repeat(wide, repeats, axis=0), np.repeat(owners, repeats)
             wide[:, place] = ranges[first[owners] + number]
@@ -114,7 +115,7 @@ def _ranges(sides: Int64, pieces: tuple[Piece, ...]) -> tuple[Int64, Int64]:
     low, high, at, each = np.array([(p.low, p.high, p.at, p.each) for p in pieces], np.int64).T
     begin, end = sides[:, :1], sides[:, 1:]
     inside = (begin <= at) & (at < end)
-    found = np.stack(
+    all_ranges = np.stack(
         [
             np.where(each > 0, np.maximum(low + (begin - at) * each, low), low),
             np.where(
@@ -123,8 +124,8 @@ def _ranges(sides: Int64, pieces: tuple[Piece, ...]) -> tuple[Int64, Int64]:
         ],
         axis=2,
     )
-    owners, numbers = np.nonzero(found[:, :, 0] < found[:, :, 1])
-    ranges = found[owners, numbers]
+    owners, numbers = np.nonzero(all_ranges[:, :, 0] < all_ranges[:, :, 1])
+    ranges = all_ranges[owners, numbers]
     # Pieces that touch are one range.
     heads = np.ones(len(ranges), np.bool_)
     heads[1:] = (owners[1:] != owners[:-1]) | (ranges[1:, 0] != ranges[:-1, 1])
@@ -186,9 +187,10 @@ def _of_range(old: Dimension, new: Dimension) -> Piece:
     end = Fraction(new.values) if new_high == high else (high - new_low) / new_step
     if any(number.denominator != 1 for number in (each, shift, end)):
         raise _refused(
-            new.name, "has steps on other lines",
+            new.name,
+            "has steps on other lines",
             "move its range by whole steps, and divide the old step by a whole number",
-        )  # fmt: skip
+        )
     return Piece(int(shift), int(end), 0, int(each))
 
 
@@ -221,9 +223,10 @@ def _of_budget(old: Budget, new: Budget) -> tuple[Piece, ...]:
         raise _refused(new.name, "is of another kind", "keep its kind, or add another budget")
     if exact(new.most, new.name) < exact(old.most, old.name) or old.step % new.step:
         raise _refused(
-            new.name, "has a smaller most, or steps that do not divide the old step",
+            new.name,
+            "has a smaller most, or steps that do not divide the old step",
             "raise most alone, or divide the step by a whole number",
-        )  # fmt: skip
+        )
     each, last = old.step // new.step, old.values - 1
     pieces = (Piece(0, each * last, 0, each), Piece(each * last, new.values, last, 0))
     return tuple(piece for piece in pieces if piece.low < piece.high)

@@ -33,9 +33,9 @@ def outward(space: Space, boxes: Int64) -> Int64:
 
 def snapped(space: Space, boxes: Int64) -> Int64:
     """Disjoint boxes of all cells that disjoint boxes have a point in, as few as clubbing makes."""
-    found = outward(space, boxes)
-    if len(found) == 1:
-        return found
+    outer = outward(space, boxes)
+    if len(outer) == 1:
+        return outer
     if (space.grids > 1).any():
-        found = union(found)
-    return club(found, np.zeros(len(found), np.int64))[0]
+        outer = union(outer)
+    return club(outer, np.zeros(len(outer), np.int64))[0]

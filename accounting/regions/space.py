@@ -124,6 +124,6 @@ class Space:
         absent = [d.name for d in self.dimensions if d.name not in columns]
         if absent:
             raise UsageError(absent[0], "has no column", "give the table a column of that name")
-        found = [d.coordinates(columns[d.name]) for d in self.dimensions]
-        usable = np.logical_and.reduce([part.usable for part in found])
-        return np.stack([part.at for part in found], axis=1), usable
+        parts = [d.coordinates(columns[d.name]) for d in self.dimensions]
+        usable = np.logical_and.reduce([part.usable for part in parts])
+        return np.stack([part.at for part in parts], axis=1), usable

@@ -65,10 +65,10 @@ class Spent:
         Raises:
             UsageError: if they are none, or no boxes of the space.
         """
-        found = checked(self.space, boxes)
-        if not len(found):
+        checked_boxes = checked(self.space, boxes)
+        if not len(checked_boxes):
             raise UsageError("boxes", "are none", "name at least one box")
-        return self.most_over(found)
+        return self.most_over(checked_boxes)
 
     def most_over(self, boxes: Int64) -> int:
         """``most_in`` of boxes that were checked."""
@@ -82,11 +82,11 @@ class Spent:
 
     def near(self, boxes: Int64) -> Int64:
         """Numbers, rising, of the regions that meet or touch one of the boxes."""
-        sizes, found = self.space.sizes, np.zeros(len(self.boxes), np.bool_)
+        sizes, mask = self.space.sizes, np.zeros(len(self.boxes), np.bool_)
         for low, high in boxes.transpose(0, 2, 1):
             wider = np.stack([np.maximum(low - 1, 0), np.minimum(high + 1, sizes)], axis=1)
-            found[overlapped(self.boxes, wider, sizes)] = True
-        return np.flatnonzero(found)
+            mask[overlapped(self.boxes, wider, sizes)] = True
+        return np.flatnonzero(mask)
 
 
 def untouched(
@@ -112,19 +112,19 @@ def restored(
             or far beyond all budgets.
     """
     space.budget_place(kind)
-    found, spent = np.array(boxes), np.array(amounts)
-    whole = found.dtype == spent.dtype == np.int64
-    if not whole or found.shape != (len(spent), len(space.dimensions), 2) or len(spent) > cap:
+    regions, spent = np.array(boxes), np.array(amounts)
+    integral = regions.dtype == spent.dtype == np.int64
+    if not integral or regions.shape != (len(spent), len(space.dimensions), 2) or len(spent) > cap:
         raise _broken("must be whole numbers for each box and dimension, no more than the cap")
     if ((spent < 0) | (spent > _MOST)).any():
         raise _broken("must have amounts of 0 or more that are not beyond all budgets")
-    low, high = found[:, :, 0], found[:, :, 1]
+    low, high = regions[:, :, 0], regions[:, :, 1]
     if ((low < 0) | (low >= high) | (high > space.sizes)).any():
         raise _broken("must have boxes of the space, none of them empty or inverted")
-    found = stacked([found])
-    if points(found) != points(space.whole) or not disjoint(found):
+    regions = stacked([regions])
+    if points(regions) != points(space.whole) or not disjoint(regions):
         raise _broken("must fill the space, each point once")
-    return Spent(space, kind, found, spent, cap)
+    return Spent(space, kind, regions, spent, cap)
 
 
 def _broken(rule: str) -> PolicyError:

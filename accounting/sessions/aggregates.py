@@ -175,8 +175,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for aggregate in self.aggregates:
             aggregate.check(space)
         self.cells.check(space)
-        trees = [space.dimensions[space.place(of.column)].values for of in self.aggregates
-                 if of.what == "quantiles"]  # fmt: skip
+        trees = [
+            space.dimensions[space.place(of.column)].values
+            for of in self.aggregates
+            if of.what == "quantiles"
+        ]
         if self.cells.count * sum(min(LEAVES, 2 * size) for size in trees) > limits.MAX_LEAVES:
             raise UsageError(
                 "cells", "are too many for a tree of quantiles in each", "use fewer or wider ranges"
@@ -219,10 +222,10 @@ def tree_column(name: str, low: int, high: int, at: Sequence[float]) -> QueryCol
 
 def canonical(question: Question, boxes: Any) -> bytes:
     """What a question says, in a form that never changes: names its noise, with the run id."""
-    asked = [
+    aggregates = [
         [a.what, a.column, [float(q) for q in a.at], float(a.share), a.name]
         for a in question.aggregates
     ]
     axes = [[axis.name, list(axis.edges)] for axis in question.cells.axes]
-    lines = ["dpstream session question/1", question.kind, question.amount, asked, axes]
+    lines = ["dpstream session question/1", question.kind, question.amount, aggregates, axes]
     return msgspec.json.encode([*lines, boxes.tolist()])

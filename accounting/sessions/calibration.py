@@ -83,7 +83,7 @@ def calibrated(space: Space, question: Question, boxes: Int64) -> tuple[Measures
     """
     question.check(space)
     total = sum(Fraction(aggregate.share) for aggregate in question.aggregates)
-    found = []
+    measures = []
     for aggregate in question.aggregates:
         amount = Fraction(question.amount, MICRO) * Fraction(aggregate.share) / total
         ranges = _ranges(space, question.cells, boxes, aggregate)
@@ -94,8 +94,8 @@ def calibrated(space: Space, question: Question, boxes: Int64) -> tuple[Measures
             _measure(aggregate, line, (low, high), question.kind, amount)
             for low, high in ranges.bounds.tolist()
         ]
-        found.append(Measures(aggregate, tuple(each), ranges.of))
-    return tuple(found)
+        measures.append(Measures(aggregate, tuple(each), ranges.of))
+    return tuple(measures)
 
 
 def _ranges(space: Space, cells: Cells, boxes: Int64, aggregate: Aggregate) -> Ranges:
@@ -103,8 +103,8 @@ def _ranges(space: Space, cells: Cells, boxes: Int64, aggregate: Aggregate) -> R
     if aggregate.what == "count":
         return Ranges(np.array([[0, 1]], np.int64), np.zeros(cells.count, np.int64))
     if aggregate.what == "quantiles":
-        whole = Cells().ranges(space, boxes, aggregate.column).bounds
-        return Ranges(whole, np.zeros(cells.count, np.int64))
+        bounds = Cells().ranges(space, boxes, aggregate.column).bounds
+        return Ranges(bounds, np.zeros(cells.count, np.int64))
     return cells.ranges(space, boxes, aggregate.column)
 
 
@@ -116,10 +116,10 @@ def _measure(
     # Budget and mechanism of this plan are not used: only its parts are.
     plan = QueryPlan(1.0, 0.0, 1, None, "geometric", False, columns=(column,))
     parts = parts_of(plan)
-    whole = sum(Fraction(part.share) for part in parts)
+    total = sum(Fraction(part.share) for part in parts)
     noises = []
     for part in parts:
-        share = Fraction(part.share) / whole
+        share = Fraction(part.share) / total
         scale = scale_of(kind, part, amount * share)
         if not _LEAST <= scale <= limits.MAX_REAL_SIGMA:
             raise UsageError(

@@ -56,10 +56,10 @@ class Cells(msgspec.Struct, frozen=True):
     @property
     def count(self) -> int:
         """How many cells."""
-        found = 1
+        product = 1
         for axis in self.axes:
-            found *= axis.count
-        return found
+            product *= axis.count
+        return product
 
     def check(self, space: Space) -> None:
         """Refuse what is no partition.
@@ -96,19 +96,19 @@ class Cells(msgspec.Struct, frozen=True):
         values = space.dimensions[place].values
         low = int(boxes[:, place, 0].min(initial=values)) if len(boxes) else 0
         high = int(boxes[:, place, 1].max(initial=0)) if len(boxes) else values
-        found = np.array([[low, high]], np.int64)
+        bounds = np.array([[low, high]], np.int64)
         which = np.zeros(self.count, np.int64)
         for number, axis in enumerate(self.axes):
             if axis.name == name:
                 edges = np.clip(np.array(axis.edges, np.int64), low, high)
-                found = np.stack([edges[:-1], edges[1:]], axis=1)
+                bounds = np.stack([edges[:-1], edges[1:]], axis=1)
                 after = int(np.prod(self.shape[number + 1 :], dtype=np.int64))
                 which = np.arange(self.count) // after % axis.count
         # The point of missing values is no value; a cell without any has a range all the same.
-        found = np.minimum(found, values)
-        found[:, 0] = np.minimum(found[:, 0], values - 1)
-        found[:, 1] = np.maximum(found[:, 1], found[:, 0] + 1)
-        distinct, of = np.unique(found, axis=0, return_inverse=True)
+        bounds = np.minimum(bounds, values)
+        bounds[:, 0] = np.minimum(bounds[:, 0], values - 1)
+        bounds[:, 1] = np.maximum(bounds[:, 1], bounds[:, 0] + 1)
+        distinct, of = np.unique(bounds, axis=0, return_inverse=True)
         return Ranges(distinct, of.reshape(-1)[which])
 
 
@@ -117,13 +117,22 @@ def _check_axis(axis: Axis, dimension: Dimension) -> None:
     widths = np.diff(edges)
     for wrong, rule, fix in (
         (len(edges) < 2 or (widths < 1).any(), "must have 2 edges or more that rise", "sort them"),
-        (len(edges) and (edges[0] < 0 or edges[-1] > dimension.size),
-         "reaches out of its dimension", "stay within its range"),
-        (len(edges) > 1 and edges[-2] < dimension.values < edges[-1],
-         "has missing values and others in one cell", "give missing values a cell of their own"),
-        (isinstance(dimension, Category) and (widths > 1).any(),
-         "has more than one code in a cell", "give each code its own cell"),
-    ):  # fmt: skip
+        (
+            len(edges) and (edges[0] < 0 or edges[-1] > dimension.size),
+            "reaches out of its dimension",
+            "stay within its range",
+        ),
+        (
+            len(edges) > 1 and edges[-2] < dimension.values < edges[-1],
+            "has missing values and others in one cell",
+            "give missing values a cell of their own",
+        ),
+        (
+            isinstance(dimension, Category) and (widths > 1).any(),
+            "has more than one code in a cell",
+            "give each code its own cell",
+        ),
+    ):
         if wrong:
             raise UsageError(f"cells.{axis.name}", rule, fix)
 

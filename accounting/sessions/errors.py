@@ -48,17 +48,20 @@ def expected(space: Space, question: Question, boxes: Int64) -> list[Expected]:
     Raises:
         UsageError: as for `calibrated`.
     """
-    found = []
+    errors = []
     for measures in calibrated(space, question, boxes):
         what = _WHAT[measures.aggregate.what]
         sd, within = np.array([_expected(measure) for measure in measures.each]).T
-        found.append(Expected(measures.aggregate.name, what, sd[measures.of], within[measures.of]))
-    return found
+        errors.append(Expected(measures.aggregate.name, what, sd[measures.of], within[measures.of]))
+    return errors
 
 
 _WHAT: dict[str, Literal["value", "value times records", "rank"]] = {
-    "count": "value", "sum": "value", "average": "value times records", "quantiles": "rank",
-}  # fmt: skip
+    "count": "value",
+    "sum": "value",
+    "average": "value times records",
+    "quantiles": "rank",
+}
 
 
 def _expected(measure: Measure) -> tuple[float, float]:

@@ -95,12 +95,12 @@ class BltStrategy(ConvolutionStrategy):
     @functools.cached_property
     @override
     def decoder(self) -> Float64:
-        found = np.empty(self.triggers)
+        decoder = np.empty(self.triggers)
         fill = impulse
         if self.triggers > _FEW_TRIGGERS:
             from dpstream.accounting.strategies.kernels import fill_impulse as fill
-        fill(self.theta, self.omega, found)
-        return found
+        fill(self.theta, self.omega, decoder)
+        return decoder
 
     @property
     @override

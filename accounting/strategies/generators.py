@@ -58,12 +58,12 @@ class Generators(NamedTuple):
     def matrix(self) -> Float64:
         """(T, T) A."""
         size = len(self.gain)
-        found, buffers = np.diag(1 / self.gain), np.zeros(self.theta.shape)
+        matrix, buffers = np.diag(1 / self.gain), np.zeros(self.theta.shape)
         for t in range(size):
-            found[t, :t] = buffers[:t] @ self.out[t]
+            matrix[t, :t] = buffers[:t] @ self.out[t]
             buffers[:t] *= self.theta[t]
             buffers[t] = self.into[t]
-        return found
+        return matrix
 
     def responses(self) -> Responses:
         """See there; takes T^2 d operations.

@@ -5,9 +5,9 @@ takes to compute.  Arrays have the shapes and dtypes of ``Ranges``.
 """
 
 import numpy as np
-from numba import njit
 
 from dpstream.accounting.arrays import Float64, Int32, Int64
+from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.impulse import impulse
@@ -106,12 +106,12 @@ def fold_blt(
             if width == 1 and t < upto[i]:
                 continue
             scaled = total * _FLOAT_SCALE + ROUND_UP
-            whole = np.int64(scaled)
-            if scaled < whole:
-                whole -= 1
-            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
+            floor = np.int64(scaled)
+            if scaled < floor:
+                floor -= 1
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = floor
             error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _FLOAT_SCALE
-            if scaled - whole < error or scaled - whole > 1 - error:
+            if scaled - floor < error or scaled - floor > 1 - error:
                 rows.append(np.int64(i))
                 step_indices.append(np.int64(t))
         stack[i, 0], stack[i, 1], stack[i, 2], stack[i, 3] = s0, s1, s2, s3
@@ -155,18 +155,18 @@ def fold_generators(
             # size + 1 terms, each with a product, size subtractions and the gain.
             local = responses[size] * (size + 3.0) * line[3 * size] * around
             for k in range(size):
-                kept, added = line[k] * held[k], line[2 * size + k] * step
-                local += responses[k] * 2.0 * (abs(kept) + abs(added))
-                held[k] = kept + added
+                decayed, added = line[k] * held[k], line[2 * size + k] * step
+                local += responses[k] * 2.0 * (abs(decayed) + abs(added))
+                held[k] = decayed + added
             total += step
             magnitude += local + abs(total)
             if width == 1 and t < upto[i]:
                 continue
             scaled = total * _FLOAT_SCALE + ROUND_UP
-            whole = np.int64(np.floor(scaled))
-            out[i, 0 if width == 1 else t - step_index[i] - 1] = whole
+            floor = np.int64(np.floor(scaled))
+            out[i, 0 if width == 1 else t - step_index[i] - 1] = floor
             error = (magnitude * 1.01 * _UNIT_ROUND_OFF + given) * _FLOAT_SCALE
-            if scaled - whole < error or scaled - whole > 1 - error:
+            if scaled - floor < error or scaled - floor > 1 - error:
                 rows.append(np.int64(i))
                 step_indices.append(np.int64(t))
         held[size], held[size + 1] = total, magnitude
@@ -255,16 +255,16 @@ def round_where_open(
     count = 0
     for i in range(values.size):
         scaled = values[i] * _SCALE + ROUND_UP
-        whole = np.floor(scaled)
-        out[i] = np.int64(whole)
-        if scaled - whole < error or scaled - whole > 1 - error:
+        floor = np.floor(scaled)
+        out[i] = np.int64(floor)
+        if scaled - floor < error or scaled - floor > 1 - error:
             count += 1
-    found = np.empty(count, np.int64)
+    open_indices = np.empty(count, np.int64)
     count = 0
     for i in range(values.size):
         scaled = values[i] * _SCALE + ROUND_UP
         part = scaled - np.floor(scaled)
         if part < error or part > 1 - error:
-            found[count] = i
+            open_indices[count] = i
             count += 1
-    return found
+    return open_indices

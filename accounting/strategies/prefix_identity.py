@@ -34,14 +34,14 @@ _ITERATIONS, _FEW, _LONG = 400, 150, 200
 @functools.lru_cache(maxsize=16)
 def prefix_identity(triggers: int) -> Float64:
     """(p, T) the best P of the search, read-only; (0, T) where no P is better than the identity."""
-    from dpstream.accounting.strategies.cells.threads import one_thread
-
+    widths = next(widths for most, widths in _WIDTHS if triggers <= most)
+    starts = [start for width in widths if len(start := _levels(triggers, width))]
     best = np.zeros((0, triggers))
-    with one_thread():
-        for width in next(widths for most, widths in _WIDTHS if triggers <= most):
-            start = _levels(triggers, width)
-            if len(start):
-                best = min(best, _improved(start), key=squared_error)
+    if starts:
+        from dpstream.accounting.strategies.cells.threads import one_thread  # loads scipy.linalg
+
+        with one_thread():
+            best = min(best, *map(_improved, starts), key=squared_error)
     best.setflags(write=False)
     return best
 

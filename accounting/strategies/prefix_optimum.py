@@ -23,14 +23,16 @@ that keep the diagonal, so that what few poles miss enters it squared.
 """
 
 import numpy as np
-from scipy.special import ellipj, ellipkm1
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.generators import Generators
 
 _ROUNDS = 20
 #: Poles that give diagonals to about 1e-9.
 _MANY = 24
+#: Up to so many rows all eigenvalues of a matrix take less time than loading ``scipy.linalg``.
+_FEW = 64
 
 
 def prefix_weights(importance: Float64) -> tuple[Float64, float]:
@@ -94,19 +96,26 @@ def _inverses(importance: Float64, weights: Float64, poles: int) -> tuple[Float6
 
 def _poles(importance: Float64, weights: Float64, count: int) -> tuple[Float64, Float64]:
     """(s_k, w_k) for x^-1/2 over the eigenvalues of H."""
-    from scipy.linalg import eigvalsh_tridiagonal  # only when a run with this strategy begins
-
-    size = len(weights)
     own, before = _second_difference(importance)
     diagonal = own / weights
     beside = -before[1:] / np.sqrt(weights[:-1] * weights[1:])
+    low, high = _extremes(diagonal, beside)
+    part = low / high
+    period = special.ellipkm1(part)
+    sn, cn, dn, _ = special.ellipj((np.arange(count) + 0.5) * period / count, 1 - part)
+    return low * (sn / cn) ** 2, 2 / np.pi * period / count * np.sqrt(low) * dn / cn**2
+
+
+def _extremes(diagonal: Float64, beside: Float64) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of a symmetric tridiagonal matrix."""
+    size = len(diagonal)
+    if size <= _FEW:
+        values = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside, -1))
+        return values[0], values[-1]
+    from scipy.linalg import eigvalsh_tridiagonal
+
     low, high = (
         eigvalsh_tridiagonal(diagonal, beside, select="i", select_range=(k, k))[0]
-        if size > 1
-        else diagonal[0]
         for k in (0, size - 1)
     )
-    part = low / high
-    period = ellipkm1(part)
-    sn, cn, dn, _ = ellipj((np.arange(count) + 0.5) * period / count, 1 - part)
-    return low * (sn / cn) ** 2, 2 / np.pi * period / count * np.sqrt(low) * dn / cn**2
+    return low, high

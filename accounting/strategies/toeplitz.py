@@ -31,14 +31,14 @@ _ULP = 2.0**-52
 def _integers(triggers: int) -> tuple[int, ...]:
     """rint(2^g C(2k, k) / 4^k), exactly."""
     scaled = Fraction(1 << (6 if triggers <= 1000 else 8))
-    found = []
+    integers = []
     for k in range(1, triggers + 1):
-        found.append(round(scaled))
+        integers.append(round(scaled))
         scaled = scaled * (2 * k - 1) / (2 * k)
         # Fractions would grow with k.  96 bits leave an error below 2^-84, which decides nothing:
         # 17.5 (k = 4, g = 6) is exact and no other number comes within 2^-13 of a half.
         scaled = Fraction(round(scaled * (1 << 96)), 1 << 96)
-    return tuple(found)
+    return tuple(integers)
 
 
 class ToeplitzStrategy(ConvolutionStrategy):

@@ -60,13 +60,13 @@ def describe(
         its rule, noise, thresholds, ``figures`` with their exact 95% margins), ``notes`` and
         ``warnings``.
     """
-    asked = plan.parameters
+    parameters = plan.parameters
     return {
         "plan_hash": plan.hash,
-        "program": asked.program,
+        "program": parameters.program,
         "noise": plan.law,
-        "definition": asked.definition,
-        "estimates": asked.estimates,
+        "definition": parameters.definition,
+        "estimates": parameters.estimates,
         "unit": f"one {plan.unit}'s record, added or removed",
         "guarantee": _guarantee(plan, delta),
         "accountings": [] if plan.exact else accountings(plan, delta),
@@ -125,8 +125,13 @@ def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
     def row(
         name: str, epsilon: float, holds: bool, note: str, pure: bool = False
     ) -> dict[str, Any]:
-        return {"name": name, "epsilon": epsilon, "delta": 0.0 if pure else delta, "holds": holds,
-                "note": note}  # fmt: skip
+        return {
+            "name": name,
+            "epsilon": epsilon,
+            "delta": 0.0 if pure else delta,
+            "holds": holds,
+            "note": note,
+        }
 
     if plan.law == "discrete laplace":
         integral = max(renyi_epsilon(side, delta, integral=True) for side in sides)
@@ -154,8 +159,8 @@ def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
 def _level(
     plan: TablePlan, table: Table, level: Level, noise: Draws, groups: Mapping[Level, int]
 ) -> dict[str, Any]:
-    asked, stability = plan.parameters, plan.stability[level]
-    budget = asked.budget(table.name, level)
+    parameters, stability = plan.parameters, plan.stability[level]
+    budget = parameters.budget(table.name, level)
     return {
         "table": table.name,
         "level": level.name,
@@ -164,7 +169,7 @@ def _level(
         "stability": stability.groups,
         "stability_rule": stability.words,
         "scales": {kind: one and one.scale for kind, one in noise._asdict().items()},
-        "thresholds": shown(asked.thresholds[table.name][level]),
+        "thresholds": shown(parameters.thresholds[table.name][level]),
         "groups": groups.get(level),
         "suppressed_at": _suppressed_at(plan, level, noise),
         "figures": figures(plan, table, level, noise),
@@ -185,15 +190,16 @@ def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[d
     """Each kind of figure of a table at a level, with its exact 95% margin."""
     if noise.detail is None:
         raise InvariantError("noise.detail is not None")
-    out, asked = list[dict[str, Any]](), plan.parameters
+    out, parameters = list[dict[str, Any]](), plan.parameters
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:
         own = noise.total if detail is None else noise.detail
         own = required(own, "a figure is measured")
         first = None if detail is None else noise.first
-        margin = published_margin(asked, first, own, size, part)
-        out.append({"table": name, "figure": what, "detail": detail, "cells": part,
-                    "margin": margin})  # fmt: skip
+        margin = published_margin(parameters, first, own, size, part)
+        out.append(
+            {"table": name, "figure": what, "detail": detail, "cells": part, "margin": margin}
+        )
 
     if table.data_cells:
         for detail, each in enumerate(table.details):
@@ -212,15 +218,15 @@ def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[d
 
 
 def _notes(plan: TablePlan) -> list[str]:
-    asked, out = plan.parameters, list[str]()
-    combines = asked.estimates == "combined" and asked.fraction is not None
+    parameters, out = plan.parameters, list[str]()
+    combines = parameters.estimates == "combined" and parameters.fraction is not None
     if combines:
         out.append(BIASED)
-    elif not asked.allow_negative:
+    elif not parameters.allow_negative:
         out.append(CLIPPED)
-    if asked.program == "p" and asked.zero_suppression:
+    if parameters.program == "p" and parameters.zero_suppression:
         out.append(SUPPRESSED)
-    if asked.program == "h":
+    if parameters.program == "h":
         out.append("detail is chosen by published totals, at no further cost")
     return out
 
@@ -235,12 +241,16 @@ def text(figures: dict[str, Any]) -> str:
     name = "epsilon" if figures["definition"] == "puredp" else "rho"
     if figures["sides"]:
         us, pr = figures["sides"]["us"], figures["sides"]["pr"]
-        lines.append(f"Charged     {name} {up(max(us, pr))}: the larger of {up(us)} outside and "
-                     f"{up(pr)} inside of Puerto Rico")  # fmt: skip
+        lines.append(
+            f"Charged     {name} {up(max(us, pr))}: the larger of {up(us)} outside and "
+            f"{up(pr)} inside of Puerto Rico"
+        )
     for row in figures["accountings"]:
         held = "" if row["holds"] else " (does not hold for this noise)"
-        lines.append(f"Epsilon     {up(row['epsilon']):<10} at delta {up(row['delta'])}  "
-                     f"{row['name']}: {row['note']}{held}")  # fmt: skip
+        lines.append(
+            f"Epsilon     {up(row['epsilon']):<10} at delta {up(row['delta'])}  "
+            f"{row['name']}: {row['note']}{held}"
+        )
     same = figures["same_margins"]
     if same and same["budget"] < max(figures["sides"].values()):
         least = f"{name} {up(same['budget'])} (epsilon {up(same['epsilon'])})"
@@ -264,12 +274,12 @@ def _table(levels: list[dict[str, Any]], budget: str) -> list[str]:
     start = f"{levels[0]['table']:<14}{budget:>10}{'s':>5}{'scale':>11}  "
     lines = [f"{start}95% margins:", " " * len(start) + _cells(heads, widths)]
     for row in levels:
-        found = {(f["table"], f["figure"], f["detail"]): f["margin"] for f in row["figures"]}
-        shown = "exact" if row["budget"] is None else up(row["budget"])
-        cells = [f"{found[kind]:,}" if kind in found else "-" for kind in kinds]
+        margins = {(f["table"], f["figure"], f["detail"]): f["margin"] for f in row["figures"]}
+        budget_text = "exact" if row["budget"] is None else up(row["budget"])
+        cells = [f"{margins[kind]:,}" if kind in margins else "-" for kind in kinds]
         lines.append(
-            f"{row['label']:<14}{shown:>10}{row['stability']:>5}{row['scales']['detail']:>11.6g}  "
-            + _cells(cells, widths)
+            f"{row['label']:<14}{budget_text:>10}{row['stability']:>5}"
+            f"{row['scales']['detail']:>11.6g}  " + _cells(cells, widths)
         )
     return [line.rstrip() for line in lines]
 

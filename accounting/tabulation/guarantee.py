@@ -32,9 +32,7 @@ DELTA = 1e-10
 #: Relative error allowed for sums of floats, logarithms and exponentials.
 _UP = 1 + 1e-11
 #: Orders that Renyi bounds are minimised over: the published ones, and some on either side.
-_ORDERS = np.unique(
-    np.concatenate([np.arange(101, 1001) / 100, 1 + np.logspace(-3, 4, 4001)])
-)  # fmt: skip
+_ORDERS = np.unique(np.concatenate([np.arange(101, 1001) / 100, 1 + np.logspace(-3, 4, 4001)]))
 
 
 class Spent(NamedTuple):

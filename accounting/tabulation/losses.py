@@ -24,8 +24,8 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.tabulation.guarantee import Spent, renyi_epsilon, total, zcdp_epsilon
 from dpstream.accounting.tabulation.margins import chances, summed
@@ -63,7 +63,9 @@ def _binomial(epsilon: float, count: int, step: float) -> tuple[int, Float64]:
     """Lowest place on the grid, and chances from it on, of ``count`` losses of +-epsilon."""
     plus = np.arange(count + 1)
     log_more, log_less = -np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon)
-    ways = gammaln(count + 1) - gammaln(plus + 1) - gammaln(count - plus + 1)
+    ways = (
+        special.gammaln(count + 1) - special.gammaln(plus + 1) - special.gammaln(count - plus + 1)
+    )
     chance = np.exp(ways + plus * log_more + (count - plus) * log_less)
     places = np.ceil((2 * plus - count) * (epsilon / step)).astype(np.int64)
     atoms = np.zeros(places[-1] - places[0] + 1)
@@ -101,10 +103,12 @@ def _gaussian_losses(spent: tuple[Spent, ...], delta: float) -> float:
         else:
             fixed = fixed * grid.of(each, 0 if each.gamma else each.groups)
     choices = [
-        [math.prod((grid.of(e, once) for e in alike), start=grid.none())
-         for once in range(groups + 1)]
+        [
+            math.prod((grid.of(e, once) for e in alike), start=grid.none())
+            for once in range(groups + 1)
+        ]
         for (_, groups), alike in kinds.items()
-    ]  # fmt: skip
+    ]
     worst = 0.0
     for chosen in itertools.product(*choices):
         worst = grid.least_epsilon(math.prod(chosen, start=fixed), delta - _SLACK, worst)
@@ -152,20 +156,20 @@ class _Grid:
         places = np.clip(places, -_PLACES // 2, _PLACES // 2 - 1) % _PLACES
         return np.asarray(np.fft.rfft(np.bincount(places, law.mass, _PLACES)))
 
-    def least_epsilon(self, transform: Complex, delta: float, known: float) -> float:
+    def least_epsilon(self, transform: Complex, delta: float, lower_bound: float) -> float:
         """The least epsilon, or the one that is known if it suffices."""
         mass = np.fft.fftshift(np.fft.irfft(transform, _PLACES))
-        return _least_epsilon(self._losses, np.maximum(np.asarray(mass), 0.0), delta, known)
+        return _least_epsilon(self._losses, np.maximum(np.asarray(mass), 0.0), delta, lower_bound)
 
 
-def _least_epsilon(losses: Float64, mass: Float64, delta: float, known: float = 0.0) -> float:
-    """Smallest epsilon >= ``known`` on which at most ``delta`` of the losses' excess lies."""
+def _least_epsilon(losses: Float64, mass: Float64, delta: float, lower_bound: float = 0.0) -> float:
+    """Smallest epsilon >= ``lower_bound`` on which at most ``delta`` of the losses' excess lies."""
 
     def excess(epsilon: float) -> float:
         over = int(np.searchsorted(losses, epsilon, side="right"))
         return float(np.sum(mass[over:] * -np.expm1(epsilon - losses[over:])))
 
-    low, high = known, float(losses[-1])
+    low, high = lower_bound, float(losses[-1])
     if excess(low) <= delta:
         return low
     for _ in range(50):

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.tabulation.scales import Noise
 
@@ -63,8 +63,8 @@ def chances(noise: Noise) -> Chances:
     values = np.arange(-far, far + 1)
     if noise.law == "rounded gauss":
         # Both halves from their own tail: a difference near 1 has no digits left.
-        upper = ndtr(-(np.abs(values) - 0.5) / noise.scale)
-        mass = upper - ndtr(-(np.abs(values) + 0.5) / noise.scale)
+        upper = special.ndtr(-(np.abs(values) - 0.5) / noise.scale)
+        mass = upper - special.ndtr(-(np.abs(values) + 0.5) / noise.scale)
     elif laplace:
         mass = np.exp(-np.abs(values) / noise.scale)
     else:
@@ -126,14 +126,14 @@ def margin(noise: Noise, count: int = 1, *, clipped: bool = False) -> int:
         clipped: counts below 0 become 0 before they are summed.
     """
     law = chances(noise)
-    whole = summed(law, count)
-    upper = summed(_clipped(law), count) if clipped and count > 1 else whole
+    total = summed(law, count)
+    upper = summed(_clipped(law), count) if clipped and count > 1 else total
 
     def missed(m: int) -> float:
         above = float(upper.mass[upper.values > m].sum())
-        return above + float(whole.mass[whole.values < -m].sum())
+        return above + float(total.mass[total.values < -m].sum())
 
-    return least_margin(missed, max(-whole.lowest, int(upper.values[-1])))
+    return least_margin(missed, max(-total.lowest, int(upper.values[-1])))
 
 
 def quantile(noise: Noise, chance: float) -> int:

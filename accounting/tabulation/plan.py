@@ -83,9 +83,9 @@ class TablePlan(msgspec.Struct, frozen=True):
         out = []
         for table in self.parameters.tables:
             for level, stability in self.stability.items():
-                found = draws(self.parameters, table, level, stability.groups)
-                if found is not None:
-                    out.append((table, level, found))
+                level_draws = draws(self.parameters, table, level, stability.groups)
+                if level_draws is not None:
+                    out.append((table, level, level_draws))
         return out
 
     @property
@@ -153,26 +153,26 @@ def canonical(plan: TablePlan) -> dict[str, Any]:
 
     Levels and tables are listed by what they are: one that is off or has no groups is not there.
     """
-    asked = plan.parameters
+    parameters = plan.parameters
     return {
         "version": VERSION,
-        "program": asked.program,
-        "noise": asked.noise,
-        "definition": asked.definition,
-        "fraction": None if asked.fraction is None else float(asked.fraction),
-        "zero_suppression": float(asked.zero_suppression),
-        "allow_negative": asked.allow_negative,
-        "max_race_codes": asked.max_race_codes,
-        "state_filter": sorted(asked.state_filter),
-        "estimates": asked.estimates,
+        "program": parameters.program,
+        "noise": parameters.noise,
+        "definition": parameters.definition,
+        "fraction": None if parameters.fraction is None else float(parameters.fraction),
+        "zero_suppression": float(parameters.zero_suppression),
+        "allow_negative": parameters.allow_negative,
+        "max_race_codes": parameters.max_race_codes,
+        "state_filter": sorted(parameters.state_filter),
+        "estimates": parameters.estimates,
         "files": plan.files,
         "levels": [
             {
                 "table": table.name,
                 "iteration_level": level.iteration_level,
                 "region_type": level.region_type,
-                "budget": str(asked.budget(table.name, level)),
-                "thresholds": shown(asked.thresholds[table.name][level]),
+                "budget": str(parameters.budget(table.name, level)),
+                "thresholds": shown(parameters.thresholds[table.name][level]),
                 "stability": plan.stability[level].groups,
             }
             for table, level, _ in plan.measured()

@@ -88,8 +88,8 @@ def draws(parameters: Parameters, table: Table, level: Level, stability: int) ->
     if parameters.fraction is None:
         return Draws(None, None, noise(Fraction(1)))
     gamma = parameters.gamma
-    whole = noise(Fraction(1)) if level.detailed else None
-    return Draws(whole, noise(gamma), noise(1 - gamma))
+    total = noise(Fraction(1)) if level.detailed else None
+    return Draws(total, noise(gamma), noise(1 - gamma))
 
 
 def scale_of(law: LawName, budget: Fraction, field: str = "budget") -> float:
@@ -104,11 +104,11 @@ def scale_of(law: LawName, budget: Fraction, field: str = "budget") -> float:
     """
     if law == "discrete laplace":
         least, most = LEAST_TABLE_SCALE, MAX_TABLE_SCALE
-        known = Fraction(most) * budget
+        ratio = Fraction(most) * budget
     else:
         least, most = (LEAST_TABLE_SIGMA if law == "discrete gauss" else 2.0**-3), MAX_SIGMA
-        known = 2 * Fraction(most) ** 2 * budget
-    if known < 1:  # asked before there is a float, which may have no room for it
+        ratio = 2 * Fraction(most) ** 2 * budget
+    if ratio < 1:  # asked before there is a float, which may have no room for it
         raise UsageError(
             field, f"is so small that noise of a scale above {most:,.0f} is needed", "give more"
         )

@@ -13,8 +13,7 @@ import functools
 import math
 from fractions import Fraction
 
-from scipy.special import ndtri
-
+from dpstream.accounting import special
 from dpstream.accounting.errors import required
 from dpstream.accounting.roots import brentq
 from dpstream.accounting.tabulation.margins import margin, tail
@@ -40,8 +39,8 @@ def least_budget(law: LawName, most: int) -> float:
     if law == "discrete laplace":
         return brentq(lambda e: _geometric_tail(e, most) - MISSED, 1e-9, 50.0, xtol=1e-15)
     if law == "rounded gauss":
-        return 1 / (2 * ((most + 0.5) / -float(ndtri(MISSED / 2))) ** 2)
-    near = (most + 0.5) / -float(ndtri(MISSED / 2))
+        return 1 / (2 * ((most + 0.5) / -float(special.ndtri(MISSED / 2))) ** 2)
+    near = (most + 0.5) / -float(special.ndtri(MISSED / 2))
     sigma = brentq(lambda x: tail(Noise(law, x), most) - MISSED, near / 2, 2 * near, xtol=2e-12)
     return 1 / (2 * sigma**2)
 
@@ -62,10 +61,10 @@ def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -
     Args:
         noise: of the level at its budget; groups: s.
     """
-    found = least_of(required(noise.detail, "noise.detail is there")) * groups / (1 - gamma)
+    least_budget = least_of(required(noise.detail, "noise.detail is there")) * groups / (1 - gamma)
     if noise.total is not None:
-        found = max(found, least_of(noise.total) * groups)
-    return min(found, budget)
+        least_budget = max(least_budget, least_of(noise.total) * groups)
+    return min(least_budget, budget)
 
 
 def least_of(noise: Noise) -> Fraction:

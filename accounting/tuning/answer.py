@@ -120,8 +120,8 @@ def read_off(
     error = float(errors(part.part[1:], sd, records)[cell])
     others = per_key(bounds, part.part[1:], noise, records, per_key_bound, error)
     tuned, cut = int(bounds[cell]), float(1 - part.part[1 + cell])
-    told = float(sd[cell]) if np.isfinite(sd[cell]) else None
-    return Figures(tuned, clamps, None, tuple(notes), cut, told, others)
+    cell_sd = float(sd[cell]) if np.isfinite(sd[cell]) else None
+    return Figures(tuned, clamps, None, tuple(notes), cut, cell_sd, others)
 
 
 def expectation(question: Question, design: TuningDesign) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS
+from dpstream.accounting.plan.fields import job_field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.tuning.reference import Standing, kept, stand
@@ -79,11 +80,13 @@ class Change(msgspec.Struct, frozen=True):
         return self.keys >= 0.995 and self.noise <= 1.005 and self.gain >= _HELPS
 
 
-def changes(plan: Plan, found: Ways) -> list[Change]:
+def changes(plan: Plan, ways: Ways) -> list[Change]:
     """Ways to noise the job as it stands, the starred one first, then other changes by gain."""
-    rows = [_of_way(plan, found.starred, starred=True)]
-    for way, effect in ((found.fuller, "more keys, no more noise"),
-                        (found.quieter, "less noise, no fewer keys")):  # fmt: skip
+    rows = [_of_way(plan, ways.starred, starred=True)]
+    for way, effect in (
+        (ways.fuller, "more keys, no more noise"),
+        (ways.quieter, "less noise, no fewer keys"),
+    ):
         row = None if way is None else _of_way(plan, way, effect)
         if row is not None and all(row.settings != other.settings for other in rows):
             rows.append(row)
@@ -93,7 +96,7 @@ def changes(plan: Plan, found: Ways) -> list[Change]:
 
 
 def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Change:
-    settings = written({f"privacy.{field}": value for field, value in way.settings.items()})
+    settings = written({job_field(field): value for field, value in way.settings.items()})
     if starred:
         effect = "nearly the most keys, with the least noise for that"
         if not plan.design.selects:
@@ -116,22 +119,22 @@ def _row(
     """One change, or ``None`` where the job cannot be run so, or gets the same."""
     try:
         other = change()
-        standing = stand(other, allocate(other), plan.privacy.contributions)
+        figures = stand(other, allocate(other), plan.privacy.contributions)
     except DpstreamError:
         return None
-    keys: float | None = standing.keys_against(own) if plan.design.selects else 1.0
+    keys: float | None = figures.keys_against(own) if plan.design.selects else 1.0
     if keys is not None and not math.isfinite(keys):
         keys = None
-    noise = standing.noise_against(own)
+    noise = figures.noise_against(own)
     if keys is not None and max(abs(keys - 1), abs(noise - 1)) < _NOTHING:
         return None
     settings = written(settings | _said(plan, other))
     cut = 1 - kept(other.privacy.contributions) / kept(plan.privacy.contributions)
     another = other.privacy.per_key_bound != plan.privacy.per_key_bound
-    early = _early(own, standing)
+    early = _early(own, figures)
     if _BY_THEN in effect:
-        found = "no" if not early else f"x{early:.2g}"
-        effect = effect.replace(_BY_THEN, f"{found} keys by a tenth of the window")
+        ratio_text = "no" if not early else f"x{early:.2g}"
+        effect = effect.replace(_BY_THEN, f"{ratio_text} keys by a tenth of the window")
     words = in_words(settings)
     return Change(settings, words, effect, keys, noise, max(cut, 0.0), another, early=early)
 
@@ -142,7 +145,7 @@ def _said(plan: Plan, other: Plan) -> dict[str, Any]:
     unnamed = plan.privacy.weights == usual(plan)
     if weights == (usual(other) if unnamed else plan.privacy.weights):
         return {}
-    return {"privacy.weights": weights}
+    return {"mechanism.weights": weights}
 
 
 Other = tuple[dict[str, Any], str, Callable[[], Plan]]
@@ -163,8 +166,8 @@ def _triggers(plan: Plan) -> Iterator[Other]:
     times = longest // line.trigger_every
     if times < 2:
         return
-    some = [m for m in range(2, times) if times % m == 0 and m <= 4]
-    for factor in (times, *some[-1:]):
+    divisors = [m for m in range(2, times) if times % m == 0 and m <= 4]
+    for factor in (times, *divisors[-1:]):
         every = line.trigger_every * factor
         once = (line.window + line.allowed_lateness) // every == 1
         effect = "published once, at the window's end" if once else "published less often"
@@ -172,7 +175,7 @@ def _triggers(plan: Plan) -> Iterator[Other]:
         def change(every: int = every) -> Plan:
             return msgspec.structs.replace(plan, timeline=_every(line, every))
 
-        yield {"time.trigger_every": duration_text(every)}, effect, change
+        yield {"release_every": duration_text(every)}, effect, change
 
 
 def _every(line: Timeline, every: int) -> Timeline:
@@ -241,10 +244,10 @@ def _columns(plan: Plan) -> Iterator[Other]:
     if len(plan.aggregates) < 2:
         return
     for gone in plan.aggregates:
-        kept = tuple(a for a in plan.aggregates if a is not gone)
+        remaining = tuple(a for a in plan.aggregates if a is not gone)
 
-        def change(kept: tuple[Any, ...] = kept) -> Plan:
-            return msgspec.structs.replace(plan, aggregates=kept)
+        def change(remaining: tuple[Any, ...] = remaining) -> Plan:
+            return msgspec.structs.replace(plan, aggregates=remaining)
 
         yield {f"aggregate.{gone.name}": None}, "one column less", change
 
@@ -260,17 +263,17 @@ def _keys(plan: Plan) -> Iterator[Other]:
         other = with_privacy(plan, **settings)
         return msgspec.structs.replace(other, public_keys=_SOME_LIST, remember=None)
 
-    given = {f"privacy.{k}": v for k, v in _differ(plan, settings).items() if k != "weights"}
+    given = {job_field(k): v for k, v in _differ(plan, settings).items() if k != "weights"}
     # Where the job names no strategy, ``auto`` may take less noise: to find its geometric encoder
     # would take longer than all other changes together.
     effect = "every key of your list, no other; needs the list from elsewhere; at most this noise"
     if plan.remember is not None:
-        given |= {"keys.remember": None}
-    yield given | {"keys.public": "keys.csv"}, effect, change
+        given |= {"remember_keys": None}
+    yield given | {"public_keys": "keys.csv"}, effect, change
 
 
 def _privacy(plan: Plan, settings: dict[str, Any], effect: str) -> Other:
-    named = {f"privacy.{name}": value for name, value in settings.items()}
+    named = {job_field(name): value for name, value in settings.items()}
     return named, effect, lambda: with_privacy(plan, **settings)
 
 

@@ -18,9 +18,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
-from dpstream.accounting import limits
+from dpstream.accounting import limits, special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.errors import InvariantError
@@ -73,7 +72,7 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
     chances = np.zeros((len(looked), len(units)))
     best, before, taken, heavy = np.full(len(units), -np.inf), 0.0, 0.0, 0.0
     for j, time in enumerate(times.tolist()):
-        skipped = float(mass @ ndtr(best)) if plan.design.skips else 0.0
+        skipped = float(mass @ special.ndtr(best)) if plan.design.skips else 0.0
         passed = time - before
         # q grows evenly between two tests; where all is published it stands.
         takes = max(passed * (1 - skipped), 1e-9)
@@ -82,7 +81,7 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
         before, taken = time, taken + takes
         adds = statistic.weighted * heavy + statistic.counted * time
         best = np.maximum(best, (units * adds - need[j]) / sd[j])
-        chances[j] = ndtr(best)
+        chances[j] = special.ndtr(best)
     tested = budget.selection
     if tested is not None and tested.most:  # one test, at the close
         counts = (tested.most, tested.sooner, tested.scale, float(need[-1]))
@@ -95,6 +94,9 @@ def _mean_weights(plan: Plan, budget: Budget) -> Float64:
     if budget.weights is None:
         return np.ones(len(_GRID))
     count = plan.privacy.contributions
+    if plan.design.by_size:  # a unit has n keys with chance 1/n - 1/(n + 1), and C with 1/C
+        share = np.append(1 / np.arange(2.0, count + 1), 1.0)
+        return np.full(len(_GRID), float((share * budget.weights).sum() / share.sum()))
     if count > limits.MAX_SKIPPING:  # the mean over all times: nothing is skipped there
         there = 1 / np.arange(1, count + 1)
         return np.full(len(_GRID), float((there * budget.weights).sum() / there.sum()))
@@ -104,19 +106,19 @@ def _mean_weights(plan: Plan, budget: Budget) -> Float64:
 @functools.lru_cache(maxsize=16)
 def _numbers(contributions: int) -> Float64:
     """(grid, C) chances that a record takes the k-th weight, at each q; read-only."""
-    found = np.zeros((len(_GRID), contributions))
-    binomial = np.zeros_like(found)
+    chances = np.zeros((len(_GRID), contributions))
+    binomial = np.zeros_like(chances)
     binomial[:, 0] = 1  # of J - 1 other records, J = 1, 2, ..
     q = _GRID[:, None]
     for records in range(1, contributions + 1):
         # A record's unit has J records with chance in proportion to J (1/J - 1/(J + 1)).
-        found += binomial * (1 if records == contributions else 1 / (records + 1))
+        chances += binomial * (1 if records == contributions else 1 / (records + 1))
         more = binomial * (1 - q)
         more[:, 1:] += binomial[:, :-1] * q
         binomial = more
-    found /= found.sum(axis=1, keepdims=True)
-    found.setflags(write=False)
-    return found
+    chances /= chances.sum(axis=1, keepdims=True)
+    chances.setflags(write=False)
+    return chances
 
 
 def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) -> Float64:

@@ -83,9 +83,18 @@ def _changes(plan: Plan) -> list[Change]:
         return []
 
 
+def _by_size_or_order(weights: dict[str, Any]) -> dict[str, Any]:
+    """Weights as a job file has them: by order or by size, never both."""
+    names = ("offset", "power") if weights["size_share"] is None else ("size_share",)
+    return {name: weights[name] for name in names}
+
+
 def _told(row: Change) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(row)
-    return told | {"gain": row.gain, "helps": row.helps}
+    fields: dict[str, Any] = msgspec.to_builtins(row)
+    weights = fields["settings"].get("mechanism.weights")
+    if isinstance(weights, dict):  # by order or by size: a job file names what is set
+        fields["settings"]["mechanism.weights"] = _by_size_or_order(weights)
+    return fields | {"gain": row.gain, "helps": row.helps}
 
 
 def _appears(
@@ -93,7 +102,7 @@ def _appears(
 ) -> dict[str, Any]:
     """Units for an even chance at the first and last test; with ``units``, keys to expect."""
     chosen = figures["selection"]
-    found: dict[str, Any] = {
+    appearance: dict[str, Any] = {
         "selects": chosen is not None,
         "units_for_half_chance_first": chosen and chosen["units_for_half_chance_first"],
         "units_for_half_chance_last": chosen and chosen["units_for_half_chance_last"],
@@ -105,12 +114,12 @@ def _appears(
     }
     if chosen is not None:
         last = chosen["units_for_half_chance_last"]
-        found["units_if_last_records"] = math.ceil(last / chosen["last_pair_counts"])
+        appearance["units_if_last_records"] = math.ceil(last / chosen["last_pair_counts"])
         if units is not None:
-            found["keys"] = keys or KEYS
-            found["expected_keys"] = expected_keys(plan, budget, units, keys or KEYS)
-            found["share_of_units"] = last / units
-    return found
+            appearance["keys"] = keys or KEYS
+            appearance["expected_keys"] = expected_keys(plan, budget, units, keys or KEYS)
+            appearance["share_of_units"] = last / units
+    return appearance
 
 
 def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
@@ -118,15 +127,21 @@ def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for aggregate, column in zip(plan.aggregates, figures["columns"], strict=True):
         sizes = [_of_size(aggregate, column["sd_final"], size) for size in SIZES]
-        rows.append({"name": aggregate.name, "kind": aggregate.kind, "of": _whole(aggregate)[1],
-                     "sizes": sizes})  # fmt: skip
+        rows.append(
+            {
+                "name": aggregate.name,
+                "kind": aggregate.kind,
+                "of": _whole(aggregate)[1],
+                "sizes": sizes,
+            }
+        )
     return rows
 
 
 def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:
     divided = sd / size if kind_of(aggregate).divides else sd
-    whole = _whole(aggregate)[0] * (1 if kind_of(aggregate).divides else size)
-    return {"records": size, "sd": divided, "relative": divided / whole}
+    scale = _whole(aggregate)[0] * (1 if kind_of(aggregate).divides else size)
+    return {"records": size, "sd": divided, "relative": divided / scale}
 
 
 def _whole(aggregate: Aggregate) -> tuple[float, str]:
@@ -141,5 +156,5 @@ def _whole(aggregate: Aggregate) -> tuple[float, str]:
 
 def _shares(figures: dict[str, Any]) -> dict[str, Any]:
     shares = figures["split"]["shares_of_mu_squared"]
-    whole = sum(shares.values())
-    return {"of": shares, "sum": whole, "why": WHY_MORE_THAN_ONE if whole > 1.005 else ""}
+    total = sum(shares.values())
+    return {"of": shares, "sum": total, "why": WHY_MORE_THAN_ONE if total > 1.005 else ""}

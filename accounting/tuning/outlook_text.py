@@ -24,7 +24,7 @@ def outlook_text(
     job: Plan | None = None,
 ) -> str:
     """The answers for a person, about 25 lines."""
-    figures, found = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
+    figures, sections = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
     lines = [
         f"Guarantee   {figures['guarantee']['words']}",
         *promise_lines(plan, budget),
@@ -32,11 +32,11 @@ def outlook_text(
         + ("" if plan.timeline.period is None else " and period")
         + f" (C), {_windows(plan)}",
         "",
-        *_appears_lines(plan, found["appears"]),
-        *_exact_lines(found["exact"]),
-        *_shares_lines(found["shares"]),
+        *_appears_lines(plan, sections["appears"]),
+        *_exact_lines(sections["exact"]),
+        *_shares_lines(sections["shares"]),
         "",
-        *_change_lines(found),
+        *_change_lines(sections),
     ]
     if figures["choice"] and figures["choice"]["how"] == "private":
         lines.append(f"Tuning      {figures['choice']['words']}")
@@ -56,27 +56,31 @@ def _windows(plan: Plan) -> str:
     return f"in windows of {duration(line.window)}{slide}, {often}"
 
 
-def _appears_lines(plan: Plan, found: dict[str, Any]) -> list[str]:
-    if not found["selects"]:
+def _appears_lines(plan: Plan, appearance: dict[str, Any]) -> list[str]:
+    if not appearance["selects"]:
         return ["Appears     every key of the public list, whatever the data"]
-    first, last = found["units_for_half_chance_first"], found["units_for_half_chance_last"]
+    first, last = (
+        appearance["units_for_half_chance_first"],
+        appearance["units_for_half_chance_last"],
+    )
     needed = f"{last:,} units in a window has"
     if plan.design.tests > 1:
         needed = f"{first:,} units at a window's first test, or {last:,} at its last, has"
     lines = [f"Appears     a key with {needed} a 50% chance of being published"]
-    if found["units_if_last_records"] > last:
+    if appearance["units_if_last_records"] > last:
         lines.append(
-            f"            (up to {found['units_if_last_records']:,} if the key has the last record "
-            "of each unit, not the first)"
+            f"            (up to {appearance['units_if_last_records']:,} if the key has the last "
+            "record of each unit, not the first)"
         )
-    if found["units"] is None:
+    if appearance["units"] is None:
         lines.append("            --units N: number of keys to expect with N units in a window")
     else:
-        share = found["share_of_units"]
+        share = appearance["share_of_units"]
         part = f"{100 * share:.2g}% of them" if share <= 1 else "more than there are"
         lines.append(
-            f"            of {found['units']:,} units that is {part}; of {found['keys']:,} keys "
-            f"{_about(found['expected_keys'])} appear, if the r-th most"
+            f"            of {appearance['units']:,} units that is {part}; of "
+            f"{appearance['keys']:,} keys {_about(appearance['expected_keys'])} appear, if the "
+            "r-th most"
         )
         lines.append(
             "            popular is met 1/r as often and a unit has at least i records with "
@@ -105,18 +109,18 @@ def _cell(of: dict[str, float]) -> str:
     return f"±{human(of['sd'])} ({human(100 * of['relative'])}%)"
 
 
-def _shares_lines(found: dict[str, Any]) -> list[str]:
-    parts = ", ".join(f"{name} {share:.2g}" for name, share in found["of"].items())
-    if len(found["of"]) < 2:
+def _shares_lines(shares: dict[str, Any]) -> list[str]:
+    parts = ", ".join(f"{name} {share:.2g}" for name, share in shares["of"].items())
+    if len(shares["of"]) < 2:
         return []
-    why = f"; {found['why']}" if found["why"] else ""
-    of = "epsilon" if found["law"] == "geometric" else "mu^2"
+    why = f"; {shares['why']}" if shares["why"] else ""
+    of = "epsilon" if shares["law"] == "geometric" else "mu^2"
     words = f"shares of {of}: {parts}{why}"
     return textwrap.wrap(words, 100, initial_indent="Budget      ", subsequent_indent=" " * 12)
 
 
-def _change_lines(found: dict[str, Any]) -> list[str]:
-    rows, best = found["changes"], found["helps_most"]
+def _change_lines(changes: dict[str, Any]) -> list[str]:
+    rows, best = changes["changes"], changes["helps_most"]
     if not rows:
         return []
     lines = []

@@ -246,12 +246,12 @@ def design(question: Question, private: bool = True) -> TuningDesign:
     share = (1 - _SLACK) / (1 + len(question.columns))
     pairs = pair_candidates(Fraction(question.scale), question.max_contributions)
     targets = () if question.quantile is None else (question.quantile,)
-    found = [histogram(CONTRIBUTIONS, pairs, len(pairs) + 1, targets, 1, share, mu)]
+    histograms = [histogram(CONTRIBUTIONS, pairs, len(pairs) + 1, targets, 1, share, mu)]
     for column in question.columns:
         values = value_candidates(column.lo, column.hi)
         ends, per_unit = (question.tail, 1 - question.tail), question.values_per_unit
-        found.append(histogram(column.name, values, len(values), ends, per_unit, share, mu))
-    return TuningDesign(mu, tuple(found))
+        histograms.append(histogram(column.name, values, len(values), ends, per_unit, share, mu))
+    return TuningDesign(mu, tuple(histograms))
 
 
 def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
     What is computed stands with 9 digits: the last bits of a figure differ between processors,
     and the same question must not be another request, with a charge of its own, on the next one.
     """
-    asked = {
+    fields = {
         "first": question.first,
         "epsilon": float(question.epsilon),
         "delta": float(question.delta),
@@ -287,7 +287,7 @@ def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
         }
         for of in design.histograms
     ]
-    return {"question": asked, "mu": f"{design.mu:.9g}", "histograms": drawn}
+    return {"question": fields, "mu": f"{design.mu:.9g}", "histograms": drawn}
 
 
 def _check(question: Question, private: bool) -> None:
@@ -311,5 +311,5 @@ def _check(question: Question, private: bool) -> None:
         raise UsageError(
             "--first",
             "is so short that two pairs of a unit already extrapolate to --max-contributions",
-            "use a longer --first or privacy.period, a larger --max-contributions, or --scale",
+            "use a longer --first or budget.covers, a larger --max-contributions, or --scale",
         )

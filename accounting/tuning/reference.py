@@ -96,9 +96,9 @@ def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
         noise["units"] = noise.pop(budget.units.name)
     if budget.tau is None:
         return Standing(math.inf, math.inf, 0.0, noise)
-    found = published_sizes(plan, budget, of)
-    keys, early = (_of_density(found.by(time)) for time in (1.0, EARLY))
-    return Standing(keys, early, float(np.interp(0.5, found.chances[-1], SIZES)), noise)
+    publication = published_sizes(plan, budget, of)
+    keys, early = (_of_density(publication.by(time)) for time in (1.0, EARLY))
+    return Standing(keys, early, float(np.interp(0.5, publication.chances[-1], SIZES)), noise)
 
 
 def mean_over_keys(figures: Float64) -> float:
@@ -171,5 +171,5 @@ def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     # A unit's i-th record is there with chance 1/i, and the key's first with p (1 - p)^(i - 1).
     chance = met[:, None] * (1 - met[:, None]) ** (first - 1) / first
     there, mass = np.diff(edges), met * np.diff(edges)
-    found = published(plan, budget, units * chance.sum(axis=1), mass / mass.sum())
-    return float(there @ found.chances[-1])
+    publication = published(plan, budget, units * chance.sum(axis=1), mass / mass.sum())
+    return float(there @ publication.chances[-1])

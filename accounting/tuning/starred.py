@@ -23,6 +23,7 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
+from dpstream.accounting.plan.sizes import suits_sizes
 from dpstream.accounting.tuning.reference import Standing, stand
 from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 
@@ -38,8 +39,17 @@ _MOST_NOISE = 1.65
 _SAME_NOISE = 1.05
 #: Another strategy is not worth a word where it saves less.
 _ANOTHER = 0.99
-_WEIGHTS = (None, MILD, EVEN, SelectionWeights(1, 0.75), SelectionWeights(1, 1),
-            SelectionWeights(3, 1), STEEP)  # fmt: skip
+_WEIGHTS = (
+    None,
+    MILD,
+    EVEN,
+    SelectionWeights(1, 0.75),
+    SelectionWeights(1, 1),
+    SelectionWeights(3, 1),
+    STEEP,
+)
+#: Weights by the number of a unit's keys, with what selection takes beside them.
+_SIZED = tuple(SelectionWeights(size_share=percent / 100) for percent in (10, 20, 35, 50))
 _SHARES = tuple(percent / 100 for percent in (*range(30, 85, 5), *range(85, 99)))
 #: Beyond this the optimum of ``dense`` takes longer than the whole rest of a plan.
 _DENSE = 128
@@ -75,33 +85,33 @@ def ways(plan: Plan) -> Ways:
         UsageError, PolicyError: the job itself cannot be run.
     """
     own = stand(plan, allocate(plan))
-    found = [Way({}, own, 1.0, 1.0)]
+    candidates = [Way({}, own, 1.0, 1.0)]
     for settings in _candidates(plan):
-        standing = _standing(plan, settings)
-        if standing is not None:
-            keys = standing.keys_against(own) if plan.design.selects else 1.0
-            found.append(Way(settings, standing, keys, standing.noise_against(own)))
-    found = [found[0], *(way for way in found[1:] if way.keys > 0)]
+        figures = _standing(plan, settings)
+        if figures is not None:
+            keys = figures.keys_against(own) if plan.design.selects else 1.0
+            candidates.append(Way(settings, figures, keys, figures.noise_against(own)))
+    candidates = [candidates[0], *(way for way in candidates[1:] if way.keys > 0)]
     most = _MOST_NOISE if plan.design.skips else math.inf
-    return Ways(_starred(found, most), _fuller(found), _quieter(found))
+    return Ways(_starred(candidates, most), _fuller(candidates), _quieter(candidates))
 
 
-def _starred(found: list[Way], most_noise: float = math.inf) -> Way:
-    paid = [way for way in found if way.noise <= min(max(way.keys, 1.0) ** _WORTH, most_noise)]
+def _starred(candidates: list[Way], most_noise: float = math.inf) -> Way:
+    paid = [way for way in candidates if way.noise <= min(max(way.keys, 1.0) ** _WORTH, most_noise)]
     most = max(way.keys for way in paid)
     full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]
     best = min(full, key=lambda way: way.noise)
-    own = found[0]
+    own = candidates[0]
     return own if own in full and own.noise <= _SAME_NOISE * best.noise else best
 
 
-def _fuller(found: list[Way]) -> Way | None:
-    best = max((way for way in found if way.noise <= 1.005), key=lambda way: way.keys)
+def _fuller(candidates: list[Way]) -> Way | None:
+    best = max((way for way in candidates if way.noise <= 1.005), key=lambda way: way.keys)
     return best if best.keys >= 1.03 else None
 
 
-def _quieter(found: list[Way]) -> Way | None:
-    best = min((way for way in found if way.keys >= 0.995), key=lambda way: way.noise)
+def _quieter(candidates: list[Way]) -> Way | None:
+    best = min((way for way in candidates if way.keys >= 0.995), key=lambda way: way.noise)
     return best if best.noise <= 0.97 else None
 
 
@@ -110,9 +120,9 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     privacy, best = plan.privacy, plan.privacy.strategy
     least = stand(plan, allocate(plan))
     for strategy in _strategies(plan):
-        found = _standing(plan, {"strategy": strategy})
-        if found is not None and found.noise_against(least) < _ANOTHER:
-            least, best = found, strategy
+        figures = _standing(plan, {"strategy": strategy})
+        if figures is not None and figures.noise_against(least) < _ANOTHER:
+            least, best = figures, strategy
             yield {"strategy": strategy}
     if not plan.design.selects:
         return
@@ -157,11 +167,14 @@ def _weights(plan: Plan) -> tuple[SelectionWeights | None, ...]:
     if plan.design.restarts or plan.privacy.contributions > limits.MAX_WEIGHTED:
         return (plan.privacy.weights,)
     spared = (SPARED,) if plan.design.skips else ()
-    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS, *spared)))
+    sized = _SIZED if suits_sizes(with_privacy(plan, selection_share=None)) else ()
+    return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS, *spared, *sized)))
 
 
 def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
     """Whether selection shares mu^2 with anything else (``allocate`` refuses a share otherwise)."""
+    if weights is not None and weights.by_size:
+        return False  # a share of their own
     return bool(plan.design.streams) or weights is not None
 
 

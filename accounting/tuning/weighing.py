@@ -106,12 +106,12 @@ def per_key(
         own: the job's bound per key.
         most: error of what was chosen; bounds that gain less than ``_GAIN`` are not worth a word.
     """
-    found = []
+    rows = []
     for bound in PER_KEY_BOUNDS:
         sd = np.array([noise(int(c), bound) for c in bounds])
         if bound != own and np.isfinite(sd).any():
             at = best(part, sd, records)
             if errors(part, sd, records)[at] > _GAIN * most:
                 continue
-            found.append(PerKey(bound, int(bounds[at]), float(1 - part[at]), float(sd[at])))
-    return tuple(found)
+            rows.append(PerKey(bound, int(bounds[at]), float(1 - part[at]), float(sd[at])))
+    return tuple(rows)

@@ -27,7 +27,7 @@ def duration_text(micros: int) -> str:
 
 def written(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of a plan as a job file has them: equal weights have a name there."""
-    equal = {"privacy.weights": "uniform"}
+    equal = {"mechanism.weights": "uniform"}
     return {k: equal.get(k) if v is None else v for k, v in settings.items()}
 
 
@@ -40,14 +40,15 @@ def _word(field: str, value: Any) -> str:
     table, _, name = field.partition(".")
     if table == "aggregate":
         return f"without column '{name}'"
-    short = name if table == "privacy" else field
     if value is None:
-        return f"no {short}"
-    return f"{short} = {toml(value)}"
+        return f"no {field}"
+    return f"{field} = {toml(value)}"
 
 
 def toml(value: Any) -> str:
     """A value as TOML writes it."""
+    if isinstance(value, SelectionWeights) and value.size_share is not None:
+        return f"{{ size_share = {exact(value.size_share)} }}"
     if isinstance(value, SelectionWeights):
         return f"{{ offset = {exact(value.offset)}, power = {exact(value.power)} }}"
     if isinstance(value, bool):

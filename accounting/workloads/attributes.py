@@ -46,13 +46,13 @@ class Attribute:
         """(rows,) cell of each value of a column; -1 where it has none."""
         column = np.asarray(column)
         if self.edges:
-            found = np.searchsorted(np.array(self.edges), column, side="right") - 1
+            cells = np.searchsorted(np.array(self.edges), column, side="right") - 1
             inside = (column >= self.edges[0]) & (column < self.edges[-1])
-            return np.where(inside, found, -1).astype(np.int64)
-        known = np.array(self.values)
-        order = np.argsort(known)
-        at = np.searchsorted(known, column, sorter=order).clip(max=self.size - 1)
-        return np.where(known[order[at]] == column, order[at], -1).astype(np.int64)
+            return np.where(inside, cells, -1).astype(np.int64)
+        values = np.array(self.values)
+        order = np.argsort(values)
+        at = np.searchsorted(values, column, sorter=order).clip(max=self.size - 1)
+        return np.where(values[order[at]] == column, order[at], -1).astype(np.int64)
 
     def canonical(self) -> bytes:
         """The bytes that a hash of the domain is made of: equal iff the attributes are."""
@@ -88,8 +88,9 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
             where, "must be Unicode text, or whole numbers of 64 bits", "correct these values"
         )
     if len({normal(value) for value in listed}) < len(listed):
-        raise PolicyError(where, "a value is listed twice, as text in normal form (NFC)",
-                          "list each once")  # fmt: skip
+        raise PolicyError(
+            where, "a value is listed twice, as text in normal form (NFC)", "list each once"
+        )
     return _limited(Attribute(name, values=listed), where)
 
 

@@ -26,6 +26,8 @@ from dpstream.accounting.workloads.attributes import framed
 INTERVALS = ("identity", "total", "prefix", "range", "width")
 #: Gram matrices that do not change when the cells are reversed.
 _REVERSIBLE = ("identity", "total", "range", "width")
+#: Ranges that are listed for their norms; more are counted by their lengths.
+_LISTED = 1 << 23
 #: Entries of a Gram matrix closer than this, relative to the largest, are equal but for rounding.
 _ALIKE = 1e-12
 
@@ -83,19 +85,19 @@ class Factor:
         """W x along an axis: that axis of n cells becomes one of rows queries (exact in
         integers)."""
         if self.matrix is not None:
-            found = np.moveaxis(np.tensordot(self.matrix, x, (1, axis)), 0, axis)
+            product = np.moveaxis(np.tensordot(self.matrix, x, (1, axis)), 0, axis)
         elif self.kind == "identity":
-            found = x
+            product = x
         else:
             shape = list(x.shape)
             shape[axis] = 1
             sums = np.cumsum(x, axis=axis)
             sums = np.concatenate([np.zeros(shape, sums.dtype), sums], axis=axis)
             lo, hi = self.spans
-            found = sums.take(hi + 1, axis=axis) - sums.take(lo, axis=axis)
+            product = sums.take(hi + 1, axis=axis) - sums.take(lo, axis=axis)
         if self.scale is None:
-            return found
-        return found * self.scale.reshape([-1 if k == axis else 1 for k in range(found.ndim)])
+            return product
+        return product * self.scale.reshape([-1 if k == axis else 1 for k in range(product.ndim)])
 
     def dense(self) -> Float64:
         """(rows, n) the matrix itself; for small ones."""
@@ -142,7 +144,7 @@ class Factor:
     def variances(self, covariance: Float64) -> Float64:
         """(rows,) variance of each answer, if the cells' errors have this (n, n) covariance."""
         if self.matrix is not None:
-            found = np.einsum("qi,qi->q", self.matrix @ covariance, self.matrix)
+            variances = np.einsum("qi,qi->q", self.matrix @ covariance, self.matrix)
         elif self.kind == "identity":
             return np.diag(covariance).copy()
         else:
@@ -151,27 +153,32 @@ class Factor:
             np.cumsum(sums, axis=0, out=sums)
             np.cumsum(sums, axis=1, out=sums)
             lo, hi = self.spans[0], self.spans[1] + 1
-            found = sums[hi, hi]
-            found -= sums[lo, hi]
-            found -= sums[hi, lo]
-            found += sums[lo, lo]
-        return np.asarray(found if self.scale is None else found * self.scale**2)
+            variances = sums[hi, hi]
+            variances -= sums[lo, hi]
+            variances -= sums[hi, lo]
+            variances += sums[lo, lo]
+        return np.asarray(variances if self.scale is None else variances * self.scale**2)
 
     @functools.cached_property
     def parts(self) -> tuple[Float64, Float64]:
         """(rows,) squared norm of each query along the vector of ones, and of the rest of it."""
         if self.matrix is not None:
-            along, whole = self.matrix.sum(1) ** 2 / self.size, (self.matrix**2).sum(1)
+            along, squares = self.matrix.sum(1) ** 2 / self.size, (self.matrix**2).sum(1)
         else:
-            whole = self.spans[1] - self.spans[0] + 1.0
-            along = whole**2 / self.size
+            squares = self.spans[1] - self.spans[0] + 1.0
+            along = squares**2 / self.size
         scale = 1.0 if self.scale is None else self.scale**2
-        return along * scale, np.maximum(whole - along, 0.0) * scale
+        return along * scale, np.maximum(squares - along, 0.0) * scale
 
     @functools.cached_property
     def masses(self) -> tuple[float, float]:
         """The same, summed over the queries: trace of the Gram matrix along ones, and of the
         rest."""
+        if self.kind == "range" and self.rows > _LISTED:
+            lengths = np.arange(1.0, self.size + 1)
+            counts = (self.size + 1 - lengths) / (lengths if self.relative else 1.0)
+            along_ones = counts @ lengths**2 / self.size
+            return float(along_ones), float(counts @ lengths - along_ones)
         along, rest = self.parts
         return float(along.sum()), float(rest.sum())
 
@@ -208,30 +215,31 @@ def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor
     """
     where = "queries.factors.matrix"
     try:
-        found = np.array(matrix, dtype=np.float64)
+        coefficients = np.array(matrix, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        found = np.zeros(0)
-    if found.ndim != 2 or found.shape[1] != size or not found.size:
+        coefficients = np.zeros(0)
+    if coefficients.ndim != 2 or coefficients.shape[1] != size or not coefficients.size:
         raise PolicyError(
             where, "must have a row or more, each with a number for each cell", "correct it"
         )
-    if found.size > MAX_EXPLICIT_NUMBERS:
+    if coefficients.size > MAX_EXPLICIT_NUMBERS:
         raise PolicyError(
             where, f"must have at most {MAX_EXPLICIT_NUMBERS} numbers", "use fewer queries"
         )
-    if not np.abs(found).max() <= MAX_COEFFICIENT:
+    if not np.abs(coefficients).max() <= MAX_COEFFICIENT:
         raise PolicyError(
             where,
             f"must have finite coefficients of at most {MAX_COEFFICIENT:.0e}",
             "rescale the row",
         )
-    if not np.abs(found).max(axis=1).all():
+    if not np.abs(coefficients).max(axis=1).all():
         raise PolicyError(where, "has a row of zeros, which asks nothing", "remove it")
-    if np.abs(found).max(axis=1).min() < 1 / MAX_COEFFICIENT:
+    if np.abs(coefficients).max(axis=1).min() < 1 / MAX_COEFFICIENT:
         raise PolicyError(
-            where, f"must have a coefficient of at least {1 / MAX_COEFFICIENT:.0e} in each row",
+            where,
+            f"must have a coefficient of at least {1 / MAX_COEFFICIENT:.0e} in each row",
             "rescale the row",
-        )  # fmt: skip
-    found += 0.0  # One zero, so that equal matrices have equal bytes.
-    found.flags.writeable = False
-    return Factor("matrix", size, matrix=found, relative=relative)
+        )
+    coefficients += 0.0  # One zero, so that equal matrices have equal bytes.
+    coefficients.flags.writeable = False
+    return Factor("matrix", size, matrix=coefficients, relative=relative)

@@ -46,8 +46,11 @@ def from_dict(text: Any) -> Workload:
     products: list[tuple[float, dict[int, Factor]]] = []
     for query in queries:
         if not isinstance(query, Mapping) or not query.keys() <= {
-            "weight", "factors", "ways", "kind",
-        }:  # fmt: skip
+            "weight",
+            "factors",
+            "ways",
+            "kind",
+        }:
             raise PolicyError(
                 "queries",
                 "a query may have the keys factors, or ways and kind, and weight, and no others",

@@ -87,10 +87,10 @@ class Workload:
 
     def factors_of(self, product: Product) -> list[Factor]:
         """One factor for each attribute: those not named are totals."""
-        found = [interval("total", size) for size in self.sizes]
+        factors = [interval("total", size) for size in self.sizes]
         for axis, factor in zip(product.axes, product.factors, strict=True):
-            found[axis] = factor
-        return found
+            factors[axis] = factor
+        return factors
 
     def axes(self, product: Product) -> list["Workload"]:
         """One workload for each attribute, whose product it is (weight aside)."""
@@ -133,13 +133,13 @@ class Workload:
                 f"a histogram has at most {MAX_HISTOGRAM_CELLS} cells",
                 "use coarser cells",
             )
-        found = []
+        blocks = []
         for product in self.products:
             answers = x.reshape(self.sizes)
             for axis, factor in enumerate(self.factors_of(product)):
                 answers = factor.apply(answers, axis)
-            found.append(answers)
-        return found
+            blocks.append(answers)
+        return blocks
 
     def relative(self) -> "Workload":
         """The same queries, each divided by its norm."""
@@ -162,13 +162,13 @@ class Workload:
         """Hex digest of what a strategy depends on: sizes and queries, not names and values."""
         digest = hashlib.sha256(b"dpstream linear workload 1")
         digest.update(struct.pack(f"<Q{len(self.sizes)}Q", len(self.sizes), *self.sizes))
-        known: dict[Factor, bytes] = {}
+        digests: dict[Factor, bytes] = {}
         for weight, axes, factors in self.products:
             parts = [struct.pack(f"<dQ{len(axes)}Q", weight, len(axes), *axes)]
             for factor in factors:
-                if factor not in known:
-                    known[factor] = hashlib.sha256(factor.canonical()).digest()
-                parts.append(known[factor])
+                if factor not in digests:
+                    digests[factor] = hashlib.sha256(factor.canonical()).digest()
+                parts.append(digests[factor])
             digest.update(b"".join(parts))
         return digest.hexdigest()
 
@@ -191,7 +191,7 @@ def workload_of(
         raise PolicyError(
             "queries", f"a workload has 1 to {MAX_WORKLOAD_PRODUCTS} products", "name as many"
         )
-    found = []
+    parts = []
     for weight, named in products:
         if isinstance(weight, bool) or not (
             isinstance(weight, int | float) and 1e-12 <= weight <= 1e12
@@ -202,8 +202,8 @@ def workload_of(
                 "rescale them, or leave it out",
             )
         axes = tuple(sorted([axis for axis, factor in named.items() if not _summed(factor)]))
-        found.append(Product(float(weight), axes, tuple([named[axis] for axis in axes])))
-    workload = Workload(domain_of(attributes), tuple(found))
+        parts.append(Product(float(weight), axes, tuple([named[axis] for axis in axes])))
+    workload = Workload(domain_of(attributes), tuple(parts))
     if workload.queries > MAX_QUERIES:
         raise PolicyError(
             "queries",

@@ -41,9 +41,9 @@ def test_quotients_of_series(terms: int) -> None:
     """(1 + x) / (4 - 2x): 1/4, then 3/8 halved each time; also beyond the usual ten terms."""
     before = flint.ctx.cap
     with precision(100):
-        found = series_quotient([1, 1], [4, -2], terms)
+        quotient = series_quotient([1, 1], [4, -2], terms)
     expected = [Fraction(1, 4), *(Fraction(3, 8) / 2**k for k in range(terms - 1))]
-    assert [Fraction(float(ball)) for ball in found] == expected
+    assert [Fraction(float(ball)) for ball in quotient] == expected
     assert flint.ctx.cap == before
     with precision(100), pytest.raises((ArithmeticError, ValueError)):
         series_quotient([1], [0, 1], max(terms, 2))

@@ -141,8 +141,8 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
         assert budget.theta == 0.4
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
-        kept = Fraction(budget.b) * privacy.contributions
-        assert kept <= Fraction(privacy.theta) * Fraction(privacy.delta)
+        spent_delta = Fraction(budget.b) * privacy.contributions
+        assert spent_delta <= Fraction(privacy.theta) * Fraction(privacy.delta)
     else:
         assert budget.theta == 0
         assert gaussian <= privacy.delta
@@ -213,8 +213,8 @@ def brute_force_rounds(triggers: int, total: int, n: int) -> float:
             for pieces in range(1, min(triggers, n - used) + 1):
                 for size in range(pieces, total - pairs + 1):
                     state = (used + pieces, pairs + size)
-                    found = cost + worst_split(pieces, size)
-                    best[state] = max(best.get(state, 0.0), found)
+                    total_cost = cost + worst_split(pieces, size)
+                    best[state] = max(best.get(state, 0.0), total_cost)
     return max(cost for (used, _), cost in best.items() if used == n)
 
 
@@ -233,8 +233,8 @@ def test_rounds_beyond_one_windows_triggers(triggers: int) -> None:
 def test_value_share_is_divided_by_weight(make_plan: Make) -> None:
     values = allocate(make_plan(aggregates=MIXED)).values
     assert [v.name for v in values] == ["count", "delay", "total"]
-    whole = sum(v.share for v in values)
-    assert [v.share / whole for v in values] == pytest.approx([0.2, 0.2, 0.6])
+    total = sum(v.share for v in values)
+    assert [v.share / total for v in values] == pytest.approx([0.2, 0.2, 0.6])
     assert [v.sensitivity / values[0].sensitivity for v in values] == pytest.approx([1, 24, 9])
     for noise in values:
         assert noise.sigma == pytest.approx(
@@ -310,22 +310,22 @@ def test_what_a_key_is_tested_on(make_plan: Make, every: int) -> None:
     both = allocate(make_plan(**options, per_key_bound=1, combine=True))
     largest = int(options["weights"].integers(32).max())  # type: ignore[attr-defined]
     for budget, alone in ((plain, 1), (weighted, largest)):
-        found, selection = budget.statistic, budget.selection
-        assert found is not None and selection is not None
-        assert (found.weighted, found.counted, found.alone) == (1, 0, alone)
-        assert found.sd.tolist() == selection.sd.tolist()
+        statistic, selection = budget.statistic, budget.selection
+        assert statistic is not None and selection is not None
+        assert (statistic.weighted, statistic.counted, statistic.alone) == (1, 0, alone)
+        assert statistic.sd.tolist() == selection.sd.tolist()
         exact = selection.strategy_object.rounding
-        assert (found.rounding >= exact).all() and found.rounding == pytest.approx(exact)
-    found, selection, count = both.statistic, both.selection, both.values[0]
-    assert found is not None and selection is not None and count.name == "count"
-    a, d = found.weighted, found.counted
-    assert a > 1 and d > 1 and found.alone == a * largest + d
-    steps = [min(every * test, 20) - 1 for test in range(1, len(found.sd) + 1)]
+        assert (statistic.rounding >= exact).all() and statistic.rounding == pytest.approx(exact)
+    statistic, selection, count = both.statistic, both.selection, both.values[0]
+    assert statistic is not None and selection is not None and count.name == "count"
+    a, d = statistic.weighted, statistic.counted
+    assert a > 1 and d > 1 and statistic.alone == a * largest + d
+    steps = [min(every * test, 20) - 1 for test in range(1, len(statistic.sd) + 1)]
     assert steps[-1] == 19 and len(set(count.strategy_object.rounding[steps])) > 1
     rounding = a * selection.strategy_object.rounding + d * count.strategy_object.rounding[steps]
     sd = np.sqrt((a * selection.sd) ** 2 + (d * count.sd[steps]) ** 2)
-    assert (found.rounding >= rounding).all() and found.rounding == pytest.approx(rounding)
-    assert (found.sd >= sd * (1 - 1e-15)).all() and found.sd == pytest.approx(sd, rel=1e-9)
+    assert (statistic.rounding >= rounding).all() and statistic.rounding == pytest.approx(rounding)
+    assert (statistic.sd >= sd * (1 - 1e-15)).all() and statistic.sd == pytest.approx(sd, rel=1e-9)
 
 
 def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
@@ -344,11 +344,13 @@ def test_refusals(make_plan: Make) -> None:
         assert caught.value.field == field
         return caught.value
 
-    assert "epsilon" in refused("privacy.epsilon", epsilon=1e-5).fix
-    assert refused("privacy.selection_share", public_keys="x", selection_share=0.5).fix == "omit it"
+    assert "epsilon" in refused("budget.epsilon", epsilon=1e-5).fix
+    assert (
+        refused("mechanism.selection_share", public_keys="x", selection_share=0.5).fix == "omit it"
+    )
     # A count of units of its own, beside weights that take nearly all.
     apart = {"aggregates": (UNITS,), "weights": SelectionWeights(3.0, 0.5), "epsilon": 0.1}
-    small = refused("privacy.epsilon", selection_share=0.99999, **apart)
+    small = refused("budget.epsilon", selection_share=0.99999, **apart)
     assert "'units'" in small.rule
     fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
     assert refused("aggregate.s.grid", aggregates=fine).fix == (

@@ -65,14 +65,14 @@ def check_same(ours: Budget, theirs: Budget) -> None:
 def test_read_back_to_the_bit(name: str, make_plan: Make) -> None:
     plan = make_plan(**CASES[name])
     given = allocate(plan)
-    found = calibrated(plan, calibrate(plan))
-    check_same(found.budget, given)
-    assert (given.units is given.selection) == (found.budget.units is found.budget.selection)
-    assert (found.plan.design.refresh_every, found.plan.design.select_every) == (
+    restored = calibrated(plan, calibrate(plan))
+    check_same(restored.budget, given)
+    assert (given.units is given.selection) == (restored.budget.units is restored.budget.selection)
+    assert (restored.plan.design.refresh_every, restored.plan.design.select_every) == (
         plan.design.refresh_every,
         plan.design.select_every,
     )
-    found.plan.check()
+    restored.plan.check()
 
 
 def test_numbers_without_a_guarantee_are_marked(make_plan: Make) -> None:
@@ -97,9 +97,9 @@ def test_a_later_program_changes_nothing(make_plan: Make) -> None:
     ):
         assert make_strategy("blt", 250).parameters.tolist() == [0.5, 0.3]
         calibrated.cache_clear()
-        found = calibrated(plan, text)
-    check_same(found.budget, given)
-    assert found.plan.privacy.refresh_every == found.plan.privacy.select_every == 2
+        restored = calibrated(plan, text)
+    check_same(restored.budget, given)
+    assert restored.plan.privacy.refresh_every == restored.plan.privacy.select_every == 2
 
 
 def test_a_run_keeps_the_weights_it_was_begun_with(make_plan: Make) -> None:
@@ -147,10 +147,10 @@ def test_a_run_skips_as_it_was_begun(make_plan: Make) -> None:
     for plan in plans:
         text = calibrate(plan)
         for other in plans:
-            mine, found = begun(other, text), calibrated(other, text)
+            mine, restored = begun(other, text), calibrated(other, text)
             assert mine.hash == other.hash and mine.design.skips == plan.design.skips
-            assert found.plan.design.skips == plan.design.skips
-            assert found.plan.design.test_triggers.tolist() == plan.design.test_triggers.tolist()
-    said = calibrate(make_plan(weights=SelectionWeights(), skip=True))
+            assert restored.plan.design.skips == plan.design.skips
+            assert restored.plan.design.test_triggers.tolist() == plan.design.test_triggers.tolist()
+    calibration = calibrate(make_plan(weights=SelectionWeights(), skip=True))
     with pytest.raises(PolicyError, match="cannot be read"):
-        begun(make_plan(skip=False), said)
+        begun(make_plan(skip=False), calibration)

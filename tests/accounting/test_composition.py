@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.composition import (
+    Limit,
+    Total,
     delta_spent,
     epsilon_left,
     epsilon_spent,
@@ -45,10 +47,10 @@ def exact(mus: Sequence[float], plains: Parts, epsilon: float) -> float:
     ]
     parts += [pld.from_privacy_parameters(pld.common.DifferentialPrivacyParameters(e, d),
                                           INTERVAL) for e, d in plains]  # fmt: skip
-    whole = parts[0]
+    composition = parts[0]
     for part in parts[1:]:
-        whole = whole.compose(part)
-    return float(whole.get_delta_for_epsilon(epsilon))
+        composition = composition.compose(part)
+    return float(composition.get_delta_for_epsilon(epsilon))
 
 
 MIXTURES: list[tuple[list[float], list[tuple[float, float]]]] = [
@@ -214,14 +216,16 @@ DISCRETE = 2.0  # sd of a discrete Gaussian: 1/8-zCDP
 def test_zcdp_is_never_below_the_exact_composition(
     mus: list[float], plains: list[tuple[float, float]], epsilon: float
 ) -> None:
-    whole = pld.from_discrete_gaussian_mechanism(DISCRETE, value_discretization_interval=INTERVAL)
+    composition = pld.from_discrete_gaussian_mechanism(
+        DISCRETE, value_discretization_interval=INTERVAL
+    )
     for mu in mus:
         gaussian = pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL)
-        whole = whole.compose(gaussian)
+        composition = composition.compose(gaussian)
     for e, d in plains:
         pair = pld.common.DifferentialPrivacyParameters(e, d)
-        whole = whole.compose(pld.from_privacy_parameters(pair, INTERVAL))
-    truth = float(whole.get_delta_for_epsilon(epsilon))
+        composition = composition.compose(pld.from_privacy_parameters(pair, INTERVAL))
+    truth = float(composition.get_delta_for_epsilon(epsilon))
     rho = 1 / (2 * DISCRETE**2)
     spends = [concentrated(rho), *map(gauss, mus), *(plain(*p) for p in plains)]
     assert delta_spent(spends, epsilon) >= truth * (1 - 1e-3) - 1e-12
@@ -274,3 +278,29 @@ def test_no_charge_has_two_accounts() -> None:
     for bad in ({"mu": 1.0, "rho": 0.5}, {"mu": None, "rho": -1.0}, {"mu": None, "rho": math.inf}):
         with pytest.raises(ValueError):
             Charge("r", "p", "user", **figures, **bad)  # type: ignore[arg-type]
+
+
+def test_shares_of_a_limit() -> None:
+    limit = Limit(Total(), 8.0, 1e-5)
+    mu, one = mu_of(1.0, 1e-9), plain(1.0)
+    assert limit.holds(one) == 8 and limit.share(one) == pytest.approx(1 / 8)
+    share = (mu / mu_of(8.0, 1e-5)) ** 2
+    assert limit.share(gauss(mu)) == pytest.approx(share) and share < 1 / 80
+    assert limit.equal_share(gauss(mu), one) == pytest.approx(8 * share)
+    # A share of delta may be the larger one.
+    assert limit.share(plain(1.0, 2e-6)) == pytest.approx(0.2)
+    assert limit.share(gauss(mu, 5e-6)) == pytest.approx(0.5)
+    # What has the smaller share stays as it is.
+    assert limit.equal_share(gauss(mu_of(4.0, 1e-5)), plain(0.5)) == 1
+    half = Limit(limit.total.plus(plain(4.0)), 8.0, 1e-5)
+    assert half.share(one) == pytest.approx(1 / 4)
+    spent = Limit(limit.total.plus(plain(8.0)), 8.0, 1e-5)
+    assert math.isinf(spent.share(one)) and spent.equal_share(gauss(mu), one) == 1
+
+
+def test_where_nothing_is_left_of_one_kind() -> None:
+    """Of delta nothing is left for Gaussian noise, or for thresholds, and epsilon is."""
+    limit = Limit(Total().plus(plain(1.0, 1e-5)), 8.0, 1e-5)
+    assert math.isinf(limit.share(gauss(0.1))) and limit.share(plain(1.0)) == pytest.approx(1 / 7)
+    assert math.isinf(limit.share(plain(1.0, 1e-9)))
+    assert limit.equal_share(plain(1.0), plain(1.0, 1e-9)) == 0

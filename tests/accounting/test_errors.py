@@ -32,11 +32,11 @@ def test_errors_travel_between_processes() -> None:
 def test_scripts_tell_them_apart_by_exit_code_and_word(
     kind: type[DpstreamError], code: int, word: str
 ) -> None:
-    error = kind("state.store", "is busy", "wait")
+    error = kind("store", "is busy", "wait")
     assert error.exit_code == code and error.as_dict()["exit_code"] == code
     assert error.as_dict()["error"] == word
     assert isinstance(error, DpstreamError) and (error.field, error.rule, error.fix) == (
-        "state.store", "is busy", "wait",
+        "store", "is busy", "wait",
     )  # fmt: skip
 
 

@@ -59,14 +59,14 @@ def test_the_plan_prints_no_less_than_it_promises(make_plan: Callable[..., Plan]
     assert len(lines) == len(figures["periods"]) == 5
     for line, row in zip(lines, figures["periods"], strict=True):
         words = line.replace(",", "").split()
-        shown = [float(words[words.index(name) + 1]) for name in ("mu", "epsilon", "delta")]
-        for got, least in zip(shown, (row["mu"], row["epsilon"], row["delta"]), strict=True):
+        printed = [float(words[words.index(name) + 1]) for name in ("mu", "epsilon", "delta")]
+        for got, least in zip(printed, (row["mu"], row["epsilon"], row["delta"]), strict=True):
             assert least <= got <= least * 1.01
 
 
 def _rounded_to_nearest(source: str) -> list[int]:
     """Lines that format a figure of a guarantee by ``:g`` or the like, which may round it down."""
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FormattedValue) or node.format_spec is None:
             continue
@@ -75,8 +75,8 @@ def _rounded_to_nearest(source: str) -> list[int]:
         called = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("up", "down")
         parts = {part.strip("'\"") for part in value.replace("[", ".").replace("]", "").split(".")}
         if not called and parts & names and spec.rstrip("'\"").endswith(("g", "e", "f")):
-            found.append(node.lineno)
-    return found
+            lines.append(node.lineno)
+    return lines
 
 
 def test_the_search_finds_what_it_is_for() -> None:
@@ -86,12 +86,12 @@ def test_the_search_finds_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("package", ["accounting", "state", "dp_transforms", "pipelines"])
 def test_no_figure_of_a_guarantee_is_rounded_to_the_nearest(package: str) -> None:
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / package).rglob("*.py"))
         for line in _rounded_to_nearest(path.read_text("utf-8"))
     ]
-    assert found == []
+    assert violations == []
 
 
 def test_durations() -> None:

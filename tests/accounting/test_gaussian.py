@@ -43,10 +43,10 @@ def mp_delta(epsilon: float, mu: float) -> mpmath.mpf:
 @pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 0.9744339, 3.0, 20.0])
 def test_delta_is_rounded_up_and_close(epsilon: float, mu: float) -> None:
     exact = mp_delta(epsilon, mu)
-    found = delta_of(epsilon, mu)
-    assert found >= exact or found == 1.0 == float(exact)
+    delta = delta_of(epsilon, mu)
+    assert delta >= exact or delta == 1.0 == float(exact)
     if exact > 1e-300:
-        assert found <= exact * (1 + 1e-6) + 1e-14
+        assert delta <= exact * (1 + 1e-6) + 1e-14
 
 
 def test_delta_edges() -> None:

@@ -76,8 +76,8 @@ def test_figures_have_their_names(make_plan: Make) -> None:
             "count": budget.values[0].share,
         },
     }
-    for told, noise in zip(figures["streams"], (budget.selection, budget.values[0]), strict=True):
-        assert told == {
+    for stream, noise in zip(figures["streams"], (budget.selection, budget.values[0]), strict=True):
+        assert stream == {
             "name": noise.name, "strategy": "tree", "triggers": 100, "col2": noise.col2,
             "scale": 0.0, "sensitivity": noise.sensitivity, "share": noise.share,
             "sigma": noise.sigma, "sd": noise.sd.tolist(),
@@ -179,11 +179,13 @@ def test_a_delta_is_at_most_1(make_plan: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "shown"),
+    ("windows", "expected_numbers"),
     [(1, []), (2, [1, 2]), (3, [1, 2, 3]), (10, [1, 2, 4, 8, 10]), (20, [1, 2, 4, 8, 20]),
      (40, [1, 2, 4, 8, 40]), (None, [1, 2, 4, 8, 1024])],
 )  # fmt: skip
-def test_lines_of_periods(make_plan: Make, windows: int | None, shown: list[int]) -> None:
+def test_lines_of_periods(
+    make_plan: Make, windows: int | None, expected_numbers: list[int]
+) -> None:
     plan = make_plan(windows=windows or 1, period=100_000_000)
     if windows is None:
         line = msgspec.structs.replace(plan.timeline, end=None)
@@ -195,10 +197,10 @@ def test_lines_of_periods(make_plan: Make, windows: int | None, shown: list[int]
     assert lines == [
         f"k = {k}: mu {up(rows[k]['mu'])}, epsilon {up(rows[k]['epsilon'])} at delta "
         f"{up(rows[k]['delta'], 3)}"
-        for k in shown
+        for k in expected_numbers
     ]
     assert ("has no end" in page) == (windows is None)
-    assert (f"{figures['periods_rule']}" in page) == bool(shown)
+    assert (f"{figures['periods_rule']}" in page) == bool(expected_numbers)
     assert "once for all time" not in page
 
 
@@ -222,12 +224,12 @@ def test_the_line_of_the_budget_is_rounded_up(make_plan: Make) -> None:
 
 @pytest.mark.parametrize("public", [None, "list"])
 @pytest.mark.parametrize(
-    ("triggers", "shown"),
+    ("triggers", "expected_numbers"),
     [(1, [1]), (2, [1, 2]), (7, [1, 2, 3, 4, 6, 7]), (100, [1, 2, 3, 25, 50, 75, 100]),
      (101, [1, 2, 3, 26, 51, 76, 101])],
 )  # fmt: skip
 def test_the_tables_hold_the_figures(
-    make_plan: Make, public: str | None, triggers: int, shown: list[int]
+    make_plan: Make, public: str | None, triggers: int, expected_numbers: list[int]
 ) -> None:
     plan = make_plan(triggers, aggregates=ALL, public_keys=public)
     budget = allocate(plan)
@@ -236,18 +238,18 @@ def test_the_tables_hold_the_figures(
     tau = figures["tau"]
     names = [name for s in figures["streams"] for name in ("sd", s["name"])]
     assert lines[at].split() == ["Trigger", *names, *(["tau", "(units)"] if tau else [])]
-    for t, line in zip(shown, lines[at + 1 :], strict=False):
+    for t, line in zip(expected_numbers, lines[at + 1 :], strict=False):
         sds = [f"{s['sd'][t - 1]:.6g}" for s in figures["streams"]]
         assert line.split() == [str(t), *sds, *([f"{tau[t - 1]:.6g}"] if tau else [])]
-    columns = at + len(shown) + 2
+    columns = at + len(expected_numbers) + 2
     assert lines[columns - 1] == "" and lines[columns].startswith("Column")
     for c, line in zip(figures["columns"], lines[columns + 1 :], strict=False):
         figure = f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}"
         assert line == figure.rstrip()
     streams = lines[at - 1 - len(figures["streams"]) : at - 1]
     for s, line in zip(figures["streams"], streams, strict=True):
-        told = [s["name"], *(f"{s[x]:.6g}" for x in ("share", "sensitivity", "sigma"))]
-        assert line.split() == [*told, str(s["col2"])]
+        cells = [s["name"], *(f"{s[x]:.6g}" for x in ("share", "sensitivity", "sigma"))]
+        assert line.split() == [*cells, str(s["col2"])]
 
 
 @pytest.mark.parametrize("case", [{}, {"mode": "rounds", "final_flush": True}, {"triggers": 1}])
@@ -288,25 +290,25 @@ def test_what_a_stream_without_end_is_told_to_do_costs_what_it_says(
     plan = make_plan(12, public_keys=public)
     line = msgspec.structs.replace(plan.timeline, end=None, slide=slide * SECOND)
     plan = msgspec.structs.replace(plan, timeline=line)
-    (told,) = (w for w in describe(plan, allocate(plan))["warnings"] if "for ever" in w)
-    assert "a multiple of the window" in told
-    opt_in = "periods_share_windows = true" in told
+    (warning,) = (w for w in describe(plan, allocate(plan))["warnings"] if "for ever" in w)
+    assert "a multiple of the window" in warning
+    opt_in = "periods_share_windows = true" in warning
     assert opt_in == (slide < 12 and public is None)
-    rule = next(k for k in ("and sqrt(k) mu", "sqrt(2 k) mu", "and k mu over") if k in told)
+    rule = next(k for k in ("and sqrt(k) mu", "sqrt(2 k) mu", "and k mu over") if k in warning)
     for windows in (1, 2, 5):
         period = msgspec.structs.replace(line, period=windows * line.window)
         privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=opt_in)
         done = msgspec.structs.replace(plan, timeline=period, privacy=privacy)
-        found = describe(done, allocate(done))
-        for row in found["periods"][1:]:
+        description = describe(done, allocate(done))
+        for row in description["periods"][1:]:
             k = row["periods"]
             factor = {"and sqrt": k**0.5, "sqrt(2 k": (2 * k) ** 0.5, "and k mu": k}[rule[:8]]
-            assert row["mu"] == pytest.approx(factor * found["split"]["mu"])
+            assert row["mu"] == pytest.approx(factor * description["split"]["mu"])
         if opt_in:
             alone = msgspec.structs.replace(done, timeline=msgspec.structs.replace(
                 period, slide=period.window), privacy=plan.privacy)  # fmt: skip
             assert np.allclose(
-                np.subtract(found["tau"], describe(alone, allocate(alone))["tau"]), 1
+                np.subtract(description["tau"], describe(alone, allocate(alone))["tau"]), 1
             )
 
 
@@ -315,9 +317,9 @@ def test_it_says_what_a_bound_per_key_and_a_derived_sum_are(make_plan: Make) -> 
     total = msgspec.structs.replace(mean, name="total", kind="sum")
     plan = make_plan(8, aggregates=(mean, total), per_key_bound=3)
     budget = allocate(plan)
-    told = text(plan, budget)
-    assert "at most 3 records per unit, window and key count, repeats take nothing" in told
-    assert "made from the sums behind 'delay' and the count, at no cost of its own" in told
+    page = text(plan, budget)
+    assert "at most 3 records per unit, window and key count, repeats take nothing" in page
+    assert "made from the sums behind 'delay' and the count, at no cost of its own" in page
     column = describe(plan, budget)["columns"][1]
     count, own = (float(noise.sd[-1]) for noise in budget.values)
     assert column["sd_final"] == pytest.approx(5.0 * math.hypot(own, 12 * count))

@@ -17,7 +17,8 @@ import pytest
 from scipy.stats import norm
 
 from dpstream.accounting.budget import allocate, lone_chance
-from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.key_tests import testing_strategy as strategy_of_tests
+from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
 from dpstream.accounting.plan.schedule import shares_of_tests
 from dpstream.accounting.strategies import TreeStrategy
 from dpstream.accounting.thresholds import joint_thresholds, lone_tail, thresholds
@@ -297,3 +298,32 @@ def test_what_hopeless_keys_would_cost_a_plan(make_plan: Make) -> None:
         spent.append(total / (32 * budget.b / 2))
     assert spent[0] <= 1.0001  # nearly all keys are near: in order, as the rule has it
     assert max(spent) > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "tests", "encoder"),
+    [
+        ("blt", 8, "dense"), ("dense", 8, "dense"), ("tree", 8, "tree"),
+        ("toeplitz", 8, "toeplitz"), ("blt", 1, "blt"), ("dense", 1, "dense"),
+        ("blt", MAX_DENSE_TRIGGERS + 1, "blt"),
+    ],
+)  # fmt: skip
+def test_encoders_of_tests(name: str, tests: int, encoder: str) -> None:
+    """Strategies of rounded nodes keep theirs, and so do streams of one test or too many; of the
+    others late tests have less noise than with an encoder of equal prefixes."""
+    strategy = strategy_of_tests(name, tests, 3.5)
+    assert (strategy.name, strategy.triggers) == (encoder, tests)
+    if encoder == "dense" and tests > 1:
+        even = strategy_of_tests(name, tests, 1.0)
+        sds = [each.sd_factors * math.sqrt(each.col2) for each in (strategy, even)]
+        assert sds[0][-1] < sds[1][-1] and sds[0][0] > sds[1][0]
+
+
+def test_keys_of_rounds_are_tested_alike(make_plan: Make) -> None:
+    """A key can be selected at each test again: no test has a larger part of delta."""
+    plan = make_plan(8, mode="rounds", strategy="tree", contributions=4)
+    budget = allocate(plan)
+    of = budget.statistic
+    assert plan.design.restarts and of is not None and budget.tau is not None
+    tails = norm.sf((budget.tau / SCALE - of.rounding - of.alone) / of.sd)
+    assert (tails <= budget.b / 8).all() and tails == pytest.approx(budget.b / 8, rel=1e-2)

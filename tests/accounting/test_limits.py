@@ -9,7 +9,7 @@ from dpstream.accounting import limits
 
 def reasonless(source: str) -> list[str]:
     """Limits above whose group of lines no reason stands."""
-    lines, found = source.splitlines(), []
+    lines, names = source.splitlines(), []
     for node in ast.parse(source).body:
         if not isinstance(node, ast.Assign):
             continue
@@ -17,13 +17,13 @@ def reasonless(source: str) -> list[str]:
         while at > 0 and lines[at - 1].strip() and not lines[at - 1].startswith("#"):
             at -= 1
         if at == 0 or not lines[at - 1].startswith("#:"):
-            found.append(ast.unparse(node.targets[0]))
-    return found
+            names.append(ast.unparse(node.targets[0]))
+    return names
 
 
 def test_each_has_its_reason() -> None:
-    found = reasonless(inspect.getsource(limits))
-    assert found == ["MICROS_PER_SECOND"]  # no limit, a unit
+    names = reasonless(inspect.getsource(limits))
+    assert names == ["MICROS_PER_SECOND"]  # no limit, a unit
     assert reasonless('"""M."""\n\nMOST = 3\n#: Why.\nLEAST = 1\n') == ["MOST"]
 
 

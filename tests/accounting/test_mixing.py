@@ -39,13 +39,13 @@ def test_the_bound_is_above_the_exact_inverse_and_near_it(
 
 def test_of_a_product_the_norms_multiply() -> None:
     mixing = Mixing([some(3), some(4, 2)])
-    whole = np.kron(some(3), some(4, 2))
+    matrix = np.kron(some(3), some(4, 2))
     assert mixing.shape == (3, 4) and mixing.size == 12 and not mixing.identity
-    longest = float((np.linalg.inv(whole) ** 2).sum(axis=0).max())
+    longest = float((np.linalg.inv(matrix) ** 2).sum(axis=0).max())
     assert longest <= mixing.inverse_norm2 <= longest * (1 + 1e-9)
-    norms = np.sqrt((whole**2).sum(axis=1))
+    norms = np.sqrt((matrix**2).sum(axis=1))
     assert np.all(norms <= mixing.row_norms) and mixing.row_norms == pytest.approx(norms)
-    sums = float(np.abs(whole).sum(axis=1).max())
+    sums = float(np.abs(matrix).sum(axis=1).max())
     assert sums <= mixing.row_sum <= sums * (1 + 1e-9)
 
 

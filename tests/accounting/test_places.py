@@ -107,20 +107,20 @@ def load(path: Path) -> object:
 @pytest.mark.parametrize(
     ("read", "text", "old", "field"),
     [
-        (load, JOB, "in.parquet", "source.path"),
-        (load, JOB, "keys.csv", "keys.public"),
-        (load, JOB, "noise.key", "privacy.key_file"),
-        (load, JOB, "sqlite:run.db", "state.store"),
-        (load, JOB, "run.db", "state.store"),
+        (load, JOB, "in.parquet", "table.path"),
+        (load, JOB, "keys.csv", "public_keys"),
+        (load, JOB, "noise.key", "secret"),
+        (load, JOB, "sqlite:run.db", "store"),
+        (load, JOB, "run.db", "store"),
         (load, JOB, "out", "sink.path"),
-        (load, JOB, "ledger.db", "ledger.path"),
+        (load, JOB, "ledger.db", "account.path"),
         (load_catalog, CATALOG, "t.parquet", "table[0].path"),
-        (load_catalog, CATALOG, "noise.key", "privacy.key_file"),
-        (load_catalog, CATALOG, "ledger.db", "ledger.path"),
+        (load_catalog, CATALOG, "noise.key", "secret"),
+        (load_catalog, CATALOG, "ledger.db", "account.path"),
         (load_config, TABLE, "r.csv", "table.records"),
         (load_config, TABLE, 'folder = "t"', "table.folder"),
-        (load_config, TABLE, "noise.key", "privacy.key_file"),
-        (load_config, TABLE, "ledger.db", "ledger.path"),
+        (load_config, TABLE, "noise.key", "secret"),
+        (load_config, TABLE, "ledger.db", "account.path"),
     ],
 )  # fmt: skip
 def test_a_url_is_refused(
@@ -200,9 +200,9 @@ def catalog(public: str) -> str:
 
 
 READERS: dict[str, tuple[Callable[[Path], object], Callable[[str], str], str]] = {
-    "keys of a folder": (load, job_of_a_folder, "keys.public"),
-    "keys of a pattern": (load, job_of_a_pattern, "keys.public"),
-    "look-up": (load, job_that_looks_up, "source.query.look_up[0].path"),
+    "keys of a folder": (load, job_of_a_folder, "public_keys"),
+    "keys of a pattern": (load, job_of_a_pattern, "public_keys"),
+    "look-up": (load, job_that_looks_up, "query.look_up[0].path"),
     "catalog": (load_catalog, catalog, "table p"),
 }
 

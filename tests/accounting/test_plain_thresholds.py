@@ -11,6 +11,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget import allocate
@@ -19,9 +20,11 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plain_thresholds import plain_thresholds
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.query.truncation import truncation
+from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy
 from dpstream.accounting.weights import MILD
 from tests.accounting.plans import COUNT, MEAN, SUM, UNITS, build
+from tests.oracle.geometric_tails import tail_above
 
 FAR = 60
 
@@ -75,6 +78,47 @@ def test_mixed_rows_pass_as_rarely_as_is_said(triggers: int) -> None:
         chances = np.outer(chances, masses(scale)).ravel()
     assert chances[1 + total > tau].sum() <= tail
     assert chances[1 + total > 0.8 * tau].sum() > tail
+
+
+def test_a_mixed_row_is_not_taken_for_noise_of_steps() -> None:
+    """Decoded noise that is wider than that of two steps: -2 z_1 - 2 z_2 + 3 z_3."""
+    scale, tail = 1.0, 1e-4
+    strategy = GeometricStrategy(2, np.array([1.0, 1, 1, 1, 1, 0, 3]))
+    assert strategy.decoder[1].tolist() == [-2, -2, 3]
+    tau = float(plain_thresholds(strategy, scale, tail, 0, np.array([2]))[0]) / 2.0**DECODE_BITS
+    law, z = masses(scale), np.arange(-FAR, FAR + 1)
+    doubled, tripled = np.zeros(6 * FAR + 1), np.zeros(6 * FAR + 1)
+    doubled[2 * z + 3 * FAR], tripled[3 * z + 3 * FAR] = law, law
+    chances = np.convolve(np.convolve(doubled, doubled), tripled)
+    above = np.arange(len(chances)) - len(chances) // 2 + 1 > tau
+    assert tail / 100 < chances[above].sum() <= tail
+    # The sum of two steps passes the tail at less, which would select too often.
+    steps = plain_thresholds(GeometricStrategy(2, IDENTITY), scale, tail, 0, np.array([2]))
+    early = float(steps[0]) / 2.0**DECODE_BITS
+    assert chances[np.arange(len(chances)) - len(chances) // 2 + 1 > early].sum() > 10 * tail
+
+
+class CoarselyRounded(GeometricStrategy):
+    """Noise that is published up to (1/4, 3) from its ideal."""
+
+    @property
+    @override
+    def rounding(self) -> Float64:
+        return np.array([0.25, 3.0])
+
+
+@pytest.mark.parametrize("at", [[1], [2], [1, 2]])
+def test_thresholds_leave_room_for_what_rounding_adds(at: list[int]) -> None:
+    """A published count is up to D_t above the count whose tail is bounded: tau_t is D_t higher."""
+    steps: Int64 = np.array(at)
+    exact, coarse = (
+        plain_thresholds(kind(2, IDENTITY), 1.5, 1e-5, 0, steps) / 2.0**DECODE_BITS
+        for kind in (GeometricStrategy, CoarselyRounded)
+    )
+    added = np.array([0.25, 3.0])[steps - 1]
+    assert np.abs(coarse - exact - added).max() <= 2 * 2.0**-DECODE_BITS
+    # The rounding of the product is in its thresholds: q is whole and lies a part of a unit lower.
+    assert (exact % 1 >= ROUND_UP / 2.0**DECODE_BITS).all()
 
 
 # --- small streams ----------------------------------------------------------------------------
@@ -235,10 +279,47 @@ def test_several_triggers_have_noise_that_is_not_truncated() -> None:
     budget = allocate(plain(4, per_key_bound=1))
     assert budget.selection == budget.values[0] and budget.selection.most == 0
     assert budget.tau is not None and len(budget.tau) == 4
-    apart = allocate(plain(8, per_key_bound=1, select_every=4))
+    few = allocate(plain(8, per_key_bound=1, select_every=4))
+    assert few.tau is not None and len(few.tau) == 2 and few.streams == few.values
+    apart = allocate(plain(8, per_key_bound=1, select_every=4, selection_share=0.5))
     assert apart.tau is not None and len(apart.tau) == 2 and len(apart.streams) == 2
+    assert apart.selection is not None and apart.selection.triggers == 2
     once = allocate(plain(8, select_every=8))
     assert once.selection is not None and once.selection.most and len(once.tau or ()) == 1
+
+
+@pytest.mark.parametrize("tests", [(2, 5, 9), (1, 9), (3, 6, 8, 9)])
+def test_a_published_count_is_tested_at_few_of_its_steps(tests: tuple[int, ...]) -> None:
+    """By the law of its noise at each test, in the inversion integral; b / T' a test."""
+    job = plain(9, per_key_bound=1, tests=tests)
+    budget = allocate(job)
+    noise, tau = budget.selection, budget.tau
+    assert noise is not None and noise is budget.values[0] and noise.triggers == 9
+    assert tau is not None and len(tau) == len(tests) and noise.most == 0
+    above = tau / 2.0**DECODE_BITS - 1
+    for test, step in enumerate(tests):
+        assert tail_above(noise, step, float(above[test])) <= budget.b / len(tests)
+        assert tail_above(noise, step, 0.7 * float(above[test])) > budget.b / len(tests)
+    # Thresholds of the first steps would let too much pass at the tests.
+    first = plain_thresholds(noise.strategy_object, noise.scale, budget.b, 0, np.arange(1, 4))  # type: ignore[arg-type]
+    early = float(first[0]) / 2.0**DECODE_BITS - 1
+    assert tail_above(noise, 9, early) > budget.b
+
+
+@pytest.mark.parametrize("strategy", ["geometric", "blt", "tree"])
+def test_what_is_published_once_is_noised_once(strategy: str) -> None:
+    """A single test at the close: columns have the noise of a window with one trigger.  Not where
+    later windows publish what was remembered at each refresh."""
+    kind = {"per_key_bound": 1, "strategy": strategy, "aggregates": (COUNT, SUM)}
+    one, late = (allocate(plain(t, tests=(t,), **kind)) for t in (1, 16))
+    assert [noise.triggers for noise in late.streams] == [1] * len(late.streams)
+    for ours, theirs in zip(late.values, one.values, strict=True):
+        assert ours.sd.tolist() == theirs.sd.tolist()
+    assert late.tau is not None and one.tau is not None and late.tau.tolist() == one.tau.tolist()
+    several = allocate(plain(16, tests=2, **kind))
+    assert [noise.triggers for noise in several.values] == [16, 16]
+    again = allocate(plain(16, windows=3, tests=(16,), **kind))
+    assert [noise.triggers for noise in again.values] == [16, 16]
 
 
 def test_what_is_made_for_gaussian_noise_is_refused() -> None:

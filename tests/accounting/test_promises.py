@@ -1,22 +1,30 @@
 """Both promises of both families: 91 months of (2, 1e-7)."""
 
+from fractions import Fraction
+
 import msgspec
 import pytest
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.fixed_schedule import epsilon_of_responses
-from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.fixed_schedule import delta_of_responses, epsilon_of_responses
+from dpstream.accounting.gaussian import delta_of, epsilon_of
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.promises import promise_lines, promises
-from tests.accounting.plans import SECOND, build
+from dpstream.accounting.strength import STATED_DELTA
+from tests.accounting.plans import COUNT, SECOND, SUM, build
 
 
-def months(contributions: int = 1, **privacy: object) -> Plan:
-    return build(
-        1, public_keys="list", strategy="auto", epsilon=2.0, delta=1e-7, windows=91, period=SECOND,
-        contributions=contributions, **privacy,
-    )  # fmt: skip
+def months(contributions: int = 1, **settings: object) -> Plan:
+    fixed = {"public_keys": "list", "strategy": "auto", "epsilon": 2.0, "delta": 1e-7}
+    fixed |= {"windows": 91, "period": SECOND, "contributions": contributions}
+    return build(1, **(fixed | settings))  # type: ignore[arg-type]
+
+
+def without_end(plan: Plan) -> Plan:
+    timeline = msgspec.structs.replace(plan.timeline, end=None)
+    return msgspec.structs.replace(plan, timeline=timeline)
 
 
 def test_ninety_one_months() -> None:
@@ -66,3 +74,114 @@ def test_lines_for_a_person() -> None:
     assert "geometric" in other and "(in force)" not in other
     pure = build(4, public_keys="list", strategy="geometric", delta=0.0)
     assert promise_lines(pure, allocate(pure)) == []
+
+
+@pytest.mark.parametrize("public", ["list", None])
+@pytest.mark.parametrize("periods", [2, 7, 91])
+def test_a_gaussian_lifetime_is_spent_by_noise_and_thresholds(
+    public: str | None, periods: int
+) -> None:
+    """At its epsilon the Gaussian noise of k periods and k times the thresholds cost its delta."""
+    plan = months(2, public_keys=public, strategy="blt", windows=periods)
+    budget = allocate(plan)
+    assert (budget.theta > 0) == (public is None)
+    [row, *_] = promises(plan, budget)
+    epsilon, delta = row.lifetime
+    assert Fraction(delta) >= periods * Fraction(1e-7) * (1 - Fraction(1, 10**15))
+    assert delta == pytest.approx(periods * 1e-7, rel=1e-13)
+    assert Fraction(delta) >= periods * Fraction(budget.delta)
+    mu, thresholds = periods**0.5 * budget.mu, periods * budget.theta * budget.delta
+    assert delta_of(epsilon, mu * (1 - 1e-12)) + thresholds <= delta
+    assert delta_of(epsilon * (1 - 1e-6), mu) + thresholds > delta
+
+
+def test_thresholds_of_one_test_are_part_of_a_lifetime() -> None:
+    """One window of four periods that is tested once: its rule fits noise and thresholds into the
+    delta of one period together, which does not hold for four at four times their mu."""
+    plan = build(
+        4, strategy="blt", epsilon=2.0, delta=1e-7, period=SECOND, tests=1,
+        contributions=2, periods_share_windows=True,
+    ).check()  # fmt: skip
+    budget = allocate(plan)
+    [row, *_] = promises(plan, budget)
+    epsilon, delta = row.lifetime
+    assert row.periods == 4 and budget.theta == 0
+    mu = several_mu(budget.mu, 4, together(plan)) * (1 - 1e-12)
+    noise, thresholds = delta_of(epsilon, mu), 4 * 2 * budget.b
+    assert noise == pytest.approx(4e-7, rel=1e-6)
+    assert noise + thresholds <= delta <= (noise + thresholds) * (1 + 1e-6)
+    assert noise + thresholds > 1.5 * 4e-7
+
+
+@pytest.mark.parametrize("each", [0.1, 0.3, 2.0])
+def test_a_plain_lifetime_is_no_less_than_the_sum(each: float) -> None:
+    """In decimals, as the plan states it, and at most one float above the sum."""
+    for periods in (3, 7, 91):
+        plan = months(strategy="geometric", epsilon=each, windows=periods)
+        [row, *_] = promises(plan, allocate(plan))
+        exact = periods * Fraction(repr(each))
+        assert exact <= Fraction(row.lifetime[0]) <= exact * (1 + Fraction(1, 2**51))
+        assert row.lifetime[1] == 0
+
+
+@pytest.mark.parametrize("contributions", [1, 2])
+def test_a_fixed_schedule_pays_thresholds_and_composition(contributions: int) -> None:
+    """Its delta is that of 91 periods of thresholds and that at which epsilons compose; sabotage:
+    what remains of 91 times delta beside thresholds that use all of it is nothing."""
+    kind: dict[str, object] = {"strategy": "geometric", "per_key_bound": 1}
+    public, selected = months(contributions, **kind), months(
+        contributions, public_keys=None, **kind
+    )  # fmt: skip
+    for plan in (public, selected):
+        budget = allocate(plan)
+        fixed = promises(plan, budget)[0].fixed
+        assert fixed is not None
+        each, count = 2.0 / contributions, 91 * contributions
+        composed = delta_of_responses(fixed[0], each, count)
+        thresholds = Fraction(91 * contributions) * Fraction(budget.b)
+        assert Fraction(composed) + thresholds <= Fraction(fixed[1])
+        assert composed == pytest.approx(91e-7, rel=1e-6)
+        assert fixed[1] == pytest.approx(91e-7 * (2 if plan.design.selects else 1), rel=1e-9)
+        assert (composed + float(thresholds) > 1.5 * 91e-7) == plan.design.selects
+
+
+def test_pure_noise_states_a_delta_for_a_fixed_schedule_alone() -> None:
+    plan = months(strategy="geometric", delta=0.0)
+    [row] = promises(plan, allocate(plan))
+    assert row.delta == 0 and row.lifetime == (182, 0)
+    assert row.fixed == (epsilon_of_responses(STATED_DELTA, 2.0, 91), STATED_DELTA)
+
+
+def test_a_stream_without_end_shows_a_few_periods_and_says_so() -> None:
+    plan = without_end(months())
+    rows = promises(plan, allocate(plan))
+    assert [row.periods for row in rows] == [4, 4] and rows[0].lifetime == (8, 0)
+    lifetime = promise_lines(plan, allocate(plan))[-1]
+    assert "a person of 4 periods:" in lifetime and "no end" in lifetime
+    ended = promise_lines(months(), allocate(months()))[-1]
+    assert "all 91 periods" in ended and "no end" not in ended
+
+
+def test_budgets_that_guarantee_nothing_are_of_one_family_and_period() -> None:
+    budget = msgspec.structs.replace(allocate(months()), sound=False)
+    [row] = promises(months(), budget)
+    assert row.chosen and row.periods == 1 and row.lifetime == (budget.epsilon, budget.delta)
+    assert promise_lines(months(), budget) == []
+
+
+def test_lines_say_period_column_and_figures() -> None:
+    """The first column, the figures rounded up to 4 and 3 digits, and whether periods repeat."""
+    plan = months(2, aggregates=(COUNT, SUM), per_key_bound=1)
+    rows = promises(plan, allocate(plan))
+    assert {row.column for row in rows} == {"n"}
+    lines = promise_lines(plan, allocate(plan))
+    assert all(" a period, n " in line and " in all, " not in line for line in lines[:2])
+    fixed = rows[0].fixed
+    assert fixed is not None and fixed[0] == pytest.approx(131.55, abs=0.01)
+    assert "geometric (182, 0), (131.6, 9.1e-06) on a schedule fixed beforehand" in lines[2]
+    assert "gaussian (23.61, 9.11e-06)" in lines[2]
+    once = build(12)
+    assert all(" in all, n " in line for line in promise_lines(once, allocate(once)))
+    pure = months(strategy="geometric", delta=0.0)
+    [noise, _] = promise_lines(pure, allocate(pure))
+    assert "(in force)" not in noise

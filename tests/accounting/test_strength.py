@@ -67,6 +67,6 @@ def test_a_large_delta_is_refused_unless_it_is_wanted() -> None:
     check_delta(MOST_DELTA, False)
     check_delta(0.5, True)
     with pytest.raises(PolicyError) as error:
-        check_delta(0.0100001, False, "privacy.delta", "privacy.allow_large_delta = true")
-    assert error.value.field == "privacy.delta"
-    assert "privacy.allow_large_delta = true" in error.value.fix
+        check_delta(0.0100001, False, "budget.delta", "mechanism.allow_large_delta = true")
+    assert error.value.field == "budget.delta"
+    assert "mechanism.allow_large_delta = true" in error.value.fix

@@ -44,9 +44,9 @@ def test_isf_edges() -> None:
 
 def test_fixed_point_rounds_up() -> None:
     values = np.array([0.0, 1.0, 1.0 + 2**-20, -0.3, 1e9 + 0.001])
-    found = fixed_point(values)
-    assert found.dtype == np.int64
-    for value, integer in zip(values, found.tolist(), strict=True):
+    integers = fixed_point(values)
+    assert integers.dtype == np.int64
+    for value, integer in zip(values, integers.tolist(), strict=True):
         assert 0 <= Fraction(integer, SCALE) - Fraction(float(value)) < Fraction(1, SCALE)
     for bad in (1e18, math.nan, math.inf):
         with pytest.raises(OverflowError):

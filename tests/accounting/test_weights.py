@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpstream.accounting.budget import allocate, plain_count
+from dpstream.accounting.budget import allocate, lone_chance, plain_count
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.shares import costs_of, divide
 from dpstream.accounting.weights import (
+    STEEP,
     WEIGHT_BITS,
     SelectionWeights,
     precision_weighted,
     square_parts,
 )
-from tests.accounting.plans import UNITS, Make
+from tests.accounting.plans import COUNT, UNITS, Make, build
 
 WHOLE = 1 << WEIGHT_BITS
 SUM = Aggregate("total", "sum", "x", (0.0, 9.0))
@@ -31,13 +33,13 @@ SUM = Aggregate("total", "sum", "x", (0.0, 9.0))
 def test_integers_are_rounded_down_and_normalised(
     power: float, offset: float, contributions: int
 ) -> None:
-    found = SelectionWeights(offset, power).integers(contributions)
+    weights = SelectionWeights(offset, power).integers(contributions)
     real = (np.arange(1, contributions + 1) + offset) ** -power
     real *= WHOLE / np.sqrt((real**2).sum())
-    assert found.shape == (contributions,) and not found.flags.writeable
-    assert np.all(found <= real * (1 + 1e-12)) and np.all(found >= real - 1 - 1e-9)
-    assert np.all(np.diff(found) <= 0)
-    assert int((found**2).sum()) <= WHOLE**2
+    assert weights.shape == (contributions,) and not weights.flags.writeable
+    assert np.all(weights <= real * (1 + 1e-12)) and np.all(weights >= real - 1 - 1e-9)
+    assert np.all(np.diff(weights) <= 0)
+    assert int((weights**2).sum()) <= WHOLE**2
 
 
 def test_one_more_on_every_weight_breaks_the_norm() -> None:
@@ -52,7 +54,7 @@ def test_square_parts_bound_every_choice_of_indices() -> None:
     total = int((weights**2).sum())
     for n in range(1, 8):
         chosen = itertools.combinations(weights.tolist(), n)
-        most = max(sum(w * w for w in some) for some in chosen)
+        most = max(sum(w * w for w in subset) for subset in chosen)
         assert Fraction(float(parts[n - 1])) >= Fraction(most, total)
         assert parts[n - 1] == pytest.approx(most / total)
     assert np.allclose(square_parts(None, 4), [0.25, 0.5, 0.75, 1.0])
@@ -160,26 +162,108 @@ def test_refusals(make_plan: Make) -> None:
         assert caught.value.field == field
 
     for bad in ((-1.0, 1.0), (3.0, 0.0), (3.0, 5.0), (math.nan, 1.0), (3.0, math.inf)):
-        refused("privacy.weights", weights=SelectionWeights(*bad))
-    refused("privacy.weights", weights=SelectionWeights(0.0, 4.0))
-    refused("privacy.weights", weights=SelectionWeights(), public_keys="list")
-    refused("privacy.weights", weights=SelectionWeights(), mode="rounds")
-    refused("privacy.per_key_bound", per_key_bound=0)
-    refused("privacy.per_key_bound", per_key_bound=1, mode="rounds")
-    refused("privacy.combine", combine=True)
-    refused("privacy.combine", combine=True, weights=SelectionWeights())
-    refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=2)
-    refused("privacy.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
+        refused("mechanism.weights", weights=SelectionWeights(*bad))
+    refused("mechanism.weights", weights=SelectionWeights(0.0, 4.0))
+    refused("mechanism.weights", weights=SelectionWeights(), public_keys="list")
+    refused("mechanism.weights", weights=SelectionWeights(), mode="rounds")
+    refused("per_key_bound", per_key_bound=0)
+    refused("per_key_bound", per_key_bound=1, mode="rounds")
+    refused("mechanism.combine", combine=True)
+    refused("mechanism.combine", combine=True, weights=SelectionWeights())
+    refused("mechanism.combine", combine=True, weights=SelectionWeights(), per_key_bound=2)
+    refused("mechanism.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
             aggregates=(SUM,))  # fmt: skip
-    refused("privacy.strategy", triggers=4097, strategy="toeplitz")
-    refused("privacy.strategy", triggers=2049, strategy="dense")
+    refused("mechanism.strategy", triggers=4097, strategy="toeplitz")
+    refused("mechanism.strategy", triggers=2049, strategy="dense")
     wide = (Aggregate("s", "sum", "x", (0.0, 1e4)),)
     refused("aggregate.s.grid", aggregates=wide, strategy="toeplitz")
     assert allocate(make_plan(aggregates=wide, strategy="blt")).values
     refused(
-        "privacy.epsilon",
+        "budget.epsilon",
         strategy="toeplitz",
         weights=SelectionWeights(),
         triggers=2000,
         select_every=1,
     )
+
+
+# --- weights by the number of a unit's keys ------------------------------------------------------
+
+SHARES = [0.01, 0.1, 0.2, 0.35, 0.99]
+
+
+def sized(share: float, contributions: int = 32, **privacy: object) -> Plan:
+    """A job with one trigger in its one window."""
+    settings = {"per_key_bound": 1, "combine": True, **privacy}
+    weights = SelectionWeights(size_share=share)
+    return build(1, contributions=contributions, weights=weights, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("contributions", [1, 2, 9, 32, 300])
+def test_no_unit_exceeds_the_budget_whatever_its_size(share: float, contributions: int) -> None:
+    """n (w_n / sigma / mu)^2 of selection and n / C of the columns' share: as exact fractions."""
+    budget = allocate(sized(share, contributions, aggregates=(COUNT, SUM)))
+    noise, weights = budget.selection, budget.weights
+    assert noise is not None and weights is not None and np.all(np.diff(weights) <= 0)
+    mu2 = Fraction(budget.mu) ** 2
+    worst = Fraction(0)
+    for n, w in enumerate(weights.tolist(), start=1):
+        spent = Fraction(n * w * w) / Fraction(noise.sigma) ** 2
+        for stream, most in zip(budget.values, (1, 9), strict=True):
+            spent += Fraction(n * most**2) / Fraction(stream.sigma) ** 2
+        worst = max(worst, spent / mu2)
+    assert 1 - Fraction(1, 10**3) < worst <= 1
+    more = [Fraction(n * (w + 1) ** 2) / Fraction(noise.sigma) ** 2 / mu2
+            + n * (1 - Fraction(share)) / contributions
+            for n, w in enumerate(weights.tolist(), start=1)]  # fmt: skip
+    assert max(more) > 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("least", [0, 5])
+@pytest.mark.parametrize("combine", [False, True])
+def test_a_unit_alone_in_keys_of_any_number(share: float, least: int, combine: bool) -> None:
+    """t keys of a unit of n >= t keys pass with at most C b together, some t with nearly that."""
+    plan = sized(share, combine=combine, pre_threshold=least)
+    budget = allocate(plan)
+    statistic, noise, weights = budget.statistic, budget.selection, budget.weights
+    assert statistic is not None and noise is not None and budget.tau is not None
+    assert weights is not None
+    a, d = statistic.weighted, statistic.counted
+    variance = (a * noise.sd[0]) ** 2 + (d * budget.values[0].sd[0]) ** 2
+    shift = least * (a * int(weights[0]) + d) + float(statistic.rounding[0])
+    above = float(budget.tau[0]) / 2.0**DECODE_BITS - shift
+    keys = np.arange(1, 33)
+    chance = keys * norm.sf((above - a * weights - d) / math.sqrt(variance))
+    assert 32 * budget.b * 0.98 <= chance.max() <= 32 * budget.b
+    # One sd lower, as if a unit alone in one key were the worst, would not do.
+    assert (keys * norm.sf((above - a * weights - d) / math.sqrt(variance) - 1)).max() > (
+        32 * budget.b
+    )
+    assert chance[0] <= lone_chance(plan, budget) * (1 + 1e-9)
+
+
+def test_weights_by_size_find_more_where_units_have_few_keys() -> None:
+    """Units of one key each that a key needs for an even chance, against weights by order."""
+    by_size, by_order = (
+        allocate(plan)
+        for plan in (sized(0.2), build(1, per_key_bound=1, combine=True, weights=STEEP))
+    )
+    needs = []
+    for budget in (by_size, by_order):
+        assert budget.tau is not None and budget.statistic is not None
+        needs.append(float(budget.tau[0]) / 2.0**DECODE_BITS / budget.statistic.alone)
+    assert needs[0] < 0.85 * needs[1]
+    assert by_size.values[0].sigma < by_order.values[0].sigma
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, math.nan, -0.2])
+def test_shares_of_weights_by_size_that_are_refused(share: float) -> None:
+    with pytest.raises(UsageError) as caught:
+        allocate(sized(share))
+    assert caught.value.field == "mechanism.weights.size_share"
+    with pytest.raises(UsageError) as caught:
+        both = SelectionWeights(1.0, 2.0, size_share=0.2)
+        allocate(build(1, per_key_bound=1, weights=both))
+    assert caught.value.field == "mechanism.weights.size_share"

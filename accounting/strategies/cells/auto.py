@@ -3,7 +3,9 @@
 Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
 the better of optimum and eigen-design.  A larger union: the best of residual tables with fitted
 bases, residual tables with even bases, and a product of axes.  Its floor is that of smaller queries
-(``floors``) or the sum of each product's floor alone, and the note says so.
+(``floors``) or the sum of each product's floor alone, and the note says so.  A union with an
+attribute of very many cells: the best of even bases, all cells, and a product of the optimum of the
+attribute's ranges or prefixes.
 """
 
 from typing import NamedTuple
@@ -16,7 +18,12 @@ from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
 from dpstream.accounting.strategies.cells.fitting import fit
 from dpstream.accounting.strategies.cells.floors import union_floor
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.products import alternating, floor_of, product_optimum
+from dpstream.accounting.strategies.cells.products import (
+    alternating,
+    floor_of,
+    product_optimum,
+    tridiagonal_product,
+)
 from dpstream.accounting.strategies.cells.residual import residual, worst_table
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
@@ -29,6 +36,11 @@ _TURNS = 20_000
 OBJECTIVES = ("total", "relative", "worst")
 #: Note of a union for which no floor of all cells is computed.
 LARGE = "the union is too large for one matrix: the floor is a smaller one that is proven"
+#: Note of a union with an attribute of very many cells.
+LONG = (
+    f"an attribute has more than {MANY_CELLS:,} cells: the strategy is the best that is found"
+    " without a search over it, and the floor is a smaller one that is proven"
+)
 
 
 class Plan(NamedTuple):
@@ -84,6 +96,8 @@ def _total(workload: Workload, tolerance: float) -> Plan:
         strategy, error = residual(workload)
         # Closed form: the error is the singular value bound.
         return Plan(strategy, "total", error, error)
+    if max(workload.sizes) > MANY_CELLS:
+        return _long(workload, tolerance)
     if workload.cells <= MAX_SOLVED_CELLS:
         solved = optimum(workload, tolerance)
         best = Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
@@ -93,16 +107,26 @@ def _total(workload: Workload, tolerance: float) -> Plan:
     floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
     fitted = fit(workload)
     best = Plan(fitted.strategy, "total", fitted.error, floor, (), LARGE)
-    large = max(workload.sizes) > MANY_CELLS  # decompositions of such an attribute take minutes
-    proven = 0.0 if large else union_floor(workload, fitted.weights)
+    proven = union_floor(workload, fitted.weights)
     if proven > floor:
         best = best._replace(floor=proven, certificate=fitted.weights)
     candidates = [residual(workload)[0]]
     # A product over more cells than are ever noised one by one answers nothing.
     few = workload.cells <= MAX_MIXED_CELLS
-    if few and not large and len(workload.products) * len(workload.sizes) <= _TURNS:
+    if few and len(workload.products) * len(workload.sizes) <= _TURNS:
         candidates.append(alternating(workload, tolerance))
     return _better(best, workload, candidates)
+
+
+def _long(workload: Workload, tolerance: float) -> Plan:
+    """A union with an attribute of so many cells that matrices over them take minutes."""
+    floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
+    strategy, error = residual(workload)
+    candidates = [fixed.identity(workload)]
+    if workload.cells <= MAX_MIXED_CELLS:
+        product = tridiagonal_product(workload, tolerance)
+        candidates += [product] if product is not None else []
+    return _better(Plan(strategy, "total", error, floor, (), LONG), workload, candidates)
 
 
 def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
@@ -115,8 +139,8 @@ def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
 
 def _worst(workload: Workload, tolerance: float) -> Plan:
     if workload.marginal and len(workload.products) > 1:
-        found = worst_table(workload, tolerance)
-        return Plan(found.strategy, "worst", found.error, found.floor, (found.certificate,))
+        table = worst_table(workload, tolerance)
+        return Plan(table.strategy, "worst", table.error, table.floor, (table.certificate,))
     solved = worst(workload, tolerance)
     flat = tuple(array for pair in solved.certificate for array in pair)
     return Plan(solved.strategy, "worst", solved.error, solved.floor, flat)

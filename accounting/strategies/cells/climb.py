@@ -86,20 +86,20 @@ def climb(
     cuts = np.cumsum([len(weights) for weights in start])[:-1].tolist()
     logits = np.log(np.concatenate([weights / weights.sum() for weights in start]))
     weights = _weights(logits, cuts)
-    found = dual(*weights)
+    evaluation = dual(*weights)
     steps: list[tuple[Float64, Float64]] = []
     for _ in range(most):
-        yield Point(weights, found)
-        metric, pull = np.concatenate(weights), _pull(found)
-        for kept in (steps, []):
-            direction = _direction(metric, pull, kept).clip(-_STRIDE, _STRIDE)
-            slope = np.concatenate(found.slopes) / found.value - 1
+        yield Point(weights, evaluation)
+        metric, pull = np.concatenate(weights), _pull(evaluation)
+        for history in (steps, []):
+            direction = _direction(metric, pull, history).clip(-_STRIDE, _STRIDE)
+            slope = np.concatenate(evaluation.slopes) / evaluation.value - 1
             rise = float((metric * slope) @ direction) / 2
             length = 1.0 if rise > 0 else 0.0
             while length > _SHORTEST:
                 new = _weights(logits + length * direction, cuts)
                 there = dual(*new)
-                if np.log(there.value / found.value) >= 1e-4 * length * rise:
+                if np.log(there.value / evaluation.value) >= 1e-4 * length * rise:
                     break
                 length /= 3
             else:
@@ -107,8 +107,10 @@ def climb(
             break
         else:
             return
-        steps = [*kept, (length * direction, pull - _pull(there))][max(0, len(kept) + 1 - memory) :]
-        logits, weights, found = logits + length * direction, new, there
+        steps = [*history, (length * direction, pull - _pull(there))][
+            max(0, len(history) + 1 - memory) :
+        ]
+        logits, weights, evaluation = logits + length * direction, new, there
 
 
 def _weights(logits: Float64, cuts: list[int]) -> tuple[Float64, ...]:
@@ -116,21 +118,21 @@ def _weights(logits: Float64, cuts: list[int]) -> tuple[Float64, ...]:
     return tuple(np.maximum(part / part.sum(), 1e-300) for part in parts)
 
 
-def _pull(found: Slopes) -> Float64:
+def _pull(evaluation: Slopes) -> Float64:
     """2 log(x / F): where the first step goes."""
-    ratio = np.concatenate(found.slopes) / found.value
+    ratio = np.concatenate(evaluation.slopes) / evaluation.value
     return np.asarray(2 * np.log(np.maximum(ratio, _LEAST)))
 
 
 def _direction(metric: Float64, pull: Float64, steps: list[tuple[Float64, Float64]]) -> Float64:
     """The two loops of L-BFGS, all products in the metric of the point they start from."""
-    found, kept = pull.copy(), []
+    direction, corrections = pull.copy(), []
     for moved, bent in reversed(steps):
         curve = float((metric * moved) @ bent)
         if curve > _CURVED * float((metric * moved) @ moved):
-            share = float((metric * moved) @ found) / curve
-            found -= share * bent
-            kept.append((moved, bent, curve, share))
-    for moved, bent, curve, share in reversed(kept):
-        found += (share - float((metric * bent) @ found) / curve) * moved
-    return found
+            share = float((metric * moved) @ direction) / curve
+            direction -= share * bent
+            corrections.append((moved, bent, curve, share))
+    for moved, bent, curve, share in reversed(corrections):
+        direction += (share - float((metric * bent) @ direction) / curve) * moved
+    return direction

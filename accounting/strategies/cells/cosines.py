@@ -28,7 +28,7 @@ def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list
     spaces = spaces_of(workload)
     weights = workload.weights
     traces = spaces.traces(weights) * float(workload.cells)
-    known = {
+    mean_traces = {
         key: trace / dim
         for key, trace, dim in zip(spaces.keys, traces, spaces.dims, strict=True)
         if trace > 0 and dim > 0
@@ -38,12 +38,12 @@ def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list
         axes = [_axis(n, odd) for n, odd in zip(folding.sizes, parity, strict=True)]
         inside = [[bool(k) for k in numbers] for numbers, _ in axes]
         each = [
-            known.get(tuple(axis for axis, named in enumerate(chosen) if named), 0.0)
+            mean_traces.get(tuple(axis for axis, named in enumerate(chosen) if named), 0.0)
             for chosen in itertools.product(*inside)
         ]
-        kept = np.array(each) > 0
-        values.append(np.array(each)[kept])
-        vectors.append(kron([block for _, block in axes])[:, kept])
+        positive = np.array(each) > 0
+        values.append(np.array(each)[positive])
+        vectors.append(kron([block for _, block in axes])[:, positive])
     return values, vectors
 
 
@@ -54,8 +54,8 @@ def _axis(size: int, odd: int) -> tuple[list[int], Float64]:
         return numbers, np.ones((1, 1))
     low = size // 2
     cells = np.arange(low if odd else size - low)
-    found = np.cos(np.pi / size * np.outer(cells + 0.5, numbers))
-    found *= np.where(np.array(numbers) > 0, math.sqrt(2 / size), math.sqrt(1 / size))
+    cosines = np.cos(np.pi / size * np.outer(cells + 0.5, numbers))
+    cosines *= np.where(np.array(numbers) > 0, math.sqrt(2 / size), math.sqrt(1 / size))
     # A cell and its mirror are one coordinate, (e_c +- e_c') / sqrt 2; a middle cell stays.
-    found[cells < low] *= math.sqrt(2)
-    return numbers, np.asarray(found)
+    cosines[cells < low] *= math.sqrt(2)
+    return numbers, np.asarray(cosines)

@@ -42,9 +42,9 @@ def matrix(size: int) -> Float64:
 def root(size: int) -> Float64:
     """(n - 1, n - 1) L, lower triangular; read-only."""
     sub = matrix(size)
-    found = np.asarray(scipy.linalg.cholesky(sub @ sub.T, lower=True))
-    found.setflags(write=False)
-    return found
+    factor = np.asarray(scipy.linalg.cholesky(sub @ sub.T, lower=True))
+    factor.setflags(write=False)
+    return factor
 
 
 @functools.lru_cache(maxsize=256)
@@ -58,8 +58,8 @@ def column_norm2(size: int) -> float:
     sub, lower = matrix(size), root(size)
     if not np.linalg.norm(lower @ lower.T - sub @ sub.T) < 0.5:
         raise InvariantError("the factors belong to one matrix")
-    found = scipy.linalg.solve_triangular(lower, sub, lower=True)
-    hidden = (size + 2) * 2 * _U * float(np.linalg.norm(lower)) * float(np.linalg.norm(found))
-    rest = 2 * (float(np.linalg.norm(sub - lower @ found)) + hidden)
-    longest = float(np.sqrt((found**2).sum(axis=0).max())) * (1 + size * 2 * _U)
+    solution = scipy.linalg.solve_triangular(lower, sub, lower=True)
+    hidden = (size + 2) * 2 * _U * float(np.linalg.norm(lower)) * float(np.linalg.norm(solution))
+    rest = 2 * (float(np.linalg.norm(sub - lower @ solution)) + hidden)
+    longest = float(np.sqrt((solution**2).sum(axis=0).max())) * (1 + size * 2 * _U)
     return (longest + rest) ** 2 * (1 + 8 * _U)

@@ -49,45 +49,47 @@ def spectrum(workload: Workload) -> Spectrum:
     if workload.marginal:
         each, vectors = of_tables(workload, folding)
         return Spectrum(folding, np.concatenate(each), tuple(vectors))
-    found = [
+    parts = [
         scipy.linalg.eigh(gram, driver="evd") if len(gram) else (np.zeros(0), gram)
         for gram in folding.grams(workload)
     ]
-    largest = max(values[-1] for values, _ in found if len(values))
-    kept = [values > RANK * largest for values, _ in found]
+    largest = max(values[-1] for values, _ in parts if len(values))
+    masks = [values > RANK * largest for values, _ in parts]
     return Spectrum(
         folding,
-        np.concatenate([values[k] for (values, _), k in zip(found, kept, strict=True)]),
-        tuple(vectors[:, k] for (_, vectors), k in zip(found, kept, strict=True)),
+        np.concatenate([values[k] for (values, _), k in zip(parts, masks, strict=True)]),
+        tuple(vectors[:, k] for (_, vectors), k in zip(parts, masks, strict=True)),
     )
 
 
-def eigen(found: Spectrum, tolerance: float = 1e-3) -> CellStrategy:
+def eigen(spectrum: Spectrum, tolerance: float = 1e-3) -> CellStrategy:
     """The eigen-design of a workload.
 
     Program 1 says nothing of what completion is worth, so that the result depends on how its
     solver goes.  Small steps leave more to complete: prefixes of 2,048 cells are 1.240 times the
     bound, with a solution of gap 1e-6 1.281.
     """
-    weights = weigh(Vectors(found.folding, found.vectors), found.values, tolerance, memory=0)
-    return CellStrategy("eigen", designed(found, weights.u))
+    weights = weigh(
+        Vectors(spectrum.folding, spectrum.vectors), spectrum.values, tolerance, memory=0
+    )
+    return CellStrategy("eigen", designed(spectrum, weights.u))
 
 
-def root(found: Spectrum) -> CellStrategy:
+def root(spectrum: Spectrum) -> CellStrategy:
     """Roots of the eigenvalues as squared weights (the dual's first point), completed: X =
     V^1/2."""
-    return CellStrategy("root", designed(found, np.sqrt(found.values)))
+    return CellStrategy("root", designed(spectrum, np.sqrt(spectrum.values)))
 
 
 @one_thread()
-def designed(found: Spectrum, u: Float64) -> Blocks:
+def designed(spectrum: Spectrum, u: Float64) -> Blocks:
     """Squared weights u of the eigenvectors, completed."""
     blocks, at = [], 0
-    for vectors in found.vectors:
+    for vectors in spectrum.vectors:
         part = u[at : at + vectors.shape[1]]
         blocks.append(np.asarray((vectors * part) @ vectors.T))
         at += vectors.shape[1]
-    return completed(Blocks(found.folding, tuple(blocks)))
+    return completed(Blocks(spectrum.folding, tuple(blocks)))
 
 
 def completed(gram: Blocks, ridge: float = 0.0) -> Blocks:

@@ -27,11 +27,6 @@ from dpstream.accounting.strategies.cells.optimum import finer, optimum
 from dpstream.accounting.strategies.cells.residual import Spaces, spaces_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.tridiagonal import (
-    KINDS,
-    MANY_CELLS,
-    tridiagonal_optimum,
-)
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import Factor, interval
 from dpstream.accounting.workloads.workload import Workload, workload_of
@@ -177,11 +172,7 @@ class _Solver:
             start, most = finer(weights, kind.factors[0].size), _FINE_POINTS
         elif near:
             start = min(near, key=lambda pair: pair[0])[1].weights
-        [factor, *others] = kind.factors
-        if factor.size > MANY_CELLS and not others and factor.kind in KINDS and not factor.relative:
-            solved = tridiagonal_optimum(factor)  # of t = 0: minutes less
-        else:
-            solved = optimum(_workload(kind, t), _TOLERANCE, most, start)
+        solved = optimum(_workload(kind, t), _TOLERANCE, most, start)
         matrix = instance(solved.strategy.gram, Blocks).dense()
         solution = _Solution(fitted(matrix, kind.bits), solved.certificate[0])
         self._known[kind.name, t] = solution

@@ -30,13 +30,13 @@ class Identity(Gram):
 
     @override
     def variances(self, workload: Workload) -> list[Float64]:
-        found = []
+        variances = []
         for product in workload.products:
             norms = np.ones(1)
             for factor in workload.factors_of(product):
                 norms = np.kron(norms, sum(factor.parts))
-            found.append(norms)
-        return found
+            variances.append(norms)
+        return variances
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:
@@ -48,9 +48,14 @@ class Identity(Gram):
         for product in workload.products:
             sides = [of_factor[factor] for factor in product.factors]
             summed = _summed(workload, product)
-            spreads.append(Spread(*(
-                summed * math.prod(side) for side in zip((1.0, 1.0, 1.0), *sides, strict=True)
-            )))  # fmt: skip
+            spreads.append(
+                Spread(
+                    *(
+                        summed * math.prod(side)
+                        for side in zip((1.0, 1.0, 1.0), *sides, strict=True)
+                    )
+                )
+            )
         return spreads
 
 

@@ -73,22 +73,22 @@ class Folding:
 
     def spread(self, orbits: Float64) -> Float64:
         """(n,) values of the cells from those of their orbits."""
-        found = orbits.reshape(self.halves)
+        grid = orbits.reshape(self.halves)
         for axis, (n, folded) in enumerate(zip(self.sizes, self.folded, strict=True)):
             if folded:
                 cells = np.arange(n)
-                found = found.take(np.minimum(cells, n - 1 - cells), axis=axis)
-        return found.ravel()
+                grid = grid.take(np.minimum(cells, n - 1 - cells), axis=axis)
+        return grid.ravel()
 
     def gather(self, cells: Float64) -> Float64:
         """(orbits,) sums over each orbit of values of the cells."""
-        found = cells.reshape(self.sizes)
+        grid = cells.reshape(self.sizes)
         for axis, (n, folded) in enumerate(zip(self.sizes, self.folded, strict=True)):
             if folded:
-                first, last = np.split(found, [(n + 1) // 2], axis=axis)
-                pad = [(0, first.shape[k] - last.shape[k]) for k in range(found.ndim)]
-                found = first + np.pad(np.flip(last, axis), pad)
-        return found.ravel()
+                first, last = np.split(grid, [(n + 1) // 2], axis=axis)
+                pad = [(0, first.shape[k] - last.shape[k]) for k in range(grid.ndim)]
+                grid = first + np.pad(np.flip(last, axis), pad)
+        return grid.ravel()
 
     def part(self, gram: Float64, axis: int, odd: int) -> Float64:
         """The block of one axis' symmetric matrix."""
@@ -99,16 +99,16 @@ class Folding:
         mirrored = gram[:low, ::-1][:, :low]
         if odd:
             return np.asarray(gram[:low, :low] - mirrored)
-        found = np.empty((half, half))
-        found[:low, :low] = gram[:low, :low] + mirrored
+        block = np.empty((half, half))
+        block[:low, :low] = gram[:low, :low] + mirrored
         if n % 2:
-            found[:low, low] = found[low, :low] = math.sqrt(2) * gram[:low, low]
-            found[low, low] = gram[low, low]
-        return found
+            block[:low, low] = block[low, :low] = math.sqrt(2) * gram[:low, low]
+            block[low, low] = gram[low, low]
+        return block
 
     def grams(self, workload: Workload) -> list[Float64]:
         """V of each block."""
-        found = [np.zeros((len(orbits),) * 2) for orbits in self.orbits]
+        grams = [np.zeros((len(orbits),) * 2) for orbits in self.orbits]
         cut: dict[tuple[Factor, int, int], Float64] = {}
         for product in workload.products:
             factors = workload.factors_of(product)
@@ -117,14 +117,14 @@ class Folding:
                     gram = factor.gram()
                     for odd in (0, 1):
                         cut[factor, axis, odd] = self.part(gram, axis, odd)
-            for total, parity in zip(found, self.parities, strict=True):
+            for total, parity in zip(grams, self.parities, strict=True):
                 parts = [cut[f, axis, parity[axis]] for axis, f in enumerate(factors)]
                 block = kron(parts)
                 if len(workload.products) == 1 and product.weight == 1:
                     np.copyto(total, block)
                 else:
                     np.add(total, product.weight * block, out=total)
-        return found
+        return grams
 
     def unfold(self, blocks: list[Float64]) -> Float64:
         """(n, n) the matrix of these blocks."""
@@ -139,10 +139,11 @@ class Folding:
                     (*p[:axis], 0, *p[axis + 1 :]): _joined(
                         block, left[*p[:axis], 1, *p[axis + 1 :]], axis, axis + axes
                     )
-                    for p, block in left.items() if p[axis] == 0
-                }  # fmt: skip
-        [found] = left.values()
-        return np.asarray(found.reshape(self.cells, self.cells))
+                    for p, block in left.items()
+                    if p[axis] == 0
+                }
+        [gram] = left.values()
+        return np.asarray(gram.reshape(self.cells, self.cells))
 
 
 def folding_of(workload: Workload) -> Folding:
@@ -173,14 +174,14 @@ def _joined(even: Any, odd: Any, row: int, column: int) -> Any:
     odd = np.moveaxis(odd, (row, column), (0, 1))
     half, low = len(even), len(odd)
     size = half + low
-    found = np.empty((size, size, *even.shape[2:]))
+    matrix = np.empty((size, size, *even.shape[2:]))
     near, far = (even[:low, :low] + odd) / 2, (even[:low, :low] - odd) / 2
-    found[:low, :low], found[size - low :, size - low :] = near, near[::-1, ::-1]
-    found[:low, size - low :], found[size - low :, :low] = far[:, ::-1], far[::-1]
+    matrix[:low, :low], matrix[size - low :, size - low :] = near, near[::-1, ::-1]
+    matrix[:low, size - low :], matrix[size - low :, :low] = far[:, ::-1], far[::-1]
     if half > low:
         edge = even[:low, low] / math.sqrt(2)
-        found[:low, low], found[size - low :, low] = edge, edge[::-1]
+        matrix[:low, low], matrix[size - low :, low] = edge, edge[::-1]
         edge = even[low, :low] / math.sqrt(2)
-        found[low, :low], found[low, size - low :] = edge, edge[::-1]
-        found[low, low] = even[low, low]
-    return np.moveaxis(found, (0, 1), (row, column))
+        matrix[low, :low], matrix[low, size - low :] = edge, edge[::-1]
+        matrix[low, low] = even[low, low]
+    return np.moveaxis(matrix, (0, 1), (row, column))

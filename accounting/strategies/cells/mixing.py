@@ -55,10 +55,10 @@ class MixedCells(NamedTuple):
 
     def apply(self, z: Float64) -> Float64:
         """(n,) L z of one draw for each component."""
-        found = z.reshape([len(factor) for factor in self.mix])
+        tensor = z.reshape([len(factor) for factor in self.mix])
         for axis, factor in enumerate(self.mix):
-            found = np.moveaxis(np.tensordot(factor, found, (1, axis)), 0, axis)
-        return np.ascontiguousarray(found).ravel()
+            tensor = np.moveaxis(np.tensordot(factor, tensor, (1, axis)), 0, axis)
+        return np.ascontiguousarray(tensor).ravel()
 
     def covariances(self) -> list[Float64]:
         """L L^T, for each factor."""

@@ -80,14 +80,14 @@ def optimum(
     parts = [_part(gram) for gram in folding.grams(workload)]
 
     def dual(weights: Float64) -> Slopes:
-        per_cell, kept = weights / folding.counts, []
+        per_cell, factors = weights / folding.counts, []
         value, sure, slopes = 0.0, 0.0, np.zeros(len(weights))
         for part, orbits in zip(parts, folding.orbits, strict=True):
-            found = _block(part, per_cell[orbits])
-            value, sure = value + found[0], sure + found[1]
-            slopes[orbits] += found[2]
-            kept.append(found[3])
-        return Slopes(value, (slopes / folding.counts,), kept, sure)
+            block = _block(part, per_cell[orbits])
+            value, sure = value + block[0], sure + block[1]
+            slopes[orbits] += block[2]
+            factors.append(block[3])
+        return Slopes(value, (slopes / folding.counts,), factors, sure)
 
     first = _start(workload, folding) if start is None else folding.gather(start)
     best: tuple[float, Any] | None = None
@@ -146,14 +146,16 @@ def _block(part: _Part, weights: Float64) -> tuple[float, float, Float64, Any]:
 
 def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, Any]:
     """Error of the strategy that belongs to a point, and how to make it."""
-    [weights], found = point
-    per_cell, norms = weights / folding.counts, found.slopes[0]
-    plain = norms.max() * found.value
+    [weights], evaluation = point
+    per_cell, norms = weights / folding.counts, evaluation.slopes[0]
+    plain = norms.max() * evaluation.value
     if all(part.root is None for part in parts):
-        if found.gap > 0.5:
-            return plain, lambda: _scaled(folding, per_cell, None, found)
+        if evaluation.gap > 0.5:
+            return plain, lambda: _scaled(folding, per_cell, None, evaluation)
         error = 0.0
-        for part, orbits, (roots, vectors) in zip(parts, folding.orbits, found.kept, strict=True):
+        for part, orbits, (roots, vectors) in zip(
+            parts, folding.orbits, evaluation.kept, strict=True
+        ):
             inner = np.sqrt(norms[orbits] * per_cell[orbits])
             half = vectors * np.maximum(roots, 1e-150) ** -0.5
             # A matrix times its own transpose costs half a product.
@@ -161,17 +163,19 @@ def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, An
             moved *= part.gram
             error += float(inner @ moved @ inner)
         if error <= plain:
-            return error, lambda: _scaled(folding, per_cell, norms, found)
-        return plain, lambda: _scaled(folding, per_cell, None, found)
-    gram = completed(_ranked(folding, parts, per_cell, found), _RIDGE)
+            return error, lambda: _scaled(folding, per_cell, norms, evaluation)
+        return plain, lambda: _scaled(folding, per_cell, None, evaluation)
+    gram = completed(_ranked(folding, parts, per_cell, evaluation), _RIDGE)
     trace = gram.trace_of([part.gram for part in parts])
     return float(gram.diagonal.max()) * trace, lambda: gram
 
 
-def _scaled(folding: Folding, per_cell: Float64, norms: Float64 | None, found: Slopes) -> Blocks:
+def _scaled(
+    folding: Folding, per_cell: Float64, norms: Float64 | None, evaluation: Slopes
+) -> Blocks:
     """X of a full-rank point; with ``norms`` its diagonal is made one."""
     blocks = []
-    for orbits, (roots, vectors) in zip(folding.orbits, found.kept, strict=True):
+    for orbits, (roots, vectors) in zip(folding.orbits, evaluation.kept, strict=True):
         outer = per_cell[orbits] ** -0.5
         if norms is not None:
             outer = outer / np.sqrt(norms[orbits])
@@ -180,16 +184,16 @@ def _scaled(folding: Folding, per_cell: Float64, norms: Float64 | None, found: S
     return Blocks(folding, tuple(blocks))
 
 
-def _ranked(folding: Folding, parts: list[_Part], per_cell: Float64, found: Slopes) -> Blocks:
+def _ranked(folding: Folding, parts: list[_Part], per_cell: Float64, evaluation: Slopes) -> Blocks:
     """X of a point some of whose blocks are deficient."""
     blocks = []
-    for part, kept, orbits in zip(parts, found.kept, folding.orbits, strict=True):
+    for part, factor, orbits in zip(parts, evaluation.kept, folding.orbits, strict=True):
         if part.root is None:
-            roots, vectors = kept
+            roots, vectors = factor
             half = per_cell[orbits][:, None] ** -0.5 * vectors * np.sqrt(roots)
             blocks.append(half @ half.T)
             continue
-        blocks.append(np.zeros((len(orbits),) * 2) if kept is None else kept @ kept.T)
+        blocks.append(np.zeros((len(orbits),) * 2) if factor is None else factor @ factor.T)
     return Blocks(folding, tuple(blocks))
 
 
@@ -216,11 +220,11 @@ def finer(weights: Float64, size: int) -> Float64:
         at = (np.arange(cells) + 0.5) / cells
         return np.asarray(np.log(at / (1 - at)))
 
-    fine, coarse, known = logit(size), logit(len(weights)), np.log(weights)
-    found = np.interp(fine, coarse, known)
+    fine, coarse, logs = logit(size), logit(len(weights)), np.log(weights)
+    finer_weights = np.interp(fine, coarse, logs)
     for end, beyond in ((0, fine < coarse[0]), (-1, fine > coarse[-1])):
         next_ = 1 if end == 0 else -2
-        steep = (known[next_] - known[end]) / (coarse[next_] - coarse[end])
-        found[beyond] = known[end] + steep * (fine[beyond] - coarse[end])
-    found = np.exp(found - found.max())
-    return np.asarray(found / found.sum())
+        steep = (logs[next_] - logs[end]) / (coarse[next_] - coarse[end])
+        finer_weights[beyond] = logs[end] + steep * (fine[beyond] - coarse[end])
+    finer_weights = np.exp(finer_weights - finer_weights.max())
+    return np.asarray(finer_weights / finer_weights.sum())

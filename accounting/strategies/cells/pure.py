@@ -28,8 +28,10 @@ from dpstream.accounting.workloads.workload import Workload
 MAX_PURE_CELLS = 1024
 _UP = 1 + 2.0**-40
 _FIXED: dict[str, Callable[[int], Float64]] = {
-    "identity": np.eye, "haar": wavelet, "hierarchical": tree,
-}  # fmt: skip
+    "identity": np.eye,
+    "haar": wavelet,
+    "hierarchical": tree,
+}
 
 
 class PureStrategy(NamedTuple):
@@ -68,10 +70,10 @@ class PureStrategy(NamedTuple):
 
 
 def _rounded(factor: Float64, scale: int) -> Int64:
-    found = np.rint(factor * scale)
-    alone = (np.count_nonzero(factor, axis=1) == 1) & ~found.any(axis=1)
-    found[alone] = np.sign(factor[alone])
-    return found[found.any(axis=1)].astype(np.int64)
+    rounded = np.rint(factor * scale)
+    alone = (np.count_nonzero(factor, axis=1) == 1) & ~rounded.any(axis=1)
+    rounded[alone] = np.sign(factor[alone])
+    return rounded[rounded.any(axis=1)].astype(np.int64)
 
 
 class LatticeStrategy(NamedTuple):
@@ -110,10 +112,10 @@ def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
     for part in parts:
         if part.structure not in solved:
             solved[part.structure] = _best(part, bits)
-    found = [solved[part.structure] for part in parts]
-    names = {strategy.name for strategy in found}
+    strategies = [solved[part.structure] for part in parts]
+    names = {strategy.name for strategy in strategies}
     name = names.pop() if len(names) == 1 else "product"
-    return PureStrategy(name, tuple(strategy.factors[0] for strategy in found))
+    return PureStrategy(name, tuple(strategy.factors[0] for strategy in strategies))
 
 
 def _best(part: Workload, bits: int | None) -> PureStrategy:
@@ -125,18 +127,18 @@ def _best(part: Workload, bits: int | None) -> PureStrategy:
             f"pure epsilon needs attributes of at most {MAX_PURE_CELLS} cells",
             "merge cells",
         )
-    found = [PureStrategy(name, (make(part.cells),)) for name, make in _FIXED.items()]
+    candidates = [PureStrategy(name, (make(part.cells),)) for name, make in _FIXED.items()]
     rows = max(1, part.cells // 16)
     gram = part.gram()
     for start in range(3):
         matrix = p_identity(gram, rows, start)
-        found.append(PureStrategy("p-identity", (matrix,)))
+        candidates.append(PureStrategy("p-identity", (matrix,)))
 
     def error(strategy: PureStrategy) -> float:
         rounded = strategy if bits is None else strategy.lattice(bits).floats()
         return rounded.error(part)
 
-    return min(found, key=error)
+    return min(candidates, key=error)
 
 
 def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
@@ -149,11 +151,16 @@ def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
     """
     size = len(gram)
     first = _scattered(rows * size, start)
-    found = minimize(
-        _value, first, args=(gram, rows), jac=True, method="L-BFGS-B",
-        bounds=[(0, None)] * (rows * size), options={"maxiter": 1500, "maxcor": 20},
-    )  # fmt: skip
-    extra = found.x.reshape(rows, size)
+    minimum = minimize(
+        _value,
+        first,
+        args=(gram, rows),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0, None)] * (rows * size),
+        options={"maxiter": 1500, "maxcor": 20},
+    )
+    extra = minimum.x.reshape(rows, size)
     return np.asarray(np.concatenate([np.eye(size), extra]) / (1 + extra.sum(0)))
 
 

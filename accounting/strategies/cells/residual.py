@@ -246,8 +246,8 @@ class Residual(Tables):
         return dict(zip(self.keys, self.y.tolist(), strict=True))
 
     def _inverse(self, spaces: Spaces, masses: Float64) -> Float64:
-        known = np.array([self._known.get(key, 0.0) for key in spaces.keys])
-        return np.where(masses > 0, 1 / np.maximum(known, 1e-300), 0.0)
+        weights = np.array([self._known.get(key, 0.0) for key in spaces.keys])
+        return np.where(masses > 0, 1 / np.maximum(weights, 1e-300), 0.0)
 
     @override
     def trace(self, workload: Workload) -> float:
@@ -277,14 +277,16 @@ class Residual(Tables):
         return [self._variances(product) for product in workload.products]
 
     def _variances(self, product: Product) -> Float64:
-        found = np.zeros(product.rows)
+        variances = np.zeros(product.rows)
         for count in range(len(product.axes) + 1):
             for subset in itertools.combinations(range(len(product.axes)), count):
                 each = [f.parts[int(k in subset)] / f.size for k, f in enumerate(product.factors)]
                 mass = kron(each)
                 if mass.any():
-                    found += mass / self._known.get(tuple(product.axes[k] for k in subset), 1e-300)
-        return found
+                    variances += mass / self._known.get(
+                        tuple(product.axes[k] for k in subset), 1e-300
+                    )
+        return variances
 
     @property
     @override
@@ -318,10 +320,10 @@ def residual(workload: Workload) -> tuple[CellStrategy, float]:
     """The best strategy of this form and its error; exact for tables of counts."""
     spaces = spaces_of(workload)
     traces = spaces.traces(workload.weights)
-    asked = (traces > 0) & (spaces.dims > 0)
-    keys = tuple(key for key, kept in zip(spaces.keys, asked, strict=True) if kept)
-    total = float(np.sqrt(traces[asked] * spaces.dims[asked]).sum())
-    gram = Residual(workload.sizes, keys, np.sqrt(traces[asked] / spaces.dims[asked]) / total)
+    needed = (traces > 0) & (spaces.dims > 0)
+    keys = tuple(key for key, flag in zip(spaces.keys, needed, strict=True) if flag)
+    total = float(np.sqrt(traces[needed] * spaces.dims[needed]).sum())
+    gram = Residual(workload.sizes, keys, np.sqrt(traces[needed] / spaces.dims[needed]) / total)
     return CellStrategy("residual", gram), total**2
 
 
@@ -371,6 +373,6 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
         if best[0] <= floor * (1 + tolerance):
             break
     best = required(best, "best is there")
-    kept = [k for k, y in enumerate(best[1]) if y > 0 and spaces.dims[k] > 0]
-    gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), best[1][kept])
+    support = [k for k, y in enumerate(best[1]) if y > 0 and spaces.dims[k] > 0]
+    gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in support), best[1][support])
     return WorstTable(CellStrategy("residual", gram), best[0], floor, certificate)

@@ -2,6 +2,7 @@
 error."""
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -18,7 +19,13 @@ from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.folding import Folding
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.strategies.cells.residual import Residual
-from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Gram, Kron
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Gram,
+    Kron,
+    Spread,
+)
 
 _VERSION = 1
 
@@ -29,7 +36,7 @@ def to_arrays(plan: Plan, structure: str) -> dict[str, Any]:
     Args:
         structure: of the workload that it is for, ``Workload.structure``.
     """
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "version": np.array(_VERSION),
         "text": np.array([structure, plan.strategy.name, plan.objective, plan.note]),
         "numbers": np.array([plan.error, plan.floor]),
@@ -37,7 +44,7 @@ def to_arrays(plan: Plan, structure: str) -> dict[str, Any]:
         **{f"certificate{k}": array for k, array in enumerate(plan.certificate)},
         **_gram(plan.strategy.gram),
     }
-    return {**found, "digest": np.array(_digest(found))}
+    return {**arrays, "digest": np.array(_digest(arrays))}
 
 
 def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
@@ -56,13 +63,13 @@ def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
 
 def lattice_arrays(name: str, strategy: LatticeStrategy, structure: str) -> dict[str, Any]:
     """A strategy of whole numbers as arrays by name, for ``np.savez``."""
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "version": np.array(_VERSION),
         "text": np.array([structure, name]),
         "factors": np.array(len(strategy.factors)),
         **{f"factor{k}": factor for k, factor in enumerate(strategy.factors)},
     }
-    return {**found, "digest": np.array(_digest(found))}
+    return {**arrays, "digest": np.array(_digest(arrays))}
 
 
 def lattice_of_arrays(arrays: Mapping[str, Any], structure: str) -> tuple[str, LatticeStrategy]:
@@ -113,13 +120,14 @@ def _gram(gram: Gram) -> dict[str, Any]:
             **bases_arrays(gram.bases),
         }
     factors = gram.factors if isinstance(gram, Kron) else (gram,)
-    found: dict[str, Any] = {"form": np.array("kron" if isinstance(gram, Kron) else "blocks")}
-    found["factors"] = np.array(len(factors))
+    arrays: dict[str, Any] = {"form": np.array("kron" if isinstance(gram, Kron) else "blocks")}
+    arrays["factors"] = np.array(len(factors))
     for k, factor in enumerate(instance(factor, Blocks) for factor in factors):
-        found[f"sizes{k}"] = np.array(factor.folding.sizes, np.int64)
-        found[f"folded{k}"] = np.array(factor.folding.folded)
-        found |= {f"block{k}.{j}": block for j, block in enumerate(factor.blocks)}
-    return found
+        arrays[f"sizes{k}"] = np.array(factor.folding.sizes, np.int64)
+        arrays[f"folded{k}"] = np.array(factor.folding.folded)
+        arrays |= _spread_arrays(factor, k)
+        arrays |= {f"block{k}.{j}": block for j, block in enumerate(factor.blocks)}
+    return arrays
 
 
 def _read(held: Mapping[str, Any]) -> Gram:
@@ -137,8 +145,31 @@ def _read(held: Mapping[str, Any]) -> Gram:
     for k in range(int(held["factors"])):
         folding = Folding(tuple(held[f"sizes{k}"].tolist()), tuple(held[f"folded{k}"].tolist()))
         blocks: list[Float64] = [held[f"block{k}.{j}"] for j in range(len(folding.parities))]
-        factors.append(Blocks(folding, tuple(blocks)))
+        factors.append(Blocks(folding, tuple(blocks), _spread_of(held, k)))
     return Kron(tuple(factors)) if form == "kron" else factors[0]
+
+
+def _spread_arrays(factor: Blocks, k: int) -> dict[str, Any]:
+    """The solved spreads of a factor; a figure that is missing is NaN."""
+    if not factor.spread_of:
+        return {}
+    figures = [
+        [math.nan if figure is None else figure for figure in spread]
+        for spread in factor.spread_of.values()
+    ]
+    names = [name.hex() for name in factor.spread_of]
+    return {f"spreads{k}": np.array(figures), f"spread_names{k}": np.array(names)}
+
+
+def _spread_of(held: Mapping[str, Any], k: int) -> dict[bytes, Spread]:
+    if f"spreads{k}" not in held:
+        return {}
+    names = map(bytes.fromhex, held[f"spread_names{k}"].tolist())
+    rows = held[f"spreads{k}"].tolist()
+    return {
+        name: Spread(mean, *(None if math.isnan(figure) else figure for figure in ends))
+        for name, (mean, *ends) in zip(names, rows, strict=True)
+    }
 
 
 def bases_arrays(bases: Sequence[Basis]) -> dict[str, Any]:
@@ -179,5 +210,5 @@ def _digest(arrays: Mapping[str, Any]) -> str:
         array = np.ascontiguousarray(arrays[name])
         head = f"{name} {array.dtype.str} {array.shape}".encode()
         digest.update(struct.pack("<QQ", len(head), array.nbytes) + head)
-        digest.update(array.tobytes())
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

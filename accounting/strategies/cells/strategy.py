@@ -10,8 +10,8 @@ rows here; what a stream publishes needs an invertible one (``mixing``).
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -76,18 +76,24 @@ class Gram(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Gram):
-    """One matrix over all cells, as the blocks of a folding."""
+    """One matrix over all cells, as the blocks of a folding.
+
+    Attributes:
+        spread_of: variances of the queries of some factors if node noise has sd 1, by
+            ``Factor.canonical``: of a matrix over one attribute that takes long to invert.
+    """
 
     folding: Folding
     blocks: tuple[Float64, ...]
+    spread_of: Mapping[bytes, Spread] = field(default_factory=dict)
 
     @functools.cached_property
     def diagonal(self) -> Float64:
         """(orbits,) squared column norms of the cells of each orbit."""
-        found = np.zeros_like(self.folding.counts)
+        diagonal = np.zeros_like(self.folding.counts)
         for orbits, block in zip(self.folding.orbits, self.blocks, strict=True):
-            found[orbits] += np.diag(block)
-        return found / self.folding.counts
+            diagonal[orbits] += np.diag(block)
+        return diagonal / self.folding.counts
 
     @property
     @override
@@ -100,11 +106,28 @@ class Blocks(Gram):
 
     @override
     def trace(self, workload: Workload) -> float:
+        spreads = self._solved(workload)
+        if spreads is not None:
+            rows = zip(spreads, workload.products, workload.rows, strict=True)
+            return math.fsum(spread.mean * product.weight * n for spread, product, n in rows)
         allowed = folding_of(workload).folded
         if any(f and not a for f, a in zip(self.folding.folded, allowed, strict=True)):
             return self.unfolded.trace(workload)
         grams = self.folding.grams(workload)
         return self.trace_of(grams)
+
+    @override
+    def spreads(self, workload: Workload) -> list[Spread]:
+        return self._solved(workload) or super().spreads(workload)
+
+    def _solved(self, workload: Workload) -> list[Spread] | None:
+        """``spreads``, where ``spread_of`` has the factors of all products."""
+        if len(workload.sizes) > 1 or not self.spread_of:
+            return None
+        names = [workload.factors_of(product)[0].canonical() for product in workload.products]
+        if any(name not in self.spread_of for name in names):
+            return None
+        return [self.spread_of[name] for name in names]
 
     def trace_of(self, grams: Sequence[Float64]) -> float:
         """tr(V X^-1) of the blocks of V in the same folding."""
@@ -164,16 +187,16 @@ class Kron(Gram):
 
     @override
     def trace(self, workload: Workload) -> float:
-        known: dict[tuple[int, Workload], float] = {}
+        traces: dict[tuple[int, Workload], float] = {}
         total = []
         for product, parts in zip(
             workload.products, map(workload.axes, workload.products), strict=True
         ):
             value = product.weight
             for axis, part in enumerate(parts):
-                if (axis, part) not in known:
-                    known[axis, part] = self.factors[axis].trace(part)
-                value *= known[axis, part]
+                if (axis, part) not in traces:
+                    traces[axis, part] = self.factors[axis].trace(part)
+                value *= traces[axis, part]
             total.append(value)
         return math.fsum(total)
 
@@ -223,7 +246,7 @@ class CellStrategy(NamedTuple):
 
     def variances(self, workload: Workload) -> list[Float64]:
         """(queries of a product,) variances at mu = 1, for each product."""
-        return [self.sensitivity2 * found for found in self.gram.variances(workload)]
+        return [self.sensitivity2 * variances for variances in self.gram.variances(workload)]
 
     def spreads(self, workload: Workload) -> list[Spread]:
         """Mean, least and largest variance of each product's queries at mu = 1."""
@@ -247,8 +270,8 @@ def pseudo_inverse(block: Float64, scale: float) -> Float64:
     if len(block) > _FEW and (inverse := _lower_inverse(block, scale)) is not None:
         return mirrored(inverse)
     values, vectors = scipy.linalg.eigh(block, driver="evd")
-    kept = values > RANK * scale
-    scaled = vectors[:, kept] * values[kept] ** -0.5
+    positive = values > RANK * scale
+    scaled = vectors[:, positive] * values[positive] ** -0.5
     return np.asarray(scaled @ scaled.T)
 
 

@@ -18,17 +18,19 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
     from numpy.linalg import _umath_linalg
     from scipy.linalg import _fblas
 
-    found = []
+    libraries = []
     for module in (_umath_linalg, _fblas):
         library = ctypes.CDLL(module.__file__)
         for prefix in _PREFIXES:
             for suffix in _SUFFIXES:
                 with contextlib.suppress(AttributeError):
-                    found.append((
-                        getattr(library, f"{prefix}_get_num_threads{suffix}"),
-                        getattr(library, f"{prefix}_set_num_threads{suffix}"),
-                    ))  # fmt: skip
-    return found
+                    libraries.append(
+                        (
+                            getattr(library, f"{prefix}_get_num_threads{suffix}"),
+                            getattr(library, f"{prefix}_set_num_threads{suffix}"),
+                        )
+                    )
+    return libraries
 
 
 @contextlib.contextmanager

@@ -62,10 +62,10 @@ class Vectors(Basis):
 
     @override
     def norms(self, u: Float64) -> Float64:
-        found = np.zeros(self.cells)
+        norms = np.zeros(self.cells)
         for part, orbits, at in zip(self.parts, self.folding.orbits, self.cuts, strict=False):
-            found[orbits] += part @ u[at : at + part.shape[1]]
-        return found
+            norms[orbits] += part @ u[at : at + part.shape[1]]
+        return norms
 
     @override
     def spread(self, nu: Float64) -> Float64:
@@ -75,12 +75,12 @@ class Vectors(Basis):
     @override
     def squares(self, chosen: slice) -> Float64:
         u = np.zeros(self.vectors)
-        found = []
+        columns = []
         for k in range(*chosen.indices(self.vectors)):
             u[k] = 1.0
-            found.append(self.norms(u))
+            columns.append(self.norms(u))
             u[k] = 0.0
-        return np.array(found).T
+        return np.array(columns).T
 
 
 class Columns(Basis):
@@ -136,11 +136,11 @@ def weigh(basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20) -
         memory: see ``climb``.
     """
     roots = np.sqrt(np.maximum(c, 0.0))
-    asked = roots > 0
+    positive = roots > 0
 
     def dual(nu: Float64) -> Slopes:
         below = np.sqrt(np.maximum(basis.spread(nu), 1e-300))
-        u = np.where(asked, roots / below, 0.0)
+        u = np.where(positive, roots / below, 0.0)
         return Slopes(float(roots @ below), (np.maximum(basis.norms(u), 0.0),), u)
 
     best: Weights | None = None

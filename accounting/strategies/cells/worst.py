@@ -82,11 +82,11 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Worst
 
 def rows_of(workload: Workload) -> Float64:
     """(queries, n) all queries times the roots of their weights, written out."""
-    found = []
+    blocks = []
     for product in workload.products:
         rows = kron([factor.dense() for factor in workload.factors_of(product)])
-        found.append(math.sqrt(product.weight) * rows)
-    return np.concatenate(found)
+        blocks.append(math.sqrt(product.weight) * rows)
+    return np.concatenate(blocks)
 
 
 def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> Worst:
@@ -105,14 +105,14 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
     floor, certificate = 0.0, (np.zeros(0), np.zeros(0))
     start = [np.ones(workload.cells), np.ones(len(rows))]
     steps = 0
-    for (m, p), found in climb(dual, start, points_for(workload.cells, most)):
+    for (m, p), evaluation in climb(dual, start, points_for(workload.cells, most)):
         steps += 1
-        norms, variances = found.slopes
+        norms, variances = evaluation.slopes
         error = float(norms.max() * variances.max())
-        if found.sure**2 > floor:
-            floor, certificate = found.sure**2, (m, p)
+        if evaluation.sure**2 > floor:
+            floor, certificate = evaluation.sure**2, (m, p)
         if best is None or error < best[0]:
-            roots, vectors = found.kept
+            roots, vectors = evaluation.kept
             half = m[:, None] ** -0.5 * vectors * np.sqrt(roots)
             best = error, half @ half.T
         if best[0] <= floor * (1 + tolerance):

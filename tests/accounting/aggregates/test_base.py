@@ -20,13 +20,13 @@ from tests.accounting.plans import Make
 @pytest.mark.parametrize("kind", ["sum", "mean"])
 def test_the_larger_end_of_a_clamp_is_its_sensitivity(make_plan: Make, kind: str) -> None:
     """Also where it is the lower one: a sum clamped to [-9, 3] moves by 9."""
-    for clamp in ((-9.0, 3.0), (-9.0, -1.0), (-3.0, 9.0), (1.0, 9.0), (-5.0, 0.0), (-8.0, 3.0)):
-        aggregate = Aggregate("v", kind, "x", clamp)  # type: ignore[arg-type]
+    for bounds in ((-9.0, 3.0), (-9.0, -1.0), (-3.0, 9.0), (1.0, 9.0), (-5.0, 0.0), (-8.0, 3.0)):
+        aggregate = Aggregate("v", kind, "x", bounds)  # type: ignore[arg-type]
         stream = make_plan(aggregates=(aggregate,)).design.streams[-1]
-        values = range(int(clamp[0]), int(clamp[1]) + 1)
+        values = range(int(bounds[0]), int(bounds[1]) + 1)
         assert stream.sensitivity == max(abs(value - stream.mid) for value in values)
         if kind == "sum":
-            assert stream.mid == 0 and stream.sensitivity == max(map(abs, clamp))
+            assert stream.mid == 0 and stream.sensitivity == max(map(abs, bounds))
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_running_sum_moves_by_the_farther_bound_of_what_is_left() -> None:
 def test_a_column_finds_its_own_sum() -> None:
     column = Aggregate("v", "sum", "x", (0.0, 2.0))
     stream, one = bounded_stream(column, 0), np.ones(1)
-    found = Prefix(stream, one, one)
-    assert own(column, Prefixes({"v": found, "w": found._replace(sd=2 * one)}, None)) == (
+    prefix = Prefix(stream, one, one)
+    assert own(column, Prefixes({"v": prefix, "w": prefix._replace(sd=2 * one)}, None)) == (
         stream,
-        found,
+        prefix,
     )
     with pytest.raises(ValueError, match="has a stream"):
         own(column, Prefixes({"v": Prefix(None, one, one)}, None))

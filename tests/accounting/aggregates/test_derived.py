@@ -26,9 +26,9 @@ def test_the_sum_of_every_record_is_the_centred_sum_and_the_middle_of_each() -> 
             COUNT: np.array([50.0]),
         }
         streams = {name: Prefix(None, value, np.float64(0)) for name, value in sums.items()}
-        found = with_derived(streams, (made,))
-        assert found["total"].values.tolist() == [float(values.sum())]
-        released, sd = Sum().release(total, Prefixes(found, None))
+        prefixes = with_derived(streams, (made,))
+        assert prefixes["total"].values.tolist() == [float(values.sum())]
+        released, sd = Sum().release(total, Prefixes(prefixes, None))
         assert released.tolist() == [values.sum() * 0.5] and sd.tolist() == [0.0]
 
 

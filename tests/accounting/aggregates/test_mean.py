@@ -72,8 +72,8 @@ def test_the_expected_error_is_that_of_values_at_the_bounds() -> None:
 def test_exactly_it_is_the_quotient_and_nothing_where_there_are_no_records() -> None:
     stream = Mean().own_stream(COLUMN)
     records, totals = np.array([4.0, 0.0]), np.array([12.0, 0.0])
-    found = Mean().exact(stream, Exact(records, None, totals))
-    assert found[0] == 1.5 and np.isnan(found[1])
+    means = Mean().exact(stream, Exact(records, None, totals))
+    assert means[0] == 1.5 and np.isnan(means[1])
     for given, total in ((None, totals), (stream, None)):
         with pytest.raises(ValueError, match="no exact sum"):
             Mean().exact(given, Exact(records, None, total))

@@ -191,11 +191,11 @@ def test_float_noise_of_a_large_constant_is_no_statistic() -> None:
 
 
 def test_only_more_than_the_claim_refutes_it() -> None:
-    said = claim(1.0)
-    at = ProvenBound(1.0, 0.0, said.epsilon, 0.1, 0.1, 0, 0.0, (9, 9))
-    assert not at.refutes(said)
-    for more in ({"mu": 1.0 + 1e-9}, {"epsilon_plain": said.epsilon + 1e-9}):
-        assert msgspec.structs.replace(at, **more).refutes(said)
+    privacy_claim = claim(1.0)
+    at = ProvenBound(1.0, 0.0, privacy_claim.epsilon, 0.1, 0.1, 0, 0.0, (9, 9))
+    assert not at.refutes(privacy_claim)
+    for more in ({"mu": 1.0 + 1e-9}, {"epsilon_plain": privacy_claim.epsilon + 1e-9}):
+        assert msgspec.structs.replace(at, **more).refutes(privacy_claim)
 
 
 def test_the_trade_off_of_scores_that_repeat() -> None:

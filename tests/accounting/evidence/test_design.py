@@ -68,9 +68,9 @@ def test_records_of_one_key_are_tried_where_a_unit_counts_once(
     make_plan: Make, options: dict[str, object], names: list[str]
 ) -> None:
     plan = make_plan(4, strategy="blt", **options)
-    found = designs(plan, allocate(plan))
-    assert [d.name for d in found] == names
-    for heap in found[1:]:
+    trial_designs = designs(plan, allocate(plan))
+    assert [d.name for d in trial_designs] == names
+    for heap in trial_designs[1:]:
         count = plan.privacy.contributions
         assert (heap.keys, heap.extra) == (1, 0) and heap.pattern.tolist() == [0] * count
         assert heap.heavy == (plan.privacy.per_key_bound or count)
@@ -165,8 +165,8 @@ def test_columns_as_a_statistic_reads_them(make_plan: Make) -> None:
     assert budget.units is not None and inputs == first(plan).inputs
     own, other = inputs["v"]
     assert (own, other) == (9.0 + 2 * 12.0 + 1, 3.5)
-    found = [msgspec.structs.astuple(c) for c in columns]
-    assert found == [
+    column_tuples = [msgspec.structs.astuple(c) for c in columns]
+    assert column_tuples == [
         ("people", "units", 1.0, 0, budget.units, 1.0, 1.0, True),
         ("level", "mean", 0.25, 14, noises["level"], 22.0, 0.0, False),
         ("total", "sum", 0.5, 0, noises["total"], 14.0, 7.0, False),

@@ -26,8 +26,8 @@ def test_covariance_is_that_of_the_decoder(name: str, triggers: int) -> None:
     for size in (1, triggers // 2 + 1, triggers):
         at = np.sort(rng.choice(triggers, size, replace=False)) + 1
         dense = (decoder @ decoder.T)[np.ix_(at - 1, at - 1)]
-        found = prefix_covariance(make_strategy(name, triggers), at)
-        assert np.allclose(found, dense, rtol=1e-9, atol=1e-9)
+        covariance = prefix_covariance(make_strategy(name, triggers), at)
+        assert np.allclose(covariance, dense, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -57,11 +57,11 @@ def test_calendar(make_plan: Make) -> None:
 
 def test_layouts_and_spread(make_plan: Make) -> None:
     for most in (1, 2, 32, 1000):
-        found = layouts(make_plan(8, contributions=most))
-        assert found.dtype == np.int64 and found[0] == 1 and found[-1] == most
+        counts = layouts(make_plan(8, contributions=most))
+        assert counts.dtype == np.int64 and counts[0] == 1 and counts[-1] == most
         # From one key to C, each number at most an eighth above the one before it.
-        assert (found[1:] <= np.maximum(found[:-1] + 1, np.ceil(found[:-1] * 1.13))).all()
-        assert (np.diff(found) > 0).all() and len(found) <= 66
+        assert (counts[1:] <= np.maximum(counts[:-1] + 1, np.ceil(counts[:-1] * 1.13))).all()
+        assert (np.diff(counts) > 0).all() and len(counts) <= 66
     assert spread(make_plan(8), 5) == (28, 1)
     assert spread(make_plan(8, per_key_bound=1), 5) == (1, 1)
 

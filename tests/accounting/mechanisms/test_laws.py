@@ -35,8 +35,8 @@ def lower(law: Law, k: int) -> mpmath.mpf:
         return mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * sigma**2))
 
     far = int(25 * law.sigma) + 25
-    whole = 1 + 2 * mpmath.fsum(mass(j) for j in range(1, far))
-    return mpmath.fsum(mass(j) for j in range(k, far)) / whole
+    total = 1 + 2 * mpmath.fsum(mass(j) for j in range(1, far))
+    return mpmath.fsum(mass(j) for j in range(k, far)) / total
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
@@ -57,9 +57,9 @@ def of_bits(value: int, bits: int) -> Callable[[int], tuple[int, int]]:
     """A uniform whose further bits are given 128 at a time, from the top of ``value``."""
 
     def uniform(further: int) -> tuple[int, int]:
-        known = 64 + 128 * further
-        assert known <= bits, "more bits were asked for than decide"
-        return value >> (bits - known), known
+        bit_count = 64 + 128 * further
+        assert bit_count <= bits, "more bits were asked for than decide"
+        return value >> (bits - bit_count), bit_count
 
     return uniform
 

@@ -44,15 +44,15 @@ def from_128_bits(table: Table, u: int) -> int | None:
 
 def wrong(table: Table, thresholds: list[int]) -> int:
     """How many uniforms beside thresholds mean another value than the law has."""
-    found = 0
-    some = thresholds if len(thresholds) < 60 else thresholds[:: len(thresholds) // 60]
-    for threshold in some:
+    mismatches = 0
+    sample = thresholds if len(thresholds) < 60 else thresholds[:: len(thresholds) // 60]
+    for threshold in sample:
         for u in (threshold - 2, threshold, threshold + 1):
             index = bisect.bisect_right(thresholds, u)
             tie = thresholds[index] - 1 if index < len(thresholds) else FULL - 1
             if 0 < u < FULL and u != tie:
-                found += from_128_bits(table, u) != table.lowest + index
-    return found
+                mismatches += from_128_bits(table, u) != table.lowest + index
+    return mismatches
 
 
 @pytest.mark.parametrize("table", EXACT, ids=lambda t: str(t.law))
@@ -69,16 +69,16 @@ def test_what_a_table_decides_is_exact(table: Table) -> None:
 def test_ties_are_open(table: Table) -> None:
     """What the table leaves open holds an edge or a tail: its 128 bits do not decide."""
     thresholds = table.thresholds
-    some = thresholds if len(thresholds) < 40 else thresholds[:: len(thresholds) // 40]
-    for u in (0, FULL - 1, *(t - 1 for t in some)):
-        asked: list[int] = []
+    sample = thresholds if len(thresholds) < 40 else thresholds[:: len(thresholds) // 40]
+    for u in (0, FULL - 1, *(t - 1 for t in sample)):
+        calls: list[int] = []
 
-        def uniform(further: int, u: int = u, asked: list[int] = asked) -> tuple[int, int]:
-            asked.append(further)
+        def uniform(further: int, u: int = u, calls: list[int] = calls) -> tuple[int, int]:
+            calls.append(further)
             return (u << 128 * further) + (1 << 128 * further) // 3, 128 * (1 + further)
 
         settle(table.law, uniform)
-        assert asked == [0, 1]
+        assert calls == [0, 1]
 
 
 @pytest.mark.parametrize("table", EXACT[2:4] + EXACT[7:9], ids=lambda t: str(t.law))
@@ -107,9 +107,9 @@ def masses(table: Table) -> tuple[dict[int, mpmath.mpf], mpmath.mpf]:
     assert isinstance(table.law, DiscreteGaussianLaw)
     sigma = mpmath.mpf(table.law.sigma)
     weight = {k: mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * sigma**2)) for k in range(2 * far)}
-    whole = 2 * mpmath.fsum(weight.values()) - 1
-    beyond = 2 * mpmath.fsum(weight[k] for k in range(far + 1, 2 * far)) / whole
-    return {k: weight[abs(k)] / whole for k in range(-far, far + 1)}, beyond
+    total = 2 * mpmath.fsum(weight.values()) - 1
+    beyond = 2 * mpmath.fsum(weight[k] for k in range(far + 1, 2 * far)) / total
+    return {k: weight[abs(k)] / total for k in range(-far, far + 1)}, beyond
 
 
 def misplaced(table: Table, thresholds: list[int]) -> int:
@@ -117,12 +117,12 @@ def misplaced(table: Table, thresholds: list[int]) -> int:
     with mpmath.workdps(60):
         exact, beyond = masses(table)
         edges = [0, *thresholds, FULL]
-        found = 0
+        mismatches = 0
         for k, (begin, end) in enumerate(itertools.pairwise(edges), table.lowest):
             chance = exact[k] + (beyond / 2 if k in (table.lowest, -table.lowest) else 0)
-            found += abs(mpmath.mpf(end - begin) - chance * FULL) > 1
+            mismatches += abs(mpmath.mpf(end - begin) - chance * FULL) > 1
         assert beyond * FULL < 2
-        return found
+        return mismatches
 
 
 @pytest.mark.parametrize("table", SHARED, ids=lambda t: str(t.law))

@@ -48,11 +48,11 @@ def test_without_mixing_the_plan_is_that_of_a_stream() -> None:
 def test_sensitivity_is_that_of_the_longest_column(strategy: str) -> None:
     """C L |column| sqrt(col2), and nothing else of the budget changes."""
     plan = with_(of(strategy=strategy), aggregates=(BASE.aggregates[0], SUM, MEAN))
-    plain, found = allocate(with_(plan, public_keys="22" * 16)), allocate(mixed(plan))
+    plain, mixed_budget = allocate(with_(plan, public_keys="22" * 16)), allocate(mixed(plan))
     inverse = np.linalg.inv(np.kron(FACTOR, FACTOR.T))
     longest = float(np.sqrt((inverse**2).sum(axis=0).max()))
     assert longest > 1.2
-    for before, after in zip(plain.values, found.values, strict=True):
+    for before, after in zip(plain.values, mixed_budget.values, strict=True):
         assert after.sensitivity == pytest.approx(before.sensitivity * longest, rel=1e-4)
         assert after.sensitivity >= before.sensitivity * longest
         assert after.sigma == pytest.approx(before.sigma * longest, rel=1e-4)
@@ -63,10 +63,10 @@ def test_sensitivity_is_that_of_the_longest_column(strategy: str) -> None:
     ("field", "plan"),
     [
         ("cells", with_(cells=cells_of(MIXING))),
-        ("privacy.per_key_bound", mixed(of(per_key_bound=1))),
-        ("privacy.strategy", mixed(of(strategy="tree"))),
-        ("privacy.strategy", mixed(of(strategy="toeplitz"))),
-        ("privacy.mode", mixed(of(mode="rounds"))),
+        ("per_key_bound", mixed(of(per_key_bound=1))),
+        ("mechanism.strategy", mixed(of(strategy="tree"))),
+        ("mechanism.strategy", mixed(of(strategy="toeplitz"))),
+        ("mechanism.mode", mixed(of(mode="rounds"))),
         ("aggregate.kind", mixed(with_(aggregates=(PEOPLE,)))),
         ("time.trigger", mixed(of({"allowed_lateness": 0, "trigger_every": 10_000_000}))),
     ],

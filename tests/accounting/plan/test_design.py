@@ -68,9 +68,9 @@ def test_where_a_count_of_units_gets_its_noise(make_plan: Make) -> None:
 def test_a_bound_per_key_is_kept_where_pairs_are_admitted(make_plan: Make) -> None:
     """Then no set of units is needed."""
     for bound in (1, 3):
-        kept = make_plan(per_key_bound=bound, aggregates=(COUNT, UNITS)).design
-        assert kept.admits_per_key and kept.unit_sets == "none" and kept.per_key == bound
-        assert kept.once_per_key == (bound == 1) and kept.ranked
+        design = make_plan(per_key_bound=bound, aggregates=(COUNT, UNITS)).design
+        assert design.admits_per_key and design.unit_sets == "none" and design.per_key == bound
+        assert design.once_per_key == (bound == 1) and design.ranked
     plain = make_plan().design
     assert not plain.admits_per_key and plain.per_key is None
 

@@ -63,5 +63,5 @@ def test_the_sharper_rule_needs_tests_that_depend_on_no_other(make_plan: Make, f
 
 def test_windows_that_share_periods_are_refused_here_too(make_plan: Make) -> None:
     plan = make_plan(1)
-    with pytest.raises(PolicyError, match=r"privacy\.period"):
+    with pytest.raises(PolicyError, match=r"budget\.covers"):
         allocate_mechanism(Mechanism(plan.privacy, plan.design, 1, periods_met=2))

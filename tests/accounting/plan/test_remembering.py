@@ -52,7 +52,7 @@ def test_a_stream_without_end_remembers() -> None:
     ],
 )
 def test_what_is_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"keys\.remember"):
+    with pytest.raises(UsageError, match=r"remember_keys"):
         make_plan(**settings)  # type: ignore[arg-type]
 
 
@@ -70,5 +70,5 @@ def test_the_guarantee_says_it() -> None:
         ("never", ""),
     ):
         plan = make_plan(remember=remember)
-        said = describe(plan, allocate(plan))["publishing"]
-        assert said.endswith(words) and ("untested" in said) == bool(words)
+        publishing = describe(plan, allocate(plan))["publishing"]
+        assert publishing.endswith(words) and ("untested" in publishing) == bool(words)

@@ -26,8 +26,12 @@ WEIGHTS = SelectionWeights(1.0, 2.0)
 @pytest.mark.parametrize("tests", [1, 3, 15, 16])
 def test_growing_tests_are_the_squares_rounded_up(triggers: int, tests: int) -> None:
     want = {math.ceil(triggers * Fraction(j, tests) ** 2) for j in range(1, tests + 1)}
-    found = growing(triggers, tests)
-    assert list(found) == sorted(want) and found[-1] == triggers and found[0] >= 1
+    test_triggers = growing(triggers, tests)
+    assert (
+        list(test_triggers) == sorted(want)
+        and test_triggers[-1] == triggers
+        and test_triggers[0] >= 1
+    )
 
 
 @pytest.mark.parametrize("triggers", [100, 365, 1000, 1440])
@@ -78,7 +82,7 @@ def test_skipping_has_sixteen_tests_unless_it_says_otherwise() -> None:
 def test_other_lists_are_refused(given: object) -> None:
     with pytest.raises(UsageError) as raised:
         make_plan(triggers=12, tests=given)
-    assert raised.value.field == "privacy.tests"
+    assert raised.value.field == "mechanism.tests"
     # Whichever of the fixes is written as it stands, the plan is one.
     fixes = re.findall(r"\[[\d, ]+\]|\d+", raised.value.fix)
     assert len(fixes) == (2 if isinstance(given, tuple) else 1)
@@ -103,14 +107,14 @@ def test_without_tests_or_skip_keys_are_tested_at_equal_distances() -> None:
 @pytest.mark.parametrize(
     ("field", "given"),
     [
-        ("privacy.tests", {"tests": 3, "select_every": 2}),
-        ("privacy.tests", {"tests": 3, "mode": "rounds"}),
-        ("privacy.skip", {"skip": True}),
-        ("privacy.skip", {"skip": True, "weights": WEIGHTS, "select_every": 2}),
-        ("privacy.skip", {"skip": True, "mode": "rounds", "weights": None}),
-        ("privacy.skip", {"skip": True, "weights": WEIGHTS, "contributions": 1024}),
-        ("privacy.weights", {"skip": True, "weights": WEIGHTS, "public": "list"}),
-        ("privacy.tests", {"tests": 3, "public": "list"}),
+        ("mechanism.tests", {"tests": 3, "select_every": 2}),
+        ("mechanism.tests", {"tests": 3, "mode": "rounds"}),
+        ("mechanism.skip", {"skip": True}),
+        ("mechanism.skip", {"skip": True, "weights": WEIGHTS, "select_every": 2}),
+        ("mechanism.skip", {"skip": True, "mode": "rounds", "weights": None}),
+        ("mechanism.skip", {"skip": True, "weights": WEIGHTS, "contributions": 1024}),
+        ("mechanism.weights", {"skip": True, "weights": WEIGHTS, "public": "list"}),
+        ("mechanism.tests", {"tests": 3, "public": "list"}),
     ],
 )
 def test_what_cannot_be_is_refused(field: str, given: dict[str, object]) -> None:
@@ -124,7 +128,7 @@ def test_records_that_an_id_names_are_not_skipped() -> None:
     named = msgspec.structs.replace(plan, record_id=Field("id"))
     with pytest.raises(UsageError, match="record_id") as raised:
         named.check()
-    assert raised.value.field == "privacy.skip"
+    assert raised.value.field == "mechanism.skip"
 
 
 def test_a_record_in_too_many_windows_is_refused() -> None:

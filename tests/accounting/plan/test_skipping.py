@@ -23,9 +23,9 @@ def privacy(**changes: Any) -> Privacy:
     )
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_a_job_is_taken_at_its_word(said: bool) -> None:
-    assert skips(privacy(skip=said), True, 24, False) is said
+@pytest.mark.parametrize("skip_set", [True, False])
+def test_a_job_is_taken_at_its_word(skip_set: bool) -> None:
+    assert skips(privacy(skip=skip_set), True, 24, False) is skip_set
 
 
 def test_a_job_that_says_nothing_skips() -> None:
@@ -69,14 +69,14 @@ def test_its_weights_are_the_usual_ones_unless_named() -> None:
 @pytest.mark.parametrize(
     ("field", "changes", "of_plan", "of_line"),
     [
-        ("privacy.skip", {"skip": False}, {}, {}),
-        ("privacy.select_every", {"select_every": 4}, {}, {}),
-        ("privacy.per_key_bound", {"per_key_bound": 2}, {}, {}),
-        ("privacy.contributions", {"contributions": 1024}, {}, {}),
-        ("schema.record_id", {}, {"record_id": Field("message")}, {}),
-        ("time.max_skew", {}, {}, {"max_skew": 1}),
-        ("time.slide", {}, {}, {"slide": 2 * SECOND}),
-        ("time.slide", {}, {}, {"end": None}),
+        ("mechanism.skip", {"skip": False}, {}, {}),
+        ("mechanism.select_every", {"select_every": 4}, {}, {}),
+        ("per_key_bound", {"per_key_bound": 2}, {}, {}),
+        ("contributions", {"contributions": 1024}, {}, {}),
+        ("table.record_id", {}, {"record_id": Field("message")}, {}),
+        ("max_skew", {}, {}, {"max_skew": 1}),
+        ("slide", {}, {}, {"slide": 2 * SECOND}),
+        ("slide", {}, {}, {"end": None}),
         (None, {}, {}, {"end": None, "window": 30 * SECOND, "slide": 30 * SECOND}),
         ("one test a window", {"tests": 1}, {}, {}),
         (None, {}, {}, {}),

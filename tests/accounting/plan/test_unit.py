@@ -73,7 +73,7 @@ def test_the_text_is_canonical_and_has_a_version() -> None:
 def test_another_form_is_refused(text: str) -> None:
     with pytest.raises(PolicyError, match="unit in another form") as caught:
         UnitIdentity.read(text)
-    assert caught.value.field == "ledger.path"
+    assert caught.value.field == "account.path"
 
 
 def test_what_the_identity_of_a_plan_is(make_plan: Make) -> None:
@@ -132,26 +132,26 @@ def cells(units: list[UnitIdentity], length: int) -> list[set[int]]:
 def test_the_common_unit_by_enumeration(shapes: tuple[tuple[int, int], ...]) -> None:
     """Against joining periods that share a time until nothing is left to join."""
     units, length = [per(*shape) for shape in shapes], 240
-    found = cells(units, length)
+    unit_cells = cells(units, length)
     for order in itertools.permutations(units):
-        whole = common_unit(order)
-        inner = [cell for cell in found if 0 not in cell and length - 1 not in cell]
-        if whole.period is None:
+        unit = common_unit(order)
+        inner = [cell for cell in unit_cells if 0 not in cell and length - 1 not in cell]
+        if unit.period is None:
             assert inner == []
             continue
-        assert whole.phase is not None
-        ids = {frozenset((t - whole.phase) // whole.period for t in cell) for cell in inner}
+        assert unit.phase is not None
+        ids = {frozenset((t - unit.phase) // unit.period for t in cell) for cell in inner}
         assert all(len(cell_ids) == 1 for cell_ids in ids)
-        assert {len(cell) for cell in inner} == {whole.period}
+        assert {len(cell) for cell in inner} == {unit.period}
 
 
 def test_the_common_unit_of_long_periods_is_exact() -> None:
     """Its phase is that of both, in whole microseconds, where products exceed a float's digits."""
     one, other = per(30 * DAY + 7, 11 * DAY + 3), per(7 * DAY + 1, 5 * DAY + 2)
-    for whole in (common_unit([one, other]), common_unit([other, one])):
-        assert isinstance(whole.phase, int) and whole.period == math.lcm(30 * DAY + 7, 7 * DAY + 1)
-        assert whole.phase % (30 * DAY + 7) == 11 * DAY + 3
-        assert whole.phase % (7 * DAY + 1) == 5 * DAY + 2
+    for unit in (common_unit([one, other]), common_unit([other, one])):
+        assert isinstance(unit.phase, int) and unit.period == math.lcm(30 * DAY + 7, 7 * DAY + 1)
+        assert unit.phase % (30 * DAY + 7) == 11 * DAY + 3
+        assert unit.phase % (7 * DAY + 1) == 5 * DAY + 2
 
 
 def test_a_run_without_a_period_has_all_records_in_common() -> None:
@@ -169,19 +169,23 @@ def test_units_that_add_up_to_nothing_are_refused() -> None:
         for pair in ((month, other), (other, month)):
             with pytest.raises(PolicyError, match=f"another privacy unit by .*{words}") as caught:
                 composed([Entry(identity=unit.text, periods=3) for unit in pair])
-            assert caught.value.field == "ledger.data_set"
+            assert caught.value.field == "data_set"
 
 
 def test_what_units_in_common_cost() -> None:
     """A month of whole days: 30 units of the days' run; half a month later: all the stream has."""
     month, later, day = per(30 * DAY), per(30 * DAY, 15 * DAY), per(DAY)
     entries = [Entry(identity=month.text, periods=12), Entry(identity=day.text, periods=360)]
-    whole = composed(entries)
-    assert whole.words == month.words and whole.units == [1, 30] and len(whole.warnings) == 1
-    assert [s.mu for s in whole.spends] == [0.25, pytest.approx(math.sqrt(30) * 0.25)]
-    assert [s.threshold_delta for s in whole.spends] == [1e-8, pytest.approx(30e-8)]
+    composition = composed(entries)
+    assert (
+        composition.words == month.words
+        and composition.units == [1, 30]
+        and len(composition.warnings) == 1
+    )
+    assert [s.mu for s in composition.spends] == [0.25, pytest.approx(math.sqrt(30) * 0.25)]
+    assert [s.threshold_delta for s in composition.spends] == [1e-8, pytest.approx(30e-8)]
     # Its parts are counted: alone it promises nothing, and nothing is rounded down.
-    several = whole.spends[1]
+    several = composition.spends[1]
     assert Fraction(several.threshold_delta) >= 30 * Fraction(1e-8)
     assert math.isinf(several.epsilon) and several.delta >= 1e-7 + several.threshold_delta
     # Windows that meet two, three or any number of its days.
@@ -192,25 +196,29 @@ def test_what_units_in_common_cost() -> None:
     short = msgspec.structs.replace(entries[1], periods=4)
     assert composed([entries[0], short]).units == [1, 4]
     apart = [Entry(identity=unit.text, periods=12) for unit in (month, later)]
-    whole = composed(apart)
-    assert whole.words == "user (string), all records" and whole.units == [12, 12]
+    composition = composed(apart)
+    assert composition.words == "user (string), all records" and composition.units == [12, 12]
     # What used to be composed as one unit: sqrt(2) mu.
-    assert all(s.mu == pytest.approx(math.sqrt(12) * 0.25) for s in whole.spends)
+    assert all(s.mu == pytest.approx(math.sqrt(12) * 0.25) for s in composition.spends)
     # Five weeks and 30 days: 210 days in common, whatever the end.
     weeks = Entry(identity=per(35 * DAY).text, periods=None)
-    whole = composed([msgspec.structs.replace(apart[0], periods=None), weeks])
-    assert whole.words == per(210 * DAY).words and whole.units == [7, 6]
+    composition = composed([msgspec.structs.replace(apart[0], periods=None), weeks])
+    assert composition.words == per(210 * DAY).words and composition.units == [7, 6]
     for endless in (apart[0], Entry(identity=ALL.text)):
         pair = [endless, msgspec.structs.replace(apart[1], periods=None)]
         with pytest.raises(PolicyError, match="no last period") as caught:
             composed(pair)
-        assert caught.value.field == "ledger.data_set"
+        assert caught.value.field == "data_set"
 
 
 def test_one_unit_costs_what_its_runs_say() -> None:
     entries = [Entry(identity=per(DAY).text, periods=None, together=None)] * 3
-    whole = composed(entries)
-    assert whole.spends == entries and whole.units == [1, 1, 1] and whole.warnings == []
+    composition = composed(entries)
+    assert (
+        composition.spends == entries
+        and composition.units == [1, 1, 1]
+        and composition.warnings == []
+    )
     assert composed([]).words is None
     assert within(composed(entries[:1]).spends, 1.0, 1e-7)
 
@@ -245,8 +253,8 @@ def test_a_plain_charge_of_several_units_is_group_privacy() -> None:
     pure = msgspec.structs.replace(PLAIN, delta=0.0)
     assert of_all_records(pure).delta == 0.0
     endless = msgspec.structs.replace(PLAIN, periods=None)
-    whole = composed([Entry(identity=per(30 * DAY).text), endless])
-    assert whole.units == [1, 30] and whole.spends[1].epsilon == pytest.approx(21)
+    composition = composed([Entry(identity=per(30 * DAY).text), endless])
+    assert composition.units == [1, 30] and composition.spends[1].epsilon == pytest.approx(21)
 
 
 @pytest.mark.parametrize(("epsilon", "periods"), [(0.1, 50_000), (1e-3, 700_000), (4.0, 6)])

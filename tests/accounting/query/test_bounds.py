@@ -47,9 +47,9 @@ def exact(design: BoundsDesign, *values: list[int]) -> list[np.ndarray]:
 def test_bounds_and_answer_share_one_budget(plan: QueryPlan) -> None:
     design = designed(plan)
     values = [[1, 2, 3, 4] * 100_000 for _ in design.histograms]
-    found = settled(plan, design, exact(design, *values))
-    assert not found.nulls
-    budget = allocate_query(found.plan, design.reserved)
+    settlement = settled(plan, design, exact(design, *values))
+    assert not settlement.nulls
+    budget = allocate_query(settlement.plan, design.reserved)
     assert budget.reserved == pytest.approx(sum(design.reserved.values())) and budget.reserved > 0
     losses = [budget.loss(n) for n in range(1, budget.groups + 1)]
     assert 0.99 < max(losses) <= 1
@@ -65,8 +65,8 @@ def test_half_of_a_columns_share_pays_for_its_bounds() -> None:
     plan = query(AUTO, SUM, selects=False)
     design = designed(plan)
     assert design.reserved["a"] == pytest.approx(0.25)
-    found = settled(plan, design, exact(design, [1, 5] * 10_000))
-    shares = [n.share for n in allocate_query(found.plan, design.reserved).parts]
+    settlement = settled(plan, design, exact(design, [1, 5] * 10_000))
+    shares = [n.share for n in allocate_query(settlement.plan, design.reserved).parts]
     assert sum(shares[:2]) == pytest.approx(0.25) and shares[2] == pytest.approx(0.5)
 
 
@@ -74,12 +74,12 @@ def test_bounds_hold_nearly_all_values() -> None:
     plan = query(AUTO)
     design = designed(plan)
     values = np.random.default_rng(1).normal(100, 10, 50_000).astype(int).tolist()
-    found = settled(plan, design, exact(design, values)).plan.columns[0]
-    assert found.low is not None and found.high is not None
-    lo, hi = found.grid_bounds()
+    column = settled(plan, design, exact(design, values)).plan.columns[0]
+    assert column.low is not None and column.high is not None
+    lo, hi = column.grid_bounds()
     inside = np.mean([lo <= v <= hi for v in values])
     assert inside >= 0.98 and hi - lo < 200
-    assert not found.automatic and msgspec.structs.replace(found, low=None, high=None) == AUTO
+    assert not column.automatic and msgspec.structs.replace(column, low=None, high=None) == AUTO
 
 
 @pytest.mark.parametrize("units", [2_000, 4_000, 50_000])
@@ -92,9 +92,9 @@ def test_noise_is_not_taken_for_values_far_away(units: int) -> None:
     for _ in range(30):
         [nodes] = exact(design, draw.normal(100, 20, units).astype(int).tolist())
         noise = np.rint(draw.normal(0, of.sigma, len(nodes))).astype(int)
-        found = settled(plan, design, [nodes + noise])
-        assert not found.nulls
-        lo, hi = found.plan.columns[0].grid_bounds()
+        settlement = settled(plan, design, [nodes + noise])
+        assert not settlement.nulls
+        lo, hi = settlement.plan.columns[0].grid_bounds()
         assert -50 < lo < 100 < hi < 300
 
 
@@ -140,8 +140,8 @@ def test_noise_is_proportional_to_the_bound() -> None:
         plan = query(column, COUNT, groups=1, selects=False, mechanism=mechanism)
         design = designed(plan)
         by_bound = noise_by_bound(plan, design.reserved)["c"]
-        found = settled(plan, design, exact(design, [40] * 50_000)).plan
-        [noise, _] = allocate_query(found, design.reserved).parts
+        settled_plan = settled(plan, design, exact(design, [40] * 50_000)).plan
+        [noise, _] = allocate_query(settled_plan, design.reserved).parts
         assert noise.sd / noise.part.most == pytest.approx(by_bound, rel=1e-3)
 
 
@@ -149,28 +149,28 @@ def test_the_lower_bound_of_a_sum_costs_no_noise_and_is_as_wide() -> None:
     plan = query(QueryColumn("c", "sum", per="group", grid=0.5), groups=1, selects=False)
     design = designed(plan)
     for sign in (1, -1):
-        found = settled(plan, design, exact(design, [sign * 100, sign * 112] * 50_000))
-        [column] = found.plan.columns
+        settlement = settled(plan, design, exact(design, [sign * 100, sign * 112] * 50_000))
+        [column] = settlement.plan.columns
         assert (column.low, column.high) == (-56, 56)
-        assert found.cuts["c"].below + found.cuts["c"].above < 1e-9
+        assert settlement.cuts["c"].below + settlement.cuts["c"].above < 1e-9
 
 
 def test_no_bin_that_passes_is_null() -> None:
     plan = query(AUTO, SUM)
     design = designed(plan)
-    found = settled(plan, design, exact(design, [7] * 5))
-    assert found.nulls == {"a"}
-    allocate_query(found.plan, design.reserved)
+    settlement = settled(plan, design, exact(design, [7] * 5))
+    assert settlement.nulls == {"a"}
+    allocate_query(settlement.plan, design.reserved)
 
 
 def test_one_value_still_makes_a_range() -> None:
     for value in (0, 64, -64, 1 << 40):
         plan = query(AUTO, COUNTED)
         design = designed(plan)
-        found = settled(plan, design, exact(design, [value] * 50_000, [1] * 50_000))
-        assert not found.nulls
-        allocate_query(found.plan, design.reserved)
-        lo, hi = found.plan.columns[1].grid_bounds()
+        settlement = settled(plan, design, exact(design, [value] * 50_000, [1] * 50_000))
+        assert not settlement.nulls
+        allocate_query(settlement.plan, design.reserved)
+        lo, hi = settlement.plan.columns[1].grid_bounds()
         assert lo == 0 and hi == 1
 
 
@@ -183,9 +183,9 @@ def test_every_range_of_candidates_can_be_a_plan() -> None:
     ):
         plan, edges = query(column), candidates(column)
         design = designed(plan)
-        found = settled(plan, design, exact(design, [edges[0], edges[-1]] * 50_000)).plan
-        found.check()
-        low, high = found.columns[0].low, found.columns[0].high
+        settled_plan = settled(plan, design, exact(design, [edges[0], edges[-1]] * 50_000)).plan
+        settled_plan.check()
+        low, high = settled_plan.columns[0].low, settled_plan.columns[0].high
         least = 0 if column.kind == "count" else edges[0] * column.grid
         assert (low, high) == (pytest.approx(least), pytest.approx(edges[-1] * column.grid))
 

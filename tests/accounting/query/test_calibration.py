@@ -198,9 +198,9 @@ def test_expected_errors_of_every_part() -> None:
     plan = query(COUNT, SUM, var, QUANTILES)
     budget = allocate_query(plan)
     steps = [1.0, 0.5, 0.5, 0.25, 1.0, rank_factor(QUANTILES)]
-    found = [part for row in expected(plan, budget) for part in row["parts"]]
-    assert [part["what"] for part in found] == [noise.part.what for noise in budget.parts]
-    for part, noise, step in zip(found, budget.parts, steps, strict=True):
+    parts = [part for row in expected(plan, budget) for part in row["parts"]]
+    assert [part["what"] for part in parts] == [noise.part.what for noise in budget.parts]
+    for part, noise, step in zip(parts, budget.parts, steps, strict=True):
         assert part["sd"] == pytest.approx(noise.sd * step)
         assert part["within"] == pytest.approx(noise.margin * step)
 

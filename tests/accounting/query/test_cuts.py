@@ -133,7 +133,7 @@ def test_what_is_not_estimated_is_named() -> None:
     given = not_estimated(plan, (), True)
     assert given == ("groups", "bounds of s", "bounds of m", "rows of m", "bounds of n",
                      "rows of rows")  # fmt: skip
-    some = not_estimated(plan, {GROUPS, "m", MEAN.rows_histogram, "n"}, True)
-    assert some == ("bounds of s", "rows of rows")
+    names = not_estimated(plan, {GROUPS, "m", MEAN.rows_histogram, "n"}, True)
+    assert names == ("bounds of s", "rows of rows")
     assert not_estimated(query(UNITS), (), False) == ()
     assert math.isfinite(chosen(COUNTED, np.ones(9_000, np.int64), 1).within)

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.composition import Total
+from dpstream.accounting.composition import Limit, Total
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign, design_bounds
 from dpstream.accounting.query.calibration import Cost, QueryBudget, allocate_query, cost_of
-from dpstream.accounting.query.families import Families, Limit, Optimise, error_of, families_of
+from dpstream.accounting.query.families import Families, Optimise, error_of, families_of
 from dpstream.accounting.query.plan import Family, QueryColumn, QueryPlan
-from dpstream.accounting.tuning.reference import DENSITY, SIZES
+from dpstream.accounting.tuning.reference import DENSITY, SIZES, mean_over_keys
 from tests.queries import COUNT, MEAN, UNITS, query
 
 LIMIT = Limit(Total(), 8.0, 1e-5)
@@ -208,6 +209,15 @@ def test_a_limit_is_shared_equally() -> None:
     assert taken(families(UNITS, optimise="limit", epsilon=8.0), LIMIT) == "geometric"
 
 
+@pytest.mark.parametrize(("groups", "best"), [(1, "geometric"), (200, "gaussian")])
+def test_a_question_that_takes_all_of_a_limit_is_compared_as_it_is(groups: int, best: str) -> None:
+    of = families(UNITS, optimise="limit", epsilon=8.0, delta=1e-5, groups=groups)
+    gaussian, geometric = of.options
+    assert LIMIT.equal_share(cost_of(gaussian.plan), cost_of(geometric.plan)) == 1
+    assert (error_of(gaussian) < error_of(geometric)) == (best == "gaussian")
+    assert taken(of, LIMIT) == best
+
+
 def test_a_family_that_the_limit_does_not_allow_is_not_taken() -> None:
     for optimise in ("answer", "limit"):
         of = families(UNITS, optimise=optimise)
@@ -339,8 +349,8 @@ def test_the_error_on_the_reference_population(family: Family, least: int) -> No
         weight = chosen.weights[0] if chosen.weights else 0
         statistic = chosen.weighted * (weight * size + weighted) + chosen.counted * (size + counted)
         statistic += weighted * (family == "geometric")
-        shown = (statistic > chosen.need(least)) & (size >= least)
-        losses.append(np.where(shown, np.abs(counted), size).mean())
+        published = (statistic > chosen.need(least)) & (size >= least)
+        losses.append(np.where(published, np.abs(counted), size).mean())
     density = SIZES**DENSITY
     rest = math.sqrt(2 / math.pi) * noise.sd if family == "gaussian" else np.abs(counted).mean()
     all_losses = np.append(losses, np.full(int((SIZES >= 1e4).sum()), rest))
@@ -368,8 +378,8 @@ def test_units_of_few_groups_and_of_many_count_alike_in_the_choice() -> None:
         losses = np.full(len(SIZES), rest)
         for at, size in enumerate(SIZES[SIZES < 1e4]):
             statistic = chosen.weighted * (weight * size + weighted)
-            shown = statistic + chosen.counted * (size + counted) > chosen.need(1)
-            losses[at] = np.where(shown, np.abs(counted), size).mean()
+            published = statistic + chosen.counted * (size + counted) > chosen.need(1)
+            losses[at] = np.where(published, np.abs(counted), size).mean()
         each.append(np.trapezoid(density * losses, SIZES) / np.trapezoid(density, SIZES))
     assert error_of(gaussian) == pytest.approx(np.prod(each) ** (1 / 3), rel=0.03)
     assert error_of(of.options[1]) < each[1]  # the middle shape alone would choose otherwise
@@ -380,3 +390,46 @@ def test_of_groups_alone_and_of_several_columns() -> None:
     assert all(0 < error_of(option) < 1 for option in alone.options)
     few, many = (families(UNITS, MEAN, selects=True, delta=1e-6, groups=k) for k in (1, 64))
     assert (taken(few), taken(many)) == ("geometric", "gaussian")
+
+
+@pytest.mark.parametrize("least", [1, 4])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0])
+def test_the_error_of_truncated_noise_is_its_sum(epsilon: float, least: int) -> None:
+    """Term by term over the values of the noise and of the coin, not drawn."""
+    of = families(
+        UNITS, mechanism="geometric", selects=True, delta=1e-2, epsilon=epsilon, min_units=least
+    )
+    [option] = of.options
+    budget = option.budget(option.plan)
+    [noise], chosen = budget.parts, budget.selection
+    assert chosen is not None and noise.most is not None and noise.sooner > 0
+    coin, losses = noise.sooner / 2**32, np.zeros(len(SIZES))
+    for less, chance in ((0, 1 - coin), (1, coin)):
+        z = np.arange(-noise.most + less, noise.most - less + 1)
+        law = np.exp(-np.abs(z) / noise.scale)
+        law *= chance / law.sum()
+        is_released = SIZES[:, None] + z > chosen.need(least) - less
+        is_released &= SIZES[:, None] >= least
+        losses += np.where(is_released, np.abs(z), SIZES[:, None]) @ law
+    assert error_of(option) == pytest.approx(mean_over_keys(losses), rel=1e-9)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_error_of_a_sum_without_a_count_is_that_of_normal_noise(groups: int) -> None:
+    """Three shapes from their definitions: a group is shown by the weights of its units."""
+    of = families(SUM, mechanism="gaussian", selects=True, delta=1e-6, groups=groups)
+    [option] = of.options
+    budget = option.budget(option.plan)
+    chosen = budget.selection
+    assert chosen is not None and chosen.tested is None
+    [noise] = [noise for noise in budget.parts if noise.part.column]
+    absolute = math.sqrt(2 / math.pi) * noise.sd / (noise.part.most * noise.part.unit)
+    number = np.arange(1, groups + 1)
+    tails = np.where(number < groups, 1 / (number + 1), 0.0)
+    middle = number * (np.append(1.0, tails[:-1]) - tails)
+    each = []
+    for among in (number == 1, middle, number == groups):
+        weight = float(np.average(chosen.weights, weights=among))
+        release_chance = norm.cdf((chosen.weighted * weight * SIZES - chosen.need(1)) / chosen.sd)
+        each.append(mean_over_keys(SIZES * (1 - release_chance) + release_chance * absolute))
+    assert error_of(option) == pytest.approx(np.prod(each) ** (1 / 3), rel=1e-6)

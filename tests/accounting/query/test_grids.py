@@ -57,12 +57,12 @@ def test_the_finest_grid_is_the_one_whose_noise_can_be_drawn() -> None:
 
 
 def test_sketches_assume_bounds_and_the_rest_stays() -> None:
-    found = finest(
+    gridding = finest(
         lambda bits: plan(msgspec.structs.replace(AUTO, grid=grid_of(AUTO, False, bits)))
     )
-    [column] = found.sketched().columns
+    [column] = gridding.sketched().columns
     assert (column.low, column.high) == ASSUMED and column.grid < 2.0**-20
-    assert found.design is not None and found.plan.columns[0].automatic
-    chosen = regridded(found.plan, {"a": (0.0, 50.0)}, found.bits)
+    assert gridding.design is not None and gridding.plan.columns[0].automatic
+    chosen = regridded(gridding.plan, {"a": (0.0, 50.0)}, gridding.bits)
     assert grids_of(chosen) == {"a": (chosen.columns[0].grid, 0, 50 / chosen.columns[0].grid)}
     assert grids_of(plan(QueryColumn("u", "units"))) == {}

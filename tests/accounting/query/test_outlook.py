@@ -69,11 +69,11 @@ def test_noise_is_what_it_is_multiplied_by(name: str, delta: float) -> None:
 
 def test_given_bounds_have_their_own_noise() -> None:
     of = gridded(COLUMNS["given"], automatic_groups=False)
-    found, [real] = outlook(of), expected(of.plan, of.budget(of.plan))
-    [column] = found.columns
+    forecast, [real] = outlook(of), expected(of.plan, of.budget(of.plan))
+    [column] = forecast.columns
     assert [part["times"] for part in column["parts"]] == [None]
     assert {**column["parts"][0], "times": None} == {**real["parts"][0], "times": None}
-    [selection], budget = found.selections, of.budget(of.plan)
+    [selection], budget = forecast.selections, of.budget(of.plan)
     assert budget.selection is not None
     assert selection["tau"] == budget.selection.tau / budget.selection.most
     assert (selection["groups"], selection["min_units"]) == (8, 1)
@@ -82,9 +82,9 @@ def test_given_bounds_have_their_own_noise() -> None:
 def test_thresholds_are_those_of_the_fewest_and_the_most_groups() -> None:
     """A count of several rows is no count of units: it does not join the test."""
     of = gridded(COUNT)
-    found = outlook(of).selections
-    assert [one["groups"] for one in found] == [1, 256]
-    for one in found:
+    selections = outlook(of).selections
+    assert [one["groups"] for one in selections] == [1, 256]
+    for one in selections:
         real = of.budget(chosen(of, int(one["groups"]), 5, (0.0, 1.0))).selection
         assert real is not None
         assert one["tau"] == pytest.approx(real.tau / real.most)

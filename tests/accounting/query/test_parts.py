@@ -73,8 +73,8 @@ def test_norms_are_of_what_one_row_adds() -> None:
         (VAR, "sum"): 5, (VAR, "square"): 13, (STDDEV, "square"): 41,
     }  # fmt: skip
     for (column, what), row in wanted.items():
-        found = parts_of(query(column, groups=None, norm=1.5))
-        [norm] = [part.norm for part in found if part.what == what]
+        parts = parts_of(query(column, groups=None, norm=1.5))
+        [norm] = [part.norm for part in parts if part.what == what]
         assert norm == 1.5 * row, (column, what)
         assert all(part.norm is None for part in parts_of(query(column)))
 
@@ -116,5 +116,5 @@ def test_scaled_vectors_of_coarse_grids_are_refined() -> None:
 def test_parts_by_column() -> None:
     plan = query(MEAN, QUANTILES, UNITS)
     lone = QueryPart("", "count", 0, 1, 1, None, 0, 1.0)
-    found = parts_by_column(plan, (*parts_of(plan), lone))
-    assert found == {"m": [0, 1], "q": [2], "u": [3]}
+    part_indices = parts_by_column(plan, (*parts_of(plan), lone))
+    assert part_indices == {"m": [0, 1], "q": [2], "u": [3]}

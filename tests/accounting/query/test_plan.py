@@ -25,8 +25,8 @@ def test_every_field_changes_the_digest() -> None:
         "automatic_groups": True,
     }  # fmt: skip
     assert set(other) == set(QueryPlan.__struct_fields__)
-    found = {msgspec.structs.replace(plan, **{name: v}).digest for name, v in other.items()}
-    assert len(found | {plan.digest}) == len(other) + 1
+    digests = {msgspec.structs.replace(plan, **{name: v}).digest for name, v in other.items()}
+    assert len(digests | {plan.digest}) == len(other) + 1
     column: dict[str, Any] = {
         "name": "z", "kind": "sum", "low": 1.0, "high": 14.0, "per": "group", "rows": 3,
         "grid": 0.5, "at": (0.5,), "share": 2.0, "norm": 2.0,

@@ -51,7 +51,7 @@ def by_hand(budget: QueryBudget, chosen: Selection) -> mpmath.mpf:
         variance = (mpmath.mpf(chosen.weighted) * chosen.sigma) ** 2
         if part is not None:
             variance += (mpmath.mpf(chosen.counted) * part.scale) ** 2
-        sd, found = mpmath.sqrt(variance), mpmath.mpf(0)
+        sd, tau = mpmath.sqrt(variance), mpmath.mpf(0)
         for t, weight in enumerate(chosen.weights, 1):
             tail = mpmath.mpf(budget.threshold_delta) / t
             at = mpmath.findroot(
@@ -61,8 +61,8 @@ def by_hand(budget: QueryBudget, chosen: Selection) -> mpmath.mpf:
                 6,
             )
             alone = chosen.weighted * weight + chosen.counted * (0 if part is None else 1)
-            found = max(found, alone + sd * at)
-        return found + mpmath.mpf(chosen.weighted + chosen.counted) / 2
+            tau = max(tau, alone + sd * at)
+        return tau + mpmath.mpf(chosen.weighted + chosen.counted) / 2
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -201,21 +201,21 @@ def test_even_chance_is_where_the_statistic_reaches_what_it_needs() -> None:
 
 def test_tau_finds_its_own_tails() -> None:
     alone = (9, 7, 5)
-    found = thresholds.tau_of(alone, 2.0, 0.5, 1e-6)
-    assert found == thresholds.tau_of(alone, 2.0, 0.5, 1e-6, thresholds.tails(1e-6, 3))
-    assert found > thresholds.tau_of(alone, 2.0, 0.5, 1e-5)
+    tau = thresholds.tau_of(alone, 2.0, 0.5, 1e-6)
+    assert tau == thresholds.tau_of(alone, 2.0, 0.5, 1e-6, thresholds.tails(1e-6, 3))
+    assert tau > thresholds.tau_of(alone, 2.0, 0.5, 1e-5)
 
 
 @pytest.mark.parametrize("plan", PLANS[:3])
 def test_no_cut_of_the_weights_has_a_lower_tau(plan: QueryPlan) -> None:
     budget, chosen = selection(plan)
     parts, shares = parts_of(plan), [noise.share for noise in budget.parts]
-    whole = thresholds.weights_of(chosen.share, parts, shares, plan.most_groups)
+    full_weights = thresholds.weights_of(chosen.share, parts, shares, plan.most_groups)
     part = None if chosen.tested is None else parts[chosen.tested]
     part_sigma = 0.0 if chosen.tested is None else budget.parts[chosen.tested].scale
     taus = []
     for cap in (1, 2, 3, 4):
-        weights = [min(w, whole[cap - 1]) for w in whole]
+        weights = [min(w, full_weights[cap - 1]) for w in full_weights]
         d = 0 if part is None else thresholds.coefficient(weights, chosen.sigma, part, part_sigma)
         sd = math.hypot(256 * chosen.sigma, d * part_sigma)
         alone = thresholds.alone_of(weights, 256, d, part)

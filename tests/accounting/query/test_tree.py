@@ -28,8 +28,8 @@ def test_levels_are_the_ones_of_a_column(cells: int) -> None:
 def test_least_squares_gives_exact_prefixes_back() -> None:
     tree = tree_of(64)
     counts = np.random.default_rng(1).integers(0, 50, (10, 64))
-    found = (counts @ tree.matrix.T) @ tree.prefixes.T
-    assert np.allclose(found, np.cumsum(counts, axis=1))
+    estimates = (counts @ tree.matrix.T) @ tree.prefixes.T
+    assert np.allclose(estimates, np.cumsum(counts, axis=1))
 
 
 def test_covariance_of_prefixes() -> None:
@@ -105,8 +105,8 @@ def test_rank_factor_is_of_the_rows_of_the_inverse() -> None:
     for cells in (2, 16, 256):
         prefixes = tree_of(cells).prefixes
         wanted = np.linalg.norm(prefixes - prefixes[-1] / 2, axis=1).max()
-        found = rank_factor(QueryColumn("q", "quantiles", 0, cells - 1))
-        assert np.isclose(found, wanted, rtol=1e-9)
+        factor = rank_factor(QueryColumn("q", "quantiles", 0, cells - 1))
+        assert np.isclose(factor, wanted, rtol=1e-9)
 
 
 def test_a_tree_that_all_share_is_read_only() -> None:

@@ -6,12 +6,14 @@ The mechanism is written here from its paper, in 60 digits and without the produ
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import mpmath
 import pytest
 
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.laws import TruncatedGeometricLaw
+from dpstream.accounting.query import truncation as module
 from dpstream.accounting.query.truncation import truncation
 
 Outcomes = dict[int | None, mpmath.mpf]
@@ -207,3 +209,18 @@ def test_the_law_is_the_one_that_is_proven() -> None:
                 wanted = mpmath.fsum(p for z, p in exact.items() if z <= -j)
                 middle = mpmath.mpf(ball.mid().str(55, radius=False))
                 assert abs(middle - wanted) < ROUNDING and float(ball.rad()) < 1e-60
+
+
+def test_a_precision_that_decides_nothing_is_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 2 bits on, the numbers are those of 192."""
+    expected, used = module.truncation(3.7, 1e-9, 5), list[int]()
+
+    def listening(bits: int) -> AbstractContextManager[object]:
+        used.append(bits)
+        assert len(used) < 20
+        return precision(bits)
+
+    monkeypatch.setattr(module, "_PRECISION", 2)
+    monkeypatch.setattr(module, "precision", listening)
+    assert module.truncation(3.7, 1e-9, 5) == expected
+    assert len(used) > 2 and used == [2 << at for at in range(len(used))]

@@ -27,19 +27,19 @@ def wide(dimensions: int, size: int = 1_000, grid: int = 1) -> Space:
 
 def painted(boxes: Int64, amounts: Int64, sizes: Int64) -> Int64:
     """The amount of every point, each of which must be in one box; -1 where there is none."""
-    found = np.full(tuple(sizes), -1, np.int64)
+    grid = np.full(tuple(sizes), -1, np.int64)
     for box, amount in zip(boxes.tolist(), amounts.tolist(), strict=True):
-        part = found[tuple(slice(low, high) for low, high in box)]
+        part = grid[tuple(slice(low, high) for low, high in box)]
         assert part.size and (part == -1).all()
         part[...] = amount
-    return found
+    return grid
 
 
 def amounts_of(spent: Spent) -> Int64:
     """What every point has spent; the boxes fill the space."""
-    found = painted(spent.boxes, spent.amounts, spent.space.sizes)
-    assert (found >= 0).all()
-    return found
+    amounts = painted(spent.boxes, spent.amounts, spent.space.sizes)
+    assert (amounts >= 0).all()
+    return amounts
 
 
 def members(boxes: Int64, sizes: Int64) -> Bool:
@@ -55,13 +55,13 @@ def some_box(rng: np.random.Generator, sizes: Int64) -> Int64:
 
 def some_boxes(rng: np.random.Generator, sizes: Int64, most: int = 3) -> Int64:
     """(m, d, 2) disjoint boxes, made by leaving out those that meet an earlier one."""
-    found = some_box(rng, sizes)
+    boxes = some_box(rng, sizes)
     for _ in range(int(rng.integers(0, most))):
         box = some_box(rng, sizes)
-        apart = (box[:, :, 0] >= found[:, :, 1]) | (box[:, :, 1] <= found[:, :, 0])
+        apart = (box[:, :, 0] >= boxes[:, :, 1]) | (box[:, :, 1] <= boxes[:, :, 0])
         if apart.any(axis=1).all():
-            found = np.concatenate([found, box])
-    return found
+            boxes = np.concatenate([boxes, box])
+    return boxes
 
 
 def partition(rng: np.random.Generator, sizes: Int64, rounds: int) -> tuple[Int64, Int64]:

@@ -61,10 +61,10 @@ def decimals(rng: np.random.Generator) -> list[float]:
 
 def test_records_budgets_are_those_of_their_decimals() -> None:
     values = decimals(np.random.default_rng(1))
-    found, given = initials_of(np.array(values))
+    initials, given = initials_of(np.array(values))
     assert given.all()
     # Not `==` of lists: where it fails on purpose, pytest would work out their differences.
-    np.testing.assert_array_equal(found, [initial_of(value) for value in values])
+    np.testing.assert_array_equal(initials, [initial_of(value) for value in values])
 
 
 def test_rounding_to_the_nearest_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +76,6 @@ def test_rounding_to_the_nearest_would_be_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_record_without_a_budget_has_none() -> None:
-    found, given = initials_of(np.array([np.nan, -1.0, -np.inf, 0.0, np.inf, 5_000.0]))
-    assert found.tolist() == [0, 0, 0, 0, MOST, MOST]
+    initials, given = initials_of(np.array([np.nan, -1.0, -np.inf, 0.0, np.inf, 5_000.0]))
+    assert initials.tolist() == [0, 0, 0, 0, MOST, MOST]
     assert given.tolist() == [False, False, False, True, True, True]

@@ -41,13 +41,13 @@ def test_overlap_split_and_difference() -> None:
         met = overlapped(boxes, box[0])
         assert met.tolist() == [n for n, b in enumerate(boxes)
                                 if (members(b[None], SIZES) & inside).any()]  # fmt: skip
-        some = taken(boxes, met)
-        pieces = split(some, box[0])
-        assert (pieces.inside == cut(some, box[0])).all()
+        subset = taken(boxes, met)
+        pieces = split(subset, box[0])
+        assert (pieces.inside == cut(subset, box[0])).all()
         assert (everywhere(pieces.inside) == inside).all()
-        assert (everywhere(stacked([pieces.inside, pieces.outside])) == everywhere(some)).all()
+        assert (everywhere(stacked([pieces.inside, pieces.outside])) == everywhere(subset)).all()
         assert (
-            np.bincount(pieces.owners, minlength=len(met)).tolist() == cuts(some, box[0]).tolist()
+            np.bincount(pieces.owners, minlength=len(met)).tolist() == cuts(subset, box[0]).tolist()
         )
         assert (everywhere(without(boxes, box)) == ~inside).all()
 
@@ -71,11 +71,11 @@ def test_some_boxes_in_place_of_others() -> None:
     boxes = np.arange(10 * 4).reshape(10, 2, 2)
     for at, many in (([1, 4, 9], 3), ([1, 4, 9], 5), ([1, 4, 9], 1), ([], 2), ([0, 9], 0)):
         others, numbers = -boxes[:many] - 1, np.array(at, np.int64)
-        found = replaced(boxes, numbers, others)
-        kept = [box for n, box in enumerate(boxes.tolist()) if n not in at]
-        assert sorted(found.tolist()) == sorted(kept + others.tolist())
+        new_boxes = replaced(boxes, numbers, others)
+        remaining = [box for n, box in enumerate(boxes.tolist()) if n not in at]
+        assert sorted(new_boxes.tolist()) == sorted(remaining + others.tolist())
         amounts = replaced(boxes[:, 0, 0], numbers, others[:, 0, 0])
-        assert amounts.tolist() == found[:, 0, 0].tolist()
+        assert amounts.tolist() == new_boxes[:, 0, 0].tolist()
     assert (boxes == np.arange(10 * 4).reshape(10, 2, 2)).all()
 
 
@@ -83,8 +83,8 @@ def test_boxes_lie_edge_by_edge_in_memory() -> None:
     """Whatever the layout of what is given."""
     boxes = np.arange(10 * 4).reshape(10, 2, 2)
     for given in (boxes, np.asfortranarray(boxes), stacked([boxes])):
-        for found in (stacked([given]), stacked([given, boxes]), taken(given, np.arange(10))):
-            assert (found[:10] == boxes).all() and found.transpose(1, 2, 0).flags.c_contiguous
+        for copy in (stacked([given]), stacked([given, boxes]), taken(given, np.arange(10))):
+            assert (copy[:10] == boxes).all() and copy.transpose(1, 2, 0).flags.c_contiguous
 
 
 def test_thousands_are_disjoint_or_not() -> None:
@@ -106,18 +106,18 @@ def test_thousands_are_disjoint_or_not() -> None:
 def test_owners_are_whose_piece_each_is() -> None:
     boxes, _ = partition(np.random.default_rng(1), SIZES, 20)
     box = np.array([[1, 4], [1, 3], [2, 5]])
-    some = taken(boxes, overlapped(boxes, box))
-    pieces = split(some, box)
+    subset = taken(boxes, overlapped(boxes, box))
+    pieces = split(subset, box)
     for piece, owner in zip(pieces.outside, pieces.owners, strict=True):
-        assert (cut(piece[None], some[owner])[0] == piece).all()
+        assert (cut(piece[None], subset[owner])[0] == piece).all()
 
 
 def test_union_has_each_point_once() -> None:
     rng = np.random.default_rng(2)
     for _ in range(60):
         boxes = np.concatenate([some_box(rng, SIZES) for _ in range(4)])
-        found = union(boxes)
-        assert disjoint(found) and (everywhere(found) == (everywhere(boxes) > 0)).all()
+        union_boxes = union(boxes)
+        assert disjoint(union_boxes) and (everywhere(union_boxes) == (everywhere(boxes) > 0)).all()
     apart = some_boxes(rng, SIZES)
     assert union(apart) is apart
 
@@ -173,5 +173,5 @@ def test_too_many_boxes_are_refused() -> None:
 def test_boxes_of_any_whole_type_are_accepted() -> None:
     box = [[[0, 7], [0, 3], [0, 9]]]
     for kind in (np.int8, np.int64, np.uint32):
-        found = checked(small(), np.array(box, kind))
-        assert found.dtype == np.int64 and found.tolist() == box
+        checked_box = checked(small(), np.array(box, kind))
+        assert checked_box.dtype == np.int64 and checked_box.tolist() == box

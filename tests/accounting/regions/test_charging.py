@@ -130,8 +130,8 @@ def test_the_boxes_of_a_charge_pay_once_under_a_cap() -> None:
     space = small()
     spent = untouched(space, "epsilon", cap=1)
     boxes = np.concatenate([space.box(age=(10, 12)), space.box(age=(13, 15))])
-    found = charge(spent, boxes, 3)
-    assert (amounts_of(found) == 3).all() and (amounts_of(spent) == 0).all()
+    new_spend = charge(spent, boxes, 3)
+    assert (amounts_of(new_spend) == 3).all() and (amounts_of(spent) == 0).all()
 
 
 def test_a_replay_makes_the_same_bytes() -> None:

@@ -28,17 +28,17 @@ def test_no_point_changes_and_nothing_is_left() -> None:
     for rounds in (0, 5, 40, 80):
         for _ in range(15):
             boxes, spent = partition(rng, SIZES, rounds)
-            found, left = club(boxes, spent)
-            assert (painted(found, left, SIZES) == painted(boxes, spent, SIZES)).all()
-            assert not joinable(found, left)
-            fewer += len(boxes) - len(found)
+            merged_boxes, left = club(boxes, spent)
+            assert (painted(merged_boxes, left, SIZES) == painted(boxes, spent, SIZES)).all()
+            assert not joinable(merged_boxes, left)
+            fewer += len(boxes) - len(merged_boxes)
     assert fewer > 150
 
 
 def test_a_grid_of_equal_spend_becomes_one_box() -> None:
     cells = np.array([[[a, a + 1], [b, b + 1]] for a in range(16) for b in range(16)])
-    found, left = club(cells, np.full(256, 7))
-    assert found.tolist() == [[[0, 16], [0, 16]]] and left.tolist() == [7]
+    merged_boxes, left = club(cells, np.full(256, 7))
+    assert merged_boxes.tolist() == [[[0, 16], [0, 16]]] and left.tolist() == [7]
     left_out = np.arange(256) == 100
     assert len(club(cells, left_out.astype(np.int64))[0]) == 5
 
@@ -48,15 +48,15 @@ def test_sums_that_agree_by_chance_join_nothing(monkeypatch: pytest.MonkeyPatch)
     rng = np.random.default_rng(1)
     for _ in range(20):
         boxes, spent = partition(rng, SIZES, 40)
-        found, left = club(boxes, spent)
-        assert (painted(found, left, SIZES) == painted(boxes, spent, SIZES)).all()
+        merged_boxes, left = club(boxes, spent)
+        assert (painted(merged_boxes, left, SIZES) == painted(boxes, spent, SIZES)).all()
 
 
 def test_neighbours_of_any_spend() -> None:
     boxes = np.array([[[2, 4], [0, 1]], [[0, 2], [0, 1]], [[4, 5], [0, 2]]])
     parts = sums(boxes)
-    found = neighbours(boxes, None, 0, parts[1])
-    assert (found.first.tolist(), found.second.tolist()) == ([1], [0])
+    pairs = neighbours(boxes, None, 0, parts[1])
+    assert (pairs.first.tolist(), pairs.second.tolist()) == ([1], [0])
     assert not len(neighbours(boxes, np.array([1, 2, 3]), 0, parts[1]).first)
 
 

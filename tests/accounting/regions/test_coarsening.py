@@ -15,9 +15,9 @@ def test_no_point_falls() -> None:
     for most in (1, 5, 20):
         for _ in range(20):
             boxes, spent = partition(rng, SIZES, 60)
-            found, raised = coarsen(boxes, spent, most)
-            assert (painted(found, raised, SIZES) >= painted(boxes, spent, SIZES)).all()
-            assert len(found) <= len(boxes) and raised.max() == spent.max()
+            coarse_boxes, raised = coarsen(boxes, spent, most)
+            assert (painted(coarse_boxes, raised, SIZES) >= painted(boxes, spent, SIZES)).all()
+            assert len(coarse_boxes) <= len(boxes) and raised.max() == spent.max()
 
 
 def test_the_smaller_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,13 +37,17 @@ def test_as_many_as_allowed() -> None:
 
 def test_the_cheapest_go_first() -> None:
     boxes = np.array([[[0, 1]], [[1, 2]], [[2, 10]], [[10, 11]]])
-    found, spent = coarsen(boxes, np.array([5, 0, 3, 4]), 3)
+    coarse_boxes, spent = coarsen(boxes, np.array([5, 0, 3, 4]), 3)
     # Raising eight points by one costs 8, two by five and one by three less: 1-2 costs 3.
-    assert found.tolist() == [[[0, 1]], [[1, 10]], [[10, 11]]] and spent.tolist() == [5, 3, 4]
+    assert coarse_boxes.tolist() == [[[0, 1]], [[1, 10]], [[10, 11]]] and spent.tolist() == [
+        5,
+        3,
+        4,
+    ]
 
 
 def test_boxes_without_neighbours_stay() -> None:
     turning = np.array([[[0, 2], [0, 1]], [[2, 3], [0, 2]], [[1, 3], [2, 3]], [[0, 1], [1, 3]],
                         [[1, 2], [1, 2]]])  # fmt: skip
-    found, spent = coarsen(turning, np.arange(5), 2)
-    assert (found == turning).all() and spent.tolist() == [0, 1, 2, 3, 4]
+    coarse_boxes, spent = coarsen(turning, np.arange(5), 2)
+    assert (coarse_boxes == turning).all() and spent.tolist() == [0, 1, 2, 3, 4]

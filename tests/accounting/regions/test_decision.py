@@ -28,11 +28,11 @@ def check_against_points(spent: Spent, boxes: Int64, amount: int) -> None:
     inside = members(boxes, sizes)
     enough = inside & (left >= amount)
     strict, loose = (decide(spent, boxes, amount, drop) for drop in (False, True))
-    for found in (strict, loose):
-        assert (members(found.asked, sizes) == inside).all()
-        assert found.largest == max(left[inside].min(), 0)
-        assert (members(found.lacking, sizes) == inside & ~enough).all()
-        for box, least in zip(found.lacking, found.left.tolist(), strict=True):
+    for outcome in (strict, loose):
+        assert (members(outcome.asked, sizes) == inside).all()
+        assert outcome.largest == max(left[inside].min(), 0)
+        assert (members(outcome.lacking, sizes) == inside & ~enough).all()
+        for box, least in zip(outcome.lacking, outcome.left.tolist(), strict=True):
             assert least == max(left[members(box[None], sizes)].min(), 0)
     assert strict.accepted == enough[inside].all()
     assert (members(strict.charged, sizes) == (inside & strict.accepted)).all()
@@ -62,16 +62,16 @@ def check_rules(
     inside = members(boxes, sizes)
     enough = inside & (np.minimum(budget, rest) >= amount)
     for drop in (False, True):
-        found = decide(spent, boxes, amount, drop, usable, Own(own, quota))
-        assert found.largest == max(np.minimum(budget, rest)[inside].min(), 0)
-        assert (members(found.lacking, sizes) == inside & ~enough).all()
-        for box, least in zip(found.lacking, found.left.tolist(), strict=True):
+        outcome = decide(spent, boxes, amount, drop, usable, Own(own, quota))
+        assert outcome.largest == max(np.minimum(budget, rest)[inside].min(), 0)
+        assert (members(outcome.lacking, sizes) == inside & ~enough).all()
+        for box, least in zip(outcome.lacking, outcome.left.tolist(), strict=True):
             here = members(box[None], sizes)
             short = budget if (budget[here] < amount).all() else rest
             assert least == max(short[here].min(), 0)
         accepted = enough.any() if drop else enough[inside].all()
-        assert found.accepted == accepted
-        assert (members(found.charged, sizes) == (enough if drop else inside & accepted)).all()
+        assert outcome.accepted == accepted
+        assert (members(outcome.charged, sizes) == (enough if drop else inside & accepted)).all()
     return bool((inside & (budget < amount)).any() and (inside & (rest < amount)).any())
 
 

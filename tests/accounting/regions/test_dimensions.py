@@ -23,37 +23,37 @@ LEFT = Budget(name="left", most=2.0, step=250_000)
 
 
 def test_integers() -> None:
-    found = AGE.coordinates(np.array([-3, -2, 0, 4, 5]))
-    assert found.at.tolist() == [0, 0, 2, 6, 0]
-    assert found.usable.tolist() == [False, True, True, True, False]
+    coordinates = AGE.coordinates(np.array([-3, -2, 0, 4, 5]))
+    assert coordinates.at.tolist() == [0, 0, 2, 6, 0]
+    assert coordinates.usable.tolist() == [False, True, True, True, False]
     assert AGE.values == AGE.size == 7
 
 
 @pytest.mark.parametrize("kind", ["i1", "u1", "i8", "u8", "f4", "f8"])
 def test_integers_of_any_width(kind: str) -> None:
     wide = Integer(name="n", low=-1_000, high=1_000)
-    found = wide.coordinates(np.array([0, 7, 100], kind))
-    assert found.at.tolist() == [1_000, 1_007, 1_100] and found.usable.all()
+    coordinates = wide.coordinates(np.array([0, 7, 100], kind))
+    assert coordinates.at.tolist() == [1_000, 1_007, 1_100] and coordinates.usable.all()
 
 
 def test_numbers_that_are_not_whole_or_far_away_are_outside() -> None:
-    found = AGE.coordinates(np.array([0.5, np.nan, np.inf, -np.inf, 1e300, 2.0]))
-    assert found.usable.tolist() == [False] * 5 + [True]
+    coordinates = AGE.coordinates(np.array([0.5, np.nan, np.inf, -np.inf, 1e300, 2.0]))
+    assert coordinates.usable.tolist() == [False] * 5 + [True]
     assert not AGE.coordinates(np.array([1 << 63], np.uint64)).usable.any()
 
 
 def test_missing_values_have_a_point_of_their_own_or_are_refused() -> None:
     point = Integer(name="age", low=-2, high=5, missing="point")
     values, null = np.array([0, 9, 1]), np.array([False, False, True])
-    found = point.coordinates(values, null)
-    assert point.size == 8 and found.at.tolist() == [2, 7, 7] and found.usable.all()
+    coordinates = point.coordinates(values, null)
+    assert point.size == 8 and coordinates.at.tolist() == [2, 7, 7] and coordinates.usable.all()
     assert AGE.coordinates(values, null).usable.tolist() == [True, False, False]
 
 
 def test_reals_lie_between_the_lines_of_decimals() -> None:
     lines = [float(f"{n / 10:.1f}") for n in range(-3, 11)]
-    found = FARE.coordinates(np.array(lines))
-    assert found.at[:-1].tolist() == list(range(13)) and not found.usable[-1]
+    coordinates = FARE.coordinates(np.array(lines))
+    assert coordinates.at[:-1].tolist() == list(range(13)) and not coordinates.usable[-1]
     below = np.nextafter(np.array(lines[1:]), -10)
     assert FARE.coordinates(below).at.tolist() == list(range(13))
     assert [FARE.edge(line) for line in lines] == list(range(14))
@@ -61,8 +61,15 @@ def test_reals_lie_between_the_lines_of_decimals() -> None:
 
 
 def test_instants() -> None:
-    found = TIME.coordinates(np.array([999, 1_000, 1_999, 2_000, 4_499, 4_500]))
-    assert found.at.tolist() == [0, 0, 0, 1, 3, 0] and found.usable.tolist() == [0, 1, 1, 1, 1, 0]
+    coordinates = TIME.coordinates(np.array([999, 1_000, 1_999, 2_000, 4_499, 4_500]))
+    assert coordinates.at.tolist() == [0, 0, 0, 1, 3, 0] and coordinates.usable.tolist() == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        0,
+    ]
     stamps = np.array([2_000, "NaT"], "datetime64[us]")
     assert TIME.coordinates(stamps).usable.tolist() == [True, False]
     assert TIME.values == 4 and TIME.edge(2_000) == 1 and TIME.edge(4_500) == 4
@@ -70,16 +77,16 @@ def test_instants() -> None:
 
 @pytest.mark.parametrize("kind", [np.str_, object])
 def test_categories(kind: Any) -> None:
-    found = CITY.coordinates(np.array(["Oslo", "Rome", "Paris", "Bern"], kind))
-    assert found.at[found.usable].tolist() == [2, 0, 1] and not found.usable[2]
+    coordinates = CITY.coordinates(np.array(["Oslo", "Rome", "Paris", "Bern"], kind))
+    assert coordinates.at[coordinates.usable].tolist() == [2, 0, 1] and not coordinates.usable[2]
     assert not CITY.coordinates(np.array([None, np.nan], object)).usable.any()
     assert [CITY.edge(code) for code in CITY.codes] == [0, 1, 2]
 
 
 def test_budgets_go_down_and_a_record_without_one_has_none() -> None:
-    found = LEFT.coordinates(np.array([0.9999999, 1.0, np.nan, -1.0, np.inf, 0.2]))
-    assert found.at.tolist() == [3, 4, 0, 0, 8, 0]
-    assert found.usable.tolist() == [True, True, False, False, True, True]
+    coordinates = LEFT.coordinates(np.array([0.9999999, 1.0, np.nan, -1.0, np.inf, 0.2]))
+    assert coordinates.at.tolist() == [3, 4, 0, 0, 8, 0]
+    assert coordinates.usable.tolist() == [True, True, False, False, True, True]
     assert LEFT.coordinates(np.array([1.0, 1.0]), np.array([True, False])).at.tolist() == [0, 4]
     # At least .6 are those of .75 and more.
     assert LEFT.edge(0.6) == 3 and LEFT.edge(0) == 0 and LEFT.edge(100) == 9

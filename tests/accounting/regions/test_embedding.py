@@ -73,12 +73,12 @@ def some_boxes(rng: np.random.Generator, sizes: list[int]) -> np.ndarray:
     """Disjoint boxes: slices along one dimension, cut at random in the others."""
     along = int(rng.integers(len(sizes)))
     edges = sorted(set(rng.integers(0, sizes[along] + 1, 5).tolist()))
-    found = []
+    boxes = []
     for low, high in itertools.pairwise(edges):
         box = [sorted(rng.choice(size + 1, 2, replace=False).tolist()) for size in sizes]
         box[along] = [low, high]
-        found.append(box)
-    return np.array(found, np.int64).reshape(-1, len(sizes), 2)
+        boxes.append(box)
+    return np.array(boxes, np.int64).reshape(-1, len(sizes), 2)
 
 
 def times_in(boxes: np.ndarray, at: tuple[int, ...]) -> int:

@@ -16,9 +16,9 @@ def boxes(rng: np.random.Generator, count: int, dimensions: int, size: int) -> I
 def test_against_all_pairs(size: int) -> None:
     rng = np.random.default_rng(size % 97)
     for count, dimensions in ((1, 1), (50, 2), (400, 4)):
-        held, asked = boxes(rng, count, dimensions, size), boxes(rng, 60, dimensions, size)
+        held, queries = boxes(rng, count, dimensions, size), boxes(rng, 60, dimensions, size)
         index = BoxIndex(held)
-        for box in asked:
+        for box in queries:
             inside = (held[:, :, 0] < box[:, 1]) & (held[:, :, 1] > box[:, 0])
             assert sorted(index.overlapped(box)) == np.flatnonzero(inside.all(axis=1)).tolist()
 

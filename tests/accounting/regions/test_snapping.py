@@ -16,24 +16,24 @@ def test_every_asked_point_is_in_the_snapped_boxes() -> None:
     space = small(grid=4)
     for _ in range(100):
         boxes = some_boxes(rng, space.sizes, 6)
-        found = snapped(space, boxes)
-        assert disjoint(found)
-        asked = members(boxes, space.sizes)
-        charged = members(found, space.sizes)
-        assert (charged | ~asked).all()
-        for edges in found:
+        snapped_boxes = snapped(space, boxes)
+        assert disjoint(snapped_boxes)
+        inside = members(boxes, space.sizes)
+        charged = members(snapped_boxes, space.sizes)
+        assert (charged | ~inside).all()
+        for edges in snapped_boxes:
             assert set(edges[0].tolist()) <= {0, 4, 6, 7}
         # No cell that no asked box has a point in.
         for low, high in ((0, 4), (4, 6), (6, 7)):
-            met = asked[low:high].any(axis=0)
+            met = inside[low:high].any(axis=0)
             assert (charged[low:high] == met).all()
 
 
 def inward(space: Space, boxes: Int64) -> Int64:
     """Sabotaged: edges move to the grid line inside."""
-    found = outward(space, boxes)
-    found[:, 0, 0] = np.minimum(-(-boxes[:, 0, 0] // 4) * 4, boxes[:, 0, 1] - 1)
-    return found
+    snapped_boxes = outward(space, boxes)
+    snapped_boxes[:, 0, 0] = np.minimum(-(-boxes[:, 0, 0] // 4) * 4, boxes[:, 0, 1] - 1)
+    return snapped_boxes
 
 
 def test_snapping_inward_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,9 +47,9 @@ def test_a_grid_of_one_changes_nothing_but_the_number() -> None:
     space = small()
     for _ in range(30):
         boxes = some_boxes(rng, space.sizes, 6)
-        found = snapped(space, boxes)
-        assert len(found) <= len(boxes)
-        assert (members(found, space.sizes) == members(boxes, space.sizes)).all()
+        snapped_boxes = snapped(space, boxes)
+        assert len(snapped_boxes) <= len(boxes)
+        assert (members(snapped_boxes, space.sizes) == members(boxes, space.sizes)).all()
 
 
 def test_missing_values_are_a_cell_of_their_own() -> None:

@@ -71,8 +71,8 @@ def test_names_in_the_answer() -> None:
 
 
 def test_needs() -> None:
-    asked = question(COUNT, sum_of("age"), average("age"), median("price"), average("price"))
-    needs = asked.needs(SPACE, SPACE.whole)
+    query = question(COUNT, sum_of("age"), average("age"), median("price"), average("price"))
+    needs = query.needs(SPACE, SPACE.whole)
     assert needs.columns == ("age", "price")
     assert [of.column for of in needs.leaves] == ["price"]
     assert question(COUNT).needs(SPACE, SPACE.whole) == ((), ())
@@ -93,16 +93,16 @@ def test_leaves_are_the_trees() -> None:
 
 
 def test_what_a_question_says_never_changes() -> None:
-    asked = question(COUNT, quantiles("age", (0.5, 1)), cells=Cells((Axis("city", (0, 1, 2)),)))
+    query = question(COUNT, quantiles("age", (0.5, 1)), cells=Cells((Axis("city", (0, 1, 2)),)))
     box = SPACE.box(age=(0, 2))
-    assert canonical(asked, box) == (
+    assert canonical(query, box) == (
         b'["dpstream session question/1","epsilon",1,[["count","",[],1.0,"count"],'
         b'["quantiles","age",[0.5,1.0],1.0,"quantiles_age"]],[["city",[0,1,2]]],'
         b"[[[3,5],[0,5],[0,2],[0,3],[0,1]]]]"
     )
     others = [
-        msgspec.structs.replace(asked, **change)
+        msgspec.structs.replace(query, **change)
         for change in ({"amount": 2}, {"kind": "rho"}, {"cells": Cells()}, {"aggregates": (COUNT,)})
     ]
-    texts = {canonical(other, box) for other in others} | {canonical(asked, SPACE.whole)}
-    assert len(texts) == 5 and canonical(asked, box) not in texts
+    texts = {canonical(other, box) for other in others} | {canonical(query, SPACE.whole)}
+    assert len(texts) == 5 and canonical(query, box) not in texts

@@ -44,8 +44,8 @@ def test_a_cell_spends_its_amount_and_no_more(kind: Kind, amount: int) -> None:
             boxes = boxes_of(SPACE, cells, ranges)
             question = Question(kind=kind, amount=amount, aggregates=aggregates, cells=cells)
             for cell in range(cells.count):
-                found = spent(kind, question, cell, boxes) / Fraction(amount, 10**6)
-                assert 1 - Fraction(1, 10**12) < found <= 1
+                share = spent(kind, question, cell, boxes) / Fraction(amount, 10**6)
+                assert 1 - Fraction(1, 10**12) < share <= 1
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "rho"])
@@ -66,8 +66,8 @@ def test_scales_are_the_least_floats(kind: Kind) -> None:
 def test_known_scales() -> None:
     def scales(kind: Kind, *aggregates: Aggregate) -> list[float]:
         question = Question(kind=kind, amount=500_000, aggregates=aggregates)
-        found = calibrated(SPACE, question, SPACE.whole)
-        return [noise.scale for of in found for noise in of.each[0].noises]
+        measures = calibrated(SPACE, question, SPACE.whole)
+        return [noise.scale for of in measures for noise in of.each[0].noises]
 
     assert scales("epsilon", COUNT) == [2.0]
     assert scales("rho", COUNT) == [1.0]  # mu^2 / 2 = 1/2
@@ -89,10 +89,10 @@ def test_a_narrower_range_has_less_noise() -> None:
     cells = Cells((Axis("age", (0, 3, 5, 8)),))
     question = Question(kind="epsilon", amount=10**6, aggregates=(sum_of("age"),), cells=cells)
     [measures] = calibrated(SPACE, question, cells.inside(SPACE, SPACE.whole))
-    found = [measures.each[of].noises[0].scale for of in measures.of]
-    assert found == [3.0, 1.0, 4.0]  # -3 .. -1, 0 and 1, 2 .. 4
-    [whole] = calibrated(SPACE, question, SPACE.box(age=(-1, 1)))
-    assert [whole.each[of].noises[0].scale for of in whole.of] == [1.0, 1.0, 1.0]
+    scales = [measures.each[of].noises[0].scale for of in measures.of]
+    assert scales == [3.0, 1.0, 4.0]  # -3 .. -1, 0 and 1, 2 .. 4
+    [box_measures] = calibrated(SPACE, question, SPACE.box(age=(-1, 1)))
+    assert [box_measures.each[of].noises[0].scale for of in box_measures.of] == [1.0, 1.0, 1.0]
 
 
 def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

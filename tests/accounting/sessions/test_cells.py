@@ -15,8 +15,8 @@ SPACE = space()
 def test_what_is_inside_are_the_points_that_have_a_cell(
     cells: Cells, ranges: tuple[tuple[str, int, int], ...]
 ) -> None:
-    asked = boxes_of(SPACE, Cells(), ranges)
-    inside = cells.inside(SPACE, asked)
+    boxes = boxes_of(SPACE, Cells(), ranges)
+    inside = cells.inside(SPACE, boxes)
     for point in points(SPACE):
         has = all(
             any(
@@ -27,7 +27,7 @@ def test_what_is_inside_are_the_points_that_have_a_cell(
         )
         place = np.array(point)
         hit = [((b[:, :, 0] <= place) & (place < b[:, :, 1])).all(axis=1).sum()
-               for b in (asked, inside)]  # fmt: skip
+               for b in (boxes, inside)]  # fmt: skip
         assert hit[1] == (hit[0] if has else 0)
     assert cells.count == np.prod(cells.shape, dtype=int)
 
@@ -38,7 +38,7 @@ def test_ranges_are_those_of_the_points_of_a_cell(
     cells: Cells, ranges: tuple[tuple[str, int, int], ...], name: str
 ) -> None:
     boxes, place = boxes_of(SPACE, cells, ranges), SPACE.place(name)
-    found = cells.ranges(SPACE, boxes, name)
+    spans = cells.ranges(SPACE, boxes, name)
     values = SPACE.dimensions[place].values
     met: dict[int, set[int]] = {}
     for point in points(SPACE):
@@ -50,7 +50,7 @@ def test_ranges_are_those_of_the_points_of_a_cell(
                 number = number * axis.count + int(np.searchsorted(axis.edges, x, "right")) - 1
             met.setdefault(number, set()).add(point[place])
     for number, of in met.items():
-        low, high = found.bounds[found.of[number]].tolist()
+        low, high = spans.bounds[spans.of[number]].tolist()
         inside = {x for x in of if x < values}
         assert 0 <= low < high <= values
         assert not inside or (min(inside), max(inside) + 1) == (low, high)
@@ -58,8 +58,8 @@ def test_ranges_are_those_of_the_points_of_a_cell(
 
 def test_ranges_without_boxes_are_ranges() -> None:
     for cells, _ in SHAPES:
-        found = cells.ranges(SPACE, SPACE.whole[:0], "age")
-        assert (found.bounds[:, 0] < found.bounds[:, 1]).all() and len(found.of) == cells.count
+        spans = cells.ranges(SPACE, SPACE.whole[:0], "age")
+        assert (spans.bounds[:, 0] < spans.bounds[:, 1]).all() and len(spans.of) == cells.count
 
 
 def test_axes_from_values() -> None:

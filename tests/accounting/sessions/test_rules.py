@@ -25,9 +25,11 @@ def test_a_quota_is_rounded_down() -> None:
 
 def test_so_much_more_every_whole_day() -> None:
     unlock = Unlock(start=5 * DAY, share="0.3")
-    found = [unlock.usable(at) for at in (0, 5 * DAY - 1, 5 * DAY, 6 * DAY - 1, 6 * DAY, 90 * DAY)]
+    amounts = [
+        unlock.usable(at) for at in (0, 5 * DAY - 1, 5 * DAY, 6 * DAY - 1, 6 * DAY, 90 * DAY)
+    ]
     tenth = Fraction(1, 10)
-    assert found == [0, 0, 3 * tenth, 3 * tenth, 6 * tenth, 1]
+    assert amounts == [0, 0, 3 * tenth, 3 * tenth, 6 * tenth, 1]
     assert Unlock(start=0, share=0.1).usable(8 * DAY) == 9 * tenth
 
 

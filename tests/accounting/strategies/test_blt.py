@@ -20,19 +20,19 @@ def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
     """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
     strategy = make_strategy("blt", 50)
     noise = noise_of(strategy, 200, 300.0)
-    expected, asked = fold(strategy, noise), []
+    expected, open_rows = fold(strategy, noise), []
     zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
 
     def exact(row: int, nodes: int) -> ExactNoise:
-        asked.append(row)
+        open_rows.append(row)
         return balls(noise[row, :nodes])
 
     for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
         stack = np.zeros((200, strategy.state_columns))
-        asked.clear()
+        open_rows.clear()
         path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
         strategy.fold(Ranges(*path, error))
-        assert least <= len(asked) <= most
+        assert least <= len(open_rows) <= most
         assert np.array_equal(out, expected)
 
 
@@ -46,9 +46,9 @@ def test_sd_of_long_streams_is_that_of_the_exact_decoder(triggers: int) -> None:
 
 
 def test_a_run_keeps_the_exponentials_that_it_was_begun_with() -> None:
-    kept = np.array([0.5, 0.9, 0.25, 0.125])
-    strategy = BltStrategy(4, kept)
-    assert strategy.parameters.tolist() == kept.tolist()
+    parameters = np.array([0.5, 0.9, 0.25, 0.125])
+    strategy = BltStrategy(4, parameters)
+    assert strategy.parameters.tolist() == parameters.tolist()
     column = [1.0] + [0.25 * 0.5**k + 0.125 * 0.9**k for k in range(3)]
     assert strategy.coefficients() == pytest.approx(column, rel=1e-15)
     assert BltStrategy(1).coefficients().tolist() == [1.0]

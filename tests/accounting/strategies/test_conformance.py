@@ -62,13 +62,13 @@ def test_nodes_complete_in_order(name: str, triggers: int) -> None:
 def test_any_pieces_give_the_same_path(name: str, triggers: int) -> None:
     strategy = make_strategy(name, triggers)
     noise = noise_of(strategy, 7, 400.0, triggers)
-    whole = fold(strategy, noise)
+    prefixes = fold(strategy, noise)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         ends = tuple(sorted(set(rng.integers(1, triggers + 1, 4).tolist()) - {triggers}))
-        assert np.array_equal(fold(strategy, noise, ends), whole)
+        assert np.array_equal(fold(strategy, noise, ends), prefixes)
     every = fold(strategy, noise, tuple(range(1, triggers)), width=1)
-    assert np.array_equal(every, whole)
+    assert np.array_equal(every, prefixes)
 
 
 @pytest.mark.parametrize(("name", "triggers"), [c for c in EVERY if c.values[1] <= 5])

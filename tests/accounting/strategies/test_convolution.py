@@ -31,7 +31,7 @@ def test_rounding_is_that_of_the_exact_number(name: str, triggers: int) -> None:
     strategy = make_strategy(name, triggers)
     column = [_coefficient(strategy, lag) for lag in range(triggers)]
     noise = noise_of(strategy, 4, 900.0, triggers)
-    found = fold(strategy, noise)
+    prefixes = fold(strategy, noise)
     up = Fraction(1, 2) + Fraction(1, 3 << 12)
     for row in range(4):
         solved: list[Fraction] = []
@@ -40,7 +40,7 @@ def test_rounding_is_that_of_the_exact_number(name: str, triggers: int) -> None:
             rest -= sum((column[t - k] * solved[k] for k in range(t)), Fraction(0))
             solved.append(rest / column[0])
             expected = (sum(solved) * SCALE + up).__floor__()
-            assert found[row, t] == expected
+            assert prefixes[row, t] == expected
 
 
 def _coefficient(strategy: Strategy, lag: int) -> Fraction:
@@ -59,9 +59,9 @@ def test_float_error_is_within_what_fold_assumes(name: str) -> None:
     triggers = 700
     strategy = convolving(name, triggers)
     noise = noise_of(strategy, 3, 5000.0)
-    found = fold(strategy, noise)
+    prefixes = fold(strategy, noise)
     for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
-        assert strategy.exact(balls(noise[row]), t) == found[row, t - 1]
+        assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -92,18 +92,18 @@ def test_more_precision_settles_what_little_leaves_open(monkeypatch: pytest.Monk
         convolving("toeplitz", 60).exact(balls(noise), 60)
 
 
-@pytest.mark.parametrize("whole", [-7, 0, 3])
+@pytest.mark.parametrize("integer", [-7, 0, 3])
 @pytest.mark.parametrize("beside", [Fraction(-1, 1 << 40), Fraction(1, 1 << 40)])
 def test_a_prefix_is_rounded_at_the_boundary_that_no_dyadic_number_has(
-    whole: int, beside: Fraction
+    integer: int, beside: Fraction
 ) -> None:
     """floor(x + 1/2 + 2^-12 / 3), as the floats round it."""
-    boundary = whole - Fraction(1, 2) - Fraction(1, 3 << 12)
+    boundary = integer - Fraction(1, 2) - Fraction(1, 3 << 12)
     scaled = boundary + beside
     with precision(256):
         node = flint.arb(scaled.numerator) / scaled.denominator / (1 << DECODE_BITS)
-        found = convolution._rounded([flint.arb(1)], [node], 1)
-    assert found == (whole if beside > 0 else whole - 1)
+        prefix = convolution._rounded([flint.arb(1)], [node], 1)
+    assert prefix == (integer if beside > 0 else integer - 1)
 
 
 TRIGGERS = [1, 2, 3, 7, 96, 100, 255, 1000, 4096, 5000]

@@ -45,7 +45,7 @@ def test_rounding_is_that_of_the_exact_number(triggers: int) -> None:
     strategy = DenseStrategy(triggers)
     theta, out, into, gain = strategy.generators
     noise = noise_of(strategy, 2, 900.0, triggers)
-    found = fold(strategy, noise)
+    prefixes = fold(strategy, noise)
     up = Fraction(1, 2) + Fraction(1, 3 << 12)
     for row in range(2):
         solved: list[Fraction] = []
@@ -57,42 +57,42 @@ def test_rounding_is_that_of_the_exact_number(triggers: int) -> None:
                     weight *= Fraction(theta[m, k].item())
                 rest -= weight * solved[j]
             solved.append(rest * Fraction(gain[t].item()))
-            assert found[row, t] == (sum(solved) * SCALE + up).__floor__()
+            assert prefixes[row, t] == (sum(solved) * SCALE + up).__floor__()
 
 
 def test_float_error_is_within_what_fold_assumes() -> None:
     """Every prefix settled exactly equals the one the floats gave, also far along a path."""
     strategy = DenseStrategy(700)
     noise = noise_of(strategy, 3, 5000.0)
-    found = fold(strategy, noise)
+    prefixes = fold(strategy, noise)
     for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
-        assert strategy.exact(balls(noise[row]), t) == found[row, t - 1]
+        assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
 
 
 def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
     """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
     strategy = DenseStrategy(50)
     noise = noise_of(strategy, 200, 300.0)
-    expected, asked = fold(strategy, noise), []
+    expected, open_rows = fold(strategy, noise), []
     zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
 
     def exact(row: int, nodes: int) -> ExactNoise:
-        asked.append(row)
+        open_rows.append(row)
         return balls(noise[row, :nodes])
 
     for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
         stack = np.zeros((200, strategy.state_columns))
-        asked.clear()
+        open_rows.clear()
         path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
         strategy.fold(Ranges(*path, error))
-        assert least <= len(asked) <= most
+        assert least <= len(open_rows) <= most
         assert np.array_equal(out, expected)
 
 
 def test_a_run_keeps_the_numbers_that_it_was_begun_with() -> None:
-    kept = np.array([0.0, 0.5, 1.0, 1.0, 0.25, 0.5, 1.0, 2.0])
-    strategy = DenseStrategy(2, kept)
-    assert strategy.parameters.tolist() == kept.tolist()
+    parameters = np.array([0.0, 0.5, 1.0, 1.0, 0.25, 0.5, 1.0, 2.0])
+    strategy = DenseStrategy(2, parameters)
+    assert strategy.parameters.tolist() == parameters.tolist()
     assert strategy.matrix().tolist() == [[1.0, 0.0], [0.5, 0.5]]
     assert strategy.col2 == pytest.approx(1.25, rel=1e-9) and strategy.state_columns == 3
     again = DenseStrategy(9, DenseStrategy(9).parameters)
@@ -101,8 +101,8 @@ def test_a_run_keeps_the_numbers_that_it_was_begun_with() -> None:
         with pytest.raises(ValueError, match="3 d \\+ 1 parameters"):
             DenseStrategy(2, np.full(size, 0.5))
     for wrong in (
-        np.where(np.arange(8) == 3, 0.0, kept),
-        np.where(np.arange(8) == 1, np.nan, kept),
+        np.where(np.arange(8) == 3, 0.0, parameters),
+        np.where(np.arange(8) == 1, np.nan, parameters),
     ):
         with pytest.raises(ValueError, match="gains positive"):
             DenseStrategy(2, wrong)
@@ -130,16 +130,18 @@ def test_what_is_drawn_for_other_numbers_is_caught() -> None:
      (MAX_DENSE_TRIGGERS, 6)],
 )  # fmt: skip
 def test_how_many_numbers_a_trigger_takes(triggers: int, buffers: int) -> None:
-    asked = []
+    calls = []
 
     def optimum(importance: np.ndarray, count: int) -> mock.Mock:
-        asked.append((importance.tolist(), count))
+        calls.append((importance.tolist(), count))
         return mock.Mock(table=np.full((len(importance), 3 * count + 1), 0.5))
 
     with mock.patch.object(dense, "prefix_optimum", optimum):
-        found = dense.rising_parameters.__wrapped__(triggers)
-    assert asked == [([1.0] * triggers, buffers)] and len(found) == triggers * (3 * buffers + 1)
-    assert not found.flags.writeable
+        parameters = dense.rising_parameters.__wrapped__(triggers)
+    assert calls == [([1.0] * triggers, buffers)] and len(parameters) == triggers * (
+        3 * buffers + 1
+    )
+    assert not parameters.flags.writeable
 
 
 @pytest.mark.parametrize("triggers", [1, 2, 9, 33])
@@ -176,40 +178,40 @@ def test_open_roundings_are_settled_in_their_own_place(width: int) -> None:
     """All are open, of paths that begin anywhere: each goes to its column, or to the only one."""
     strategy = DenseStrategy(40)
     noise = noise_of(strategy, 3, 500.0)
-    whole, begin = fold(strategy, noise), np.array([0, 11, 25])
+    prefixes, begin = fold(strategy, noise), np.array([0, 11, 25])
     end = begin + (width if width > 1 else 5)
-    stack, asked = np.zeros((3, strategy.state_columns)), []
+    stack, requests = np.zeros((3, strategy.state_columns)), []
     zero, skipped = np.zeros(3, np.int64), np.zeros((3, 40), np.int64)
 
     def exact(row: int, nodes: int) -> ExactNoise:
-        asked.append((row, nodes))
+        requests.append((row, nodes))
         return balls(noise[row, :nodes])
 
     flat, starts = noise.reshape(-1), np.arange(3) * 40
     strategy.fold(Ranges(flat, starts, zero, begin, stack, skipped, exact))
-    asked.clear()
+    requests.clear()
     out = np.zeros((3, width), np.int64)
     strategy.fold(Ranges(flat, starts + begin, begin, end, stack, out, exact, 1.0))
     for row in range(3):
-        steps = whole[row, begin[row] : end[row]]
+        steps = prefixes[row, begin[row] : end[row]]
         assert out[row].tolist() == (steps if width > 1 else steps[-1:]).tolist()
-        settled = [nodes for which, nodes in asked if which == row]
+        settled = [nodes for which, nodes in requests if which == row]
         assert settled == (list(range(begin[row] + 1, end[row] + 1)) if width > 1 else [end[row]])
 
 
 def test_what_the_kernel_is_told_of_float_errors() -> None:
     """Noise errors reach a prefix by the largest row, and each buffer moves by its own response."""
-    strategy, told = DenseStrategy(30), []
+    strategy, arguments = DenseStrategy(30), []
 
     def kernel(*args: object) -> tuple[object, object]:
-        told.append(args[-2:])
+        arguments.append(args[-2:])
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     path = (np.zeros(30), np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, 30))
     stack, out = np.zeros((1, strategy.state_columns)), np.zeros((1, 30), np.int64)
     with mock.patch.object(kernels, "fold_generators", kernel):
         strategy.fold(Ranges(*path, stack, out, balls, 0.25))
-    [(moves, given)] = told
+    [(moves, given)] = arguments
     assert given == 0.25 * strategy.reach + 2.0**-40
     responses = strategy._responses
     assert moves.tolist() == [m * (1 + 1e-6) for m in [*responses.buffers, responses.step]]

@@ -19,12 +19,12 @@ def some(triggers: int, buffers: int, seed: int = 3) -> Generators:
 
 def by_definition(numbers: Generators) -> np.ndarray:
     size = len(numbers.gain)
-    found = np.diag(1 / numbers.gain)
+    matrix = np.diag(1 / numbers.gain)
     for t in range(size):
         for j in range(t):
             between = np.prod(numbers.theta[j + 1 : t], axis=0)
-            found[t, j] = numbers.out[t] @ (between * numbers.into[j])
-    return found
+            matrix[t, j] = numbers.out[t] @ (between * numbers.into[j])
+    return matrix
 
 
 @pytest.mark.parametrize(("triggers", "buffers"), [(1, 1), (2, 3), (9, 2), (30, 4)])
@@ -52,15 +52,15 @@ def passed(numbers: Generators, z: np.ndarray, at: int = -1, buffer: int = -1) -
 
 def test_responses_bound_what_is_held_and_what_errors_move() -> None:
     numbers = some(12, 3)
-    found, zero = numbers.responses(), np.zeros(12)
+    responses, zero = numbers.responses(), np.zeros(12)
     moved = [np.abs(passed(numbers, zero, t)[:, 1]).max() for t in range(12)]
-    assert found.step == pytest.approx(max(moved))
+    assert responses.step == pytest.approx(max(moved))
     for k in range(3):
         moved = [np.abs(passed(numbers, zero, t, k)[:, 1]).max() for t in range(12)]
-        assert found.buffers[k] == pytest.approx(max(moved))
+        assert responses.buffers[k] == pytest.approx(max(moved))
     columns = np.abs(np.array([passed(numbers, z) for z in np.eye(12)])).sum(axis=0)
-    assert found.steps == pytest.approx(columns[:, 0].max())
-    assert found.filled == pytest.approx(columns[:, 2:].max(axis=0))
+    assert responses.steps == pytest.approx(columns[:, 0].max())
+    assert responses.filled == pytest.approx(columns[:, 2:].max(axis=0))
 
 
 def test_a_prefix_in_balls_is_that_of_rationals() -> None:

@@ -35,7 +35,7 @@ def test_it_is_the_series_that_defines_the_decoder(triggers: int) -> None:
     for t in range(triggers):
         rest = sum((column[t - k] * inverse[k] for k in range(t)), Fraction(0))
         inverse.append((t == 0) - rest)
-    found = np.full(triggers, np.nan)
-    impulse(theta, omega, found)
+    series = np.full(triggers, np.nan)
+    impulse(theta, omega, series)
     expected = [float(sum(inverse[: t + 1], Fraction(0))) for t in range(triggers)]
-    assert found == pytest.approx(expected, rel=1e-15)
+    assert series == pytest.approx(expected, rel=1e-15)

@@ -44,8 +44,8 @@ def test_no_factorisation_is_below_the_floor(triggers: int, last: float) -> None
     _, floor = prefix_weights(importance)
     rng = np.random.default_rng(triggers)
     for _ in range(20):
-        some = rng.normal(size=(triggers, 2 * triggers)) + rng.random()
-        x = some @ some.T
+        factor = rng.normal(size=(triggers, 2 * triggers)) + rng.random()
+        x = factor @ factor.T
         x /= np.sqrt(np.outer(x.diagonal(), x.diagonal()))
         assert np.trace(np.linalg.solve(x, gram_of_prefixes(importance))) >= floor
 

@@ -22,15 +22,15 @@ def test_rounded_at_the_announced_boundary(bits: int, beside: Fraction) -> None:
 
 
 def test_precision_grows_until_it_is_enough() -> None:
-    asked = []
+    precisions = []
 
     def number(bits: int) -> Any:
-        asked.append(bits)
+        precisions.append(bits)
         boundary = flint.arb(-1) / 2 - flint.arb(1) / (3 << 12)
         return boundary + flint.arb(2) ** -900
 
     assert settled(number, 0) == 0
-    assert asked == [256, 1024]
+    assert precisions == [256, 1024]
 
 
 def test_a_number_on_the_boundary_is_not_settled() -> None:

@@ -15,20 +15,20 @@ def test_toeplitz_coefficients_are_rounded_exactly(triggers: int) -> None:
     """rint(2^g C(2k, k) / 4^k), ties to even, from whole binomials."""
     scale, binomial, expected = 64 if triggers <= 1000 else 256, 1, []
     for k in range(triggers):
-        whole, rest = divmod(scale * binomial, 1 << 2 * k)
-        up = 2 * rest > 1 << 2 * k or (2 * rest == 1 << 2 * k and whole % 2 == 1)
-        expected.append(whole + up)
+        quotient, rest = divmod(scale * binomial, 1 << 2 * k)
+        up = 2 * rest > 1 << 2 * k or (2 * rest == 1 << 2 * k and quotient % 2 == 1)
+        expected.append(quotient + up)
         binomial = binomial * 2 * (2 * k + 1) // (k + 1)
     assert convolving("toeplitz", triggers).coefficients().tolist() == expected
 
 
 def test_a_run_keeps_the_coefficients_that_it_was_begun_with() -> None:
-    kept = np.array([64.0, 31.0, 24.0])
-    strategy = ToeplitzStrategy(3, kept)
-    assert strategy.parameters.tolist() == strategy.coefficients().tolist() == kept.tolist()
+    coefficients = np.array([64.0, 31.0, 24.0])
+    strategy = ToeplitzStrategy(3, coefficients)
+    assert strategy.parameters.tolist() == strategy.coefficients().tolist() == coefficients.tolist()
     assert strategy.col2 == 64**2 + 31**2 + 24**2
     assert strategy.matrix().dtype == np.int64 and strategy.matrix()[2].tolist() == [24, 31, 64]
-    for wrong in (kept[:2], np.array([64.0, 31.5, 24.0])):
+    for wrong in (coefficients[:2], np.array([64.0, 31.5, 24.0])):
         with pytest.raises(ValueError, match="whole number for each trigger"):
             ToeplitzStrategy(3, wrong)
 

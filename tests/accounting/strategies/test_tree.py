@@ -35,12 +35,12 @@ def oracle_matrix(triggers: int) -> np.ndarray:
 
 def blocks(t: int) -> list[tuple[int, int]]:
     """(level, first leaf) of the dyadic blocks of 1..t, largest first."""
-    found, first = [], 1
+    nodes, first = [], 1
     for level in reversed(range(t.bit_length())):
         if (t >> level) & 1:
-            found.append((level, first))
+            nodes.append((level, first))
             first += 1 << level
-    return found
+    return nodes
 
 
 def honaker(level: int, first: int) -> dict[tuple[int, int], Fraction]:
@@ -105,14 +105,14 @@ def run_fold(noise: np.ndarray, triggers: int, ends: tuple[int, ...], width: int
     """n_t of one row, folded in pieces that end at ``ends``."""
     strategy = TreeStrategy(triggers)
     stack = np.zeros((1, strategy.levels), np.int64)
-    step_index, found = 0, []
+    step_index, prefixes = 0, []
     for end in (*ends, triggers):
         out = np.zeros((1, width), np.int64)
         start = np.array([strategy.nodes_through(step_index)], np.int64)
         fold_tree(noise, start, np.array([step_index]), np.array([end]), stack, out)
-        found += out[0, : end - step_index].tolist()
+        prefixes += out[0, : end - step_index].tolist()
         step_index = end
-    return found
+    return prefixes
 
 
 def test_fold_equals_exact_decoding_for_every_t() -> None:
@@ -130,12 +130,12 @@ def test_fold_resumes_anywhere(triggers: int) -> None:
     rng = np.random.default_rng(triggers)
     nodes = int(TreeStrategy(triggers).nodes_through(triggers))
     noise = rng.integers(-500, 500, nodes).astype(np.int32)
-    whole = run_fold(noise, triggers, (), triggers + 1)
-    assert run_fold(noise, triggers, tuple(range(1, triggers)), 1) == whole
+    prefixes = run_fold(noise, triggers, (), triggers + 1)
+    assert run_fold(noise, triggers, tuple(range(1, triggers)), 1) == prefixes
     ends = tuple(sorted(set(rng.integers(1, triggers + 1, 3).tolist()) - {triggers}))
-    assert run_fold(noise, triggers, ends, triggers + 1) == whole
+    assert run_fold(noise, triggers, ends, triggers + 1) == prefixes
     last_only = run_fold(noise, triggers, (), 1)
-    assert last_only == whole[-1:]
+    assert last_only == prefixes[-1:]
 
 
 def test_fold_keeps_rows_apart() -> None:

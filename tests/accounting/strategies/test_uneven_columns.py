@@ -1,10 +1,13 @@
 """Encoders of uneven columns, whose sensitivity is that of the largest."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy
+from tests.accounting.strategies.dense import SCALE, fold
 
 #: p = 1, T = 3: S, P and W.  Columns of norm 3, 7 and 4, squared norms 5, 25 and 10.
 UNEVEN = np.array([1.0, 1, 4, 3, 2, 3, 1, 0.25, 0.5, 0.5])
@@ -31,3 +34,40 @@ def test_rounding_and_sd_of_noise_for_each_step_are_rounded_up() -> None:
     assert (strategy.rounding * (1 << DECODE_BITS) >= 0.5).all()
     exact = np.arange(1, 101)
     assert (strategy.sd_factors**2 >= exact * (1 + 1e-12)).all()
+
+
+def test_a_split_is_bounded_by_the_largest_columns_and_lags() -> None:
+    """Columns 1 and 3 meet in the mixed row and their neighbour meets neither: the Gram entry of
+    lag 2 is larger than that of lag 1, and the bound of two pieces must use it."""
+    strategy = GeometricStrategy(3, np.array([1.0, 1, 1, 1, 3, 0, 3, 0, 0, 0]))
+    dense = strategy.matrix()
+    assert (dense.T @ dense).tolist() == [[10, 0, 9], [0, 1, 0], [9, 0, 10]]
+    assert (dense @ [1, 0, 1] @ (dense @ [1, 0, 1])) == 38
+    assert strategy.worst_split(2, 2) == pytest.approx(38, rel=1e-9)
+    assert strategy.worst_split(1, 5) == pytest.approx(250, rel=1e-9)
+    for pieces, total in itertools.product((1, 2, 3), range(3, 7)):
+        adds = np.array([
+            [*head, total - sum(head)] for head in itertools.product(range(total + 1), repeat=2)
+            if sum(head) <= total
+        ])  # fmt: skip
+        adds = adds[(adds > 0).sum(axis=1) == pieces]
+        most = int(((adds @ dense.T) ** 2).sum(axis=1).max())
+        assert most <= strategy.worst_split(pieces, total)
+    # More pieces than steps lie on all steps.
+    assert strategy.worst_split(5, 6) == strategy.worst_split(3, 6)
+
+
+@pytest.mark.parametrize(("before", "up"), [(0, 1), (63, 1), (65, 0), (1 << 18, 0)])
+def test_values_next_to_a_tie_move_by_what_the_input_moves(before: int, up: int) -> None:
+    """n(z + A v) = n(z) + M v, which the proof of plain epsilon uses, also where floats decide the
+    rounding of the left side and fractions that of the right side: 64 steps before a tie."""
+    alone = 3 << 26  # 2^-D / 12288 is 64 / alone
+    strategy = GeometricStrategy(2, np.array([1.0, alone, alone, 1, 2, 0, 0.5]))
+    inputs = np.arange(40)
+    noise = np.zeros((40, 3), np.int64)
+    noise[:, 0] = (2 * inputs + 1) * (alone // (2 * SCALE)) - before
+    small = fold(strategy, noise)
+    assert small[:, 0].tolist() == (inputs + up).tolist()
+    moved = np.array([1 << 24, 1 << 23])
+    large = fold(strategy, noise + strategy.matrix() @ moved)
+    assert (large - small == SCALE * np.cumsum(moved)).all()

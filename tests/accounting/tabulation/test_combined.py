@@ -60,43 +60,43 @@ def test_published_figures_are_whole_and_consistent(cells: int) -> None:
     first, detail = steps("discrete gauss", 3.0)
     y, c = drawn(first, (500,), 1) + 40, drawn(detail, (500, cells), 2)
     w = weight(first, detail, cells)
-    found = combine(y, c, w, allow_negative=True)
+    combined = combine(y, c, w, allow_negative=True)
     exact = c.sum(axis=1) + w * (y - c.sum(axis=1))
-    assert (found.total == found.cells.sum(axis=1)).all()
-    assert np.abs(found.total - exact).max() <= 0.5
-    assert np.abs(found.cells - c - ((exact - c.sum(axis=1)) / cells)[:, None]).max() <= 1
+    assert (combined.total == combined.cells.sum(axis=1)).all()
+    assert np.abs(combined.total - exact).max() <= 0.5
+    assert np.abs(combined.cells - c - ((exact - c.sum(axis=1)) / cells)[:, None]).max() <= 1
     if cells > 1:
-        assert found.sexes is not None and (found.sexes.sum(axis=1) == found.total).all()
+        assert combined.sexes is not None and (combined.sexes.sum(axis=1) == combined.total).all()
         half = c.reshape(500, 2, -1).sum(axis=2) + ((exact - c.sum(axis=1)) / 2)[:, None]
-        assert np.abs(found.sexes - half).max() <= 1
+        assert np.abs(combined.sexes - half).max() <= 1
     else:
-        assert found.sexes is None
+        assert combined.sexes is None
 
 
 def test_figures_below_zero_become_zero_at_the_end() -> None:
     y, c = np.array([-5]), np.array([[-3, 4, -2, -4]])
     free = combine(y, c, 0.5, allow_negative=True)
-    found = combine(y, c, 0.5, allow_negative=False)
-    assert free.total.tolist() == [-5] and found.total.tolist() == [0]
-    assert free.sexes is not None and found.sexes is not None
-    assert found.sexes.tolist() == np.maximum(free.sexes, 0).tolist()
-    assert found.cells.tolist() == [[0, 4, 0, 0]]
+    combined = combine(y, c, 0.5, allow_negative=False)
+    assert free.total.tolist() == [-5] and combined.total.tolist() == [0]
+    assert free.sexes is not None and combined.sexes is not None
+    assert combined.sexes.tolist() == np.maximum(free.sexes, 0).tolist()
+    assert combined.cells.tolist() == [[0, 4, 0, 0]]
 
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("cells", "part"), [(1, 1), (8, 8), (8, 4), (8, 1), (46, 46), (46, 23)])
 def test_margins_hold_in_draws_and_are_not_too_large(law: LawName, cells: int, part: int) -> None:
     first, detail = steps(law, 2.0)
-    found = margin(first, detail, cells, part)
+    half_width = margin(first, detail, cells, part)
     runs = 40_000
     y, c = drawn(first, (runs,), 3), drawn(detail, (runs, cells), 4)
     estimates = combine(y, c, weight(first, detail, cells), allow_negative=True)
     assert part == cells or estimates.sexes is not None
     figures = {1: estimates.cells, cells: estimates.total[:, None]}.get(part, estimates.sexes)
     assert figures is not None
-    missed = (np.abs(figures) > found).mean(axis=0)
+    missed = (np.abs(figures) > half_width).mean(axis=0)
     assert missed.max() < 0.05 + 0.005
-    assert (np.abs(figures) > found - 1).mean(axis=0).max() > 0.05 - 0.005
+    assert (np.abs(figures) > half_width - 1).mean(axis=0).max() > 0.05 - 0.005
 
 
 def test_margins_by_enumeration() -> None:
@@ -106,8 +106,8 @@ def test_margins_by_enumeration() -> None:
     one, cell = chances(first), chances(detail)
     outcomes = np.array(list(itertools.product(one.values, cell.values, cell.values)))
     mass = np.array([a * b * c for a, b, c in itertools.product(one.mass, cell.mass, cell.mass)])
-    found = combine(outcomes[:, 0], outcomes[:, 1:], w, allow_negative=True)
-    for part, errors in ((2, found.total[:, None]), (1, found.cells)):
+    combined = combine(outcomes[:, 0], outcomes[:, 1:], w, allow_negative=True)
+    for part, errors in ((2, combined.total[:, None]), (1, combined.cells)):
         worst = [max(mass[np.abs(e) > m].sum() for e in errors.T) for m in range(5)]
         least = next(m for m, missed in enumerate(worst) if missed <= 0.05)
         assert margin(first, detail, 2, part) == least
@@ -150,9 +150,9 @@ def test_no_noise_needs_no_weight() -> None:
 
 def test_large_scales_are_decided_without_a_table_of_pairs() -> None:
     first, detail = steps("discrete gauss", 2000.0)
-    found = margin(first, detail, 46, 46)
-    assert found < 0.45 * plain_margin(detail, 46)
-    assert found == pytest.approx(1.96 * math.sqrt(variance(first, detail, 46, 46)), rel=1e-3)
+    half_width = margin(first, detail, 46, 46)
+    assert half_width < 0.45 * plain_margin(detail, 46)
+    assert half_width == pytest.approx(1.96 * math.sqrt(variance(first, detail, 46, 46)), rel=1e-3)
 
 
 @pytest.mark.parametrize(("cells", "scales"), [(2, (3.0, 1.3)), (2, (0.6, 1.3)), (4, (1.0, 0.4)),
@@ -167,10 +167,10 @@ def test_margins_of_every_coverage_by_enumeration(
     mass = np.ones(1)
     for law in (one, *[cell] * cells):
         mass = np.outer(mass, law.mass).reshape(-1)
-    found = combine(
+    combined = combine(
         outcomes[:, 0], outcomes[:, 1:], weight(first, detail, cells), allow_negative=True
     )
-    figures = {1: found.cells, cells // 2: found.sexes, cells: found.total[:, None]}
+    figures = {1: combined.cells, cells // 2: combined.sexes, cells: combined.total[:, None]}
     for part, errors in figures.items():
         if errors is None or not part:
             continue

@@ -25,9 +25,9 @@ def of_level(figures: dict[str, Any], table: str, label: str) -> dict[Any, int]:
 
 
 def test_every_kind_of_figure_of_persons() -> None:
-    found = of_level(describe(planned(persons())), "t1t2", USA.label)
+    figures = of_level(describe(planned(persons())), "t1t2", USA.label)
     detail = Noise("discrete gauss", math.sqrt(10))
-    assert found == {
+    assert figures == {
         ("t1", "total of a group of which only the total is measured", None): margins.margin(
             Noise("discrete gauss", 3.0)
         ),
@@ -36,21 +36,21 @@ def test_every_kind_of_figure_of_persons() -> None:
         **{("t2", "sex", d): margins.margin(detail, n) for d, n in ((1, 4), (2, 9), (3, 23))},
         **{("t2", "sex by age", d): margins.margin(detail) for d in (1, 2, 3)},
     }
-    assert len(of_level(describe(planned(persons())), "t1t2", COUNTY.label)) == len(found) - 1
+    assert len(of_level(describe(planned(persons())), "t1t2", COUNTY.label)) == len(figures) - 1
 
 
 def test_every_kind_of_figure_of_households() -> None:
-    found = describe(planned(households()))
+    description = describe(planned(households()))
     detail = Noise("discrete gauss", math.sqrt(18))
-    t3 = of_level(found, "t3", COUNTY.label)
+    t3 = of_level(description, "t3", COUNTY.label)
     assert t3["t3", "data cells 0", 3] == margins.margin(detail, 5)
     assert t3["t3", "data cells 3, 6", 3] == margins.margin(detail, 2)
-    assert of_level(found, "t4", COUNTY.label) == {
+    assert of_level(description, "t4", COUNTY.label) == {
         ("t4", "data cells 0", 0): margins.margin(detail),
         ("t4", "data cells 1, 2, 3", 1): margins.margin(detail),
         ("t4", "data cells 0", 1): margins.margin(detail, 3),
     }
-    assert "no further cost" in found["notes"][-1]
+    assert "no further cost" in description["notes"][-1]
 
 
 def test_margins_follow_the_estimates_and_the_options() -> None:
@@ -64,12 +64,15 @@ def test_margins_follow_the_estimates_and_the_options() -> None:
 
 
 def test_suppression_is_below_the_state_only() -> None:
-    found = describe(planned(persons(zero_suppression=0.9)))
-    kept = {row["label"]: row["suppressed_at"] for row in found["levels"]}
-    assert kept[USA.label] is None and kept["(STATE, 2)"] is None
-    assert kept[COUNTY.label] == margins.quantile(Noise("discrete gauss", math.sqrt(10)), 0.9)
+    description = describe(planned(persons(zero_suppression=0.9)))
+    thresholds = {row["label"]: row["suppressed_at"] for row in description["levels"]}
+    assert thresholds[USA.label] is None and thresholds["(STATE, 2)"] is None
+    assert thresholds[COUNTY.label] == margins.quantile(Noise("discrete gauss", math.sqrt(10)), 0.9)
     assert describe(planned(persons()))["levels"][-1]["suppressed_at"] is None
-    assert SUPPRESSED in found["notes"] and SUPPRESSED not in describe(planned(persons()))["notes"]
+    assert (
+        SUPPRESSED in description["notes"]
+        and SUPPRESSED not in describe(planned(persons()))["notes"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,33 +91,35 @@ def test_accountings(changes: dict[str, Any], names: list[str], held: list[bool]
     rows = accountings(planned(persons(**changes)))
     assert [row["name"] for row in rows] == names
     assert [row["holds"] for row in rows] == held
-    said = describe(planned(persons(**changes)))["guarantee"]
-    assert any(row["epsilon"] == said["epsilon"] and row["holds"] for row in rows)
+    guarantee = describe(planned(persons(**changes)))["guarantee"]
+    assert any(row["epsilon"] == guarantee["epsilon"] and row["holds"] for row in rows)
 
 
 def test_for_machines_and_for_people() -> None:
     both = {"run_pr": True, "thresholds": {"t1t2": dict.fromkeys(US_LEVELS + PR_LEVELS, (0, 1, 2))},
             "budgets": {"t1t2": dict.fromkeys(US_LEVELS + PR_LEVELS, 0.5)}}  # fmt: skip
     for parameters in (persons(**both), households(), persons(definition="puredp", **both)):
-        found = describe(planned(parameters), groups={USA: 12})
-        assert json.loads(json.dumps(found)) == found
-        words = text(found)
-        assert found["guarantee"]["words"] in words and "s = 9" in words
-        assert all(row["label"] in words for row in found["levels"])
+        description = describe(planned(parameters), groups={USA: 12})
+        assert json.loads(json.dumps(description)) == description
+        words = text(description)
+        assert description["guarantee"]["words"] in words and "s = 9" in words
+        assert all(row["label"] in words for row in description["levels"])
     assert describe(planned(persons()), groups={USA: 12})["levels"][0]["groups"] == 12
 
 
 def test_words_round_the_guarantee_up() -> None:
-    found = describe(planned(persons()))
-    shown = float(found["guarantee"]["words"].split("(")[1].split(",")[0])
-    assert found["guarantee"]["epsilon"] <= shown <= found["guarantee"]["epsilon"] + 1e-4
+    description = describe(planned(persons()))
+    epsilon = float(description["guarantee"]["words"].split("(")[1].split(",")[0])
+    assert (
+        description["guarantee"]["epsilon"] <= epsilon <= description["guarantee"]["epsilon"] + 1e-4
+    )
 
 
 def test_exact_counts_have_no_guarantee() -> None:
-    found = describe(planned(persons(budgets={"t1t2": {USA: math.inf}})))
-    assert found["guarantee"]["words"] == NO_GUARANTEE and found["accountings"] == []
-    assert NO_GUARANTEE in text(found) and "exact" in text(found)
-    assert json.loads(json.dumps(found)) == found
+    description = describe(planned(persons(budgets={"t1t2": {USA: math.inf}})))
+    assert description["guarantee"]["words"] == NO_GUARANTEE and description["accountings"] == []
+    assert NO_GUARANTEE in text(description) and "exact" in text(description)
+    assert json.loads(json.dumps(description)) == description
 
 
 @pytest.mark.parametrize("changes", [{}, {"noise": "rounded"}, {"definition": "puredp"}])

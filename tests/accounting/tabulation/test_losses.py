@@ -53,15 +53,15 @@ def test_losses_themselves() -> None:
     """All groups measured once: every combination is enumerated; the grid is above, and near."""
     exact = exact_epsilon([(float(PURE[i].budget) / 9, n) for i, n in ((0, 18), (2, 18), (4, 27))],
                           DELTA)  # fmt: skip
-    found = geometric_losses(ONCE, DELTA)
-    assert exact <= found <= exact + 2e-4
-    assert found == pytest.approx(14.0455, abs=5e-4)
-    assert geometric_losses(PURE, DELTA) == found  # the worse kind of group
+    loss = geometric_losses(ONCE, DELTA)
+    assert exact <= loss <= exact + 2e-4
+    assert loss == pytest.approx(14.0455, abs=5e-4)
+    assert geometric_losses(PURE, DELTA) == loss  # the worse kind of group
 
 
 def test_losses_of_two_steps() -> None:
-    found = geometric_losses(TWICE, DELTA)
-    assert found == pytest.approx(12.7415, abs=1e-3)
+    loss = geometric_losses(TWICE, DELTA)
+    assert loss == pytest.approx(12.7415, abs=1e-3)
     parts = [part for each, n in zip(PURE[::2], (2, 2, 3), strict=False) for part in
              ((float(each.budget) / 90, 9 * n), (float(each.budget) / 10, 9 * n))]  # fmt: skip
     composed = None
@@ -71,7 +71,7 @@ def test_losses_of_two_steps() -> None:
         ).self_compose(times)
         composed = one if composed is None else composed.compose(one)
     assert composed is not None
-    assert found - 1e-3 < composed.get_epsilon_for_delta(DELTA) < found + 0.02
+    assert loss - 1e-3 < composed.get_epsilon_for_delta(DELTA) < loss + 0.02
 
 
 def test_every_bound_is_above_the_losses_themselves() -> None:
@@ -82,11 +82,11 @@ def test_every_bound_is_above_the_losses_themselves() -> None:
             for e in rng.uniform(0.05, 3, 3)
         ]
         delta = 10.0 ** -rng.integers(3, 12)
-        found = geometric_losses(spent, delta)
-        assert found <= renyi_epsilon(spent, delta) <= float(total(spent)) * 1.001
+        loss = geometric_losses(spent, delta)
+        assert loss <= renyi_epsilon(spent, delta) <= float(total(spent)) * 1.001
         kinds = [[(float(x) / 1, e.groups) for x in e.releases[0]] for e in spent]
         exact = exact_epsilon(list(itertools.chain(*kinds)), delta)
-        assert exact <= found <= exact + 1e-3
+        assert exact <= loss <= exact + 1e-3
 
 
 def test_large_and_no_budgets() -> None:
@@ -111,13 +111,13 @@ def test_discrete_gaussians_by_another_implementation(
     sigma: float, times: int, delta: float
 ) -> None:
     each = Spent(times, Fraction(times) / (2 * Fraction(sigma) ** 2))
-    found = gaussian_losses([each], delta)
+    loss = gaussian_losses([each], delta)
     other = pld.from_discrete_gaussian_mechanism(sigma, value_discretization_interval=1e-4)
     upper = other.self_compose(times).get_epsilon_for_delta(delta)
     # The other rounds each release up, so it is above by at most a step for each.
-    assert upper - 1e-4 * times - 1e-3 <= found <= upper + 1e-3
+    assert upper - 1e-4 * times - 1e-3 <= loss <= upper + 1e-3
     if sigma > 2:
-        assert found == pytest.approx(epsilon_of(math.sqrt(times) / sigma, delta), abs=5e-3)
+        assert loss == pytest.approx(epsilon_of(math.sqrt(times) / sigma, delta), abs=5e-3)
 
 
 def test_a_small_discrete_gaussian_is_exact() -> None:
@@ -132,8 +132,8 @@ def test_a_small_discrete_gaussian_is_exact() -> None:
         return float((mass * np.maximum(0, -np.expm1(at - losses))).sum()) - delta
 
     exact = optimize.brentq(excess, 0, losses.max())
-    found = gaussian_losses([Spent(1, 1 / (2 * Fraction(sigma) ** 2))], delta)
-    assert exact <= found <= exact + 2e-4
+    loss = gaussian_losses([Spent(1, 1 / (2 * Fraction(sigma) ** 2))], delta)
+    assert exact <= loss <= exact + 2e-4
 
 
 def test_every_mix_of_kinds_is_tried() -> None:
@@ -154,6 +154,6 @@ def test_every_mix_of_kinds_is_tried() -> None:
 
 def test_small_epsilons_are_found_too() -> None:
     """Far below one, where neither the sum of budgets nor Renyi's bound is near."""
-    found = geometric_losses([Spent(100, Fraction(1))], 1e-3)
+    loss = geometric_losses([Spent(100, Fraction(1))], 1e-3)
     exact = exact_epsilon([(0.01, 100)], 1e-3)
-    assert exact < 0.5 and exact <= found <= exact + 1e-3
+    assert exact < 0.5 and exact <= loss <= exact + 1e-3

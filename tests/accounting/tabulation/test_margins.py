@@ -40,10 +40,10 @@ def exact_tail(noise: Noise, m: int) -> float:
 @pytest.mark.parametrize("scale", [0.2, 1.0, 3.3, 25.0, 90.0])
 def test_margins_of_one_count(law: LawName, scale: float) -> None:
     noise = Noise(law, scale)
-    found = margin(noise)
-    assert exact_tail(noise, found) <= 0.05
-    assert found == 0 or exact_tail(noise, found - 1) > 0.05
-    for m in (0, found, 2 * found + 1):
+    half_width = margin(noise)
+    assert exact_tail(noise, half_width) <= 0.05
+    assert half_width == 0 or exact_tail(noise, half_width - 1) > 0.05
+    for m in (0, half_width, 2 * half_width + 1):
         assert tail(noise, m) == pytest.approx(exact_tail(noise, m), rel=1e-9, abs=1e-14)
 
 
@@ -55,11 +55,11 @@ def test_sums_are_convolutions(law: LawName, count: int) -> None:
         direct = np.ones(1)
         for _ in range(count):
             direct = np.convolve(direct, one.mass)
-        found, lowest = summed(one, count), count * one.lowest
-        inside = direct[found.lowest - lowest :][: len(found.mass)]
-        assert np.abs(inside - found.mass).max() < 1e-14
+        sum_law, lowest = summed(one, count), count * one.lowest
+        inside = direct[sum_law.lowest - lowest :][: len(sum_law.mass)]
+        assert np.abs(inside - sum_law.mass).max() < 1e-14
         assert direct.sum() - inside.sum() < 1e-13
-        assert found.variance == pytest.approx(count * one.variance)
+        assert sum_law.variance == pytest.approx(count * one.variance)
         reached = [
             m
             for m in range(400)
@@ -105,9 +105,9 @@ def test_sums_of_counts_that_are_never_negative() -> None:
 @pytest.mark.parametrize("chance", [0.01, 0.5, 0.9, 0.999])
 def test_quantiles(law: LawName, chance: float) -> None:
     noise = Noise(law, 3.7)
-    one, found = chances(noise), quantile(noise, chance)
-    assert one.mass[one.values <= found].sum() >= chance
-    assert one.mass[one.values <= found - 1].sum() < chance
+    one, cutoff = chances(noise), quantile(noise, chance)
+    assert one.mass[one.values <= cutoff].sum() >= chance
+    assert one.mass[one.values <= cutoff - 1].sum() < chance
 
 
 def test_no_noise_has_no_margin() -> None:
@@ -123,9 +123,9 @@ def test_laws_agree_with_those_that_are_drawn() -> None:
 
 def test_two_laws_add_up() -> None:
     one, two = Chances(-1, np.array([0.25, 0.5, 0.25])), Chances(0, np.array([0.5, 0.5]))
-    found = plus(one, two)
-    assert found.lowest == -1 and found.mass == pytest.approx([0.125, 0.375, 0.375, 0.125])
-    assert found.at_most(np.array([-5, 0, 99])) == pytest.approx([0, 0.5, 1])
+    sum_law = plus(one, two)
+    assert sum_law.lowest == -1 and sum_law.mass == pytest.approx([0.125, 0.375, 0.375, 0.125])
+    assert sum_law.at_most(np.array([-5, 0, 99])) == pytest.approx([0, 0.5, 1])
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -135,21 +135,23 @@ def test_margins_of_clipped_sums_are_the_least(law: LawName, count: int) -> None
     for scale in (0.6, 2.5, 7.0):
         one = chances(Noise(law, scale))
         clipped = np.append(one.mass[one.values <= 0].sum(), one.mass[one.values > 0])
-        upper = whole = np.ones(1)
+        upper = full_mass = np.ones(1)
         for _ in range(count):
-            upper, whole = np.convolve(upper, clipped), np.convolve(whole, one.mass)
-        values = count * one.lowest + np.arange(len(whole))
+            upper, full_mass = np.convolve(upper, clipped), np.convolve(full_mass, one.mass)
+        values = count * one.lowest + np.arange(len(full_mass))
 
-        def missed(m: int, upper: Any = upper, whole: Any = whole, values: Any = values) -> float:
-            return float(upper[m + 1 :].sum() + whole[values < -m].sum())
+        def missed(
+            m: int, upper: Any = upper, full_mass: Any = full_mass, values: Any = values
+        ) -> float:
+            return float(upper[m + 1 :].sum() + full_mass[values < -m].sum())
 
         least = next(m for m in range(400) if missed(m) <= 0.05)
         assert margin(Noise(law, scale), count, clipped=True) == least
 
 
 def test_a_sum_of_no_counts_is_zero() -> None:
-    found = summed(chances(Noise("discrete gauss", 3.0)), 0)
-    assert found.lowest == 0 and found.mass.tolist() == [1.0]
+    sum_law = summed(chances(Noise("discrete gauss", 3.0)), 0)
+    assert sum_law.lowest == 0 and sum_law.mass.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -157,10 +159,10 @@ def test_sums_of_laws_that_are_not_symmetric_are_convolutions(law: LawName) -> N
     """What is far out must not wrap around: its chances are published margins' last digits."""
     one = chances(Noise(law, 2.5))
     clipped = np.append(one.mass[one.values <= 0].sum(), one.mass[one.values > 0])
-    found = summed(Chances(0, clipped), 3)
+    sum_law = summed(Chances(0, clipped), 3)
     direct = np.convolve(np.convolve(clipped, clipped), clipped)
-    inside = direct[found.lowest :][: len(found.mass)]
-    assert np.abs(inside - found.mass).max() < 1e-14 and direct.sum() - inside.sum() < 1e-13
+    inside = direct[sum_law.lowest :][: len(sum_law.mass)]
+    assert np.abs(inside - sum_law.mass).max() < 1e-14 and direct.sum() - inside.sum() < 1e-13
     assert Chances(5, np.array([0.5, 0.5])).variance == 0.25
 
 

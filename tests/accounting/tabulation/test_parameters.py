@@ -15,10 +15,10 @@ def test_levels_that_run() -> None:
 
 
 def test_budgets_are_exact_decimals() -> None:
-    found = persons(budgets={"t1t2": {USA: 0.1}})
-    assert found.budget("t1t2", USA) == Fraction(1, 10) != Fraction(0.1)
-    assert found.budget("t1t2", Level(2, "TRACT")) == 0
-    assert found.gamma == Fraction(1, 10)
+    parameters = persons(budgets={"t1t2": {USA: 0.1}})
+    assert parameters.budget("t1t2", USA) == Fraction(1, 10) != Fraction(0.1)
+    assert parameters.budget("t1t2", Level(2, "TRACT")) == 0
+    assert parameters.gamma == Fraction(1, 10)
     assert households().gamma == 0
     assert written(math.inf) == math.inf
 

@@ -93,8 +93,8 @@ def test_levels_without_groups_are_not_measured() -> None:
 
 
 def test_one_infinite_budget_among_others_promises_nothing_either() -> None:
-    some = {"t1t2": {**dict.fromkeys(US_LEVELS, 0.5), COUNTY: math.inf}}
-    plan = planned(persons(budgets=some))
+    budgets = {"t1t2": {**dict.fromkeys(US_LEVELS, 0.5), COUNTY: math.inf}}
+    plan = planned(persons(budgets=budgets))
     assert plan.exact
     with pytest.raises(PolicyError, match="infinite"):
         plan.cost()

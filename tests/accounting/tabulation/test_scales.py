@@ -25,10 +25,10 @@ def test_a_level_costs_no_more_than_its_budget(law: str) -> None:
     definition, noise = law.split()
     for n in range(1, 200):
         budget = n / 97
-        found = persons(
+        parameters = persons(
             definition=definition, noise=noise, budgets={"t1t2": dict.fromkeys(US_LEVELS, budget)}
         )
-        drawn = draws(found, PERSONS, USA, 9)
+        drawn = draws(parameters, PERSONS, USA, 9)
         assert drawn is not None and drawn.total and drawn.first and drawn.detail
         written = Fraction(repr(budget))
         for spent in (9 * cost(drawn.total), 9 * (cost(drawn.first) + cost(drawn.detail))):
@@ -53,8 +53,8 @@ def test_shares_of_the_two_steps() -> None:
     assert drawn is not None and drawn.total is None and drawn.first and drawn.detail
     assert drawn.detail.scale == pytest.approx((9 / (2 * 0.45)) ** 0.5, rel=1e-15)
     assert drawn.first.scale == pytest.approx((9 / (2 * 0.05)) ** 0.5, rel=1e-15)
-    whole = draws(persons(), PERSONS, USA, 9)
-    assert whole is not None and whole.total == Noise("discrete gauss", 3.0)
+    level_draws = draws(persons(), PERSONS, USA, 9)
+    assert level_draws is not None and level_draws.total == Noise("discrete gauss", 3.0)
 
 
 def test_households_have_one_step() -> None:
@@ -102,5 +102,5 @@ def test_the_largest_scale_is_given_and_none_is_cut_down_to_it(law: Any) -> None
 
 def test_a_level_that_does_not_run_is_off_whatever_its_budget() -> None:
     off = Level(1, "PR-STATE")
-    asked = persons(budgets={"t1t2": {USA: 0.5, off: 0.5}})
-    assert asked.budget("t1t2", off) and draws(asked, PERSONS, off, 9) is None
+    parameters = persons(budgets={"t1t2": {USA: 0.5, off: 0.5}})
+    assert parameters.budget("t1t2", off) and draws(parameters, PERSONS, off, 9) is None

@@ -49,10 +49,10 @@ def partial_map(rng: np.random.Generator, iterations: int) -> Int64:
 
 def test_nine_as_the_production_files_have_it() -> None:
     codes = "abcdefghijkl"
-    found = stability(pairs(*codes), pairs(*codes), pairs("x", "y"), 8)
-    assert found.groups == 9
-    assert (found.combined, found.alone, found.ethnicity) == (8, 2, 1)
-    assert "s = 9" in found.words
+    sensitivity = stability(pairs(*codes), pairs(*codes), pairs("x", "y"), 8)
+    assert sensitivity.groups == 9
+    assert (sensitivity.combined, sensitivity.alone, sensitivity.ethnicity) == (8, 2, 1)
+    assert "s = 9" in sensitivity.words
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8])
@@ -63,16 +63,18 @@ def test_many_iterations_of_shared_codes_give_max_2_k_plus_1(k: int) -> None:
 
 def test_few_iterations_bound_the_record() -> None:
     """Eight race codes cannot reach more groups than there are."""
-    found = stability(pairs("ab", "cd"), pairs("ab", "cd"), pairs("x"), 8)
-    assert found.groups == 3
+    sensitivity = stability(pairs("ab", "cd"), pairs("ab", "cd"), pairs("x"), 8)
+    assert sensitivity.groups == 3
 
 
 def test_split_groups_cost_one_more() -> None:
     """One iteration alone over two in combination: a record of both is in three groups."""
     alone, combined = pairs("abc"), pairs("ab", "c")
-    found = stability(alone, combined, NONE, 2)
-    assert found.groups == 3 == most_groups(alone, combined, NONE, 2)
-    assert max(2, 2) < found.groups  # the rule of the production programs, which is too low here
+    sensitivity = stability(alone, combined, NONE, 2)
+    assert sensitivity.groups == 3 == most_groups(alone, combined, NONE, 2)
+    assert (
+        max(2, 2) < sensitivity.groups
+    )  # the rule of the production programs, which is too low here
 
 
 def test_s_is_the_maximum_over_every_record() -> None:
@@ -81,12 +83,12 @@ def test_s_is_the_maximum_over_every_record() -> None:
     for _ in range(400):
         lists = [partial_map(rng, int(rng.integers(0, 6))) for _ in range(3)]
         k = int(rng.choice([1, 2, 3, 4], p=[0.3, 0.4, 0.25, 0.05]))
-        found = stability(lists[0], lists[1], lists[2], k)
-        assert found.groups == max(1, most_groups(*lists, k))
+        sensitivity = stability(lists[0], lists[1], lists[2], k)
+        assert sensitivity.groups == max(1, most_groups(*lists, k))
         production = max(2, k) + (len(lists[2]) > 0)
-        split += found.groups > production
-        terms.add(found.alone > found.combined)
-        seen.add(found.groups)
+        split += sensitivity.groups > production
+        terms.add(sensitivity.alone > sensitivity.combined)
+        seen.add(sensitivity.groups)
     assert seen >= {1, 2, 3, 4} and split and terms == {True, False}
 
 
@@ -96,8 +98,13 @@ def test_repeated_pairs_count_once() -> None:
 
 
 def test_a_level_without_a_member_has_s_one() -> None:
-    found = stability(NONE, NONE, NONE, 8)
-    assert (found.groups, found.combined, found.alone, found.ethnicity) == (1, 0, 0, 0)
+    sensitivity = stability(NONE, NONE, NONE, 8)
+    assert (sensitivity.groups, sensitivity.combined, sensitivity.alone, sensitivity.ethnicity) == (
+        1,
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("kind", range(3))

@@ -53,8 +53,8 @@ def test_exact_figures_of_table_4() -> None:
 def test_the_published_inversion_misses_its_margins_by_one() -> None:
     missed = [margin(noise_of("discrete laplace", published_epsilon(m))) for m in TIMES]
     assert missed == [7, 12, 51]
-    kept = [margin(noise_of("discrete gauss", published_rho(m))) for m in TIMES]
-    assert kept == [6, 11, 50]
+    margins = [margin(noise_of("discrete gauss", published_rho(m))) for m in TIMES]
+    assert margins == [6, 11, 50]
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -103,9 +103,9 @@ def test_the_same_margins_for_less(law: LawName) -> None:
             return Draws(*(noise_of(law, float(part)) for part in parts))
 
         def margins(spent: Fraction) -> tuple[int, int]:
-            found = drawn(spent)
-            assert found.total and found.detail
-            return margin(found.total), margin(found.detail)
+            level_draws = drawn(spent)
+            assert level_draws.total and level_draws.detail
+            return margin(level_draws.total), margin(level_draws.detail)
 
         least = same_margins(drawn(budget), budget, 9, gamma)
         assert least <= budget and margins(least) <= margins(budget)

@@ -27,20 +27,20 @@ def test_too_few_units_give_no_answer() -> None:
     counts[2] = of.answered_from - 1
     assert read_off(ASKED, made, [exact(of, counts)], free).unanswered == CONTRIBUTIONS
     counts[2] = of.answered_from
-    found = read_off(but(columns=()), made, [exact(of, counts)], free)
-    assert found.unanswered is None and found.contributions == 36
+    figures = read_off(but(columns=()), made, [exact(of, counts)], free)
+    assert figures.unanswered is None and figures.contributions == 36
 
 
 @pytest.mark.parametrize("cover", [None, 0.5, 0.95])
 def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) -> None:
     """C from the pairs, each clamp from its own column's cells, with the question's tail."""
     columns = (TunedColumn("m", -90, 500), TunedColumn("k", 0, 9))
-    asked = but(quantile=0.5 if cover is None else None, cover=cover, tail=0.2, columns=columns)
-    made = design(asked, private=False)
+    question = but(quantile=0.5 if cover is None else None, cover=cover, tail=0.2, columns=columns)
+    made = design(question, private=False)
     pairs, m, k = made.histograms
     rng = np.random.default_rng(11)
     counts = [rng.integers(0, 200, of.cells) for of in made.histograms]
-    figures = read_off(asked, made, [*map(exact, made.histograms, counts)], free)
+    figures = read_off(question, made, [*map(exact, made.histograms, counts)], free)
     sums = [np.cumsum(c).astype(float) for c in counts]
     cell = quantile_cell(sums[0], 0.5) if cover is None else cover_cell(pairs, sums[0], cover)
     assert figures.contributions == min(1000, 12 * pairs.candidates[cell])
@@ -58,8 +58,8 @@ def test_all_units_beyond_the_largest_candidate() -> None:
     of = made.histograms[0]
     counts = np.zeros(of.cells, np.int64)
     counts[-1] = 10 * of.good_from
-    found = read_off(but(columns=()), made, [exact(of, counts)], free)
-    assert found.contributions == 1000 and "beyond --max-contributions" in found.notes[0]
+    figures = read_off(but(columns=()), made, [exact(of, counts)], free)
+    assert figures.contributions == 1000 and "beyond --max-contributions" in figures.notes[0]
 
 
 def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
@@ -71,27 +71,27 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     budget = allocate(plan)
     mu = mu_of(0.5, 1e-7)
     tuned = Tuned("private", ("total",), "2h", "ab" * 16, 0.5, 1e-7, mu)
-    told = describe(plan, budget, tuned)["choice"]
-    total, both = told["total"], math.hypot(mu, budget.mu)
+    choice = describe(plan, budget, tuned)["choice"]
+    total, both = choice["total"], math.hypot(mu, budget.mu)
     assert total["delta"] == pytest.approx(1e-6 + 1e-7)
     thresholds = budget.b * plan.privacy.contributions
     assert delta_of(total["epsilon"], both) + thresholds <= total["delta"]
     assert delta_of(0.999 * total["epsilon"], both) + thresholds > total["delta"]
     assert 2.0 < total["epsilon"] < 2.5
     assert "tuning and stream together" in text(plan, budget, tuned)
-    assert {k: v for k, v in told.items() if k not in ("words", "total")} == {
+    assert {k: v for k, v in choice.items() if k not in ("words", "total")} == {
         "how": "private", "run_id": "ab" * 16, "epsilon": 0.5, "delta": 1e-7, "mu": mu,
     }  # fmt: skip
     assert total["mu"] >= both and total["mu"] == pytest.approx(both)
-    assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in told["words"]
-    assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in told["words"]
+    assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in choice["words"]
+    assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in choice["words"]
     assert tuned.warnings() == []
     # Without a guarantee of the stream, or with none left, there is no total to tell.
     spent = msgspec.structs.replace(budget, b=1.0)
     for other in (msgspec.structs.replace(budget, sound=False), spent):
-        told = tuned.describe(plan, other)
-        assert told["total"]["epsilon"] is None and "together" not in told["words"]
-    assert "clamps of total" in told["words"] and describe(plan, budget)["choice"] is None
+        choice = tuned.describe(plan, other)
+        assert choice["total"]["epsilon"] is None and "together" not in choice["words"]
+    assert "clamps of total" in choice["words"] and describe(plan, budget)["choice"] is None
 
 
 def test_proxy_is_a_warning_in_the_plan() -> None:

@@ -27,10 +27,10 @@ def test_chances_are_those_of_the_easiest_test(make_plan: Make) -> None:
             norm.cdf((count * (t + 1) / 3 - budget.tau[t] / 256) / budget.statistic.sd[t])
             for t in range(3)
         ]
-        found = published(plan, budget, np.array([count]), ONE)
-        assert found.times.tolist() == pytest.approx([1 / 3, 2 / 3, 1])
-        assert found.chances[:, 0] == pytest.approx(np.maximum.accumulate(by_hand))
-        assert found.by(0.3)[0] == 0 and found.by(0.7)[0] == found.chances[1, 0]
+        curve = published(plan, budget, np.array([count]), ONE)
+        assert curve.times.tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+        assert curve.chances[:, 0] == pytest.approx(np.maximum.accumulate(by_hand))
+        assert curve.by(0.3)[0] == 0 and curve.by(0.7)[0] == curve.chances[1, 0]
     long = make_plan(2_000)
     budget = allocate(long)
     assert budget.tau is not None and budget.statistic is not None
@@ -41,9 +41,9 @@ def test_chances_are_those_of_the_easiest_test(make_plan: Make) -> None:
 
 def test_growing_tests_stand_where_they_are(make_plan: Make) -> None:
     plan = make_plan(100, weights=MILD, contributions=8)
-    found = published(plan, allocate(plan), ONE, ONE)
-    assert found.times.tolist() == [t / 100 for t in plan.design.test_triggers]
-    assert len(found.times) == 16
+    curve = published(plan, allocate(plan), ONE, ONE)
+    assert curve.times.tolist() == [t / 100 for t in plan.design.test_triggers]
+    assert len(curve.times) == 16
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 32])
@@ -70,8 +70,8 @@ def test_without_skipping_a_window_adds_the_mean_weight(
     there = 1 / np.arange(1, 17)
     mean = float(there @ weights.integers(16) / there.sum())
     units = np.array([float(budget.tau[-1] / 256 / mean)])  # an even chance
-    found = published(plan, budget, units, ONE).chances
-    assert found[-1, 0] == pytest.approx(0.5, abs=0.02)
+    chances = published(plan, budget, units, ONE).chances
+    assert chances[-1, 0] == pytest.approx(0.5, abs=0.02)
     early = make_plan(50, **kind, tests=(25, 50))
     budget = allocate(early)
     assert budget.statistic is not None and budget.tau is not None
@@ -97,7 +97,7 @@ def stream(plan: Plan, budget: Budget, units: int, keys: int, draw: np.random.Ge
     nodes = draw.normal(0, budget.selection.sigma, (decoder.shape[1], keys))
     noise = decoder @ nodes
     taken, open_keys = np.zeros(units, int), np.ones(keys, bool)
-    count, seen, found, begin = np.zeros(keys), set(), [], 0
+    count, seen, published_keys, begin = np.zeros(keys), set(), [], 0
     for test, trigger in enumerate(plan.design.test_triggers.tolist()):
         stop = round(len(unit) * trigger / plan.design.triggers)
         for at in order[begin:stop].tolist():
@@ -110,8 +110,8 @@ def stream(plan: Plan, budget: Budget, units: int, keys: int, draw: np.random.Ge
         begin = stop
         passed = budget.statistic.weighted * (count + noise[test]) > budget.tau[test] / 256
         open_keys &= ~passed
-        found.append(float((~open_keys).sum()))
-    return np.array(found)
+        published_keys.append(float((~open_keys).sum()))
+    return np.array(published_keys)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_keys_to_expect_are_those_of_a_stream(
     budget = allocate(plan)
     draw = np.random.default_rng(5)
     seen = np.mean([stream(plan, budget, units, keys, draw)[-1] for _ in range(6)])
-    found = expected_keys(plan, budget, units, keys)
-    assert 20 < found < keys / 2
-    assert found == pytest.approx(seen, rel=0.08)
+    key_count = expected_keys(plan, budget, units, keys)
+    assert 20 < key_count < keys / 2
+    assert key_count == pytest.approx(seen, rel=0.08)
 
 
 def test_a_stream_that_skips_publishes_more_and_the_model_says_so(make_plan: Make) -> None:
@@ -154,5 +154,5 @@ def test_a_stream_that_skips_publishes_more_and_the_model_says_so(make_plan: Mak
         seen = np.mean([stream(of, budget, units, keys, draw)[-1] for _ in range(4)])
         figures[name] = seen, expected_keys(of, budget, units, keys)
     seen = figures["skips"][0] / figures["not"][0]
-    said = figures["skips"][1] / figures["not"][1]
-    assert seen > 1.15 and math.isclose(said, seen, rel_tol=0.1)
+    predicted = figures["skips"][1] / figures["not"][1]
+    assert seen > 1.15 and math.isclose(predicted, seen, rel_tol=0.1)

@@ -24,20 +24,25 @@ def plan(make_plan: Make) -> Plan:
 
 
 def test_all_of_it_is_json(plan: Plan) -> None:
-    found = outlook(plan, allocate(plan), 5_000, 50)
-    assert json.loads(json.dumps(found)) == found
-    assert sum(row["starred"] for row in found["changes"]) == 1
+    forecast = outlook(plan, allocate(plan), 5_000, 50)
+    assert json.loads(json.dumps(forecast)) == forecast
+    assert sum(row["starred"] for row in forecast["changes"]) == 1
 
 
 def test_what_appears(plan: Plan) -> None:
     budget = allocate(plan)
-    found, chosen = outlook(plan, budget, 5_000, 50)["appears"], describe(plan, budget)["selection"]
+    appearance, chosen = (
+        outlook(plan, budget, 5_000, 50)["appears"],
+        describe(plan, budget)["selection"],
+    )
     last = chosen["units_for_half_chance_last"]
-    assert found["units_for_half_chance_first"] == chosen["units_for_half_chance_first"]
-    assert found["units_for_half_chance_last"] == last
-    assert last < found["units_if_last_records"] == math.ceil(last / chosen["last_pair_counts"])
-    assert found["share_of_units"] == last / 5_000
-    assert found["expected_keys"] == expected_keys(plan, budget, 5_000, 50)
+    assert appearance["units_for_half_chance_first"] == chosen["units_for_half_chance_first"]
+    assert appearance["units_for_half_chance_last"] == last
+    assert (
+        last < appearance["units_if_last_records"] == math.ceil(last / chosen["last_pair_counts"])
+    )
+    assert appearance["share_of_units"] == last / 5_000
+    assert appearance["expected_keys"] == expected_keys(plan, budget, 5_000, 50)
     nobody_says = outlook(plan, budget)["appears"]
     assert nobody_says["expected_keys"] is None is nobody_says["keys"]
     assert outlook(plan, budget, 5_000)["appears"]["keys"] == module.KEYS
@@ -60,18 +65,18 @@ def test_how_exact(plan: Plan) -> None:
 
 
 def test_shares_beyond_one_are_explained(make_plan: Make, plan: Plan) -> None:
-    whole = outlook(plan, allocate(plan))["shares"]
-    assert whole["sum"] > 1.5 and "no unit" in whole["why"]
-    assert whole["sum"] == sum(whole["of"].values())
+    shares = outlook(plan, allocate(plan))["shares"]
+    assert shares["sum"] > 1.5 and "no unit" in shares["why"]
+    assert shares["sum"] == sum(shares["of"].values())
     plain = make_plan(12, per_key_bound=1)
     assert outlook(plain, allocate(plain))["shares"]["why"] == ""
 
 
 def test_what_helps_most_is_better_in_both(plan: Plan) -> None:
-    found = outlook(plan, allocate(plan))
-    best = found["helps_most"]
-    assert best in found["changes"] and best["helps"] and best["noise"] <= 1.005
-    assert all(best["gain"] >= row["gain"] for row in found["changes"] if row["helps"])
+    forecast = outlook(plan, allocate(plan))
+    best = forecast["helps_most"]
+    assert best in forecast["changes"] and best["helps"] and best["noise"] <= 1.005
+    assert all(best["gain"] >= row["gain"] for row in forecast["changes"] if row["helps"])
 
 
 def test_where_nothing_helps_for_nothing(make_plan: Make) -> None:
@@ -89,9 +94,9 @@ def test_where_nothing_helps_for_nothing(make_plan: Make) -> None:
 def test_figures_in_force_beside_changes_of_the_job(make_plan: Make) -> None:
     """A run goes on with what was committed; what would help is said of the job's file."""
     job, begun = make_plan(12), make_plan(12, refresh_every=3, select_every=3)
-    found = outlook(begun, allocate(begun), job=job)
-    assert found["changes"] == outlook(job, allocate(job))["changes"]
-    assert found["appears"] == outlook(begun, allocate(begun))["appears"]
+    forecast = outlook(begun, allocate(begun), job=job)
+    assert forecast["changes"] == outlook(job, allocate(job))["changes"]
+    assert forecast["appears"] == outlook(begun, allocate(begun))["appears"]
 
 
 def test_a_clamp_of_one_value(make_plan: Make) -> None:

@@ -21,14 +21,14 @@ def plan(make_plan: Make) -> Plan:
 def test_for_a_person(plan: Plan) -> None:
     """Short, the answers first, one starred line, nothing refused."""
     budget = allocate(plan)
-    said = text(plan, budget, units=5_000, keys=50)
-    lines = said.splitlines()
+    page = text(plan, budget, units=5_000, keys=50)
+    lines = page.splitlines()
     assert len(lines) < 35 and all(len(line) < 260 for line in lines)
     heads = [line[:11].strip() for line in lines if line[:1].isupper()]
     assert heads == ["Guarantee", "Counted", "Appears", "Exact", "Budget", "Helps most", "Changes",
                      "More"]  # fmt: skip
     assert sum(line.startswith("*") for line in lines) == 1
-    assert "refused" not in said and "of 5,000 units that is" in said and "of 50 keys about" in said
+    assert "refused" not in page and "of 5,000 units that is" in page and "of 50 keys about" in page
     assert "more than there are" in text(plan, budget, units=3)
     assert "--units N" in text(plan, budget)
 
@@ -49,18 +49,18 @@ def test_for_a_person(plan: Plan) -> None:
 )
 def test_other_jobs(make_plan: Make, kind: dict[str, object], words: str) -> None:
     plan = make_plan(12, **kind)
-    said = text(plan, allocate(plan))
-    assert words in said
-    assert sum(line.startswith("*") for line in said.splitlines()) == 1
+    page = text(plan, allocate(plan))
+    assert words in page
+    assert sum(line.startswith("*") for line in page.splitlines()) == 1
 
 
 def test_periods_without_end(make_plan: Make) -> None:
     plan = make_plan(12, period=12_000_000)
     line = msgspec.structs.replace(plan.timeline, end=None, trigger_every=1_000_000)
     endless = msgspec.structs.replace(plan, timeline=line)
-    said = text(endless, allocate(endless))
-    assert "Lifetime    a person of 4 periods: gaussian (" in said
-    assert "none holds for all of them" in said
+    page = text(endless, allocate(endless))
+    assert "Lifetime    a person of 4 periods: gaussian (" in page
+    assert "none holds for all of them" in page
 
 
 def test_hardly_any_key_is_none(make_plan: Make) -> None:

@@ -56,20 +56,20 @@ def test_cover_in_wide_cells(rank_error: float) -> None:
     """With survivors just at the rank error, which count."""
     estimate = np.cumsum(np.array(UNITS, np.float64))
     pairs = of(EDGES, len(UNITS), rank_error)
-    found = []
+    cells = []
     for cover in np.linspace(0.01, 0.99, 99):
         goal = Fraction(cover) * kept(EDGES[-1], rank_error)
         first = next(i for i, edge in enumerate(EDGES) if kept(edge, rank_error) >= goal)
         assert cover_cell(pairs, estimate, float(cover)) == first
-        found.append(first)
-    assert set(found) == set(range(len(EDGES)))
+        cells.append(first)
+    assert set(cells) == set(range(len(EDGES)))
 
 
 ABOUT, ABOVE, BELOW = (-2, -1, 0, 1, 2), (1, 2, 4), (-4, -2, -1)
 
 
 @pytest.mark.parametrize(
-    ("candidates", "units", "clamp"),
+    ("candidates", "units", "bounds"),
     [
         (ABOUT, (0, 0, 9, 0, 0), (0, 1)),
         ((*BELOW[1:], 0), (0, 0, 9), (-1, 0)),
@@ -90,10 +90,10 @@ ABOUT, ABOVE, BELOW = (-2, -1, 0, 1, 2), (1, 2, 4), (-4, -2, -1)
 )
 @pytest.mark.parametrize("tail", [1e-9, 0.1])
 def test_clamps_by_hand(
-    candidates: tuple[int, ...], units: tuple[int, ...], clamp: tuple[int, int], tail: float
+    candidates: tuple[int, ...], units: tuple[int, ...], bounds: tuple[int, int], tail: float
 ) -> None:
     estimate = np.cumsum(np.array(units, np.float64))
-    assert clamp_of(of(candidates), estimate, tail) == clamp
+    assert clamp_of(of(candidates), estimate, tail) == bounds
 
 
 @given(
@@ -151,5 +151,8 @@ def test_cover_keeps_that_share_of_pairs(pairs: list[int], cover: float) -> None
     cell = np.searchsorted(of.candidates, pairs)
     estimate = prefixes(of, exact(of, np.bincount(cell, minlength=of.cells)))
     bound = of.candidates[cover_cell(of, estimate, cover)]
-    kept = [int(np.minimum(pairs, c).sum()) for c in range(8)]
-    assert kept[bound] >= cover * kept[7] - 1e-6 and kept[bound - 1] < cover * kept[7]
+    pair_counts = [int(np.minimum(pairs, c).sum()) for c in range(8)]
+    assert (
+        pair_counts[bound] >= cover * pair_counts[7] - 1e-6
+        and pair_counts[bound - 1] < cover * pair_counts[7]
+    )

@@ -150,11 +150,11 @@ def rank_errors(made: TuningDesign, scale: float, draws: int = 400) -> list[floa
         counts = rng.integers(0, 200, of.cells)
         noise = np.rint(rng.normal(0, of.sigma * scale, (draws, len(matrix)))).astype(np.int64)
         decode = np.cumsum(np.linalg.pinv(matrix.astype(float)), axis=0)
-        found = (matrix @ counts + noise) @ decode.T
+        estimates = (matrix @ counts + noise) @ decode.T
         truth = np.cumsum(counts)
         worst = np.zeros(draws)
         for q in of.targets:
-            wrong = (found - q * found[:, -1:]) - (truth - q * truth[-1])
+            wrong = (estimates - q * estimates[:, -1:]) - (truth - q * truth[-1])
             worst = np.maximum(worst, np.abs(wrong).max(axis=1))
         shares.append(float((worst > of.rank_error).mean()))
     return shares

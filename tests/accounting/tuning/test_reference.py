@@ -43,13 +43,13 @@ def mean_weights(plan: Plan, triggers: int) -> list[float]:
     total = plan.privacy.contributions
     weighs, fine = plan.privacy.weights.integers(total), 40
     times = (np.arange(triggers * fine) + 0.5) / (triggers * fine)
-    at, whole = np.zeros(len(times)), 0.0
+    at, unit_total = np.zeros(len(times)), 0.0
     for records in range(1, total + 1):
         # At least i records with chance 1/i; others of the unit are earlier with chance s each.
         units = records * (1 / records - (0 if records == total else 1 / (records + 1)))
         earlier = binom.pmf(np.arange(records)[:, None], records - 1, times)
-        at, whole = at + units * (weighs[:records] @ earlier), whole + units
-    return list((np.cumsum(at / whole) / np.arange(1, len(at) + 1))[fine - 1 :: fine])
+        at, unit_total = at + units * (weighs[:records] @ earlier), unit_total + units
+    return list((np.cumsum(at / unit_total) / np.arange(1, len(at) + 1))[fine - 1 :: fine])
 
 
 def expected(plan: Plan) -> tuple[float, float]:
@@ -150,8 +150,8 @@ def test_skipping_gives_more_keys_early_and_late(make_plan: Make) -> None:
 def test_more_units_publish_more_keys(make_plan: Make) -> None:
     plan = make_plan(24, contributions=100_000, epsilon=1.0, strategy="blt")
     budget = allocate(plan)
-    found = [expected_keys(plan, budget, n, 10**6) for n in (1, 10**4, 10**6, 10**8)]
-    assert found == sorted(found) and found[0] < 1e-3 and found[-1] < 10**6
+    key_counts = [expected_keys(plan, budget, n, 10**6) for n in (1, 10**4, 10**6, 10**8)]
+    assert key_counts == sorted(key_counts) and key_counts[0] < 1e-3 and key_counts[-1] < 10**6
     assert expected_keys(plan, budget, 10**12, 3) == pytest.approx(3)
 
 

@@ -31,18 +31,20 @@ JOBS: list[dict[str, object]] = [
 def test_never_worse_than_the_job(make_plan: Make, kind: dict[str, object]) -> None:
     """No fewer keys than the job, and not more noise at as many; what is said is what is given."""
     plan = make_plan(24, **{"aggregates": (COUNT, MEAN), **kind})
-    own, found = stand(plan, allocate(plan)), ways(plan)
-    for way in (way for way in found if way is not None):
+    own, options = stand(plan, allocate(plan)), ways(plan)
+    for way in (way for way in options if way is not None):
         other = with_privacy(plan, **way.settings)
-        standing = stand(other, allocate(other))
-        assert way.noise == standing.noise_against(own)
+        performance = stand(other, allocate(other))
+        assert way.noise == performance.noise_against(own)
         if plan.design.selects and own.keys:
-            assert way.keys == standing.keys_against(own)
-    best = found.starred
+            assert way.keys == performance.keys_against(own)
+    best = options.starred
     assert best.keys >= 1 and (best.keys > 1 or best.noise <= 1)
     assert best.noise <= max(best.keys**3, 1)
-    assert found.fuller is None or (found.fuller.noise <= 1.005 and found.fuller.keys >= 1.03)
-    assert found.quieter is None or (found.quieter.noise <= 0.97 and found.quieter.keys >= 0.995)
+    assert options.fuller is None or (options.fuller.noise <= 1.005 and options.fuller.keys >= 1.03)
+    assert options.quieter is None or (
+        options.quieter.noise <= 0.97 and options.quieter.keys >= 0.995
+    )
     assert {"mode", "contributions", "per_key_bound", "combine", "epsilon"}.isdisjoint(
         best.settings
     )
@@ -82,14 +84,14 @@ def way(keys: float, noise: float) -> Way:
     ],
 )
 def test_the_rule(others: list[Way], best: int) -> None:
-    found = [Way({}, None, 1.0, 1.0), *others]  # type: ignore[arg-type]
-    assert _starred(found) is found[best]
+    options = [Way({}, None, 1.0, 1.0), *others]  # type: ignore[arg-type]
+    assert _starred(options) is options[best]
 
 
 def test_where_keys_are_cheap_noise_has_a_limit(make_plan: Make) -> None:
     """A job that skips could have 79% more keys by the price, at 2.7 times the noise."""
-    found = [Way({}, None, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]  # type: ignore[arg-type]
-    assert _starred(found, 1.65) is found[2]
+    options = [Way({}, None, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]  # type: ignore[arg-type]
+    assert _starred(options, 1.65) is options[2]
     best = ways(make_plan(100, contributions=32, weights=MILD, strategy="blt")).starred
     assert best.keys > 1.4 and 1.2 < best.noise <= 1.65
 
@@ -98,9 +100,9 @@ def test_where_keys_are_cheap_noise_has_a_limit(make_plan: Make) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_close_to_the_best_of_a_grid_on_data(shape: str, count: int) -> None:
     """What is starred without any data, on flights and two heavy-tailed shapes."""
-    found = starred(shape, count)
-    assert found.keys >= KEYS_KEPT and found.error <= ERROR_ABOVE
-    assert found.keys_of_job > 1
+    comparison = starred(shape, count)
+    assert comparison.keys >= KEYS_KEPT and comparison.error <= ERROR_ABOVE
+    assert comparison.keys_of_job > 1
 
 
 def test_a_poor_way_is_seen_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +115,11 @@ def test_a_poor_way_is_seen_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         poor = ways(bench.shape("1,000 units").plan)._replace(starred=Way(settings, *[None] * 3))  # type: ignore[arg-type]
         monkeypatch.setattr(bench, "ways", lambda job, poor=poor: poor)
-        found = starred("1,000 units", 20)
-        assert found.keys < keys and (found.keys < 0.95 or 1.1 < found.error < error)
+        comparison = starred("1,000 units", 20)
+        assert comparison.keys < keys and (comparison.keys < 0.95 or 1.1 < comparison.error < error)
 
 
 def test_four_triggers_are_not_noised_by_a_tree(make_plan: Make) -> None:
     """Its last trigger has the least noise of all strategies, the third twice that of others."""
-    found = ways(make_plan(4, aggregates=(COUNT, MEAN), strategy="blt"))
-    assert all(w is None or w.settings.get("strategy") != "tree" for w in found)
+    options = ways(make_plan(4, aggregates=(COUNT, MEAN), strategy="blt"))
+    assert all(w is None or w.settings.get("strategy") != "tree" for w in options)

@@ -42,13 +42,13 @@ def cut(bound: int, most: int = 1_000) -> float:
 
 def test_the_least_error_of_both_together() -> None:
     """Not the quantile, which is blind to noise, and far below what the tail would ask for."""
-    of, found = read()
+    of, figures = read()
     errors = [math.hypot(1_000 * cut(c), noise(c, None)) for c in of.candidates]
     least = of.candidates[int(np.argmin(errors))]
-    assert abs(of.candidates.index(found.contributions) - of.candidates.index(least)) <= 1
-    assert 20 < found.contributions < 200
-    assert found.cut == pytest.approx(cut(found.contributions), abs=0.05)
-    assert found.sd == noise(found.contributions, None)
+    assert abs(of.candidates.index(figures.contributions) - of.candidates.index(least)) <= 1
+    assert 20 < figures.contributions < 200
+    assert figures.cut == pytest.approx(cut(figures.contributions), abs=0.05)
+    assert figures.sd == noise(figures.contributions, None)
 
 
 def test_small_keys_want_a_small_bound_and_large_ones_a_large_one() -> None:
@@ -59,8 +59,8 @@ def test_small_keys_want_a_small_bound_and_large_ones_a_large_one() -> None:
 def test_what_cannot_be_run_is_not_taken() -> None:
     """Where the noise of a bound cannot be drawn a smaller one is weighed best."""
     _, free = read()
-    _, found = read(noise=lambda c, k: noise(c, k) if c <= free.contributions // 3 else math.inf)
-    assert found.contributions <= free.contributions // 3
+    _, figures = read(noise=lambda c, k: noise(c, k) if c <= free.contributions // 3 else math.inf)
+    assert figures.contributions <= free.contributions // 3
     with pytest.raises(ValueError, match="no bound"):
         best(np.array([0.5, 1.0]), np.array([math.inf, math.inf]), 1_000)
     _, none = read(noise=lambda c, k: math.inf)
@@ -68,14 +68,14 @@ def test_what_cannot_be_run_is_not_taken() -> None:
 
 
 def test_a_bound_per_key_lets_more_of_a_unit_count() -> None:
-    of, found = read()
-    own = math.hypot(1_000 * found.cut, found.sd)  # type: ignore[operator, arg-type]
-    assert [other.bound for other in found.per_key] == [1, 2, 4, 8, 16]
-    assert all(math.hypot(1_000 * other.cut, other.sd) <= 0.95 * own for other in found.per_key)
-    for other in found.per_key:
-        assert other.contributions > found.contributions and other.cut < found.cut
+    of, figures = read()
+    own = math.hypot(1_000 * figures.cut, figures.sd)  # type: ignore[operator, arg-type]
+    assert [other.bound for other in figures.per_key] == [1, 2, 4, 8, 16]
+    assert all(math.hypot(1_000 * other.cut, other.sd) <= 0.95 * own for other in figures.per_key)
+    for other in figures.per_key:
+        assert other.contributions > figures.contributions and other.cut < figures.cut
         assert other.sd == noise(other.contributions, other.bound)
-    few = [other.contributions for other in found.per_key]
+    few = [other.contributions for other in figures.per_key]
     assert few == sorted(few, reverse=True)
     bounds, part = np.array(of.candidates, np.float64), np.linspace(0.5, 1, len(of.candidates))
     assert 4 not in [o.bound for o in per_key(bounds, part, noise, 1_000, own=4, most=math.inf)]
@@ -84,8 +84,8 @@ def test_a_bound_per_key_lets_more_of_a_unit_count() -> None:
 
 def test_what_lies_beyond_is_said() -> None:
     """The largest bound that is looked at may be too small; nobody knows what it cuts."""
-    _, found = read(key_records=4_000_000)
-    assert found.contributions == 1_000 and "--max-contributions" in found.notes[0]
+    _, figures = read(key_records=4_000_000)
+    assert figures.contributions == 1_000 and "--max-contributions" in figures.notes[0]
     assert read()[1].notes == ()
 
 

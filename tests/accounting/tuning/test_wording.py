@@ -12,12 +12,12 @@ from dpstream.accounting.tuning.wording import (
     written,
 )
 from dpstream.accounting.weights import MILD
-from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros
 
 
 @pytest.mark.parametrize("micros", [1, 1_500_000, 90_000_000, 3_600_000_000, 604_800_000_000])
 def test_lengths_of_time_read_back(micros: int) -> None:
-    assert duration_micros("time.window", duration_text(micros)) == micros
+    assert duration_micros("window", duration_text(micros)) == micros
 
 
 @pytest.mark.parametrize("value", [True, False, 7, 0.85, 1e-9, "7d"])
@@ -27,11 +27,11 @@ def test_values_read_back(value: object) -> None:
 
 
 def test_settings_in_words() -> None:
-    settings = {"privacy.selection_share": 0.9, "time.trigger_every": "7d", "aggregate.m": None}
-    words = "selection_share = 0.9, time.trigger_every = \"7d\", without column 'm'"
+    settings = {"mechanism.selection_share": 0.9, "release_every": "7d", "aggregate.m": None}
+    words = "mechanism.selection_share = 0.9, release_every = \"7d\", without column 'm'"
     assert in_words(settings) == words
-    uniform = written({"privacy.weights": None, "privacy.select_every": None})
-    assert in_words(uniform) == 'weights = "uniform", no select_every'
+    uniform = written({"mechanism.weights": None, "mechanism.select_every": None})
+    assert in_words(uniform) == 'mechanism.weights = "uniform", no mechanism.select_every'
     assert in_words({}) == ""
 
 

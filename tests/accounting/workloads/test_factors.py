@@ -1,9 +1,12 @@
 """Factors against what they are written out."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.workloads import factors as module
 from dpstream.accounting.workloads.factors import Factor, explicit, interval
 from tests.accounting.strategies.cells.shapes import listed
 
@@ -89,3 +92,10 @@ def test_bytes_tell_factors_apart() -> None:
     many += [explicit([[1, 0]], 2), explicit([[0, 1]], 2), explicit([[1, 0], [0, 1]], 2)]
     assert len({factor.canonical() for factor in many}) == len(many)
     assert explicit([[0.0, 1]], 2).canonical() == explicit([[-0.0, 1]], 2).canonical()
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_masses_of_ranges_are_counted_by_their_lengths(relative: bool) -> None:
+    masses = interval("range", 50, relative=relative).masses
+    with mock.patch.object(module, "_LISTED", 0):
+        assert interval("range", 50, relative=relative).masses == pytest.approx(masses, rel=1e-12)

@@ -127,9 +127,9 @@ def test_what_no_record_can_hold_is_refused(entry) -> None:
 
 @pytest.mark.parametrize("row", [[5e-324, 0], [0, 1e-170], [10**400, 1]])
 def test_rows_whose_squares_floats_lose_are_refused(row) -> None:
-    asked = [{"factors": {"a": {"matrix": [[1, 1], row]}}}]
+    queries = [{"factors": {"a": {"matrix": [[1, 1], row]}}}]
     with pytest.raises(PolicyError):
-        from_dict({"domain": [{"name": "a", "size": 2}], "queries": asked})
+        from_dict({"domain": [{"name": "a", "size": 2}], "queries": queries})
 
 
 @pytest.mark.parametrize("text", BAD)

@@ -54,7 +54,7 @@ def small() -> dict[str, Workload]:
 
 def rows(workload: Workload) -> Float64:
     """(queries, n) every query written out, cell by cell, times the root of its weight."""
-    found = []
+    query_rows = []
     for product in workload.products:
         each = []
         for axis, size in enumerate(workload.sizes):
@@ -64,8 +64,8 @@ def rows(workload: Workload) -> Float64:
             row = np.ones(1)
             for part in chosen:
                 row = np.multiply.outer(row, part).ravel()
-            found.append(math.sqrt(product.weight) * row)
-    return np.array(found)
+            query_rows.append(math.sqrt(product.weight) * row)
+    return np.array(query_rows)
 
 
 def listed(factor):  # type: ignore[no-untyped-def]

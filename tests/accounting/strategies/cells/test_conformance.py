@@ -29,10 +29,10 @@ CASES = [(name, kind) for name in small() for kind in STRATEGIES]
 
 def whole(strategy, workload):
     """X over all cells."""
-    found = np.ones((1, 1))
+    product = np.ones((1, 1))
     for matrix in matrices(strategy, workload.sizes):
-        found = np.kron(found, matrix)
-    return found
+        product = np.kron(product, matrix)
+    return product
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -49,8 +49,8 @@ def test_errors_sensitivities_and_floors(name, kind) -> None:
     )
     # Error: that of least squares on the nodes of a root of X, written out.
     values, vectors = np.linalg.eigh(matrix)
-    kept = values > 1e-11 * values[-1]
-    a = np.sqrt(values[kept])[:, None] * vectors[:, kept].T
+    nonzero = values > 1e-11 * values[-1]
+    a = np.sqrt(values[nonzero])[:, None] * vectors[:, nonzero].T
     decoded = queries @ np.linalg.pinv(a)
     assert np.abs(decoded @ a - queries).max() <= 1e-6 * np.abs(queries).max()
     error = float(largest) * (decoded**2).sum()

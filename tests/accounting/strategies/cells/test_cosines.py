@@ -38,8 +38,8 @@ def test_weights_of_tables_count() -> None:
     plain = marginals(attributes(4, 3), [1, 2])
     products = tuple(p._replace(weight=1.0 + len(p.axes)) for p in plain.products)
     weighted = Workload(plain.attributes, products)
-    found = np.sort(spectrum(weighted).values)
-    np.testing.assert_allclose(found, np.linalg.eigvalsh(weighted.gram()), atol=1e-9)
+    eigenvalues = np.sort(spectrum(weighted).values)
+    np.testing.assert_allclose(eigenvalues, np.linalg.eigvalsh(weighted.gram()), atol=1e-9)
 
 
 def test_mirrors_stand_side_by_side_and_are_flat_together() -> None:
@@ -54,19 +54,19 @@ def decomposed(workload: Workload) -> tuple[Vectors, Float64]:
     """The same eigenvalues with whatever vectors a decomposition gives."""
     folding = folding_of(workload)
     parts = [np.linalg.eigh(gram) for gram in folding.grams(workload)]
-    kept = [values > 1e-9 for values, _ in parts]
-    vectors = [v[:, k] for (_, v), k in zip(parts, kept, strict=True)]
-    values = [c[k] for (c, _), k in zip(parts, kept, strict=True)]
+    nonzero = [values > 1e-9 for values, _ in parts]
+    vectors = [v[:, k] for (_, v), k in zip(parts, nonzero, strict=True)]
+    values = [c[k] for (c, _), k in zip(parts, nonzero, strict=True)]
     return Vectors(folding, vectors), np.concatenate(values)
 
 
 def test_less_is_lost_by_groups() -> None:
     workload = marginals(attributes(8, 8, 16), [2])
-    found = spectrum(workload)
+    eigensystem = spectrum(workload)
     losses = [
         math.sqrt(separation(basis, c, 16).error / weigh(basis, c, 1e-4).error) - 1
         for basis, c in (
-            (Vectors(found.folding, found.vectors), found.values),
+            (Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values),
             decomposed(workload),
         )
     ]

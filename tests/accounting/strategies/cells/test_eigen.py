@@ -28,9 +28,9 @@ def test_the_bound_is_the_singular_values(name) -> None:
 @pytest.mark.parametrize("name", small())
 def test_completion_raises_no_sensitivity_and_no_error(name) -> None:
     workload = small()[name]
-    found = spectrum(workload)
-    solved = weigh(Vectors(found.folding, found.vectors), found.values)
-    done = designed(found, solved.u)
+    eigensystem = spectrum(workload)
+    solved = weigh(Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values)
+    done = designed(eigensystem, solved.u)
     assert done.sensitivity2 == pytest.approx(1)
     np.testing.assert_allclose(done.diagonal, done.diagonal[0])
     assert done.trace(workload) <= solved.error * (1 + 1e-9)
@@ -44,9 +44,9 @@ def test_completion_is_counted_in_the_sensitivity() -> None:
 
 
 def test_example_4() -> None:
-    found = spectrum(of_matrix(EXAMPLE4))
-    assert found.bound == pytest.approx(14.933, abs=5e-4)
-    ratio = math.sqrt(eigen(found).error(of_matrix(EXAMPLE4)) / found.bound)
+    eigensystem = spectrum(of_matrix(EXAMPLE4))
+    assert eigensystem.bound == pytest.approx(14.933, abs=5e-4)
+    ratio = math.sqrt(eigen(eigensystem).error(of_matrix(EXAMPLE4)) / eigensystem.bound)
     assert 1.0 <= ratio <= 1.0180
 
 
@@ -63,9 +63,9 @@ def test_the_order_of_cells_does_not_matter() -> None:
     "make", [lambda b, c: separation(b, c, 4), lambda b, c: principal(b, c, 3)]
 )
 def test_fewer_weights_are_feasible_and_little_worse(make) -> None:
-    found = spectrum(over([32], ["range"]))
-    basis = Vectors(found.folding, found.vectors)
-    best, fewer = weigh(basis, found.values, 1e-5), make(basis, found.values)
+    eigensystem = spectrum(over([32], ["range"]))
+    basis = Vectors(eigensystem.folding, eigensystem.vectors)
+    best, fewer = weigh(basis, eigensystem.values, 1e-5), make(basis, eigensystem.values)
     assert basis.norms(fewer.u).max() <= 1 + 1e-12 and (fewer.u > 0).all()
     assert best.bound <= fewer.error <= 1.25 * best.error
 

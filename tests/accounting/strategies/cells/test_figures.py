@@ -45,20 +45,20 @@ TABLE2 = {
 def test_table_2(name: str) -> None:
     make, printed = TABLE2[name]
     workload = make()
-    found = spectrum(workload)
-    ratio = math.sqrt(found.bound / eigen(found).error(workload))
+    eigensystem = spectrum(workload)
+    ratio = math.sqrt(eigensystem.bound / eigen(eigensystem).error(workload))
     assert ratio == pytest.approx(printed, abs=0.01)
     assert ratio <= 1 + 1e-9
 
 
 def check(workload: Workload, most: float, designed: float) -> None:
-    found, solved = spectrum(workload), optimum(workload)
-    errors = [solved.error, eigen(found).error(workload)]
-    best, design = (math.sqrt(error / found.bound) for error in errors)
+    eigensystem, solved = spectrum(workload), optimum(workload)
+    errors = [solved.error, eigen(eigensystem).error(workload)]
+    best, design = (math.sqrt(error / eigensystem.bound) for error in errors)
     assert solved.gap <= 1e-3
     assert 1 <= best <= most and best <= design
     assert design == pytest.approx(designed, abs=3e-4)
-    assert errors[0] <= root(found).error(workload)
+    assert errors[0] <= root(eigensystem).error(workload)
 
 
 @pytest.mark.parametrize(

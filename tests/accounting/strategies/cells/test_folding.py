@@ -26,9 +26,9 @@ def test_blocks_are_the_matrix_in_another_basis(sizes, folded) -> None:
         root = rng.normal(size=(n, n))
         gram = root @ root.T
         grams.append(gram + gram[::-1, ::-1] if fold else gram)
-    whole = np.ones((1, 1))
+    matrix = np.ones((1, 1))
     for gram in grams:
-        whole = np.kron(whole, gram)
+        matrix = np.kron(matrix, gram)
     blocks = []
     for parity in folding.parities:
         block = np.ones((1, 1))
@@ -37,14 +37,14 @@ def test_blocks_are_the_matrix_in_another_basis(sizes, folded) -> None:
         blocks.append(block)
     assert sum(map(len, blocks)) == folding.cells
     values = np.concatenate([np.linalg.eigvalsh(block) for block in blocks])
-    np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(whole), rtol=1e-9)
-    np.testing.assert_allclose(folding.unfold(blocks), whole, atol=1e-9)
+    np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(matrix), rtol=1e-9)
+    np.testing.assert_allclose(folding.unfold(blocks), matrix, atol=1e-9)
     diagonal = sum(
         np.bincount(orbits, np.diag(block), len(folding.counts))
         for orbits, block in zip(folding.orbits, blocks, strict=True)
     )
     np.testing.assert_allclose(
-        folding.spread(diagonal / folding.counts), np.diag(whole), rtol=1e-12
+        folding.spread(diagonal / folding.counts), np.diag(matrix), rtol=1e-12
     )
 
 

@@ -45,11 +45,11 @@ def test_the_mix_has_the_strategys_error_but_for_a_thousandth(name) -> None:
     workload = small()[name]
     plan = auto(workload)
     done = mixed(plan.strategy, workload.sizes)
-    whole = np.ones((1, 1))
+    matrix = np.ones((1, 1))
     for factor in done.mix:
-        whole = np.kron(whole, factor)
-    assert np.linalg.matrix_rank(whole) == workload.cells
-    error = done.inverse_norm2 * np.linalg.norm(rows(workload) @ whole) ** 2
+        matrix = np.kron(matrix, factor)
+    assert np.linalg.matrix_rank(matrix) == workload.cells
+    error = done.inverse_norm2 * np.linalg.norm(rows(workload) @ matrix) ** 2
     assert error == pytest.approx(done.gram.sensitivity2 * done.gram.trace(workload), rel=1e-6)
     axes = len(done.mix)
     assert plan.error * (1 - 1e-9) <= error <= plan.error * (1 + 1.01e-3) ** axes
@@ -158,12 +158,12 @@ def test_identity_is_itself() -> None:
 def test_components_are_mixed_axis_by_axis() -> None:
     workload = small()["a product"]
     done = mixed(auto(workload).strategy, workload.sizes)
-    whole = np.kron(np.kron(*done.mix[:2]), done.mix[2])
+    matrix = np.kron(np.kron(*done.mix[:2]), done.mix[2])
     z = np.random.default_rng(0).normal(size=60)
-    np.testing.assert_allclose(done.apply(z), whole @ z)
+    np.testing.assert_allclose(done.apply(z), matrix @ z)
     np.testing.assert_allclose(
         np.kron(np.kron(*done.covariances()[:2]), done.covariances()[2]),
-        whole @ whole.T,
+        matrix @ matrix.T,
         atol=1e-12,
     )
 
@@ -208,8 +208,8 @@ def test_what_is_mixed_in_is_a_thousandth_of_sensitivity_one() -> None:
     workload = marginals(attributes(3, 4, 2), [1])
     strategy = residual(workload)[0]
     done, matrix = mixed(strategy, workload.sizes), strategy.gram.dense()
-    whole = 0.999 * matrix / matrix.diagonal().max() + 0.001 * np.eye(24)
-    np.testing.assert_allclose(done.gram.dense(), whole, atol=1e-12)
+    mixture = 0.999 * matrix / matrix.diagonal().max() + 0.001 * np.eye(24)
+    np.testing.assert_allclose(done.gram.dense(), mixture, atol=1e-12)
     assert done.gram.sensitivity2 == pytest.approx(1)
     with pytest.raises(PolicyError, match="mixed over"):
         matrices(identity(over([9000, 2], ["identity"] * 2)), (9000, 2))

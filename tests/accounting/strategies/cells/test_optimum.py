@@ -53,9 +53,11 @@ def test_certificates_hold_by_other_code(name) -> None:
 
 @pytest.mark.parametrize("name", small())
 def test_never_worse_than_the_eigen_design(name) -> None:
-    workload, found = small()[name], spectrum(small()[name])
+    workload, eigensystem = small()[name], spectrum(small()[name])
     error = optimum(workload, 1e-4).error
-    assert error <= min(eigen(found).error(workload), root(found).error(workload)) * (1 + 1e-4)
+    assert error <= min(eigen(eigensystem).error(workload), root(eigensystem).error(workload)) * (
+        1 + 1e-4
+    )
 
 
 def test_the_order_of_cells_does_not_matter() -> None:

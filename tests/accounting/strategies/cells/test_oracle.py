@@ -28,11 +28,11 @@ def solved(cost, blocks) -> float:  # type: ignore[no-untyped-def]
     matrix = sparse.vstack([sparse.csc_matrix(a) for a, _, _ in blocks]).tocsc()
     bound = np.concatenate([b for _, b, _ in blocks])
     nothing = sparse.csc_matrix((size, size))
-    found = clarabel.DefaultSolver(
+    solution = clarabel.DefaultSolver(
         nothing, np.asarray(cost, float), matrix, bound, [cone for _, _, cone in blocks], settings
     ).solve()
-    assert found.status == clarabel.SolverStatus.Solved
-    return float(found.obj_val)
+    assert solution.status == clarabel.SolverStatus.Solved
+    return float(solution.obj_val)
 
 
 def program_1(squares, c) -> float:  # type: ignore[no-untyped-def]
@@ -50,7 +50,7 @@ def program_1(squares, c) -> float:  # type: ignore[no-untyped-def]
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     kinds = [clarabel.NonnegativeConeT(cells), *[clarabel.SecondOrderConeT(3)] * count]
-    found = clarabel.DefaultSolver(
+    solution = clarabel.DefaultSolver(
         sparse.csc_matrix((2 * count, 2 * count)),
         np.concatenate([np.zeros(count), scaled]),
         matrix,
@@ -58,8 +58,8 @@ def program_1(squares, c) -> float:  # type: ignore[no-untyped-def]
         kinds,
         settings,
     ).solve()
-    assert found.status == clarabel.SolverStatus.Solved
-    return float(found.obj_val) * float(c.max())
+    assert solution.status == clarabel.SolverStatus.Solved
+    return float(solution.obj_val) * float(c.max())
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def program_1(squares, c) -> float:  # type: ignore[no-untyped-def]
          "256 prefixes", "256 predicates"],
 )  # fmt: skip
 def test_program_1(workload: Workload) -> None:
-    found = spectrum(workload)
-    basis = Vectors(found.folding, found.vectors)
-    weights = weigh(basis, found.values, 1e-6)
-    least = program_1(basis.squares(slice(None)), found.values)
+    eigensystem = spectrum(workload)
+    basis = Vectors(eigensystem.folding, eigensystem.vectors)
+    weights = weigh(basis, eigensystem.values, 1e-6)
+    least = program_1(basis.squares(slice(None)), eigensystem.values)
     assert weights.bound * (1 - 1e-6) <= least <= weights.error * (1 + 5e-6)
     assert weights.error <= least * (1 + 5e-6)
 
@@ -98,8 +98,8 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray]:
 def root_of(workload: Workload) -> np.ndarray:
     """(n, r) R of full rank with V = R R^T."""
     values, vectors = np.linalg.eigh(workload.gram())
-    kept = values > 1e-9 * values[-1]
-    return vectors[:, kept] * np.sqrt(values[kept])
+    nonzero = values > 1e-9 * values[-1]
+    return vectors[:, nonzero] * np.sqrt(values[nonzero])
 
 
 def semidefinite(root, queries=None) -> tuple[np.ndarray, list]:  # type: ignore[no-untyped-def, type-arg]

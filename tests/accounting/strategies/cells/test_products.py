@@ -18,8 +18,8 @@ from tests.accounting.strategies.cells.shapes import attributes, floor, rows, sm
 @pytest.mark.parametrize("name", ["a product", "with a total"])
 def test_the_product_of_optima_is_the_optimum(name) -> None:
     workload = small()[name]
-    solved, whole = product_optimum(workload, 1e-4), optimum(workload, 1e-4)
-    assert solved.error == pytest.approx(whole.error, rel=2e-4)
+    solved, reference = product_optimum(workload, 1e-4), optimum(workload, 1e-4)
+    assert solved.error == pytest.approx(reference.error, rel=2e-4)
     assert solved.strategy.error(workload) == pytest.approx(solved.error, rel=1e-6)
     certificate = np.ones(1)
     for part in solved.certificate:
@@ -44,10 +44,10 @@ def test_figures_of_large_products(sizes, most) -> None:
 
 def test_unions_take_turns() -> None:
     workload = marginals(attributes(3, 4, 5), [1, 2], "range")
-    strategy, whole = alternating(workload), optimum(workload)
-    assert whole.floor <= strategy.error(workload) <= 1.5 * whole.error
+    strategy, reference = alternating(workload), optimum(workload)
+    assert reference.floor <= strategy.error(workload) <= 1.5 * reference.error
     assert strategy.error(workload) <= residual(workload)[1] * 1.2
-    assert floor_of(workload) <= whole.error
+    assert floor_of(workload) <= reference.error
     assert floor_of(small()["a product"]) == pytest.approx(
         product_optimum(small()["a product"], 1e-5).floor, rel=2e-2
     )

@@ -34,16 +34,16 @@ def test_p_identities_have_norm_one_and_the_error_of_the_formula() -> None:
 
 def test_sensitivity_is_the_largest_column_over_all_axes() -> None:
     strategy = PureStrategy("x", (np.array([[1.0, -2.0]]), np.array([[1.0], [3.0]])))
-    whole = np.kron(*strategy.factors)
-    assert np.abs(whole).sum(0).max() <= strategy.sensitivity1 <= 8 * (1 + 1e-9)
+    matrix = np.kron(*strategy.factors)
+    assert np.abs(matrix).sum(0).max() <= strategy.sensitivity1 <= 8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("size", [40, 64])
 def test_a_lattice_measures_every_cell(size: int) -> None:
-    asked = of_matrix(np.ones((1, size)))
-    lattice = pure(asked).lattice()
+    workload = of_matrix(np.ones((1, size)))
+    lattice = pure(workload).lattice()
     assert np.linalg.matrix_rank(lattice.factors[0].astype(float)) == size
-    assert math.isfinite(lattice.floats().error(asked))
+    assert math.isfinite(lattice.floats().error(workload))
 
 
 def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
@@ -51,8 +51,8 @@ def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
     strategy = pure(workload)
     assert strategy.name == "product" and len(strategy.factors[0]) > 64
     lattice = strategy.lattice()
-    whole = np.kron(*lattice.factors)
-    assert whole.dtype == np.int64 and lattice.sensitivity1 == np.abs(whole).sum(0).max()
+    matrix = np.kron(*lattice.factors)
+    assert matrix.dtype == np.int64 and lattice.sensitivity1 == np.abs(matrix).sum(0).max()
     assert lattice.floats().error(workload) == pytest.approx(strategy.error(workload), rel=5e-3)
 
 
@@ -60,10 +60,12 @@ def test_the_lattice_is_whole_and_its_sensitivity_exact() -> None:
 def test_the_choice_is_by_what_is_left_after_rounding(bits: int) -> None:
     """Nearly rank one: the best real strategy hardly measures cells, and rounds to far too much."""
     rows = np.concatenate([np.ones((1, 64)), 1e-4 * np.eye(64)])
-    asked = of_matrix(rows)
-    errors = [pure(asked, given).lattice(bits).floats().error(asked) for given in (bits, None)]
+    workload = of_matrix(rows)
+    errors = [
+        pure(workload, given).lattice(bits).floats().error(workload) for given in (bits, None)
+    ]
     others = [
-        PureStrategy("x", (made,)).lattice(bits).floats().error(asked)
+        PureStrategy("x", (made,)).lattice(bits).floats().error(workload)
         for made in (np.eye(64), tree(64), wavelet(64))
     ]
     assert errors[0] <= min(errors[1], *others) * (1 + 1e-12)

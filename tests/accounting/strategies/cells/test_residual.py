@@ -58,26 +58,26 @@ def test_figures_of_residual_planner(ways, rmse, variance) -> None:
     assert math.sqrt(error / workload.queries) == pytest.approx(rmse, abs=5e-5)
     assert strategy.rmse(workload) == pytest.approx(rmse, abs=5e-5)
     if variance:
-        found = worst_table(workload, 1e-5)
-        assert found.error == pytest.approx(variance, abs=5e-3)
-        assert found.floor <= found.error <= found.floor * (1 + 1e-5)
-        assert found.strategy.sensitivity2 * found.strategy.gram.means(
+        solution = worst_table(workload, 1e-5)
+        assert solution.error == pytest.approx(variance, abs=5e-3)
+        assert solution.floor <= solution.error <= solution.floor * (1 + 1e-5)
+        assert solution.strategy.sensitivity2 * solution.strategy.gram.means(
             workload
-        ).max() == pytest.approx(found.error)
+        ).max() == pytest.approx(solution.error)
 
 
 def test_worst_tables_are_certified_by_other_code() -> None:
-    found = worst_table(SMALL, 1e-6)
+    solution = worst_table(SMALL, 1e-6)
     # The mean of the variances by the certificate's weights is never above the largest.
     weights = np.concatenate([
         np.full(product.rows, p / product.rows)
-        for product, p in zip(SMALL.products, found.certificate, strict=True)
+        for product, p in zip(SMALL.products, solution.certificate, strict=True)
     ])  # fmt: skip
     queries = rows(SMALL) * np.sqrt(weights)[:, None]
     assert weights.sum() == pytest.approx(1)
-    assert found.floor <= singular_bound(queries) * (1 + 1e-9)
-    assert found.error <= found.floor * (1 + 1e-6)
-    assert max(map(max, residual(SMALL)[0].variances(SMALL))) > found.error
+    assert solution.floor <= singular_bound(queries) * (1 + 1e-9)
+    assert solution.error <= solution.floor * (1 + 1e-6)
+    assert max(map(max, residual(SMALL)[0].variances(SMALL))) > solution.error
 
 
 def test_noise_of_the_tables_costs_one_unit() -> None:
@@ -131,15 +131,15 @@ def test_attributes_of_one_cell_have_no_space_of_their_own() -> None:
 
 def test_the_worst_error_is_that_of_its_strategy() -> None:
     for tolerance in (0.3, 1e-2, 1e-4):
-        found = worst_table(SMALL, tolerance)
-        means = found.strategy.gram.means(SMALL)
-        assert found.error == pytest.approx(found.strategy.sensitivity2 * means.max())
+        solution = worst_table(SMALL, tolerance)
+        means = solution.strategy.gram.means(SMALL)
+        assert solution.error == pytest.approx(solution.strategy.sensitivity2 * means.max())
 
 
 def test_a_table_of_an_attribute_of_two_cells_has_its_noise() -> None:
     alone = tables(SMALL, [(0, 3)], "one")
-    asked = over([3, 4, 1, 2], ["identity", "total", "total", "identity"])
-    assert alone.variances(asked)[0] == pytest.approx(1)
+    workload = over([3, 4, 1, 2], ["identity", "total", "total", "identity"])
+    assert alone.variances(workload)[0] == pytest.approx(1)
 
 
 def test_the_sensitivity_is_rounded_up() -> None:

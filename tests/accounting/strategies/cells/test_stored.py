@@ -1,11 +1,13 @@
 """Stored plans are read as written, or not at all."""
 
 import io
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.strategies.cells import strategy as strategies
 from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.pure import pure
@@ -15,6 +17,15 @@ from dpstream.accounting.strategies.cells.stored import (
     lattice_of_arrays,
     to_arrays,
 )
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Kron,
+    dense_gram,
+    pseudo_inverse,
+)
+from dpstream.accounting.strategies.cells.tridiagonal import tridiagonal_optimum
+from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import small
 
@@ -82,3 +93,20 @@ def test_another_workloads_strategy_is_refused() -> None:
     arrays = to_arrays(auto(over([4], ["range"])), over([4], ["range"]).structure)
     with pytest.raises(UsageError, match="another workload"):
         from_arrays(arrays, over([4], ["prefix"]).structure)
+
+
+def test_spreads_are_stored_with_a_long_attribute() -> None:
+    factor = interval("range", 30)
+    others = [interval("prefix", 30), interval("total", 30)]
+    gram = tridiagonal_optimum(factor, others=others).strategy.gram
+    workload = over([30, 2], ["range", "identity"])
+    assert isinstance(gram, Blocks)
+    strategy = CellStrategy("optimum", Kron((gram, dense_gram(np.eye(2)))))
+    arrays = to_arrays(Plan(strategy, "total", 1.0, 1.0), workload.structure)
+    read = from_arrays(through_a_file(arrays), workload.structure).strategy.gram
+    assert isinstance(read, Kron)
+    assert read.factors[0].spread_of == gram.spread_of and len(gram.spread_of) == 3
+    assert read.factors[1].spread_of == {}
+    with mock.patch.object(strategies, "pseudo_inverse", wraps=pseudo_inverse) as inverted:
+        assert read.spreads(workload) == strategy.gram.spreads(workload)
+    assert {len(call.args[0]) for call in inverted.call_args_list} == {2}

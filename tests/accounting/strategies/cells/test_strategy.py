@@ -53,20 +53,20 @@ def test_folded_blocks_answer_what_is_not_folded() -> None:
     ranges, prefixes = over([6], ["range"]), over([6], ["prefix"])
     folding = folding_of(ranges)
     folded = Blocks(folding, tuple(folding.grams(ranges)))
-    whole = dense_gram(ranges.gram())
-    assert folded.trace(prefixes) == pytest.approx(whole.trace(prefixes))
+    dense = dense_gram(ranges.gram())
+    assert folded.trace(prefixes) == pytest.approx(dense.trace(prefixes))
     np.testing.assert_allclose(folded.covariance, np.linalg.inv(ranges.gram()), atol=1e-9)
-    np.testing.assert_allclose(folded.variances(prefixes)[0], whole.variances(prefixes)[0])
+    np.testing.assert_allclose(folded.variances(prefixes)[0], dense.variances(prefixes)[0])
 
 
 @pytest.mark.parametrize("name", ["a product", "with a total", "tables", "range marginals"])
 def test_products_of_matrices(name) -> None:
     workload = small()[name]
     factors = tuple(dense_gram(positive(n, n)) for n in workload.sizes)
-    whole = np.ones((1, 1))
+    matrix = np.ones((1, 1))
     for factor in factors:
-        whole = np.kron(whole, factor.dense())
-    kron, dense = Kron(factors), dense_gram(whole, workload.sizes)
+        matrix = np.kron(matrix, factor.dense())
+    kron, dense = Kron(factors), dense_gram(matrix, workload.sizes)
     assert kron.trace(workload) == pytest.approx(dense.trace(workload))
     for a, b in zip(kron.variances(workload), dense.variances(workload), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)

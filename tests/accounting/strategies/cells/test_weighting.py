@@ -25,21 +25,21 @@ def test_sines_are_the_eigenvectors_of_all_ranges(size) -> None:
 
 @pytest.mark.parametrize("name", ["example", "odd ranges", "range marginals", "prefixes"])
 def test_vectors_of_blocks(name) -> None:
-    found = spectrum(small()[name])
-    basis = Vectors(found.folding, found.vectors)
+    eigensystem = spectrum(small()[name])
+    basis = Vectors(eigensystem.folding, eigensystem.vectors)
     b = basis.squares(slice(None))
     u = np.random.default_rng(0).random(basis.vectors)
     nu = np.random.default_rng(1).random(basis.cells)
     np.testing.assert_allclose(basis.norms(u), b @ u)
     np.testing.assert_allclose(basis.spread(nu), b.T @ nu)
     # Each vector has norm 1 over all cells.
-    np.testing.assert_allclose(found.folding.counts @ b, 1.0)
+    np.testing.assert_allclose(eigensystem.folding.counts @ b, 1.0)
 
 
 @pytest.mark.parametrize("name", ["example", "ranges", "prefixes", "range marginals", "predicates"])
 def test_program_1_against_a_general_solver(name) -> None:
-    found = spectrum(small()[name])
-    basis, c = Vectors(found.folding, found.vectors), found.values
+    eigensystem = spectrum(small()[name])
+    basis, c = Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values
     solved = weigh(basis, c, 1e-7)
     assert basis.norms(solved.u).max() == pytest.approx(1) and solved.gap <= 1e-7
     assert (c / solved.u).sum() == pytest.approx(solved.error)

@@ -13,21 +13,21 @@ from tests.accounting.strategies.cells.shapes import floor, rows, small
 
 
 def test_the_worst_prefix_of_256() -> None:
-    found = worst(over([256], ["prefix"]))
-    assert math.sqrt(found.error) <= 2.536 and found.gap <= 1e-3
+    solution = worst(over([256], ["prefix"]))
+    assert math.sqrt(solution.error) <= 2.536 and solution.gap <= 1e-3
 
 
 @pytest.mark.parametrize("name", ["example", "ranges", "prefixes", "range marginals", "a product"])
 def test_certificates_hold_by_other_code(name) -> None:
     workload = small()[name]
-    found = worst(workload, 2e-2)
+    solution = worst(workload, 2e-2)
     m, p = np.ones(1), np.ones(1)
-    for cells, queries in found.certificate:
+    for cells, queries in solution.certificate:
         m, p = np.kron(m, cells), np.kron(p, queries)
-    assert p.min() >= 0 and p.sum() <= 1 + 1e-12 and found.gap <= 2e-2
-    assert found.floor <= floor(rows(workload) * np.sqrt(p)[:, None], m) * (1 + 1e-9)
-    variances = np.concatenate(found.strategy.variances(workload))
-    assert variances.max() == pytest.approx(found.error, rel=1e-6)
+    assert p.min() >= 0 and p.sum() <= 1 + 1e-12 and solution.gap <= 2e-2
+    assert solution.floor <= floor(rows(workload) * np.sqrt(p)[:, None], m) * (1 + 1e-9)
+    variances = np.concatenate(solution.strategy.variances(workload))
+    assert variances.max() == pytest.approx(solution.error, rel=1e-6)
 
 
 def test_tables_agree_with_their_closed_form() -> None:

@@ -1,0 +1,49 @@
+"""Kernels: compiled at their first call, and called by each other."""
+
+import subprocess
+import sys
+
+import numpy as np
+
+from dpstream.accounting.compiled import Kernel, njit
+
+
+@njit(inline="always")
+def twice(value: int) -> int:
+    return 2 * value
+
+
+@njit(nogil=True)
+def plus_one(value: int) -> int:
+    return value + 1
+
+
+@njit(nogil=True)
+def total(values: np.ndarray) -> int:  # type: ignore[type-arg]
+    """Sum of 2 v + 1."""
+    running_total = 0
+    for value in values:
+        running_total += plus_one(twice(value))
+    return running_total
+
+
+def test_kernels_call_each_other_compiled() -> None:
+    values = np.arange(10)
+    assert total(values) == 100 == sum(2 * v + 1 for v in range(10))
+    assert isinstance(total, Kernel) and total.dispatcher.signatures
+    assert total.__name__ == "total" and total.py_func.__doc__ == total.__doc__
+
+
+def test_numba_is_loaded_by_the_first_call() -> None:
+    """And by nothing before it, in every module with kernels but the one that calls SciPy's."""
+    code = """
+import sys
+import dpstream.dp_transforms.flow, dpstream.accounting.strategies.kernels
+import dpstream.dp_transforms.tuning, dpstream.pipelines.stream.run
+import numpy as np
+from dpstream.state.idtable import IdTable
+assert not {"numba", "llvmlite", "scipy"} & set(sys.modules)
+IdTable().intern(np.ones((1, 2), np.uint64))
+assert "numba" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
