@@ -37,20 +37,28 @@ class LedgerAccount:
     """
 
     def __init__(
-        self, path: str | Path, data_set: str, *, id: str = "", unit: str | None = None,
-        epsilon: object = None, delta: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path,
+        data_set: str,
+        *,
+        id: str = "",
+        unit: str | None = None,
+        epsilon: object = None,
+        delta: object = None,
+    ) -> None:
         if epsilon is not None or delta is not None:
             raise UsageError(
-                "account", "takes no limit: the account has one",
+                "account",
+                "takes no limit: the account has one",
                 "set it with `dpstream account limit PATH --epsilon E --delta D`",
-            )  # fmt: skip
+            )
         if not id:
             raise UsageError(
-                "account", "needs the id of an account",
+                "account",
+                "needs the id of an account",
                 "make one with `dpstream account create PATH --unit NAME --epsilon E --delta D`, "
                 "and write id='...' as it prints it",
-            )  # fmt: skip
+            )
         check_names(data_set, id)
         place = place_below(Path(), str(path))
         keep_beside(place)
@@ -77,7 +85,7 @@ class LedgerAccount:
 
         if run.open().restoring:
             raise PolicyError(
-                "state.store",
+                "store",
                 "was restored, and has to be compared with what its run has published",
                 "go on with `dpstream run`",
             )

@@ -2,7 +2,7 @@
 
 With an input, its rows are the records: what is named as ``source`` tells this input from others,
 and of the job's ``[source]`` only the stamp counts.  Rows of Beam YAML have no position, so a
-record needs a name of its own (``schema.record_id``).  Without an input the job's files are read.
+record needs a name of its own (``table.record_id``).  Without an input the job's files are read.
 Either way releases are committed and written to the job's sink as by ``dpstream run``, and also go
 on as rows (output ``releases``; ``dead_letter`` has positions and reasons).
 """
@@ -36,9 +36,13 @@ from dpstream.pipelines.stream.begin import begin
 #: Types of a row's fields that can be read, and the Arrow type each becomes.  The declared type
 #: decides, never a value: what becomes of a row is a function of that row alone.
 TYPES: dict[Any, pa.DataType] = {
-    str: pa.string(), bytes: pa.binary(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
     Timestamp: pa.timestamp("us", "UTC"),
-}  # fmt: skip
+}
 
 
 class DPStreamRows(beam.PTransform):  # type: ignore[misc]
@@ -100,7 +104,7 @@ def _check(job: Job, rows: beam.PCollection, source: str | None) -> dict[str, pa
         )
     if job.plan.record_id is None:
         raise UsageError(
-            "schema.record_id",
+            "table.record_id",
             "is required: rows of Beam YAML have no position, so one delivered twice would count"
             " twice",
             "name a column that tells a unit's records apart, or leave out the input: the job's "
@@ -115,11 +119,12 @@ def _check(job: Job, rows: beam.PCollection, source: str | None) -> dict[str, pa
             raise UsageError("input", f"has no field {name!r}", "add it, or correct the job")
         kind = TYPES.get(fields[name])
         if kind is None:
-            known = ", ".join(sorted(one.__name__ for one in TYPES))
+            type_names = ", ".join(sorted(one.__name__ for one in TYPES))
             raise UsageError(
-                "input", f"has no usable type for field {name!r}",
-                f"declare one of {known} (MapToFields: output_type)",
-            )  # fmt: skip
+                "input",
+                f"has no usable type for field {name!r}",
+                f"declare one of {type_names} (MapToFields: output_type)",
+            )
         kinds[name] = kind
     return kinds
 

@@ -130,15 +130,15 @@ def truth(flights: pa.Table, window_micros: int, start: int) -> pa.Table:
     ``true_flights`` and ``true_delay`` are of all flights, ``counted_flights`` of the first 8 of
     each aircraft in each week: what contribution bounding leaves.
     """
-    known = flights.filter(
+    complete = flights.filter(
         pc.and_(pc.is_valid(flights["tailnum"]), pc.is_valid(flights["dep_delay"]))
     )
-    micros = known["time_hour"].cast(pa.int64()).to_numpy()
+    micros = complete["time_hour"].cast(pa.int64()).to_numpy()
     window = pa.array((micros - start) // window_micros)
-    clamped = pc.min_element_wise(pc.max_element_wise(known["dep_delay"], -60.0), 60.0)
-    first = _first_of_unit(known["tailnum"], np.asarray(window), micros, 8)
+    clamped = pc.min_element_wise(pc.max_element_wise(complete["dep_delay"], -60.0), 60.0)
+    first = _first_of_unit(complete["tailnum"], np.asarray(window), micros, 8)
     table = (
-        known.append_column("window", window)
+        complete.append_column("window", window)
         .append_column("clamped", clamped)
         .append_column("first", pa.array(first.astype(np.int64)))
     )
@@ -229,14 +229,14 @@ def week_table(table: pa.Table, window: int, rows: int = 12) -> Table:
         view.add_column(name, justify="right")
     for row in week.to_pylist():
         mean = row["mean_delay"]
-        shown = "-" if mean is None else f"{mean:.1f} +- {row['mean_delay_sd']:.1f}"
+        mean_text = "-" if mean is None else f"{mean:.1f} +- {row['mean_delay_sd']:.1f}"
         true, late = row["true_flights"], row["true_delay"]  # none: a week without a flight
         view.add_row(
             row["origin"],
             row["carrier"],
             f"{row['flights']:.0f} +- {row['flights_sd']:.0f}",
             str(true or 0),
-            shown,
+            mean_text,
             "-" if late is None else f"{late:.1f}",
         )
     return view

@@ -83,7 +83,7 @@ def page(
     made = pages().get_template("demo.html.j2")
     return made.render(
         lines=text.splitlines(),
-        columns=[(_unit(name), found) for name, found in pictures.items()],
+        columns=[(_unit(name), picture) for name, picture in pictures.items()],
         growth=_shown(_grown(_of_key(releases, keys[0]), keys[0]), keys[0]),
         public_only=PUBLIC_ONLY,
         **promise(plan, describe(plan, budget)),
@@ -152,8 +152,11 @@ def _growth(axes: Any, mine: pa.Table, ink: _Ink) -> None:
             week["trigger_time"].to_numpy(),
             week["flights"].to_numpy(),
             2 * week["flights_sd"].to_numpy(),
-            fmt="o-", ms=3, lw=1, color=ink.released,
-        )  # fmt: skip
+            fmt="o-",
+            ms=3,
+            lw=1,
+            color=ink.released,
+        )
     axes.grid(alpha=0.25)
     _months(axes)
 

@@ -164,11 +164,11 @@ class Output:
         Raises:
             PolicyError: something else stands there.
         """
-        standing = self.standing()
-        if standing is None:
+        current = self.standing()
+        if current is None:
             return
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-            if run_id and msgspec.json.decode(standing, type=_Named).run_id == run_id:
+            if run_id and msgspec.json.decode(current, type=_Named).run_id == run_id:
                 return
         raise self._foreign()
 
@@ -185,11 +185,11 @@ class Output:
             PolicyError: something else stands there.
             RunError: it cannot be written.
         """
-        standing = self.standing()
-        if standing not in (None, manifest):
+        current = self.standing()
+        if current not in (None, manifest):
             raise self._foreign()
         damaged = [name for name, of in files.items() if not is_written(self._out / name, of)]
-        if standing is not None and not damaged:
+        if current is not None and not damaged:
             return []
         with file_errors(self._field, _CANNOT):
             make_folder(self._out.parent)
@@ -198,7 +198,7 @@ class Output:
             file_errors(self._field, _CANNOT),
         ):
             fill(draft, damaged)
-            if standing is None:
+            if current is None:
                 (draft / self._manifest).write_bytes(manifest)
                 sync_tree(draft)
                 publish_folder(draft, self._out)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.query.families import Limit
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 
 
-def limit_of(book: Book, more: Sequence[Charge] = ()) -> Limit | None:
+def limit_of(account: Book, more: Sequence[Charge] = ()) -> Limit | None:
     """The limit of an account, and what its charges cost together; both are public.
 
     Args:
@@ -17,12 +17,12 @@ def limit_of(book: Book, more: Sequence[Charge] = ()) -> Limit | None:
     Returns:
         ``None`` without a limit, or where costs do not add up (`Book.check` then refuses).
     """
-    if book.limit is None:
+    if account.limit is None:
         return None
     try:
-        total = book.account.total()
+        total = account.account.total()
     except PolicyError:
         return None
     for charge in more:
         total = total.plus(charge)
-    return Limit(total, *book.limit)
+    return Limit(total, *account.limit)

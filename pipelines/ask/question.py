@@ -57,7 +57,7 @@ class Question(Protocol):
         """
         ...
 
-    def decide(self, run_id: str, book: "Book") -> "Decision":
+    def decide(self, run_id: str, account: "Book") -> "Decision":
         """What the answer costs, and what it may read.  Called in the transaction that charges,
         perhaps several times: it changes nothing.
 

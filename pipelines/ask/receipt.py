@@ -52,7 +52,7 @@ def encoded(header: Header, table: "pa.Table | None" = None) -> bytes:
     return text if table is None else text + _END + table_bytes(table)
 
 
-def header_of(receipt: bytes, kind: type[H], field: str = "ledger.path") -> H:
+def header_of(receipt: bytes, kind: type[H], field: str = "account.path") -> H:
     """The header of a receipt.
 
     Args:
@@ -100,7 +100,7 @@ def read_table(data: "bytes | pa.Buffer") -> "pa.Table":
     try:
         return pa.ipc.open_stream(data).read_all()
     except (ValueError, OSError, pa.ArrowException):
-        raise _foreign("ledger.path") from None
+        raise _foreign("account.path") from None
 
 
 def _foreign(field: str) -> PolicyError:

@@ -152,9 +152,10 @@ def drawn(question: Question, charge: Charge, keys: KeyRing) -> bytes:
 def changed() -> PolicyError:
     """Where an input changed while a charged question read it."""
     return PolicyError(
-        "input", "changed while it was read; nothing was published",
+        "input",
+        "changed while it was read; nothing was published",
         "ask again when it is at rest: this charge continues, and nothing more is charged",
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

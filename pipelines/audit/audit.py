@@ -148,9 +148,10 @@ def audit(job: Job, ask: Ask, progress: Progress | None = None) -> AuditResult:
     ask.check()
     if job.plan.cells is not None:
         raise UsageError(
-            "job", "answers a workload: its cells share their noise, so that keys are no trials",
+            "job",
+            "answers a workload: its cells share their noise, so that keys are no trials",
             "audit the job itself, whose keys have noise of their own",
-        )  # fmt: skip
+        )
     numbered_field(job.plan)
     allocate(job.plan)  # what the job itself is refused for
     began = time.monotonic()
@@ -191,13 +192,13 @@ class _Work:
 
     def families(self) -> list[Family]:
         """All families that give a lower bound of mu."""
-        found = []
+        families = []
         for number, design in enumerate(self.designs):
-            found.append(self._values(design, self.ask.trials, number == 0, again=False))
-        found.append(self._values(self.designs[0], self._few, first=False, again=True))
+            families.append(self._values(design, self.ask.trials, number == 0, again=False))
+        families.append(self._values(self.designs[0], self._few, first=False, again=True))
         if self.reads_selection:
-            found.append(self._selection())
-        return found
+            families.append(self._selection())
+        return families
 
     def _values(self, design: TrialDesign, trials: int, first: bool, again: bool) -> Family:
         added = sides(trials, self.ask.seed)

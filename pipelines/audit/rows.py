@@ -78,7 +78,7 @@ def numbered_field(plan: Plan) -> Field:
         if field.type != "bool":
             return field
     raise UsageError(
-        "schema.key", "has only yes/no columns: too few keys for an audit", "audit another job"
+        "key", "has only yes/no columns: too few keys for an audit", "audit another job"
     )
 
 
@@ -112,7 +112,9 @@ def key_columns(plan: Plan, numbers: Int64) -> dict[str, pa.Array]:
 
 def _typed(field: Field, prefix: str, numbers: Int64) -> pa.Array:
     if field.type == "bool":
-        raise UsageError("schema.unit", "of two values is no unit to audit", "audit another job")
+        raise UsageError(
+            "table.unit_column", "of two values is no unit to audit", "audit another job"
+        )
     if field.type == "int":
         return pa.array(numbers)
     text = pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
@@ -149,14 +151,14 @@ def totals(design: TrialDesign, rows: Released) -> Float64:
     A mean becomes a sum again: times the released count, or the others' number without one.
     """
     index = np.minimum(np.searchsorted(design.at, rows.trigger), len(design.at) - 1)
-    known = design.expected()[index]
+    expected = design.expected()[index]
     fed = np.searchsorted(np.array(design.feeds), rows.trigger, side="right") * design.others
     counts = next((c.name for c in design.columns if c.kind == COUNT), None)
-    out = np.empty(known.shape)
+    out = np.empty(expected.shape)
     for i, column in enumerate(design.columns):
         value = rows.table.column(column.name).to_numpy().astype(np.float64) / column.grid
         if KINDS[column.kind].divides:
             count = fed if counts is None else rows.table.column(counts).to_numpy()
             value = np.nan_to_num((value - column.middle) * count, nan=0.0)
-        out[:, i] = value - known[:, i]
+        out[:, i] = value - expected[:, i]
     return out

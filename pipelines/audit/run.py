@@ -69,7 +69,7 @@ def audited_plan(plan: Plan) -> Plan:
             "audit",
             f"none of the first {most} windows meets {met} privacy periods, as later ones do, and "
             "an audit runs no more",
-            "audit a copy of the job with a shorter privacy.period or a longer time.slide",
+            "audit a copy of the job with a shorter budget.covers or a longer slide",
         )
     # A later end takes nothing from any window.
     numbers = range(_WINDOWS, most + 1)

@@ -57,8 +57,8 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
     statistic, weights = budget.statistic, plan.design.weights
     adds = np.full(keys, statistic.alone, np.float64)
     if weights is not None:
-        ranks = weights.integers(plan.privacy.contributions)[:keys]
-        adds = (statistic.weighted * ranks + statistic.counted).astype(np.float64)
+        alone = weights.alone(plan.privacy.contributions, keys)
+        adds = (statistic.weighted * alone + statistic.counted).astype(np.float64)
     tests = min(plan.design.tests, _TESTS)
     noise = _noise(plan, budget, tests, np.random.default_rng(seed))
     need = budget.tau[:tests] / (1 << DECODE_BITS) - others * statistic.alone
@@ -79,7 +79,7 @@ def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> 
     covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2
     plain = plain_count(plan, budget.units, budget.values)
     if plain is not None:
-        at = plan.design.test_triggers[:tests]
+        at = plain.steps_at(plan.design.test_triggers)[:tests]
         own = prefix_covariance(plain.strategy_object, at)
         covariance = covariance + own * (budget.statistic.counted * plain.sigma) ** 2
     root = np.linalg.cholesky(covariance + 1e-9 * np.trace(covariance) * np.eye(tests))
@@ -89,8 +89,8 @@ def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> 
 def _chances(noise: Float64, need: Float64) -> Float64:
     passed = noise > need
     first = np.where(passed.any(axis=1), passed.argmax(axis=1), len(need))
-    found = np.bincount(first, minlength=len(need) + 1) + 0.5
-    return np.asarray(found / found.sum())
+    counts = np.bincount(first, minlength=len(need) + 1) + 0.5
+    return np.asarray(counts / counts.sum())
 
 
 def visible_mu(design: Crossing, seed: int) -> float:
@@ -110,7 +110,7 @@ def visible_mu(design: Crossing, seed: int) -> float:
 
 
 def selection_scores(
-    runner: Runner, design: Crossing, added: Bool, told: Told
+    runner: Runner, design: Crossing, added: Bool, progress: Told
 ) -> tuple[list[Scores], int]:
     """(scores, rows fed) of trials on both sides."""
     plan, fed = runner.plan, 0
@@ -127,7 +127,7 @@ def selection_scores(
             np.take_along_axis(design.ratios[None], passed[:, :, None], 2)[:, :, 0].sum(1)
         )
         fed += len(rows.unit)
-        told(len(trials))
+        progress(len(trials))
     score = np.concatenate(scores)
     return [Scores(score[~added], score[added])], fed
 
@@ -145,7 +145,7 @@ def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
     return {s.column: (0.0, 0.0) for s in plan.design.streams if s.column}
 
 
-def alone_released(runner: Runner, keys: int, told: Told) -> tuple[int, int]:
+def alone_released(runner: Runner, keys: int, progress: Told) -> tuple[int, int]:
     """(keys ever released, rows fed) of so many keys that too few units have: one person's more
     than are never tested, each with its first pair, which counts most."""
     plan, hits, fed = runner.plan, 0, 0
@@ -157,5 +157,5 @@ def alone_released(runner: Runner, keys: int, told: Told) -> tuple[int, int]:
         out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
         hits += len(np.unique(released(plan, out).key))
         fed += len(rows.unit)
-        told(len(trials))
+        progress(len(trials))
     return hits, fed

@@ -45,13 +45,13 @@ def chunks(trials: int, rows_each: float, numbers_each: float) -> Iterator[Int64
 
 
 def value_scores(
-    runner: Runner, design: TrialDesign, added: Bool, told: Told, again: bool = False
+    runner: Runner, design: TrialDesign, added: Bool, progress: Told, again: bool = False
 ) -> tuple[list[Scores], int]:
     """(scores by each statistic, rows fed) of trials on both sides.
 
     Args:
         added: (trials,) which are on side D'.
-        told: called with the number of trials that are done since the last call.
+        progress: called with the number of trials that are done since the last call.
         again: each trial has two runs of the flow with one key and two run ids, the first
             without its unit; noise that both use would show the unit.
     """
@@ -73,7 +73,7 @@ def value_scores(
             read.append(read_trials(plan, design, released(plan, out), trials, width))
             fed += len(rows.unit)
         parts.append(Read(read[-1].scores, np.concatenate([r.features for r in read], axis=1)))
-        told(len(trials))
+        progress(len(trials))
     scores = np.concatenate([p.scores for p in parts])
     return statistics(scores, np.concatenate([p.features for p in parts]), added), fed
 
@@ -114,10 +114,10 @@ def read_trials(plan: Plan, design: TrialDesign, rows: Released, trials: Int64, 
     # How often keys are published, and how often at other triggers than the calendar's.
     present = _added_up(cell[read], np.ones(int(read.sum())), shape).sum(axis=2)
     other = np.bincount(trial[~read], minlength=size)[:, None]
-    some = np.unique(np.linspace(0, len(at) - 1, _FITTED_TRIGGERS).round().astype(np.int64))
+    triggers = np.unique(np.linspace(0, len(at) - 1, _FITTED_TRIGGERS).round().astype(np.int64))
     features = [
-        tensor[:, :, :, some].reshape(size, -1),
-        present[:, :, some].reshape(size, -1),
+        tensor[:, :, :, triggers].reshape(size, -1),
+        present[:, :, triggers].reshape(size, -1),
         other,
     ]
     return Read(np.stack([score, flooded], axis=1), np.concatenate(features, axis=1))

@@ -77,8 +77,8 @@ def picture(result: AuditResult) -> Figure:
     )
     axes.plot(*trade_off(family.scores), color=_FOUND, lw=1.6, label="measured")
     proven = norm.cdf(norm.isf(grid) - family.bound.mu)
-    shown = f"proven (mu {down(family.bound.mu, 3)})"
-    axes.plot(grid, proven, color=_PROVEN, lw=1.2, ls=":", label=shown)
+    label = f"proven (mu {down(family.bound.mu, 3)})"
+    axes.plot(grid, proven, color=_PROVEN, lw=1.2, ls=":", label=label)
     at = (family.bound.false_positives, family.bound.false_negatives)
     axes.plot(*at, "o", color=_PROVEN, ms=6, label="bounds of the cutoff that was counted")
     axes.set(
@@ -87,8 +87,9 @@ def picture(result: AuditResult) -> Figure:
     axes.set_title(
         f"{'REFUTED' if result.refuted else 'consistent'}: epsilon >= "
         f"{down(family.bound.epsilon, 3)} proven, {up(claim.epsilon, 3)} claimed ({family.name})",
-        fontsize=10, loc="left",
-    )  # fmt: skip
+        fontsize=10,
+        loc="left",
+    )
     axes.legend(fontsize=8, frameon=False, loc="upper right")
     axes.grid(alpha=0.25, lw=0.5)
     return figure

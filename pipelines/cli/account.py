@@ -44,18 +44,28 @@ def account() -> None:
 @click.argument("path")
 @click.option("--unit", required=True, help="Name of the privacy unit: the column of its ids.")
 @click.option(
-    "--type", "type_", type=click.Choice(TYPES), default="string",
-    show_default=True, help="Of the ids.",
-)  # fmt: skip
+    "--type",
+    "type_",
+    type=click.Choice(TYPES),
+    default="string",
+    show_default=True,
+    help="Of the ids.",
+)
 @click.option("--epsilon", type=float, required=True, help="The most that all may spend per unit.")
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
 @click.option("--data-set", help="Name of the data set (default: the file's).")
 @ALLOW_LARGE_DELTA
 @AS_JSON
 def create(
-    path: str, unit: str, type_: "FieldType", epsilon: float, delta: float, data_set: str | None,
-    allow_large_delta: bool, as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    unit: str,
+    type_: "FieldType",
+    epsilon: float,
+    delta: float,
+    data_set: str | None,
+    allow_large_delta: bool,
+    as_json: bool,
+) -> None:
     """Make the account of a data set; nothing is charged.
 
     Prints its id, and the lines that name it in a job file or a catalog.  A table whose records
@@ -73,8 +83,16 @@ def create(
     made = create_account(place_below(Path(), path), data_set, unit, type_, limit)
     keep_beside(path)
     if as_json:
-        print_json({"id": made.id, "path": path, "data_set": data_set, "unit": unit, "type": type_,
-                    "limit": {"epsilon": limit[0], "delta": limit[1]}})  # fmt: skip
+        print_json(
+            {
+                "id": made.id,
+                "path": path,
+                "data_set": data_set,
+                "unit": unit,
+                "type": type_,
+                "limit": {"epsilon": limit[0], "delta": limit[1]},
+            }
+        )
         return
     click.echo(f"Account {made.id} is made. Name it in a job file or a catalog:\n")
     click.echo(lines(path, data_set, made.id))
@@ -104,11 +122,11 @@ def show(named: str, as_json: bool) -> None:
 
     place = account_view.named_by(named)
     keep_beside(account_view.path_of(place))
-    shown = account_view.view(place)
+    figures = account_view.view(place)
     if as_json:
-        print_json(shown)
+        print_json(figures)
     else:
-        click.echo(account_view.text(shown), nl=False)
+        click.echo(account_view.text(figures), nl=False)
 
 
 @account.command(

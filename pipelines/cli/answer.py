@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import (
     AS_OF,
     FRESH,
     Bar,
+    Chosen,
     examples,
     load_job,
     print_json,
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.operate.acceptance import Acceptance
+    from dpstream.pipelines.workload.choosing import Choice
     from dpstream.pipelines.workload.execute import Order
-    from dpstream.pipelines.workload.families import Family
     from dpstream.pipelines.workload.registered import Mechanism
     from dpstream.pipelines.workload.release import Receipt
+    from dpstream.state.ledger.book import Accept
 
 _PATH = click.Path(path_type=Path)
 
@@ -105,46 +107,81 @@ def answer(
     from dpstream.pipelines.workload.files import read_workload
 
     _check_given(job, release, out, covariance, dry_run)
-    asked, how = read_workload(file), Asking(fresh, as_of)
+    workload, how = read_workload(file), Asking(fresh, as_of)
     if release is not None:
         _check_free(over_time, how, dry_run)
-        _from(asked, release, out, nonnegative, covariance, as_json)
+        _from(workload, release, out, nonnegative, covariance, as_json)
         return
-    from dpstream.accounting.strength import weaknesses
-    from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.workload.cache import folder_of, solved
+    from dpstream.pipelines.workload.choosing import Choice, by_choice
     from dpstream.pipelines.workload.execute import Order
-    from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
     from dpstream.pipelines.workload.ways import tables_of, way_of
 
-    loaded = load_job(required(job, "a job or a release is given"), workload=True)
+    loaded = load_job(Chosen(str(required(job, "a job or a release is given"))), workload=True)
     place, folder = None if out is None else out.absolute(), folder_of(cache)
     privacy, stored = loaded.plan.privacy, over_time or runner != "DirectRunner" or bool(ctx.args)
     left_alone = (strategy, objective) == ("auto", "total") and not tables and not stored
     mechanism = _possible(mechanism, loaded, tables, left_alone)
+    gaussian: _Gaussian | None = None
     if mechanism == "geometric":
         check_geometric(strategy, objective)
     else:
-        plan = solved(asked, folder, objective, strategy)[0]
-        measured = tables_of(asked, plan.strategy) if tables else plan.strategy
-        by_tables = tables or way_of(asked, measured) == "tables"
-        order = Order(asked, loaded, measured, place or Path(), over_time, form, nonnegative,
+        plan = solved(workload, folder, objective, strategy)[0]
+        measured = tables_of(workload, plan.strategy) if tables else plan.strategy
+        order = Order(workload, loaded, measured, place or Path(), over_time, form, nonnegative,
                       runner, ctx.args, fresh)  # fmt: skip
-        if mechanism == "auto":
-            mechanism = _chosen(order, plan, folder, by_tables, optimise)
-    warnings = weaknesses(privacy.epsilon, 0.0 if mechanism == "geometric" else privacy.delta)
-    print_warnings([*warnings, *([] if dry_run else account_warnings(loaded))])
-    if mechanism == "gaussian" and not by_tables:
-        _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
-        return
-    if stored:
-        raise _drawn_once(over_time)
-    if mechanism == "geometric":
-        drawn = pure_mechanism(asked, loaded, folder)
-    else:
-        drawn = table_mechanism(asked, measured, loaded)
-    in_tables = mechanism != "geometric"
-    once(asked, loaded, drawn, place, form, nonnegative, as_json, how, in_tables, dry_run)
+        gaussian = _Gaussian(order, plan, tables or way_of(workload, measured) == "tables")
+
+    def ask(choice: Choice) -> None:
+        geometric = choice.family == "geometric"
+        _warn(loaded, geometric, dry_run)
+        if gaussian is not None and not geometric and not gaussian.by_tables:
+            order = gaussian.order._replace(accept=choice.accept)
+            _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
+            return
+        if stored:
+            raise _drawn_once(over_time, privacy.delta)
+        drawn = _drawn(workload, loaded, None if geometric else gaussian, folder)
+        once(
+            workload, loaded, drawn, place, form, nonnegative, as_json, how, not geometric,
+            dry_run, choice.accept,
+        )  # fmt: skip
+
+    by_choice(lambda: _chosen(mechanism, gaussian, folder, optimise), ask)
+
+
+class _Gaussian(NamedTuple):
+    """How Gaussian noise would answer.
+
+    Attributes:
+        by_tables: through the register, from residual tables; otherwise through a store.
+    """
+
+    order: "Order"
+    plan: "Plan"
+    by_tables: bool
+
+
+def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
+    """Warnings of what the answer and the account promise."""
+    from dpstream.accounting.strength import weaknesses
+    from dpstream.pipelines.operate.account_view import account_warnings
+
+    privacy = job.plan.privacy
+    warnings = weaknesses(privacy.epsilon, 0.0 if geometric else privacy.delta)
+    print_warnings([*warnings, *([] if dry_run else account_warnings(job))])
+
+
+def _drawn(
+    workload: "Workload", job: "Job", gaussian: _Gaussian | None, folder: Path
+) -> "Mechanism":
+    """What is drawn through the register: residual tables, or, without ``gaussian``, geometric
+    noise."""
+    from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
+
+    if gaussian is None:
+        return pure_mechanism(workload, job, folder)
+    return table_mechanism(workload, gaussian.order.strategy, job)
 
 
 def _check_given(
@@ -179,34 +216,39 @@ def _possible(mechanism: str, job: "Job", tables: bool, left_alone: bool) -> str
         raise UsageError(
             "--tables" if tables else "--mechanism",
             "needs Gaussian noise, and the job's delta is 0",
-            "omit it, or write privacy.delta = 1e-9",
+            "omit it, or write budget.delta = 1e-9",
         )
     return "geometric"
 
 
-def _drawn_once(over_time: bool) -> UsageError:
+def _drawn_once(over_time: bool, delta: float) -> UsageError:
+    other = "measure all cells with --strategy product" if delta else "write budget.delta = 1e-9"
     return UsageError(
         "--over-time" if over_time else "--runner",
-        "is for answers that come through a store; these are drawn once, in this process",
-        "omit it and flags of Beam, or measure all cells with --strategy product",
+        "requires a store, but this answer's noise is drawn once, in this process",
+        f"omit it and flags of Beam, or {other}",
     )
 
 
-def _chosen(order: "Order", plan: "Plan", folder: Path, by_tables: bool, optimise: str) -> "Family":
+def _chosen(mechanism: str, gaussian: _Gaussian | None, folder: Path, optimise: str) -> "Choice":
     """The family of noise, before a row is read."""
-    from dpstream.pipelines.workload.choosing import chosen
+    from dpstream.pipelines.workload.choosing import Choice, Gaussian, chosen
     from dpstream.pipelines.workload.execute import job_of
-    from dpstream.pipelines.workload.registered import WorkloadQuestion, table_mechanism
+    from dpstream.pipelines.workload.registered import WorkloadQuestion
 
+    if mechanism != "auto" or gaussian is None:
+        return Choice("geometric" if mechanism == "geometric" else "gaussian")
+    order, plan, by_tables = gaussian
     workload, job = order.workload, order.job
 
-    def gaussian_hash() -> str:
+    def plan_hash() -> str:
         if not by_tables:
             return job_of(order).plan.hash
-        drawn = table_mechanism(workload, order.strategy, job)
-        return WorkloadQuestion(workload, job, drawn, some=True).plan_hash
+        drawn = _drawn(workload, job, gaussian, folder)
+        return WorkloadQuestion(workload, job, drawn, partial=True).plan_hash
 
-    return chosen(workload, job, plan, folder, gaussian_hash, optimise, order.fresh)
+    charge = Gaussian(plan_hash, by_tables)
+    return chosen(workload, job, plan, folder, charge, optimise, order.fresh)
 
 
 def _through_store(
@@ -223,8 +265,8 @@ def _through_store(
 
     if how.as_of:
         raise UsageError("--as-of", "is for answers that no store keeps", "omit it")
-    job, asked = job_of(order), order.workload
-    covered, lines = _covered(job, asked.cells, *stated) if order.over_time else (None, [])
+    job, workload = job_of(order), order.workload
+    covered, lines = _covered(job, workload.cells, *stated) if order.over_time else (None, [])
     if dry:
         accepted = of_job(job, order.fresh).unless(lambda: check(order, job, named))
         _dry(accepted, as_json, lines, {"coverage": covered})
@@ -233,7 +275,7 @@ def _through_store(
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    tell(done.receipt, asked, order.out, done.result.resumed, as_json)
+    tell(done.receipt, workload, order.out, done.result.resumed, as_json)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -256,9 +298,9 @@ def _covered(
     from dpstream.accounting.budget import allocate
     from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
 
-    found = coverage(job.plan, allocate(job.plan), units, records, cells)
-    warnings = [f"Warning     {warning}" for warning in warnings_of(found)]
-    return found, [*coverage_lines(job.plan, found), *warnings]
+    covered = coverage(job.plan, allocate(job.plan), units, records, cells)
+    warnings = [f"Warning     {warning}" for warning in warnings_of(covered)]
+    return covered, [*coverage_lines(job.plan, covered), *warnings]
 
 
 def _dry(
@@ -274,45 +316,47 @@ def _dry(
 
 
 def once(
-    asked: "Workload", job: "Job", mechanism: "Mechanism", out: Path | None, form: str,
-    nonnegative: bool, as_json: bool, how: Asking, some: bool = False, dry: bool = False,
+    workload: "Workload", job: "Job", mechanism: "Mechanism", out: Path | None, form: str,
+    nonnegative: bool, as_json: bool, how: Asking, partial_key: bool = False, dry: bool = False,
+    accept: "Accept | None" = None,
 ) -> None:  # fmt: skip
     """Through the register.
 
     Args:
-        some: the job's key may name a part of the attributes.
+        partial_key: the job's key may name a part of the attributes.
         dry: only what would happen, for which ``out`` may be missing.
+        accept: may refuse a new charge by the charges before it.
     """
     from dpstream.pipelines.workload.registered import acceptance, answer_once
 
     if dry or out is None:
-        _dry(acceptance(asked, job, mechanism, some, how, out), as_json)
+        _dry(acceptance(workload, job, mechanism, partial_key, how, out), as_json)
         return
-    done = answer_once(asked, job, mechanism, out, form, some, nonnegative, how)
+    done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
-    tell(done.receipt, asked, out, not done.charged, as_json)
+    tell(done.receipt, workload, out, not done.charged, as_json)
 
 
-def tell(receipt: "Receipt", asked: "Workload", out: Path, resumed: bool, as_json: bool) -> None:
+def tell(receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_json: bool) -> None:
     """What was released."""
     from dpstream.accounting.strength import weaknesses
 
-    answers = len(receipt.moments) * asked.queries
+    answers = len(receipt.moments) * workload.queries
     written = any(name.startswith("answers.") for name in receipt.files)
     if as_json:
         print_json({
             "out": out.name, "run_id": receipt.run_id, "resumed": resumed,
-            "strategy": receipt.strategy, "releases": len(receipt.moments),
-            "answers": answers if written else 0, "epsilon": receipt.epsilon,
-            "delta": receipt.delta, "mu": receipt.mu, "insecure": receipt.insecure,
-            "warnings": weaknesses(receipt.epsilon, receipt.delta),
+            "strategy": receipt.strategy, "mechanism": receipt.mechanism,
+            "releases": len(receipt.moments), "answers": answers if written else 0,
+            "epsilon": receipt.epsilon, "delta": receipt.delta, "mu": receipt.mu,
+            "insecure": receipt.insecure, "warnings": weaknesses(receipt.epsilon, receipt.delta),
         })  # fmt: skip
         return
-    what = f"{asked.queries:,} answers" if written else "The estimate"
+    what = f"{workload.queries:,} answers" if written else "The estimate"
     click.echo(
         f"{what} at {len(receipt.moments):,} release(s) in {out.name};"
-        f" strategy {receipt.strategy}, run {receipt.run_id}"
+        f" strategy {receipt.strategy}, {receipt.mechanism} noise, run {receipt.run_id}"
     )
     if not written:
         click.echo(
@@ -324,7 +368,7 @@ def tell(receipt: "Receipt", asked: "Workload", out: Path, resumed: bool, as_jso
 
 
 def _from(
-    asked: "Workload", folder: Path, out: Path | None, nonnegative: bool,
+    workload: "Workload", folder: Path, out: Path | None, nonnegative: bool,
     covariance: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Answers of a release: post-processing of what is public."""
@@ -341,9 +385,9 @@ def _from(
     from dpstream.state.durable import replacing
 
     receipt, estimate = read_release(folder)
-    check_domain(receipt, asked)
+    check_domain(receipt, workload)
     several = len(receipt.moments) > 1
-    table = answers(asked, estimate, receipt.moments, several, nonnegative)
+    table = answers(workload, estimate, receipt.moments, several, nonnegative)
     if table is None:
         raise PolicyError(
             "queries", f"one table has at most {MAX_ANSWERS:,} answers", "ask a smaller workload"
@@ -352,7 +396,7 @@ def _from(
         if covariance.suffix != ".npy" or several:
             raise UsageError("--covariance", "is an .npy file, of one release", "name such a file")
         with replacing(covariance) as draft, open(draft, "wb") as file:
-            np.save(file, estimate.covariance(asked))
+            np.save(file, estimate.covariance(workload))
     if out is not None:
         write_table(out, table)
     if as_json:

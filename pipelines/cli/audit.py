@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, Chosen, examples, load_job, print_json
 
 #: Exit code of an audit that refutes the plan's claim.
 REFUTED = 5
@@ -12,9 +12,9 @@ REFUTED = 5
 
 @click.command(
     epilog=examples(
-        "dpstream audit job.toml",
-        "dpstream audit job.toml --trials 100000 --picture audit.png",
-        "dpstream audit job.toml --beam --trials 2000 --json",
+        "dpstream audit daily",
+        "dpstream audit daily --trials 100000 --picture audit.png",
+        "dpstream audit daily --beam --trials 2000 --json",
     )
 )
 @JOB
@@ -25,7 +25,7 @@ REFUTED = 5
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the trade-off curve.")
 @AS_JSON
 def audit(
-    job: Path,
+    job: Chosen,
     trials: int,
     confidence: float,
     seed: int,

@@ -1,11 +1,10 @@
 """``dpstream check``: whether a job's records are usable, before anything is charged."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, Chosen, examples, load_job, print_json
 from dpstream.pipelines.cli.private_counts import LABEL
 
 if TYPE_CHECKING:
@@ -17,19 +16,21 @@ _UNUSABLE = 2
 
 @click.command(
     epilog=examples(
-        "dpstream check job.toml",
-        "dpstream check job.toml --limit 100000",
-        "dpstream check job.toml --json",
+        "dpstream check daily",
+        "dpstream check daily --limit 100000",
+        "dpstream check daily --json",
     )
 )
 @JOB
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="ROWS",
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="ROWS",
     help="Stop after about so many rows.  [default: all, of a topic up to its end now]",
-)  # fmt: skip
+)
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @AS_JSON
-def check(job: Path, limit: int | None, quiet: bool, as_json: bool) -> None:
+def check(job: Chosen, limit: int | None, quiet: bool, as_json: bool) -> None:
     """Read the data of JOB and count unusable records by reason, with their first positions.
 
     It also says whether a key has enough units to be published.
@@ -47,7 +48,7 @@ def check(job: Path, limit: int | None, quiet: bool, as_json: bool) -> None:
     if as_json:
         print_json({"operator_only": to_builtins(checked)})
     else:
-        click.echo("\n".join(_lines(checked, job.name)))
+        click.echo("\n".join(_lines(checked, loaded.called + job.flags)))
     if checked.usable == 0:
         click.get_current_context().exit(_UNUSABLE)
 
@@ -59,7 +60,7 @@ def _lines(checked: "Checked", job: str) -> list[str]:
         f"Read        {checked.read:,} rows, {part}",
     ]
     if checked.left_out:
-        lines.append(f"Left out    {checked.left_out:,} rows that source.query does not keep")
+        lines.append(f"Left out    {checked.left_out:,} rows that query does not keep")
     unusable = sum(of.records for of in checked.unusable)
     share = 100 * unusable / max(1, checked.usable + unusable)
     lines.append(f"Usable      {checked.usable:,} records")

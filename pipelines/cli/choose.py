@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.figures import human, up
-from dpstream.pipelines.cli.parts import AS_JSON, AS_OF, COUNT, FRESH, JOB, examples, print_json
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    AS_OF,
+    COUNT,
+    FRESH,
+    JOB,
+    Chosen,
+    examples,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from dpstream.pipelines.tuning.choose import Outcome
@@ -14,10 +23,10 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "dpstream choose job.toml --first 2h --epsilon 0.5 --dry-run",
-        "dpstream choose job.toml --first 2h --epsilon 0.5 --out chosen.toml",
-        "dpstream choose job.toml --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml",
-        "dpstream choose job.toml --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
+        "dpstream choose daily --first 2h --epsilon 0.5 --dry-run",
+        "dpstream choose daily --first 2h --epsilon 0.5 --out chosen.toml",
+        "dpstream choose daily --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml",
+        "dpstream choose daily --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
         "    --out chosen.toml",
     )
 )
@@ -43,11 +52,14 @@ if TYPE_CHECKING:
 @click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
 @FRESH
 @AS_OF
-@click.option("--dry-run", is_flag=True, help="Only say whether it would be answered now, cost and"
-              " accuracy; charges nothing.")  # fmt: skip
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say whether it would be answered now, cost and accuracy; charges nothing.",
+)
 @AS_JSON
-def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
-    """Choose privacy.contributions and missing clamps by a charged private mechanism.
+def choose(job: Chosen, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
+    """Choose contributions and missing clamps by a charged private mechanism.
 
     Without --proxy the answer is a release: it costs --epsilon in the data set's account, before
     anything is drawn.  The same question is answered with the same figures at no further charge,
@@ -66,28 +78,29 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
 
     if out is None and not dry_run:
         raise UsageError("--out", "is required", "name the new job file")
-    target = out or job.with_name(job.stem + ".chosen.toml")
-    asked = ask(Request(job=job, out=target, **figures))
-    public = asked.describe()
+    file = Path(job.name or "")
+    target = out or file.with_name(file.stem + ".chosen.toml")
+    question = ask(Request(job=file, out=target, **figures))
+    public = question.describe()
     if dry_run:
-        accepted = acceptance(asked)
+        accepted = acceptance(question)
         if as_json:
             warnings = [*public["warnings"], *accepted.warnings]
             print_json(public | {"acceptance": accepted.as_dict(), "warnings": warnings})
         else:
-            first = accepted.lines("Can choose") if asked.private else []
+            first = accepted.lines("Can choose") if question.private else []
             click.echo("".join(f"{line}\n" for line in first) + _words(public), nl=False)
         click.get_current_context().exit(accepted.exit_code)
     if not as_json:
         click.echo(_words(public), nl=False)
-    for warning in account_warnings(asked.job):
+    for warning in account_warnings(question.job):
         click.echo(f"Warning: {warning}", err=True)
-    outcome = run(asked)
+    outcome = run(question)
     if as_json:
         per_key = [msgspec.to_builtins(other) for other in outcome.per_key]
         print_json({**outcome._asdict(), "per_key": per_key, "asked": public})
     else:
-        click.echo(_told(outcome, asked.question.key_records or KEY_RECORDS), nl=False)
+        click.echo(_told(outcome, question.question.key_records or KEY_RECORDS), nl=False)
 
 
 def _words(public: dict[str, Any]) -> str:
@@ -133,8 +146,10 @@ def _weighed(outcome: "Outcome", records: int) -> list[str]:
     if outcome.run_id is None:
         lines = [f"Cut         about {cut}"]
     else:
-        lines = [f"Cut         at least about {cut}; units with very many pairs, too few for the "
-                 "answer's noise, are not seen"]  # fmt: skip
+        lines = [
+            f"Cut         at least about {cut}; units with very many pairs, too few for the "
+            "answer's noise, are not seen"
+        ]
     if outcome.sd is not None:
         lines.append(
             f"Noise       ±{human(outcome.sd)} (sd) at a window's end: a key of {records:,} "

@@ -39,8 +39,10 @@ def _print_report(report: dict[str, Any]) -> None:
         table.add_row(name, version or "missing")
     for name, extra in report["extras"].items():
         table.add_row(f"extra {name}", "missing" if extra["missing"] else "installed")
-    for name, found in {**report["runners"], **report["emulators"]}.items():
-        table.add_row(name, (found if isinstance(found, str) else "found") if found else "missing")
+    for name, status in {**report["runners"], **report["emulators"]}.items():
+        table.add_row(
+            name, (status if isinstance(status, str) else "found") if status else "missing"
+        )
     disk = report["disk"]
     table.add_row("SQLite", report["sqlite"])
     table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")

@@ -50,11 +50,11 @@ def find(path: str, partition: int, offset: int, as_json: bool) -> None:
 
     with file_errors("folder", "cannot be read"):
         names = [file.name for file in store.Folder(path).list()]
-    found = store.find(names, partition, offset)
+    places = store.find(names, partition, offset)
     if as_json:
-        print_json([{"file": name, "row": row} for name, row in found])
+        print_json([{"file": name, "row": row} for name, row in places])
         return
-    for name, row in found:
+    for name, row in places:
         click.echo(f"row {row:,} of {name}")
-    if not found:
+    if not places:
         click.echo("no file of this folder: it may have been removed")

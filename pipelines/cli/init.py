@@ -104,28 +104,29 @@ def init(
     key_file = out.with_name("noise.key") if key_file is None else key_file.absolute()
     check_place(out, key_file, replace)
     person = person_of(as_json)
-    said = answers(Given(public_sample=public_sample, **given), person, out, key_file)
+    replies = answers(Given(public_sample=public_sample, **given), person, out, key_file)
     people, notes = Population(units, records, keys), list[str]()
     rows = list[str]()
-    if said.windows.several:
-        said, rows, notes = _covered(said, out, covers, people, person)
-    data_set = data_set_of(said, out)
-    checked(job_text(said, out), out)
-    limit, unit = limit_of(said.epsilon, said.delta), said.unit
+    if replies.windows.several:
+        replies, rows, notes = _covered(replies, out, covers, people, person)
+    data_set = data_set_of(replies, out)
+    checked(job_text(replies, out), out)
+    limit, unit = limit_of(replies.epsilon, replies.delta), replies.unit
     wanted = (data_set, unit.column, unit.type, limit)
     chosen = chosen_account(out.parent, person, account, new_account, wanted, named_by(out))
     place, what = account_of(chosen, out.parent, unit, data_set, limit)
-    made = write(job_text(said, out, place), out, key_file, replace)
+    made = write(job_text(replies, out, place), out, key_file, replace)
     keep_out_of_git(out.parent, key_file, f"{place.path}*", *store_names(out), "dead_letter")
     job, key = (os.path.relpath(path) for path in (out, key_file))
     following = shlex.join(["dpstream", "plan", job])
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
-    notes += [said.windows.note] * bool(said.windows.note)
+    notes += [replies.windows.note] * bool(replies.windows.note)
     if as_json:
         print_json({
             "job": job, "account": {"path": place.path, "id": place.id, "limit": what},
             "noise_key": key, "noise_key_made": made, "values_read": public_sample,
-            "covers": said.period or LIFETIME, "choices": rows, "notes": notes, "next": following,
+            "covers": replies.period or LIFETIME, "choices": rows, "notes": notes,
+            "next": following,
         })  # fmt: skip
         return
     read = "values were read, as public" if public_sample else "its schema, and no values"
@@ -133,8 +134,8 @@ def init(
     click.echo(f"Account      {place.path}, id {place.id}, limit: {what}")
     click.echo(f"Noise key    {key} ({_KEY[made]})")
     click.echo(f"Read         {read}")
-    click.echo(f"Windows      of {said.windows.length} from {said.windows.start}"
-               f" to {said.windows.end}")  # fmt: skip
+    click.echo(f"Windows      of {replies.windows.length} from {replies.windows.start}"
+               f" to {replies.windows.end}")  # fmt: skip
     for i, row in enumerate(rows):
         click.echo(f"{'' if i else 'Covers':<13}{row}")
     for note in notes:
@@ -156,7 +157,7 @@ _KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one t
 
 
 def _covered(
-    said: "Answers", out: Path, covers: str | None, people: "Population", person: "Person"
+    replies: "Answers", out: Path, covers: str | None, people: "Population", person: "Person"
 ) -> tuple["Answers", list[str], list[str]]:
     """Ask what the budget covers: the answers with it, lines that compare choices, and notes."""
     from dpstream.pipelines.drafting.covering import (
@@ -169,20 +170,20 @@ def _covered(
         with_covers,
     )
 
-    asked = choices(said)
-    rows = table(said, out, asked, people)
+    options = choices(replies)
+    rows = table(replies, out, options, people)
     rows.append(assumed(people))
     for row in rows:
         person.show(row)
     chosen = person.answer(
         "--covers", covers, "What epsilon and contributions cover (window, lifetime, or like 28d)",
-        WINDOW, checker(said, out),
+        WINDOW, checker(replies, out),
     )  # fmt: skip
-    notes, figures = [], {"windows": said.windows.number, "bound": said.contributions}
+    notes, figures = [], {"windows": replies.windows.number, "bound": replies.contributions}
     if covers is None and person.ask is None:
         notes.append(_DEFAULT.format(**figures))
     if chosen == LIFETIME:
         notes.append(_USED_UP.format(**figures))
-    if chosen not in asked:
-        rows = [*table(said, out, [*asked, chosen], people), rows[-1]]
-    return with_covers(said, chosen), rows if person.ask is None else [], notes
+    if chosen not in options:
+        rows = [*table(replies, out, [*options, chosen], people), rows[-1]]
+    return with_covers(replies, chosen), rows if person.ask is None else [], notes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Chosen, examples, load_job, print_json
 
 _WHERE = {
     "file": "in a file",
@@ -34,20 +34,20 @@ def key_new(file: Path, as_json: bool) -> None:
         click.echo(f"New noise key in {file.name} (mode 0600). Keep it secret and back it up.")
 
 
-@key.command("check", epilog=examples("dpstream key check job.toml"))
+@key.command("check", epilog=examples("dpstream key check daily"))
 @JOB
 @AS_JSON
-def key_check(job: Path, as_json: bool) -> None:
+def key_check(job: Chosen, as_json: bool) -> None:
     """Say whether a job's key can be had here and whether its store was begun with it.
 
     Nothing of the key is shown: the fingerprint is a keyed hash that only tells keys apart.
     """
     from dpstream.pipelines.jobs.noise_key import check_key
 
-    found = check_key(load_job(job))
+    report = check_key(load_job(job))
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    click.echo(f"Key          found {_WHERE[found['where']]}")
-    click.echo(f"Store        {_STORE[found['store']]}")
-    click.echo(f"Fingerprint  {found['fingerprint']}")
+    click.echo(f"Key          found {_WHERE[report['where']]}")
+    click.echo(f"Store        {_STORE[report['store']]}")
+    click.echo(f"Fingerprint  {report['fingerprint']}")

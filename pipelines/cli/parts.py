@@ -1,14 +1,16 @@
 """What the commands of ``dpstream`` share: options, help texts, jobs, signals, JSON, progress."""
 
 import contextlib
+import functools
 import json
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 from typing_extensions import override
@@ -18,6 +20,7 @@ from dpstream.accounting.extras import require
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.project.project import Project
     from dpstream.pipelines.runners.bounded import Runner
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -28,12 +31,30 @@ FRESH = click.option(
     "--fresh", is_flag=True, help="Ask anew what was answered before: a new charge."
 )
 AS_OF = click.option(
-    "--as-of", default="", metavar="LABEL", help="State of the data, e.g. a date: with another"
+    "--as-of",
+    default="",
+    metavar="LABEL",
+    help="State of the data, e.g. a date: with another"
     " label the same question is a new one, at a charge of its own.",
-)  # fmt: skip
+)
 #: Of an answer that was charged before, also where it was cut off then and is given now.
 REPEATED = "Given again as it is: --fresh asks anew, --as-of names another state of the data"
-JOB = click.argument("job", type=click.Path(path_type=Path))
+PROJECT = click.option(
+    "--project",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The project file.  [default: dpstream.toml here or in a parent]",
+)
+ENVIRONMENT = click.option(
+    "--env", "environment", metavar="NAME", help="Take the places of [env.NAME]."
+)
+SETTINGS = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Another place, such as job.daily.store=daily.db; repeatable.",
+)
 #: Assumed numbers of units, records, keys: beyond any load, and figures of them stay in the range
 #: of floats and of whole numbers of 64 bits.
 MOST_ASSUMED = 10**15
@@ -66,11 +87,73 @@ def _tell(text: str) -> None:
     click.echo(text, err=True)
 
 
-def load_job(path: Path, workload: bool = False) -> "Job":
-    """`pipelines.jobs.job.load_job`, which a command that only shows its help must not load."""
-    from dpstream.pipelines.jobs import job
+class Chosen(NamedTuple):
+    """What a command is asked to use: a section of the project file.
 
-    return job.load_job(path, workload)
+    Attributes:
+        name: of the section; ``None``: the only one of its kind.
+        project: of ``--project``; environment: of ``--env``; settings: of ``--set``.
+        tries: of ``plan --try``.
+    """
+
+    name: str | None
+    project: Path | None = None
+    environment: str | None = None
+    settings: tuple[str, ...] = ()
+    tries: tuple[str, ...] = ()
+
+    def load(self) -> "Project":
+        """The decoded project file; raises as `pipelines.project.project.load_project` does."""
+        from dpstream.pipelines.project.project import load_project
+
+        return load_project(self.project, self.environment, self.settings, self.tries)
+
+    @property
+    def flags(self) -> str:
+        """The options as they are typed again, with a leading space."""
+        project = () if self.project is None else ("--project", str(self.project))
+        environment = () if self.environment is None else ("--env", self.environment)
+        settings = (word for setting in self.settings for word in ("--set", setting))
+        words = shlex.join((*project, *environment, *settings))
+        return f" {words}" if words else ""
+
+
+def section(name: str, required: bool = False) -> Callable[[Function], Function]:
+    """The argument that names a section of the project file, with the options that say which file.
+
+    Args:
+        name: of the argument and of the function's parameter, which takes a `Chosen`.
+        required: further arguments follow.
+    """
+
+    def apply(function: Function) -> Function:
+        @functools.wraps(function)
+        def chosen(
+            project: Path | None,
+            environment: str | None,
+            settings: tuple[str, ...],
+            **given: Any,
+        ) -> Any:
+            given[name] = Chosen(given[name], project, environment, settings)
+            return function(**given)
+
+        argument = click.argument(name, required=required)
+        return cast(Function, argument(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
+
+    return apply
+
+
+#: The job of a command; without a name the only one of the project file.
+JOB = section("job")
+
+
+def load_job(job: Chosen, workload: bool = False) -> "Job":
+    """`pipelines.jobs.job.load_job`, which a command that only shows its help must not load."""
+    from dpstream.pipelines.jobs import job as jobs
+
+    if job.name is not None and job.name.endswith(".toml"):
+        return jobs.load_job(job.name, workload=workload)
+    return jobs.job_in(job.load(), job.name, workload)
 
 
 def print_json(value: Any) -> None:
@@ -101,11 +184,17 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 
 #: Of the commands that make an account where none is chosen.
 ACCOUNT = options(
-    click.option("--account", metavar="PATH",
-                 help="The account to charge, of those that are there: its path or URL."),
-    click.option("--new-account", is_flag=True,
-                 help="Make an account: the data are other people's, or other records."),
-)  # fmt: skip
+    click.option(
+        "--account",
+        metavar="PATH",
+        help="The account to charge, of those that are there: its path or URL.",
+    ),
+    click.option(
+        "--new-account",
+        is_flag=True,
+        help="Make an account: the data are other people's, or other records.",
+    ),
+)
 
 
 class ExtraGroup(click.Group):

@@ -1,6 +1,5 @@
 """``dpstream plan``: what a job promises and costs; with ``--scale`` what a stated load needs."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ from dpstream.pipelines.cli.parts import (
     COUNT,
     JOB,
     MOST_ASSUMED,
+    Chosen,
     examples,
     load_job,
     options,
@@ -21,25 +21,37 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
 
 POPULATION = options(
-    click.option("--units", type=COUNT, help="Units with records in a window: what appears of so"
-                 " many.  [default with --scale: any number]"),
-    click.option("--records", type=COUNT, help="Number of their records in a window; plan"
-                 " then says what C cuts."),
-)  # fmt: skip
+    click.option(
+        "--units",
+        type=COUNT,
+        help="Units with records in a window: what appears of so"
+        " many.  [default with --scale: any number]",
+    ),
+    click.option(
+        "--records",
+        type=COUNT,
+        help="Number of their records in a window; plan then says what C cuts.",
+    ),
+)
 STATED = options(
     POPULATION,
-    click.option("--keys", type=COUNT, help="Keys there are in a window.  [default: 1000; --scale"
-                 " needs it]"),
-)  # fmt: skip
+    click.option(
+        "--keys", type=COUNT, help="Keys there are in a window.  [default: 1000; --scale needs it]"
+    ),
+)
 SCALE = options(
     click.option("--scale", is_flag=True, help="Estimate what a stated load needs, and its cost."),
     click.option("--records-per-day", type=COUNT, help="--scale: records of an average day."),
     click.option(
-        "--peak", type=float, default=2.0, show_default=True,
+        "--peak",
+        type=float,
+        default=2.0,
+        show_default=True,
         help="--scale: records of the busiest trigger over an average one's.",
     ),
     click.option(
-        "--published-keys", type=click.IntRange(0, MOST_ASSUMED),
+        "--published-keys",
+        type=click.IntRange(0, MOST_ASSUMED),
         help="--scale: keys published at a trigger.  [default: the most the threshold allows]",
     ),
     click.option(
@@ -49,23 +61,33 @@ SCALE = options(
     click.option("--worker-vcpus", type=COUNT, default=2, show_default=True, help="--scale"),
     click.option("--worker-gib", type=float, default=7.5, show_default=True, help="--scale"),
     click.option(
-        "--price", multiple=True, metavar="NAME=DOLLARS",
+        "--price",
+        multiple=True,
+        metavar="NAME=DOLLARS",
         help="--scale: another price; the output lists the names.",
     ),
     click.option("--measure", is_flag=True, help="--scale: measure this machine first (seconds)."),
-)  # fmt: skip
+)
 
 
 @click.command(
     epilog=examples(
-        "dpstream plan job.toml",
-        "dpstream plan job.toml --units 5000 --records 40000",
-        "dpstream plan job.toml --details",
-        "dpstream plan job.toml --json",
-        "dpstream plan job.toml --scale --keys 1000000 --records-per-day 100000000",
+        "dpstream plan daily",
+        "dpstream plan daily --units 5000 --records 40000",
+        "dpstream plan daily --details",
+        "dpstream plan daily --try job.daily.contributions=20",
+        "dpstream plan daily --json",
+        "dpstream plan daily --scale --keys 1000000 --records-per-day 100000000",
     )
 )
 @JOB
+@click.option(
+    "--try",
+    "tries",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Plan with another value of any field, such as job.daily.contributions=20; repeatable.",
+)
 @click.option(
     "--changed-keys",
     type=COUNT,
@@ -77,9 +99,15 @@ SCALE = options(
 @SCALE
 @AS_JSON
 def plan(
-    job: Path, changed_keys: int | None, fresh: bool, scale: bool, details: bool, as_json: bool,
+    job: Chosen,
+    tries: tuple[str, ...],
+    changed_keys: int | None,
+    fresh: bool,
+    scale: bool,
+    details: bool,
+    as_json: bool,
     **load: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Say whether a job can run, whether anything will appear, how exact it is, what the budget
     covers and what would help; reads no data.
 
@@ -97,7 +125,8 @@ def plan(
     from dpstream.pipelines.operate.acceptance import of_job
     from dpstream.pipelines.scale import shards
 
-    loaded = load_job(job)
+    loaded = load_job(job._replace(tries=tries))
+    fresh = fresh or bool(tries)  # a trial is not the run that the store holds
     records = load.pop("records")
     if scale:
         _scaled(loaded, load, as_json)
@@ -119,15 +148,15 @@ def plan(
         print_json(figures | more)
     else:
         first = [*accepted.lines(), *coverage_lines(planned, covered)]
-        whole = "\n".join(first) + "\n"
-        whole += outlook_text(planned, budget, tuned, *stated, checked)
+        output = "\n".join(first) + "\n"
+        output += outlook_text(planned, budget, tuned, *stated, checked)
         if details:
-            whole += "\n" + text(planned, budget, tuned)
+            output += "\n" + text(planned, budget, tuned)
         if begun:
-            whole += f"Figures     of run {begun.run_id}, committed when it began\n"
-        whole += "".join(f"Warning     {warning}\n" for warning in warnings_of(covered))
-        whole += shards.text(state_figures)
-        click.echo(whole, nl=False)
+            output += f"Figures     of run {begun.run_id}, committed when it began\n"
+        output += "".join(f"Warning     {warning}\n" for warning in warnings_of(covered))
+        output += shards.text(state_figures)
+        click.echo(output, nl=False)
     click.get_current_context().exit(accepted.exit_code)
 
 
@@ -135,7 +164,7 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
     """Print the estimate for the options above."""
     import msgspec
 
-    from dpstream.pipelines.jobs.text import duration_micros
+    from dpstream.pipelines.project.text import duration_micros
     from dpstream.pipelines.scale.rates import RATES, measured_rates, with_prices
     from dpstream.pipelines.scale.scale import Load, as_dict, estimate, text
 
@@ -152,11 +181,11 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
             )
     load = msgspec.convert(stated, Load).check()
     rates = measured_rates() if measure else RATES
-    found = estimate(job, load, rates, prices)
+    figures = estimate(job, load, rates, prices)
     if as_json:
-        print_json({"scale": as_dict(found, load, rates, prices)})
+        print_json({"scale": as_dict(figures, load, rates, prices)})
     else:
-        click.echo(text(found, load, rates, prices), nl=False)
+        click.echo(text(figures, load, rates, prices), nl=False)
 
 
 def _prices(given: object) -> dict[str, float]:

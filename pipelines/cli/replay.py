@@ -1,19 +1,17 @@
 """``dpstream replay``: publish a recording again, as a live stream."""
 
-from pathlib import Path
-
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Chosen, examples, load_job, print_json
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 
 
 @click.command(
     epilog=examples(
-        "dpstream replay recorded.toml --to folder:incoming --speed 60",
-        "dpstream replay recorded.toml --to kafka:localhost:9092/clicks --speed 1",
-        "dpstream replay recorded.toml --to pubsub:projects/P/topics/T",
+        "dpstream replay recorded --to folder:incoming --speed 60",
+        "dpstream replay recorded --to kafka:localhost:9092/clicks --speed 1",
+        "dpstream replay recorded --to pubsub:projects/P/topics/T",
     )
 )
 @JOB
@@ -24,12 +22,15 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_p
     "--speed", default="max", show_default=True, help="Seconds of stream a second, or max."
 )
 @click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
     help="A setting of Kafka's client (TLS, SASL); secrets as NAME=env:VARIABLE.",
-)  # fmt: skip
+)
 @OPERATOR
 @AS_JSON
-def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
+def replay(job: Chosen, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
     """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
     as JSON messages.  For recordings that may be published there: no privacy is added."""
     from dpstream.pipelines.connectors.replay.republish import republish, target_of
@@ -39,11 +40,12 @@ def replay(job: Path, target: str, speed: str, options: tuple[str, ...], as_json
     if not all("=" in option for option in options):
         raise UsageError("--option", "names no value", "write NAME=VALUE")
     given = dict(option.split("=", 1) for option in options)
-    found = republish(loaded, target_of(target, given), pace)
+    replayed = republish(loaded, target_of(target, given), pace)
     if as_json:
-        print_json(with_private({"to": target, "speed": speed}, found._asdict()))
+        print_json(with_private({"to": target, "speed": speed}, replayed._asdict()))
         return
     click.echo("Published.")
     echo_private(
-        f"{found.rows:,} rows published in {found.seconds:.1f} s, {found.refused:,} refused."
+        f"{replayed.rows:,} rows published in {replayed.seconds:.1f} s, "
+        f"{replayed.refused:,} refused."
     )

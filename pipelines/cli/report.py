@@ -5,17 +5,25 @@ from pathlib import Path
 import click
 
 from dpstream.accounting.errors import required
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, examples, load_job, print_json, stop_signals
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    JOB,
+    Chosen,
+    examples,
+    load_job,
+    print_json,
+    stop_signals,
+)
 
 _PAGE = Path("report.html")
 
 
 @click.command(
     epilog=examples(
-        "dpstream report job.toml",
-        "dpstream report job.toml --out week.html",
-        "dpstream report job.toml --serve",
-        "dpstream report job.toml --truth 'public/*.parquet'",
+        "dpstream report daily",
+        "dpstream report daily --out week.html",
+        "dpstream report daily --serve",
+        "dpstream report daily --truth 'public/*.parquet'",
     )
 )
 @JOB
@@ -37,7 +45,7 @@ _PAGE = Path("report.html")
 )
 @AS_JSON
 def report(
-    job: Path,
+    job: Chosen,
     out: Path | None,
     serve: bool,
     port: int | None,
@@ -59,28 +67,28 @@ def report(
         _write(job, out or _PAGE, truth, as_json)
 
 
-def _write(job: Path, out: Path, truth: Path | None, as_json: bool) -> None:
+def _write(job: Chosen, out: Path, truth: Path | None, as_json: bool) -> None:
     from dpstream.pipelines.report.report import TRUTH_LABEL, as_dict, build, write
     from dpstream.pipelines.report.view import render
 
-    found = build(load_job(job), truth)
-    write(found, render(found), out)
+    page = build(load_job(job), truth)
+    write(page, render(page), out)
     if as_json:
-        print_json({"page": str(out), **as_dict(found)})
+        print_json({"page": str(out), **as_dict(page)})
         return
-    whole = "" if found.expected is None else f" of {found.expected:,}"
-    click.echo(f"Report in {out}: {len(found.found.releases):,}{whole} releases.")
-    if not found.findings.all_keys.distinct:
+    total = "" if page.expected is None else f" of {page.expected:,}"
+    click.echo(f"Report in {out}: {len(page.found.releases):,}{total} releases.")
+    if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")
-    if found.input_changed:
+    if page.input_changed:
         click.echo("The input changed while it was read: no release follows, begin a new run.")
-    for stamp in found.stamps:
+    for stamp in page.stamps:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:
         click.echo(f"True errors are {TRUTH_LABEL}.")
 
 
-def _serve(job: Path, port: int) -> None:
+def _serve(job: Chosen, port: int) -> None:
     import threading
 
     from dpstream.pipelines.report.server import Server

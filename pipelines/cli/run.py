@@ -1,7 +1,6 @@
 """``dpstream run``: run a job, or go on with one."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
     Bar,
+    Chosen,
     examples,
     load_job,
     options,
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.
 _MUCH = 0.2
-_PERIOD = "; privacy.period gives each window its own, for a guarantee for each period"
+_PERIOD = "; budget.covers gives each window its own, for a guarantee for each period"
 #: Counts whose names do not say what is counted.
 _COUNTED = {
-    "operator_dead_time": "dead time (none, or outside [time.start, time.end))",
+    "operator_dead_time": "dead time (none, or outside [time.start, end))",
     "operator_dead_value": "dead value (no number)",
     "operator_dead_source": "dead source (no readable row)",
 }
@@ -65,16 +65,17 @@ METRICS = options(
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog=examples(
-        "dpstream run job.toml",
-        "dpstream run job.toml --through 2024-02-01",
-        "dpstream run job.toml --fresh          # the job file was changed: a new charge",
-        "dpstream run job.toml --runner=PrismRunner",
-        "dpstream run recorded.toml --runner=PrismRunner --speed=1440",
-        "dpstream run job.toml --runner=FlinkRunner --job_name=flights",
+        "dpstream run daily",
+        "dpstream run daily --through 2024-02-01",
+        "dpstream run daily --fresh          # the job file was changed: a new charge",
+        "dpstream run daily --runner=PrismRunner",
+        "dpstream run recorded --runner=PrismRunner --speed=1440",
+        "dpstream run daily --runner=FlinkRunner --job_name=flights",
     ),
 )
 @JOB
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
+@click.option("--gcp-project", metavar="NAME", help="Of Dataflow: the Google Cloud project.")
 @click.option("--speed", help="Of files on a streaming runner: seconds of stream a second, or max.")
 @click.option(
     "--through",
@@ -83,9 +84,11 @@ METRICS = options(
     " files that come later join when it is run again.",
 )
 @click.option(
-    "--fresh", is_flag=True, help="Begin a new run, at a new charge; the old store and releases are"
+    "--fresh",
+    is_flag=True,
+    help="Begin a new run, at a new charge; the old store and releases are"
     " moved to names with the old run's id.",
-)  # fmt: skip
+)
 @click.option("--fail-if-empty", is_flag=True, help="Exit with 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @METRICS
@@ -95,8 +98,9 @@ METRICS = options(
 def run(
     ctx: click.Context,
     /,
-    job: Path,
+    job: Chosen,
     runner: str,
+    gcp_project: str | None,
     speed: str | None,
     through: str | None,
     fresh: bool,
@@ -111,8 +115,9 @@ def run(
     On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
     """
     checked = load_job(job)
+    beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
     run_checked(
-        checked, runner, ctx.args, speed, quiet, as_json, through, fail_if_empty, fresh, **metrics
+        checked, runner, beam_args, speed, quiet, as_json, through, fail_if_empty, fresh, **metrics
     )
 
 
@@ -150,9 +155,15 @@ def run_checked(
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
         result = run_job(
-            checked, runner, beam_args, progress=bar.update, speed=pace, stop=stop,
-            through=through, fresh=fresh,
-        )  # fmt: skip
+            checked,
+            runner,
+            beam_args,
+            progress=bar.update,
+            speed=pace,
+            stop=stop,
+            through=through,
+            fresh=fresh,
+        )
     summary = result.summary
     if as_json:
         _print_json(checked, result, warnings)
@@ -220,7 +231,7 @@ def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
     Raises:
         RunError: with ``fail_if_empty``.
     """
-    job = checked.path.name
+    job = checked.called
     why = "no key has enough units in a window, no record is usable, or there is no record"
     fix = (
         f"`dpstream plan {job}` says how many units a key needs, and `dpstream check {job}` counts"
@@ -265,6 +276,6 @@ def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
     falls = line.period is None and (line.end is None or line.windows > 1)
     later = ", most of it in later windows" if falls else ""
     echo_private(
-        f"privacy.contributions = {bound} left {100 * share:.3g}% of the records out"
+        f"contributions = {bound} left {100 * share:.3g}% of the records out"
         f"{later}. `dpstream choose` weighs another one{_PERIOD * falls}."
     )

@@ -62,7 +62,7 @@ def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> 
     """Make the table of the records that TABLE names, in an account.
 
     Where accounts are there, in TABLE's folder or in its parents up to the repository's root, one
-    of them is chosen, or a new one is made at TABLE's ledger.path.  The account's id is written
+    of them is chosen, or a new one is made at TABLE's account.path.  The account's id is written
     into TABLE, which names the account from then on.
     """
     from dpstream.pipelines.drafting.place import keep_out_of_git
@@ -148,22 +148,23 @@ def delete(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
     _loaded(load.delete(load_config(table), files), as_json)
 
 
-def _loaded(found: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> None:
+def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> None:
     """How many records there are is for their owner; whoever asks questions must not see it."""
-    public = {"version": found.version, "tidied": found.tidied, "warnings": list(warnings)}
+    public = {"version": loaded.version, "tidied": loaded.tidied, "warnings": list(warnings)}
     if as_json:
-        private = {name: value for name, value in found._asdict().items() if name not in public}
-        private["dead_letter"] = found.dead_letter and str(found.dead_letter)
+        private = {name: value for name, value in loaded._asdict().items() if name not in public}
+        private["dead_letter"] = loaded.dead_letter and str(loaded.dead_letter)
         print_json(with_private(public, private))
         return
-    click.echo(f"Version {found.version} of the table is in place.")
+    click.echo(f"Version {loaded.version} of the table is in place.")
     echo_private(
-        f"{found.records:,} records, {found.usable:,} usable; {found.taken:,} taken by this change."
+        f"{loaded.records:,} records, {loaded.usable:,} usable; "
+        f"{loaded.taken:,} taken by this change."
     )
-    for reason, count in sorted(found.refused.items()):
+    for reason, count in sorted(loaded.refused.items()):
         echo_private(f"{count:,} refused: {reason}")
-    if found.dead_letter is not None:
-        echo_private(f"unusable records (position and reason) are listed in {found.dead_letter}.")
+    if loaded.dead_letter is not None:
+        echo_private(f"unusable records (position and reason) are listed in {loaded.dead_letter}.")
 
 
 @session.command(
@@ -183,8 +184,8 @@ def close(table: Path, arrival: str, before: str, analyst: str, as_json: bool) -
     from dpstream.pipelines.session.standing import close_before
 
     with opened(table, analyst) as open_session:
-        desk = open_session.desk
-        closed = close_before(desk, arrival, value_of(desk.space, arrival, before))
+        open_table = open_session.desk
+        closed = close_before(open_table, arrival, value_of(open_table.space, arrival, before))
     if as_json:
         print_json({"closed": closed})
         return

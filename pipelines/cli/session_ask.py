@@ -38,21 +38,26 @@ if TYPE_CHECKING:
 
 FIGURES = click.argument("figures", nargs=-1)
 BY = click.option(
-    "--by", multiple=True, metavar="NAME[=RANGES]",
+    "--by",
+    multiple=True,
+    metavar="NAME[=RANGES]",
     help="A row for each value, for each of NAME=16 equal ranges, or between NAME=0,10,20.",
-)  # fmt: skip
+)
 PAYING = options(
     BUDGET,
     FRESH,
     AS_OF,
     click.option("--drop", is_flag=True, help="Leave out points with too little budget."),
     click.option(
-        "--cover", multiple=True, metavar="NAME",
+        "--cover",
+        multiple=True,
+        metavar="NAME",
         help="Charge the whole range of a dimension, so that regions merge.",
     ),
-)  # fmt: skip
-FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allotment (its name"
-                    " or run id).")  # fmt: skip
+)
+FROM = click.option(
+    "--from", "allotment", metavar="NAME", help="Draw on an allotment (its name or run id)."
+)
 
 
 @click.command(
@@ -73,17 +78,30 @@ FROM = click.option("--from", "allotment", metavar="NAME", help="Draw on an allo
 @FROM
 @click.option("--union", is_flag=True, help="From answers of disjoint parts, free.")
 @click.option(
-    "--ticket", type=click.Path(path_type=Path), metavar="FILE",
+    "--ticket",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="Pay here, and write what a service needs to answer elsewhere; private.",
-)  # fmt: skip
+)
 @RUNNER
 @ANALYST
 @AS_JSON
 def ask(
-    table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    union: bool, allotment: str | None, ticket: Path | None, runner: str | None, parallelism: int,
-    beam_flag: tuple[str, ...], analyst: str, as_json: bool, **how: Any,
-) -> None:  # fmt: skip
+    table: Path,
+    figures: tuple[str, ...],
+    where: str,
+    inside: str | None,
+    by: tuple[str, ...],
+    union: bool,
+    allotment: str | None,
+    ticket: Path | None,
+    runner: str | None,
+    parallelism: int,
+    beam_flag: tuple[str, ...],
+    analyst: str,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Answer FIGURES (default: count) of some points of TABLE.toml.
 
     A figure is count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, ..).
@@ -95,21 +113,21 @@ def ask(
         if union:
             _union(session, table, figures, where, inside, as_json)
             return
-        asked = asker(session, table, where, inside, allotment)
+        points = asker(session, table, where, inside, allotment)
         from dpstream.pipelines.session.ask import ask as answer_of
 
-        wish = _wish(session, asked, figures, by, how)
+        question = _wish(session, points, figures, by, how)
         if ticket is not None:
-            _hand_out(session, wish, ticket, as_json)
+            _hand_out(session, question, ticket, as_json)
             return
-        answer = answer_of(session.desk, wish)
+        answer = answer_of(session.desk, question)
         _tell(session, answer, as_json)
 
 
-def _hand_out(session: "Session", wish: "Wish", out: Path, as_json: bool) -> None:
+def _hand_out(session: "Session", question: "Wish", out: Path, as_json: bool) -> None:
     from dpstream.pipelines.session.hand_out import hand_out
 
-    paid = hand_out(session.desk, wish, out)
+    paid = hand_out(session.desk, question, out)
     if as_json:
         print_json({"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name})
         return
@@ -117,9 +135,12 @@ def _hand_out(session: "Session", wish: "Wish", out: Path, as_json: bool) -> Non
 
 
 def _wish(
-    session: "Session", asked: "Asker", figures: tuple[str, ...], by: tuple[str, ...],
+    session: "Session",
+    points: "Asker",
+    figures: tuple[str, ...],
+    by: tuple[str, ...],
     how: dict[str, Any],
-) -> "Wish":  # fmt: skip
+) -> "Wish":
     """The question of a command."""
     from dpstream.pipelines.session.figures import figure_of
 
@@ -127,7 +148,7 @@ def _wish(
     how["cover"] = tuple(how["cover"])
     given = {name: value for name, value in how.items() if value}
     aggregates = tuple(map(figure_of, figures or ("count",)))
-    return asked.wish(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
+    return points.wish(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
 
 
 def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
@@ -137,12 +158,20 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
     head = answer.header
     question = head.question
     if as_json:
-        print_json({
-            "run_id": head.run_id, "answered": head.answered, "charged": answer.charged,
-            "kind": question.kind, "amount": question.amount / 1_000_000,
-            "allotment": head.allotment, "receipt": answer.digest, "insecure": answer.insecure,
-            "rows": records(answer), "warnings": session.desk.table.warnings,
-        })  # fmt: skip
+        print_json(
+            {
+                "run_id": head.run_id,
+                "answered": head.answered,
+                "charged": answer.charged,
+                "kind": question.kind,
+                "amount": question.amount / 1_000_000,
+                "allotment": head.allotment,
+                "receipt": answer.digest,
+                "insecure": answer.insecure,
+                "rows": records(answer),
+                "warnings": session.desk.table.warnings,
+            }
+        )
         return
     click.echo(shown(answer), nl=False)
     paid = f"{question.kind} {words.amount(question.amount)}"
@@ -176,17 +205,21 @@ def _left(budget: float) -> str:
 
 
 def _union(
-    session: "Session", table: Path, figures: tuple[str, ...], where: str, inside: str | None,
+    session: "Session",
+    table: Path,
+    figures: tuple[str, ...],
+    where: str,
+    inside: str | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     from dpstream.pipelines.session.figures import figure_of, union_words
 
     for figure in map(figure_of, figures or ("count",)):
-        found = subspace(session, table, where, inside).union(figure)
+        union = subspace(session, table, where, inside).union(figure)
         if as_json:
-            print_json({"figure": figure.name, **found._asdict()})
+            print_json({"figure": figure.name, **union._asdict()})
         else:
-            click.echo(f"{figure.name}: {union_words(found)}; free")
+            click.echo(f"{figure.name}: {union_words(union)}; free")
 
 
 @click.command(
@@ -207,9 +240,17 @@ def _union(
 @ANALYST
 @AS_JSON
 def plan(
-    table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    union: bool, allotment: str | None, analyst: str, as_json: bool, **how: Any,
-) -> None:  # fmt: skip
+    table: Path,
+    figures: tuple[str, ...],
+    where: str,
+    inside: str | None,
+    by: tuple[str, ...],
+    union: bool,
+    allotment: str | None,
+    analyst: str,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Say what a question would be told: its errors, what it charges, what lacks budget.
 
     Nothing is spent or written, and no record is read.  Where `ask` would be refused now, the exit
@@ -220,17 +261,17 @@ def plan(
     from dpstream.pipelines.session import plan as planning
 
     with opened(table, analyst, looking=True) as session:
-        asked = asker(session, table, where, inside, allotment)
-        found = planning.plan(session.desk, _wish(session, asked, figures, by, how), union)
+        points = asker(session, table, where, inside, allotment)
+        planned = planning.plan(session.desk, _wish(session, points, figures, by, how), union)
         if as_json:
-            decision = as_builtins(session.desk.space, found.decision)
-            print_json({**decision, **planning.as_builtins(found)})
+            decision = as_builtins(session.desk.space, planned.decision)
+            print_json({**decision, **planning.as_builtins(planned)})
         else:
-            for line in planning.lines(found):
+            for line in planning.lines(planned):
                 click.echo(line)
-            for line in lacking(session.desk.space, found.decision):
+            for line in lacking(session.desk.space, planned.decision):
                 click.echo(f"  {line}")
-    click.get_current_context().exit(found.acceptance.exit_code)
+    click.get_current_context().exit(planned.acceptance.exit_code)
 
 
 @click.command(
@@ -247,9 +288,16 @@ def plan(
 @ANALYST
 @AS_JSON
 def allot(
-    table: Path, name: str, where: str, inside: str | None, epsilon: str | None,
-    rho: str | None, cover: tuple[str, ...], analyst: str, as_json: bool,
-) -> None:  # fmt: skip
+    table: Path,
+    name: str,
+    where: str,
+    inside: str | None,
+    epsilon: str | None,
+    rho: str | None,
+    cover: tuple[str, ...],
+    analyst: str,
+    as_json: bool,
+) -> None:
     """Charge a whole budget now, for questions that come later (`ask --from NAME`).
 
     It fails if ANY point has less left.  The same command again finds the same allotment; another
@@ -264,8 +312,8 @@ def allot(
         made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
         names.write(table, name, run_id=made.run_id)
         if as_json:
-            told = {"name": name, "run_id": made.run_id, "kind": kind, "charged": made.charged}
-            print_json({**told, "amount": made.amount / 1_000_000})
+            fields = {"name": name, "run_id": made.run_id, "kind": kind, "charged": made.charged}
+            print_json({**fields, "amount": made.amount / 1_000_000})
             return
         click.echo(f"{name}: {made.run_id}")
         if not made.charged:
@@ -288,9 +336,15 @@ def allot(
 @ANALYST
 @AS_JSON
 def select(
-    table: Path, name: str, where: str, inside: str | None, with_epsilon: str | None,
-    with_rho: str | None, analyst: str, as_json: bool,
-) -> None:  # fmt: skip
+    table: Path,
+    name: str,
+    where: str,
+    inside: str | None,
+    with_epsilon: str | None,
+    with_rho: str | None,
+    analyst: str,
+    as_json: bool,
+) -> None:
     """Give some points a NAME, and say the most that any of them has spent.
 
     Names are kept in a public file beside TABLE.toml.  Points that have enough left stay the same
@@ -301,16 +355,16 @@ def select(
 
     names.check(name)
     with opened(table, analyst, looking=True) as session:
-        found = subspace(session, table, where, inside)
+        points = subspace(session, table, where, inside)
         wanted: dict[Any, str | None] = {"epsilon": with_epsilon, "rho": with_rho}
         for kind, amount in wanted.items():
             if amount is not None:
-                found = found.with_budget(amount, kind)
-        text = found.selection.text
-        if found.selection.fixed is not None:
-            boxes = [words.box(session.desk.space, box) for box in found.boxes()]
+                points = points.with_budget(amount, kind)
+        text = points.selection.text
+        if points.selection.fixed is not None:
+            boxes = [words.box(session.desk.space, box) for box in points.boxes()]
             text = " OR ".join(f"({box})" for box in boxes)
-        spent: dict[Any, float] = {k: found.max_consumed(k) for k in kinds(session.desk.space)}  # type: ignore[arg-type]
+        spent: dict[Any, float] = {k: points.max_consumed(k) for k in kinds(session.desk.space)}  # type: ignore[arg-type]
         names.write(table, name, text)
         if as_json:
             print_json({"name": name, "where": text, "max_consumed": spent})

@@ -88,9 +88,9 @@ def lacking(space: "Space", decision: "Decision") -> list[str]:
     from dpstream.pipelines.session import words
 
     rows = zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True)
-    found = [f"{words.amount(left)} left where {words.box(space, box)}" for box, left in rows]
+    lines = [f"{words.amount(left)} left where {words.box(space, box)}" for box, left in rows]
     more = len(decision.lacking) - _BOXES
-    return [*found, f"... and {more:,} more boxes"] if more > 0 else found
+    return [*lines, f"... and {more:,} more boxes"] if more > 0 else lines
 
 
 def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
@@ -102,20 +102,21 @@ def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
         "charged": words.boxes(space, decision.charged),
         "lacking": [
             {"where": words.box(space, box), "left": left / 1_000_000}
-            for box, left in zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(),
-                                 strict=True)
+            for box, left in zip(
+                decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True
+            )
         ],
         "lacking_boxes": len(decision.lacking),
         "largest": decision.largest / 1_000_000,
-    }  # fmt: skip
+    }
 
 
 def subspace(session: "Session", table: Path, where: str, inside: str | None) -> "Subspace":
     """The points that a command names."""
     from dpstream.pipelines.session import names
 
-    found = session.table if inside is None else session.where(names.predicate(table, inside))
-    return found.where(where) if where else found
+    points = session.table if inside is None else session.where(names.predicate(table, inside))
+    return points.where(where) if where else points
 
 
 def asker(
@@ -126,10 +127,10 @@ def asker(
         return subspace(session, table, where, inside)
     from dpstream.pipelines.session import names
 
-    found = session.allotment(names.allotment(table, run_id))
+    points = session.allotment(names.allotment(table, run_id))
     if inside is not None:
-        found = found.where(names.predicate(table, inside))
-    return found.where(where) if where else found
+        points = points.where(names.predicate(table, inside))
+    return points.where(where) if where else points
 
 
 def cells(session: "Session", by: tuple[str, ...]) -> "Mapping[str, Any]":

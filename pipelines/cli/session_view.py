@@ -40,10 +40,20 @@ if TYPE_CHECKING:
 @ANALYST
 @AS_JSON
 def stand(
-    table: Path, figures: tuple[str, ...], where: str, inside: str | None, by: tuple[str, ...],
-    epsilon: str | None, rho: str | None, arrival: str, width: int, until: str, tick: str,
-    analyst: str, as_json: bool,
-) -> None:  # fmt: skip
+    table: Path,
+    figures: tuple[str, ...],
+    where: str,
+    inside: str | None,
+    by: tuple[str, ...],
+    epsilon: str | None,
+    rho: str | None,
+    arrival: str,
+    width: int,
+    until: str,
+    tick: str,
+    analyst: str,
+    as_json: bool,
+) -> None:
     """One tick of a standing query: it asks the earliest window of arrivals with enough budget.
 
     Run it again with the next tick: the window stays as long as it has budget, and then slides to
@@ -55,15 +65,15 @@ def stand(
 
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst) as session:
-        desk = session.desk
+        open_table = session.desk
         points = subspace(session, table, where, inside)
         aggregates = tuple(map(figure_of, figures or ("count",)))
-        wish = points.wish(aggregates, amount, cells(session, by), kind)  # type: ignore[arg-type]
-        dimension = desk.space.dimensions[arrival_of(desk.space, arrival)]
-        end = dimension.edge(value_of(desk.space, arrival, until))
-        wide = cells_wide(desk.space, arrival, width)
-        standing = Standing(wish.question, wish.selection, arrival, wide)
-        _tell(session, asked(desk, standing, end, tick), as_json)
+        question = points.wish(aggregates, amount, cells(session, by), kind)  # type: ignore[arg-type]
+        dimension = open_table.space.dimensions[arrival_of(open_table.space, arrival)]
+        end = dimension.edge(value_of(open_table.space, arrival, until))
+        wide = cells_wide(open_table.space, arrival, width)
+        query = Standing(question.question, question.selection, arrival, wide)
+        _tell(session, asked(open_table, query, end, tick), as_json)
 
 
 @click.command(
@@ -82,17 +92,21 @@ def budget(table: Path, where: str, inside: str | None, analyst: str, as_json: b
 
     with opened(table, analyst, looking=True) as session:
         chosen = subspace(session, table, where, inside).selection
-        found = overview(session.desk, chosen)
+        figures = overview(session.desk, chosen)
     if as_json:
-        print_json(found)
+        print_json(figures)
         return
-    click.echo(f"Table       {found['table']}, data set {found['data_set']}, unit {found['unit']}")
-    click.echo(f"Entries     {found['entries']:,}")
-    for kind, part in found["budgets"].items():
+    click.echo(
+        f"Table       {figures['table']}, data set {figures['data_set']}, unit {figures['unit']}"
+    )
+    click.echo(f"Entries     {figures['entries']:,}")
+    for kind, part in figures["budgets"].items():
         click.echo("\n".join(_kind(kind, part)))
-    for kind, own in found["quotas"].items():
-        click.echo(f"Quota       {own['analyst']}: {kind} {_amount(own['quota'])} of a point, "
-                   f"charged to one at most {_amount(own['most_charged'])}")  # fmt: skip
+    for kind, own in figures["quotas"].items():
+        click.echo(
+            f"Quota       {own['analyst']}: {kind} {_amount(own['quota'])} of a point, "
+            f"charged to one at most {_amount(own['most_charged'])}"
+        )
 
 
 def _kind(kind: str, part: dict[str, Any]) -> list[str]:
@@ -152,20 +166,34 @@ def transcript(table: Path, analyst: str, as_json: bool) -> None:
 )
 @TABLE
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html or .png.")
-@click.option("--by", multiple=True, metavar="NAME,NAME", help="Dimensions of a map; least over"
-              " all others.")  # fmt: skip
-@click.option("--epsilon", "initial", metavar="AMOUNT", help="Initial budget that maps are of."
-              "  [default: the most]")  # fmt: skip
-@click.option("--kind", type=click.Choice(["epsilon", "rho"]), help="Of a .png."
-              "  [default: the table's first]")  # fmt: skip
+@click.option(
+    "--by", multiple=True, metavar="NAME,NAME", help="Dimensions of a map; least over all others."
+)
+@click.option(
+    "--epsilon",
+    "initial",
+    metavar="AMOUNT",
+    help="Initial budget that maps are of.  [default: the most]",
+)
+@click.option(
+    "--kind", type=click.Choice(["epsilon", "rho"]), help="Of a .png.  [default: the table's first]"
+)
 @click.option("--over-time", is_flag=True, help="A .png of what was spent over time.")
 @WHERE
 @ANALYST
 @AS_JSON
 def picture(
-    table: Path, out: Path, by: tuple[str, ...], initial: str | None, kind: str | None,
-    over_time: bool, where: str, inside: str | None, analyst: str, as_json: bool,
-) -> None:  # fmt: skip
+    table: Path,
+    out: Path,
+    by: tuple[str, ...],
+    initial: str | None,
+    kind: str | None,
+    over_time: bool,
+    where: str,
+    inside: str | None,
+    analyst: str,
+    as_json: bool,
+) -> None:
     """Draw what is left: one page (.html) with maps, spending over time and the transcript, or one
     picture (.png).  Of the account alone: no record and no answer is in it."""
     from dpstream.pipelines.session import page

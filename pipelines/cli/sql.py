@@ -60,20 +60,34 @@ _BUDGET, _CHECK = "budget", "check"
 @click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
 @click.option(
-    "--stream", is_flag=True, help="CATALOG is a job file: the statement says its key, aggregates,"
+    "--stream",
+    is_flag=True,
+    help="CATALOG is a job file: the statement says its key, aggregates,"
     " C, filters and look-ups, and is answered at every trigger.",
-)  # fmt: skip
+)
 @click.option(
-    "--emit", is_flag=False, flag_value="-", metavar="[PATH]",
+    "--emit",
+    is_flag=False,
+    flag_value="-",
+    metavar="[PATH]",
     help="Of --stream: write the whole job file (to stdout without PATH) instead of running it.",
-)  # fmt: skip
+)
 @OPERATOR
 @AS_JSON
 def sql(
-    catalog: Path, statement: str | None, file: Path | None, explain: bool, fresh: bool, as_of: str,
-    runner: str | None, parallelism: int, beam_flag: tuple[str, ...], stream: bool,
-    emit: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    catalog: Path,
+    statement: str | None,
+    file: Path | None,
+    explain: bool,
+    fresh: bool,
+    as_of: str,
+    runner: str | None,
+    parallelism: int,
+    beam_flag: tuple[str, ...],
+    stream: bool,
+    emit: str | None,
+    as_json: bool,
+) -> None:
     """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left, and
     `dpstream sql check CATALOG` checks the keys that it declares.
 
@@ -123,9 +137,10 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
 
     if stream and of_tables:
         raise UsageError(
-            "--stream", "takes no --explain, --fresh and --as-of",
+            "--stream",
+            "takes no --explain, --fresh and --as-of",
             "write the job with --emit PATH, and ask `dpstream plan PATH`",
-        )  # fmt: skip
+        )
     if of_stream and not stream:
         raise UsageError("--emit", "is for --stream", "add that, or leave it out")
 
@@ -142,9 +157,13 @@ def _read(path: Path | None) -> str:
 
 
 def _answer(
-    catalog: "Catalog", text: str | None, explain: bool, how: Asking, as_json: bool,
+    catalog: "Catalog",
+    text: str | None,
+    explain: bool,
+    how: Asking,
+    as_json: bool,
     runner: "Runner | None" = None,
-) -> int:  # fmt: skip
+) -> int:
     """Answer, or explain, the statements of a text: the exit code."""
     from dpstream.pipelines.sql.errors import refusal
     from dpstream.pipelines.sql.texts import explained, split
@@ -179,14 +198,14 @@ def _ask(
     warnings = weaknesses(head.epsilon, head.delta)
     if as_json:
         public = msgspec.to_builtins(head)
-        told = {
+        fields = {
             "charged": answer.charged,
             "receipt": answer.digest,
             "insecure": answer.insecure,
             "warnings": warnings,
             "intervals_cover": "noise",
         }
-        print_json({**public, **told, "rows": records(answer)})
+        print_json({**public, **fields, "rows": records(answer)})
         return
     click.echo(shown(answer), nl=False)
     if not answer.table.num_rows:
@@ -209,20 +228,20 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
     """Print what they would cost; the exit code with which asking them would end."""
     from dpstream.pipelines.sql.explain import as_builtins, explain
 
-    found = explain(catalog, statements, how)
+    explanation = explain(catalog, statements, how)
     if as_json:
-        print_json(as_builtins(found))
+        print_json(as_builtins(explanation))
     else:
-        click.echo(_words(found), nl=False)
-    return found.acceptance.exit_code
+        click.echo(_words(explanation), nl=False)
+    return explanation.acceptance.exit_code
 
 
-def _words(found: "Explanation") -> str:
+def _words(explanation: "Explanation") -> str:
     from dpstream.accounting.query.families import family_lines
     from dpstream.accounting.query.outlook import Outlook
 
-    lines = found.acceptance.lines("Can ask")
-    for number, one in enumerate(found.statements, 1):
+    lines = explanation.acceptance.lines("Can ask")
+    for number, one in enumerate(explanation.statements, 1):
         cost = one.cost
         mu = "" if cost["mu"] is None else f", mu {up(cost['mu'], 4)}"
         head = f"({up(cost['epsilon'])}, {up(cost['delta'])}){mu} per unit"
@@ -233,8 +252,8 @@ def _words(found: "Explanation") -> str:
         lines += [f"  Warning    {warning}" for warning in one.warnings]
         lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]
     lines.append(
-        f"Together    epsilon {up(found.together['epsilon'])} at delta "
-        f"{up(found.together['delta'])}"
+        f"Together    epsilon {up(explanation.together['epsilon'])} at delta "
+        f"{up(explanation.together['delta'])}"
     )
     return "\n".join(lines) + "\n"
 
@@ -242,22 +261,22 @@ def _words(found: "Explanation") -> str:
 def _budget(catalog: "Catalog", as_json: bool) -> None:
     from dpstream.pipelines.sql.explain import budget
 
-    found = budget(catalog)
+    figures = budget(catalog)
     if as_json:
-        print_json(found)
+        print_json(figures)
         return
-    click.echo("\n".join(_left(found)))
+    click.echo("\n".join(_left(figures)))
 
 
 def _check(catalog: "Catalog", as_json: bool) -> None:
     """The owner's: whether a declared key is unique is told here, and to nobody who asks."""
     from dpstream.pipelines.sql.registration import register
 
-    found = register(catalog)
+    registered = register(catalog)
     if as_json:
-        print_json({"tables": found.tables, "unique_keys": found.keys})
+        print_json({"tables": registered.tables, "unique_keys": registered.keys})
         return
-    for table in found.tables:
+    for table in registered.tables:
         owner = table["rows_of"]
         if "unit_column" in owner:
             owner = f"rows of the unit in {owner['unit_column']}"
@@ -265,19 +284,19 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
             on = ", ".join(f"{mine} = {key}" for mine, key in owner["on"])
             owner = f"rows of the unit of {owner['unit_via']} ({on})"
         click.echo(f"{table['table']:<20} {table['kind']:<10} {owner}")
-    for name, columns in found.keys:
+    for name, columns in registered.keys:
         click.echo(f"Unique: {name} ({', '.join(columns)})")
 
 
-def _left(found: dict[str, Any]) -> list[str]:
-    limit, spent, left = found["limit"], found["spent"], found["left"]
+def _left(figures: dict[str, Any]) -> list[str]:
+    limit, spent, left = figures["limit"], figures["spent"], figures["left"]
     return [
-        f"Data set    {found['data_set']}, unit {found['unit']}, {found['charges']} charges",
+        f"Data set    {figures['data_set']}, unit {figures['unit']}, {figures['charges']} charges",
         f"Limit       epsilon {up(limit['epsilon'])} at delta {up(limit['delta'])} per unit",
         f"Spent       epsilon {up(spent['epsilon'])}",
         f"Left        mu {down(left['mu'], 4)} of Gaussian noise, or a plain epsilon "
         f"{down(left['epsilon'], 4)}",
-        *(f"Warning     {warning}" for warning in found["warnings"]),
+        *(f"Warning     {warning}" for warning in figures["warnings"]),
     ]
 
 
@@ -289,8 +308,9 @@ def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
     text = ""
     while True:
         try:
-            line = click.prompt("...>" if text else "sql>", prompt_suffix=" ", default="",
-                                show_default=False)  # fmt: skip
+            line = click.prompt(
+                "...>" if text else "sql>", prompt_suffix=" ", default="", show_default=False
+            )
         except click.Abort:
             click.echo()
             return

@@ -29,15 +29,15 @@ def stream(job: Path, text: str, emit: str | None, where: "Runner | None", as_js
     statements = split(text)
     if len(statements) != 1:
         raise refusal("one-statement")
-    found = stream_job(job, statements[0])
+    compiled = stream_job(job, statements[0])
     if emit is None:
         name, flags = ("DirectRunner", []) if where is None else (where.name, where.beam_args)
-        run_checked(found.job, name, flags, quiet=as_json, as_json=as_json)
+        run_checked(compiled.job, name, flags, quiet=as_json, as_json=as_json)
     elif emit == STDOUT:
-        click.echo(found.text, nl=False)
+        click.echo(compiled.text, nl=False)
     else:
         from dpstream.pipelines.tuning.file import check_out, write
 
         check_out(job, Path(emit), existing=True, field="--emit")
-        write(Path(emit), found.text, field="--emit")
+        write(Path(emit), compiled.text, field="--emit")
         click.echo(f"Job file {emit}: `dpstream run` runs it")

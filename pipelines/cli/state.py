@@ -7,11 +7,11 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, Chosen, examples, load_job, print_json
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, requested
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.jobs.tables import FileKind
+    from dpstream.pipelines.project.file_kinds import FileKind
 
 
 @click.group()
@@ -19,10 +19,10 @@ def state() -> None:
     """Look into a job's state store, and manage it; nothing private is shown."""
 
 
-@state.command(epilog=examples("dpstream state init job.toml"))
+@state.command(epilog=examples("dpstream state init daily"))
 @JOB
 @AS_JSON
-def init(job: Path, as_json: bool) -> None:
+def init(job: Chosen, as_json: bool) -> None:
     """Make a job's store and commit its run id, without running.
 
     Nothing is drawn and nothing is charged: `dpstream run` charges before its first draw.
@@ -38,39 +38,39 @@ def init(job: Path, as_json: bool) -> None:
 
 @state.command(
     epilog=examples(
-        "dpstream state info job.toml",
-        "dpstream state info job.toml --json",
-        "dpstream state info job.toml --operator",
+        "dpstream state info daily",
+        "dpstream state info daily --json",
+        "dpstream state info daily --operator",
     )
 )
 @JOB
 @OPERATOR
 @AS_JSON
-def info(job: Path, as_json: bool) -> None:
+def info(job: Chosen, as_json: bool) -> None:
     """Say which run a store holds and how far it is; with --operator also its sizes by part."""
     from dpstream.pipelines.operate.state_view import info as look
 
-    found = look(load_job(job), requested())
+    status = look(load_job(job), requested())
     if as_json:
-        print_json(found)
+        print_json(status)
         return
-    click.echo(f"Run       {found['run_id']}, epoch {found['epoch']}, {found['shards']} shards")
-    click.echo(f"Plan      {found['plan_hash']}")
-    whole = "" if found["windows"] is None else f" of {found['windows']:,}"
-    click.echo(f"Windows   {found['complete']:,}{whole} are complete")
-    for window, trigger in found["committed"].items():
-        if trigger < found["triggers"]:
-            click.echo(f"          window {window}: trigger {trigger} of {found['triggers']}")
-    if found["dropped"]:
-        click.echo(f"Dropped   releases of windows before {found['dropped']}: the sink has them")
-    if found["abandoned"]:
-        click.echo(f"Abandoned windows before {found['abandoned']}: they get no more releases")
-    if found["restoring"]:
+    click.echo(f"Run       {status['run_id']}, epoch {status['epoch']}, {status['shards']} shards")
+    click.echo(f"Plan      {status['plan_hash']}")
+    total = "" if status["windows"] is None else f" of {status['windows']:,}"
+    click.echo(f"Windows   {status['complete']:,}{total} are complete")
+    for window, trigger in status["committed"].items():
+        if trigger < status["triggers"]:
+            click.echo(f"          window {window}: trigger {trigger} of {status['triggers']}")
+    if status["dropped"]:
+        click.echo(f"Dropped   releases of windows before {status['dropped']}: the sink has them")
+    if status["abandoned"]:
+        click.echo(f"Abandoned windows before {status['abandoned']}: they get no more releases")
+    if status["restoring"]:
         click.echo("Restored  the next run compares with the sink before it publishes")
-    if found["input_changed"]:
+    if status["input_changed"]:
         click.echo("Changed   a file changed while a run read it: begin a new one, `--fresh`")
     if requested():
-        _print_sizes(found["operator_only"])
+        _print_sizes(status["operator_only"])
 
 
 def _print_sizes(sizes: dict[str, Any]) -> None:
@@ -85,8 +85,8 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
 
 @state.command(
     epilog=examples(
-        "dpstream state releases job.toml",
-        "dpstream state releases job.toml --out again --kind jsonl",
+        "dpstream state releases daily",
+        "dpstream state releases daily --out again --kind jsonl",
     )
 )
 @JOB
@@ -101,7 +101,7 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
     help="Of the files in --out.  [default: the job's]",
 )
 @AS_JSON
-def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
+def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
     """Write all committed releases from the store itself: the same bytes as the run's sink got.
 
     A release that is there already is left as it is; one with another content is refused. Without
@@ -127,8 +127,8 @@ def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool
 
 @state.command(
     epilog=examples(
-        "dpstream state expire job.toml",
-        "dpstream state expire job.toml --releases-before 2024-02-01T00:00:00Z",
+        "dpstream state expire daily",
+        "dpstream state expire daily --releases-before 2024-02-01T00:00:00Z",
     )
 )
 @JOB
@@ -138,7 +138,7 @@ def releases(job: Path, out: Path | None, kind: "FileKind | None", as_json: bool
     help="Also drop releases of windows complete by then, if the sink has every one of them.",
 )
 @AS_JSON
-def expire(job: Path, releases_before: str | None, as_json: bool) -> None:
+def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
     """Drop what no run can ask for any more, and give the space back to the disk.
 
     That is: positions of records whose windows all are complete, and counters of closed privacy
@@ -158,11 +158,11 @@ def expire(job: Path, releases_before: str | None, as_json: bool) -> None:
         click.echo(f"{done['windows_dropped']:,} windows have let go of their releases.")
 
 
-@state.command(epilog=examples("dpstream state backup job.toml --out monday.backup"))
+@state.command(epilog=examples("dpstream state backup daily --out monday.backup"))
 @JOB
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
 @AS_JSON
-def backup(job: Path, out: Path, as_json: bool) -> None:
+def backup(job: Chosen, out: Path, as_json: bool) -> None:
     """Write all of a store to one file, as of one instant, also while the job runs.
 
     The file holds unit ids and exact counts: keep it as private as the store. It does not hold
@@ -180,9 +180,9 @@ def backup(job: Path, out: Path, as_json: bool) -> None:
 
 @state.command(
     epilog=examples(
-        "dpstream state restore job.toml monday.backup",
-        "dpstream state restore job.toml monday.backup --replace",
-        "dpstream state restore job.toml monday.backup --abandon --now 2024-02-01T12:00:00Z",
+        "dpstream state restore daily monday.backup",
+        "dpstream state restore daily monday.backup --replace",
+        "dpstream state restore daily monday.backup --abandon --now 2024-02-01T12:00:00Z",
     )
 )
 @JOB
@@ -194,7 +194,7 @@ def backup(job: Path, out: Path, as_json: bool) -> None:
 )
 @AS_JSON
 def restore(
-    job: Path, backup: Path, replace: bool, abandon: bool, now: str | None, as_json: bool
+    job: Chosen, backup: Path, replace: bool, abandon: bool, now: str | None, as_json: bool
 ) -> None:
     """Put a backup in place; the next run reads its input again from the beginning.
 
@@ -231,23 +231,25 @@ def restore(
         )
 
 
-@state.command(epilog=examples("dpstream state reshard job.toml --shards 8"))
+@state.command(epilog=examples("dpstream state reshard daily --shards 8"))
 @JOB
 @click.option("--shards", required=True, type=int, help="Key shards and unit shards from now on.")
 @AS_JSON
-def reshard(job: Path, shards: int, as_json: bool) -> None:
+def reshard(job: Chosen, shards: int, as_json: bool) -> None:
     """Spread a store over another number of shards; no release changes by a byte.
 
     No run may go on meanwhile (a file that is open is refused). The old store is kept; change
-    `state.shards` in the job file afterwards.
+    `shards` in the job file afterwards.
     """
     from dpstream.pipelines.operate.state_admin import reshard as run
 
     with Bar(hidden=as_json, what="parts") as bar:
-        kept = run(load_job(job), shards, bar.update)
+        old_store = run(load_job(job), shards, bar.update)
     if as_json:
-        print_json({"shards": shards, "kept": kept})
+        print_json({"shards": shards, "kept": old_store})
     else:
-        where = f"is kept in {kept}" if kept else "stays in the database until it is expired"
+        where = (
+            f"is kept in {old_store}" if old_store else "stays in the database until it is expired"
+        )
         click.echo(f"{shards} shards; the old store {where}")
         click.echo(f"Now set `shards = {shards}` in [state] of the job file.")

@@ -30,21 +30,30 @@ _FOLDER = click.Path(path_type=Path)
 PARAMETERS = click.argument("parameters", type=_FOLDER)
 DATA = click.argument("data", type=_FOLDER)
 PROGRAM = click.option(
-    "--program", type=click.Choice(["p", "h"]), default="p", show_default=True,
+    "--program",
+    type=click.Choice(["p", "h"]),
+    default="p",
+    show_default=True,
     help="p: persons (t1, t2); h: households (t3, t4).",
-)  # fmt: skip
+)
 CHOICE = options(
     PROGRAM,
     click.option(
-        "--noise", type=click.Choice(["census", "rounded"]), default="census", show_default=True,
+        "--noise",
+        type=click.Choice(["census", "rounded"]),
+        default="census",
+        show_default=True,
         help="census: discrete Gaussian (zcdp) or geometric (puredp), as published; rounded:"
         " rounded Gaussian (zcdp), which costs less.",
     ),
     click.option(
-        "--estimates", type=click.Choice(["census", "combined"]), default="census",
-        show_default=True, help="combined: totals from both steps by least squares.",
+        "--estimates",
+        type=click.Choice(["census", "combined"]),
+        default="census",
+        show_default=True,
+        help="combined: totals from both steps by least squares.",
     ),
-)  # fmt: skip
+)
 CHARGED = options(
     click.option("--key-file", type=_FOLDER, help="The noise key, of `dpstream key new`."),
     click.option("--key", metavar="REFERENCE", help="Or where it is: env:NAME or gcp:NAME."),
@@ -95,16 +104,16 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
     """
     from dpstream.pipelines.tabulation.public_plan import faults
 
-    found = faults(parameters, data, choice_of(**choice))
+    problems = faults(parameters, data, choice_of(**choice))
     if as_json:
-        print_json({"faults": [fault.as_dict() for fault in found]})
+        print_json({"faults": [fault.as_dict() for fault in problems]})
     else:
-        for fault in found:
+        for fault in problems:
             click.echo(str(fault))
-        files = sorted({fault.file for fault in found})
-        said = f"Faults: {len(found):,} in {', '.join(files)}"
-        click.echo(said if found else "No fault.")
-    if found:
+        files = sorted({fault.file for fault in problems})
+        summary = f"Faults: {len(problems):,} in {', '.join(files)}"
+        click.echo(summary if problems else "No fault.")
+    if problems:
         click.get_current_context().exit(_FAULTY)
 
 
@@ -127,10 +136,18 @@ def validate(parameters: Path, data: Path, as_json: bool, **choice: str) -> None
 @click.option("--scale", type=COUNT, metavar="RECORDS", help="What so many records would need.")
 @AS_JSON
 def plan(
-    parameters: Path, data: Path, out: Path | None, delta: float | None, scale: int | None,
-    allow_large_delta: bool, as_json: bool, program: str, noise: str, estimates: str,
+    parameters: Path,
+    data: Path,
+    out: Path | None,
+    delta: float | None,
+    scale: int | None,
+    allow_large_delta: bool,
+    as_json: bool,
+    program: str,
+    noise: str,
+    estimates: str,
     **given: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Say what the tables would cost, and the exact 95% margin of every kind of figure.
 
     Only public files are read; the records need not be there.  With OUT or a --ledger it says
@@ -142,8 +159,8 @@ def plan(
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     ledger, choice = _ledger(given), choice_of(program, noise, estimates)
-    found = planned(parameters, data, choice)
-    shown = figures(found, delta, scale)
+    table_plan = planned(parameters, data, choice)
+    report = figures(table_plan, delta, scale)
     accepted = None
     if ledger is not None or out is not None:
         from dpstream.pipelines.tabulation.execute import acceptance
@@ -155,19 +172,19 @@ def plan(
         inputs = inputs_of(parameters, data, choice)
         accepted = acceptance(
             inputs,
-            found.prepared.plan,
+            table_plan.prepared.plan,
             key,
             ledger,
             Asking(given["fresh"], given["as_of"]),
             place,
         )
-        shown["acceptance"] = accepted.as_dict()
+        report["acceptance"] = accepted.as_dict()
     if as_json:
         more = () if accepted is None else accepted.warnings
-        print_json(shown | {"warnings": [*shown["warnings"], *more]})
+        print_json(report | {"warnings": [*report["warnings"], *more]})
     else:
         first = [] if accepted is None else accepted.lines("Can make")
-        click.echo("\n".join([*first, words(shown)]), nl=False)
+        click.echo("\n".join([*first, words(report)]), nl=False)
     click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
 
 
@@ -186,19 +203,29 @@ def plan(
 @CHARGED
 @click.option("--strict", is_flag=True, help="Refuse a file with a record that breaks a rule.")
 @click.option(
-    "--dead-letter", type=_FOLDER,
+    "--dead-letter",
+    type=_FOLDER,
     help="Folder of refused records: position and rule.  [default: dead_letter/ beside OUT]",
-)  # fmt: skip
+)
 @click.option("--runner", help="Beam runner whose workers do it; default: this process.")
 @click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
 @OPERATOR
 @AS_JSON
 def execute(
-    parameters: Path, data: Path, out: Path, strict: bool, dead_letter: Path | None, fresh: bool,
+    parameters: Path,
+    data: Path,
+    out: Path,
+    strict: bool,
+    dead_letter: Path | None,
+    fresh: bool,
     as_of: str,
-    runner: str | None, parallelism: int, beam_flag: tuple[str, ...], as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    runner: str | None,
+    parallelism: int,
+    beam_flag: tuple[str, ...],
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Make the tables of DATA in the new folder OUT.
 
     The charge comes before the first record is parsed, and OUT appears whole or not at all.  An
@@ -214,9 +241,15 @@ def execute(
     choice = choice_of(given["program"], given["noise"], given["estimates"])
     key, ledger = _key(given["key_file"], given["key"]), _ledger(given)
     order = Order(
-        inputs_of(parameters, data, choice), out.absolute(), key, ledger,
-        runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of), strict, dead_letter,
-    )  # fmt: skip
+        inputs_of(parameters, data, choice),
+        out.absolute(),
+        key,
+        ledger,
+        runner_of(runner, parallelism, beam_flag),
+        Asking(fresh, as_of),
+        strict,
+        dead_letter,
+    )
     if ledger is None:
         click.echo("Warning: no --ledger: nobody keeps account of what these records pay", err=True)
     done = run(order)
@@ -226,16 +259,22 @@ def execute(
     if manifest.epsilon is not None:
         warnings = weaknesses(manifest.epsilon, manifest.delta)
     print_warnings(warnings)
-    told = {"out": out.name, "run_id": manifest.run_id, "charged": done.charged,
-            "drawn": done.drawn, "insecure": manifest.insecure, **cost}  # fmt: skip
+    fields = {
+        "out": out.name,
+        "run_id": manifest.run_id,
+        "charged": done.charged,
+        "drawn": done.drawn,
+        "insecure": manifest.insecure,
+        **cost,
+    }
     if as_json:
-        print_json({**told, "files": len(manifest.files), "warnings": warnings})
+        print_json({**fields, "files": len(manifest.files), "warnings": warnings})
         return
     click.echo(f"{len(manifest.files):,} files in {out.name}; run {manifest.run_id}")
     if manifest.epsilon is not None:
-        shown = f"({up(manifest.epsilon)}, {up(manifest.delta)}) of every record"
-        said = "Charged" if done.charged else "Charged before" if ledger else "Costs"
-        click.echo(f"{said} {shown}", err=True)
+        guarantee = f"({up(manifest.epsilon)}, {up(manifest.delta)}) of every record"
+        verb = "Charged" if done.charged else "Charged before" if ledger else "Costs"
+        click.echo(f"{verb} {guarantee}", err=True)
     if order.letters is not None and order.letters.exists():
         echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
     if manifest.insecure:
@@ -267,9 +306,10 @@ def _ledger(given: dict[str, Any]) -> "AccountPlace | None":
 
     if given["limit_epsilon"] is not None or given["limit_delta"] is not None:
         raise UsageError(
-            "--limit-epsilon", "and --limit-delta are not options: the account has the limit",
+            "--limit-epsilon",
+            "and --limit-delta are not options: the account has the limit",
             "set it with `dpstream account limit PATH --epsilon E --delta D`",
-        )  # fmt: skip
+        )
     names = ("ledger", "data_set", "account_id")
     missing = [name for name in names if given[name] is None]
     if len(missing) == len(names):
@@ -295,9 +335,13 @@ def _ledger(given: dict[str, Any]) -> "AccountPlace | None":
 @click.argument("out", type=_FOLDER)
 @CHOICE
 @click.option(
-    "--run", "runs", type=_FOLDER, multiple=True, required=True,
+    "--run",
+    "runs",
+    type=_FOLDER,
+    multiple=True,
+    required=True,
     help="Output of an execution of these files; several for the report on many runs.",
-)  # fmt: skip
+)
 @AS_JSON
 def report(
     parameters: Path, data: Path, out: Path, runs: tuple[Path, ...], as_json: bool, **choice: str
@@ -327,9 +371,12 @@ def report(
 @PARAMETERS
 @DATA
 @click.option(
-    "--size", type=click.Choice(["small", "production"]), default="small", show_default=True,
+    "--size",
+    type=click.Choice(["small", "production"]),
+    default="small",
+    show_default=True,
     help="Of the lists of iterations and codes, and of everything not said.",
-)  # fmt: skip
+)
 @click.option("--persons", type=int, help="Records of persons; households are two for five.")
 @click.option("--states", help="FIPS codes with commas; 72 is Puerto Rico.")
 @click.option("--tracts", type=int, help="Over all states, of 40 blocks each.")
@@ -339,9 +386,14 @@ def report(
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @AS_JSON
 def generate(
-    parameters: Path, data: Path, size: str, states: str | None, overwrite: bool, as_json: bool,
+    parameters: Path,
+    data: Path,
+    size: str,
+    states: str | None,
+    overwrite: bool,
+    as_json: bool,
     **numbers: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Write a complete set of invented files, of nobody, in the format of production.
 
     --size production writes as many iterations and codes as the tables of 2020 had, by default
@@ -350,12 +402,12 @@ def generate(
     from dpstream.pipelines.tabulation.generate import PRODUCTION, Size
     from dpstream.pipelines.tabulation.generate import generate as write
 
-    asked = PRODUCTION if size == "production" else Size()
+    sizes = PRODUCTION if size == "production" else Size()
     given = {name: value for name, value in numbers.items() if value is not None}
-    asked = asked._replace(**given)
+    sizes = sizes._replace(**given)
     if states is not None:
-        asked = asked._replace(states=tuple(states.split(",")))
-    rows = write(parameters, data, asked, overwrite)
+        sizes = sizes._replace(states=tuple(states.split(",")))
+    rows = write(parameters, data, sizes, overwrite)
     if as_json:
         print_json({"rows": rows})
         return

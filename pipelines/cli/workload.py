@@ -16,24 +16,37 @@ from dpstream.pipelines.cli.parts import (
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 STRATEGY = options(
-    click.option("--strategy", default="auto", show_default=True,
-                 help="auto, optimum, eigen, identity or product."),
-    click.option("--objective", default="total", show_default=True,
-                 help="total: the weighted squared errors; worst: the largest one; relative: each"
-                 " query's in proportion to its norm."),
-    click.option("--cache", type=click.Path(path_type=Path),
-                 help="Folder of solved strategies.  [default: below the user's caches]"),
-)  # fmt: skip
+    click.option(
+        "--strategy",
+        default="auto",
+        show_default=True,
+        help="auto, optimum, eigen, identity or product.",
+    ),
+    click.option(
+        "--objective",
+        default="total",
+        show_default=True,
+        help="total: the weighted squared errors; worst: the largest one; relative: each"
+        " query's in proportion to its norm.",
+    ),
+    click.option(
+        "--cache",
+        type=click.Path(path_type=Path),
+        help="Folder of solved strategies.  [default: below the user's caches]",
+    ),
+)
 
 
 #: Default strategy and objective.
 _LEFT_ALONE = ("auto", "total")
 MECHANISM = click.option(
-    "--mechanism", type=click.Choice(["auto", "gaussian", "geometric"]), default="auto",
+    "--mechanism",
+    type=click.Choice(["auto", "gaussian", "geometric"]),
+    default="auto",
     show_default=True,
     help="gaussian: noise for epsilon and delta; geometric: noise for epsilon alone (pure epsilon);"
     " auto: the one with the smaller error.",
-)  # fmt: skip
+)
 
 
 def check_geometric(strategy: str, objective: str) -> None:
@@ -44,9 +57,10 @@ def check_geometric(strategy: str, objective: str) -> None:
     """
     if (strategy, objective) != _LEFT_ALONE:
         raise UsageError(
-            "--mechanism", "geometric has strategies of its own, for the total error",
+            "--mechanism",
+            "geometric has strategies of its own, for the total error",
             "omit --strategy and --objective",
-        )  # fmt: skip
+        )
 
 
 @click.group()
@@ -72,19 +86,38 @@ def workload() -> None:
 @click.option("--delta", type=float, help="The same.")
 @ALLOW_LARGE_DELTA
 @click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
-@click.option("--contributions", type=COUNT, default=1, show_default=True,
-              help="C: records of a unit that count.")  # fmt: skip
+@click.option(
+    "--contributions",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="C: records of a unit that count.",
+)
 @MECHANISM
-@click.option("--picture", type=click.Path(path_type=Path), help="Draw the errors of all queries,"
-              " with Gaussian noise.")  # fmt: skip
-@click.option("--matrix", type=click.Path(path_type=Path), help="Draw the strategy for Gaussian"
-              " noise.")  # fmt: skip
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    help="Draw the errors of all queries, with Gaussian noise.",
+)
+@click.option(
+    "--matrix", type=click.Path(path_type=Path), help="Draw the strategy for Gaussian noise."
+)
 @AS_JSON
 def plan(
-    file: Path, strategy: str, objective: str, cache: Path | None, epsilon: float | None,
-    delta: float | None, mu: float | None, contributions: int, picture: Path | None,
-    matrix: Path | None, mechanism: str, allow_large_delta: bool, as_json: bool,
-) -> None:  # fmt: skip
+    file: Path,
+    strategy: str,
+    objective: str,
+    cache: Path | None,
+    epsilon: float | None,
+    delta: float | None,
+    mu: float | None,
+    contributions: int,
+    picture: Path | None,
+    matrix: Path | None,
+    mechanism: str,
+    allow_large_delta: bool,
+    as_json: bool,
+) -> None:
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
     No data is read.  The strategy is kept in the cache, from which `dpstream answer` takes it.

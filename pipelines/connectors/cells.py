@@ -21,8 +21,8 @@ class CellRows(beam.DoFn):
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """One batch."""
         with timed("cells"):
-            found = self._domain.of(element)
-        yield found
+            cells = self._domain.of(element)
+        yield cells
 
 
 def with_cells(records: Any, job: Job) -> Any:

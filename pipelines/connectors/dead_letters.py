@@ -7,7 +7,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.state.disk_errors import file_errors
 
 
-def check_dead_letters(folder: Path, field: str = "sink.dead_letter") -> None:
+def check_dead_letters(folder: Path, field: str = "dead_letter") -> None:
     """Check each file of dead letters: its name is the digest of its bytes.
 
     A run that is finished, and one without end, does not read again what was refused, so it could

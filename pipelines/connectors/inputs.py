@@ -124,7 +124,7 @@ class Input(ABC):
             UsageError: a source of this kind gives a message to one reader only.
         """
         raise UsageError(
-            "source.kind",
+            "table.format",
             "gives each message to one reader, so reading it would take messages from the run",
             "write a sample of the messages to a .jsonl file, and check a job with that source",
         )

@@ -49,9 +49,9 @@ class QueryRows(beam.DoFn):
         if self._engine is None:
             raise InvariantError("self._engine is not None")
         with timed("query"):
-            found = self._engine(element)
-        if found.num_rows:
-            yield found
+            rows = self._engine(element)
+        if rows.num_rows:
+            yield rows
 
 
 def query_of(job: Job) -> "RowQuery":
@@ -64,10 +64,10 @@ def query_of(job: Job) -> "RowQuery":
     from dpstream.pipelines.sql.row_query import FIELD, compiled
 
     plan = msgspec.structs.replace(job.plan, key=job.key)
-    found = compiled(job.source, plan, job.path.parent)
-    if found.digest != job.plan.query:
+    query = compiled(job.source, plan, job.path.parent)
+    if query.digest != job.plan.query:
         raise PolicyError(FIELD, "changed since the plan was made", "load the job again")
-    return found
+    return query
 
 
 def with_query(records: Any, job: Job) -> Any:
@@ -91,6 +91,6 @@ def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
     with RowEngine(query_of(job)) as engine:
         for batch in batches:
-            found = engine(batch)
-            if found.num_rows:
-                yield found
+            rows = engine(batch)
+            if rows.num_rows:
+                yield rows

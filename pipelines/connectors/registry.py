@@ -20,7 +20,7 @@ def input_of(job: Job) -> Input:
     """
     kind = job.source.kind
     if kind == "kafka":
-        require("kafka", "source.kind")
+        require("kafka", "table.format")
         from dpstream.pipelines.connectors.kafka.source import KafkaInput
 
         return KafkaInput(job)
@@ -29,7 +29,7 @@ def input_of(job: Job) -> Input:
 
         return FolderInput(job)
     if kind == "pubsub":
-        require("pubsub", "source.kind")
+        require("pubsub", "table.format")
         from dpstream.pipelines.connectors.pubsub.source import PubSubInput
 
         return PubSubInput(job)

@@ -23,7 +23,7 @@ def diverged(error: DpstreamError, sink: Sink, restoring: bool) -> DpstreamError
     if not (restoring and isinstance(error, PolicyError) and error.field == sink.field):
         return error
     return PolicyError(
-        "state.store",
+        "store",
         f"the restored store does not lead to what is published: the sink {error.rule}",
         "nothing was published; restore another backup, or give the open windows up with"
         " `dpstream state restore --replace --abandon`",
@@ -42,7 +42,7 @@ def catch_up(run: Run, sink: Sink) -> None:
     for window, trigger in [*published, *known_unsealed(sink)]:
         if window >= first and trigger > done.get(window, 0):
             raise PolicyError(
-                "state.store",
+                "store",
                 "the restored store has not come to all that is published",
                 "run it again; if this stays, the backup is of another run",
             )
@@ -117,9 +117,9 @@ def publish_committed(
     batches = resealed(run, store, iter(names))  # refuses another key
     begin()
     written = 0
-    for some in _together(batches):
-        sink.write(some)
-        written += len(some)
+    for batch in _together(batches):
+        sink.write(batch)
+        written += len(batch)
         if progress is not None:
             progress(written, len(names))
     return len(names)

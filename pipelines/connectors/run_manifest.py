@@ -38,7 +38,7 @@ from dpstream.pipelines.connectors.sink import (
     known_unsealed,
 )
 from dpstream.pipelines.jobs.charging import lost_store
-from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 
@@ -107,7 +107,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
         caught_up = False
         if not replaying:
             raise PolicyError(
-                "state.store",
+                "store",
                 "is older than its sink: releases are published that it has not committed",
                 "bring back the newest store, or restore this one with `dpstream state restore`",
             )
@@ -148,41 +148,39 @@ def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterat
 def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
     rows = store.committed_releases(window, shard, trigger)
     if rows is None:
-        raise PolicyError(
-            "state.store", "lost a step it says is committed", "restore it from a backup"
-        )
+        raise PolicyError("store", "lost a step it says is committed", "restore it from a backup")
     return rows
 
 
 def published_epoch(sink: Sink, run_id: str) -> int:
     """The last epoch that a manifest of the run names; -1: none does."""
-    named = [found for found in known_manifests(sink) if found is not None]
-    mine = [found.epoch for found in named if found.run_id.rpartition("-")[2] == run_id]
+    named = [manifest for manifest in known_manifests(sink) if manifest is not None]
+    mine = [manifest.epoch for manifest in named if manifest.run_id.rpartition("-")[2] == run_id]
     return max(mine, default=-1)
 
 
 def _refuse_foreign(mine: RunManifest, sink: Sink) -> None:
-    for found in known_manifests(sink):
-        if found is None or found.format != FORMAT:
+    for manifest in known_manifests(sink):
+        if manifest is None or manifest.format != FORMAT:
             raise PolicyError(
                 sink.field,
                 "holds a manifest that this program cannot read",
                 f"use the program that wrote it, or {sink.another}; a damaged run.json may be"
                 " removed: it is written again",
             )
-        if (found.run_id, found.plan_hash) != (mine.run_id, mine.plan_hash):
+        if (manifest.run_id, manifest.plan_hash) != (mine.run_id, mine.plan_hash):
             raise PolicyError(
                 sink.field,
                 "holds releases of another run than the store's",
                 f"use the store that made them, or write this run's releases to {sink.another}",
             )
-        if found.epoch > mine.epoch:
+        if manifest.epoch > mine.epoch:
             raise PolicyError(
-                "state.store",
+                "store",
                 "is older than its sink: the run was restored in a later epoch since",
                 "go on with the restored store",
             )
-        if found.kind != mine.kind:
+        if manifest.kind != mine.kind:
             raise PolicyError(
                 "sink.kind",
                 "is not the kind that this sink was begun with",
@@ -199,7 +197,7 @@ def _refuse_forked(
     for one, batch in zip(latest.values(), resealed(run, store, names), strict=True):
         if not sink.same(one, batch):
             raise PolicyError(
-                "state.store",
+                "store",
                 f"is a fork: release of window {one.window}, trigger {one.trigger} was published "
                 "with other content",
                 f"go on with the store that made it, or use {sink.another} and a new store; a file"

@@ -24,7 +24,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW
 from dpstream.pipelines.connectors.watch import InputWatch
-from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.pipelines.project.job_section import SinkKind
 
 FORMAT = 1
 

@@ -197,15 +197,15 @@ class ReaderPool(Generic[PooledReader]):
             raise
         reader.used = time.monotonic()
         with self._lock:
-            kept = [reader, *self._free[key]]
-            self._free[key], rest = kept[: self._keep], kept[len(kept[: self._keep]) :]
+            readers = [reader, *self._free[key]]
+            self._free[key], rest = readers[: self._keep], readers[len(readers[: self._keep]) :]
         self._end(rest)
 
     def close(self, unused: float = 0.0) -> None:
         """Close those that are not in use, and were not for some seconds."""
         since = time.monotonic() - unused
         with self._lock:
-            free = [(key, reader) for key, kept in self._free.items() for reader in kept]
+            free = [(key, reader) for key, readers in self._free.items() for reader in readers]
             self._free.clear()
             for key, reader in free:
                 if reader.used > since:

@@ -83,9 +83,10 @@ class InputWatch:
             run.open().begin_reading()
             if self._now() != self._files:
                 raise RunError(
-                    "source.path", "a file changed while the run began",
+                    "table.path",
+                    "a file changed while the run began",
                     "run it again once the files are complete",
-                )  # fmt: skip
+                )
         return self
 
     def check(self) -> None:
@@ -156,12 +157,12 @@ def _looked_at(file: SourceFile) -> SourceFile:
         status = os.stat(file.path)
     except FileNotFoundError:
         raise RunError(
-            "source.path",
+            "table.path",
             f"file {file.partition} of the manifest is gone while the run reads",
             "bring it back as it was, and run again",
         ) from None
     except OSError as error:
-        raise file_error("source.path", "cannot be read", error) from None
+        raise file_error("table.path", "cannot be read", error) from None
     if status.st_size == file.size and times_of(status) == file.changed:
         return file
     size = status.st_size if stat.S_ISREG(status.st_mode) else -1
@@ -176,7 +177,7 @@ def refuse(store: Store) -> None:
     """
     if store.input_changed:
         raise PolicyError(
-            "source.path",
+            "table.path",
             "a file changed while a run read it, so this store's noise would belong to two inputs;"
             " nothing that was read after the change is published",
             "begin a new run, which is charged again: `dpstream run JOB --fresh`",

@@ -157,7 +157,7 @@ class _WriteDeadLetters(beam.DoFn):
     @guarded("dead_letter")
     def finish_bundle(self) -> None:
         """Write what the bundle refused."""
-        with file_errors("sink.dead_letter", "cannot be written"):
+        with file_errors("dead_letter", "cannot be written"):
             write_dead_letters(Path(self.folder), self._buffered)
         self.start_bundle()
 

@@ -73,8 +73,8 @@ def listed_at(path: str | Path) -> Listed:
     Raises:
         DpstreamError: it is none, or cannot be read.
     """
-    book = book_of(read_ledger(path))
-    return Listed(path, book.created, len(book.digests))
+    account = book_of(read_ledger(path))
+    return Listed(path, account.created, len(account.digests))
 
 
 def _starts(path: Path) -> bool:
@@ -83,9 +83,13 @@ def _starts(path: Path) -> bool:
 
 
 def chosen_account(
-    folder: Path, person: Person, account: str | None, new_account: bool, wanted: Wanted,
+    folder: Path,
+    person: Person,
+    account: str | None,
+    new_account: bool,
+    wanted: Wanted,
     named: str | None = None,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Path or URL of the account to charge; ``None``: a new one.
 
     Args:

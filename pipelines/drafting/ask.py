@@ -32,11 +32,15 @@ Found = TypeVar("Found")
 
 #: What follows a flag, in an error.
 _FORMS = {
-    "--unit": "COLUMN", "--key": "COLUMN", "--time": "COLUMN", "--epsilon": "1.0",
-    "--start": "2024-01-01 (the first day)", "--end": "2025-01-01 (the day after the last one)",
+    "--unit": "COLUMN",
+    "--key": "COLUMN",
+    "--time": "COLUMN",
+    "--epsilon": "1.0",
+    "--start": "2024-01-01 (the first day)",
+    "--end": "2025-01-01 (the day after the last one)",
     "--covers": "window, lifetime, or like 28d",
     "--clamp": "0 100, the public bounds of the --value",
-}  # fmt: skip
+}
 
 
 class Given(NamedTuple):
@@ -76,9 +80,14 @@ class Person:
             self._tell(text)
 
     def answer(
-        self, flag: str, given: str | None, question: str, proposal: str | None,
-        read: Callable[[str], Found], choices: str = "",
-    ) -> Found:  # fmt: skip
+        self,
+        flag: str,
+        given: str | None,
+        question: str,
+        proposal: str | None,
+        read: Callable[[str], Found],
+        choices: str = "",
+    ) -> Found:
         """What ``read`` makes of the flag, or of the answer, which is asked for until it will do.
 
         Raises:
@@ -121,53 +130,78 @@ def answers(given: Given, person: Person, out: Path, key_file: Path) -> Answers:
     values = _values(given, person, file)
     start, end = _stretch(given, person, file, unit, time)
     word = person.answer(
-        "--window", given.window, "Window (hour, day, week, month, quarter, year, or like 12h)",
-        suited(start, end), lambda said: (windows(start, end, said), said)[1],
-    )  # fmt: skip
+        "--window",
+        given.window,
+        "Window (hour, day, week, month, quarter, year, or like 12h)",
+        suited(start, end),
+        lambda text: (windows(start, end, text), text)[1],
+    )
     epsilon = person.answer(
-        "--epsilon", None if given.epsilon is None else repr(given.epsilon),
-        "Epsilon, the guarantee for one unit", None if person.ask is None else "1.0", _epsilon,
-    )  # fmt: skip
+        "--epsilon",
+        None if given.epsilon is None else repr(given.epsilon),
+        "Epsilon, the guarantee for one unit",
+        None if person.ask is None else "1.0",
+        _epsilon,
+    )
     return Answers(
-        file=file, unit=unit, key=key, time=time, values=values,
-        windows=windows(start, end, word), every=given.every, epsilon=epsilon, delta=given.delta,
-        contributions=given.contributions, key_name=os.path.relpath(key_file, out.parent),
-    )  # fmt: skip
+        file=file,
+        unit=unit,
+        key=key,
+        time=time,
+        values=values,
+        windows=windows(start, end, word),
+        every=given.every,
+        epsilon=epsilon,
+        delta=given.delta,
+        contributions=given.contributions,
+        key_name=os.path.relpath(key_file, out.parent),
+    )
 
 
 def _columns(
     given: Given, person: Person, columns: tuple[Column, ...] | None
 ) -> tuple[Field, tuple[Field, ...], str]:
     """Unit, key and time; names are proposed to a person only."""
-    known = () if person.ask is None or columns is None else columns
-    guess = guessed_time(known)
+    candidates = () if person.ask is None or columns is None else columns
+    guess = guessed_time(candidates)
     unit = person.answer(
-        "--unit", given.unit, "Unit: the column of the user to protect", guessed_unit(known),
-        lambda name: field_of(name, columns, "--unit"), listed(columns, lambda c: c.identity),
-    )  # fmt: skip
+        "--unit",
+        given.unit,
+        "Unit: the column of the user to protect",
+        guessed_unit(candidates),
+        lambda name: field_of(name, columns, "--unit"),
+        listed(columns, lambda c: c.identity),
+    )
     key = person.answer(
-        "--key", "\n".join(given.key) or None, "Key: the column to group by (several with commas)",
-        guessed_key(known, (unit.column, guess)),
-        lambda names: _key(names, columns, unit), listed(columns, lambda c: c.identity),
-    )  # fmt: skip
+        "--key",
+        "\n".join(given.key) or None,
+        "Key: the column to group by (several with commas)",
+        guessed_key(candidates, (unit.column, guess)),
+        lambda names: _key(names, columns, unit),
+        listed(columns, lambda c: c.identity),
+    )
     time = person.answer(
-        "--time", given.time, "Time: the column of the event time", guess,
-        lambda name: time_of(name, columns, given.micros), listed(columns, lambda c: c.time),
-    )  # fmt: skip
+        "--time",
+        given.time,
+        "Time: the column of the event time",
+        guess,
+        lambda name: time_of(name, columns, given.micros),
+        listed(columns, lambda c: c.time),
+    )
     return unit, key, time
 
 
 def _key(names: str, columns: tuple[Column, ...] | None, unit: Field) -> tuple[Field, ...]:
     """Columns of the key, each on a line (flags), or with commas between (an answer)."""
     parts = names.split("\n") if "\n" in names or _is_column(names, columns) else names.split(",")
-    found = tuple(field_of(name.strip(), columns, "--key") for name in parts)
-    if unit.column in [f.column for f in found]:
+    fields = tuple(field_of(name.strip(), columns, "--key") for name in parts)
+    if unit.column in [f.column for f in fields]:
         raise UsageError(
             "--key", "is the unit, and a key of one unit is never published", "name another column"
         )
-    if len(set(found)) != len(found):
+    if len(set(fields)) != len(fields):
         raise UsageError("--key", "names a column twice", "name each once")
-    return found
+    return fields
 
 
 def _is_column(name: str, columns: tuple[Column, ...] | None) -> bool:
@@ -179,31 +213,36 @@ def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:
     if not names and person.ask is not None:
         none = "no value: counts only"
 
-        def one(said: str) -> list[str]:
-            return [] if said in ("", none) else [value_of(said, file.columns)]
+        def one(text: str) -> list[str]:
+            return [] if text in ("", none) else [value_of(text, file.columns)]
 
         names = person.answer("--value", None, "Value: a column whose mean is wanted", none, one)
     if len(given.clamp) > len(names):
         raise UsageError("--clamp", "belongs to a --value", "give a --value for each --clamp")
-    found = list[Value]()
+    values = list[Value]()
     for i, name in enumerate(names):
         value_of(name, file.columns)
         if i < len(given.clamp):
-            found.append(bounded(name, *given.clamp[i]))
+            values.append(bounded(name, *given.clamp[i]))
             continue
         proposal = None
         if given.public_sample:
             proposal = " ".join(f"{x:g}" for x in sample.bounds(file, name))
-        found.append(person.answer(
-            "--clamp", None, "Clamp: public bounds of a value, low and high", proposal,
-            functools.partial(_clamp, name), 
-        ))  # fmt: skip
-    return tuple(found)
+        values.append(
+            person.answer(
+                "--clamp",
+                None,
+                "Clamp: public bounds of a value, low and high",
+                proposal,
+                functools.partial(_clamp, name),
+            )
+        )
+    return tuple(values)
 
 
-def _clamp(name: str, said: str) -> Value:
+def _clamp(name: str, text: str) -> Value:
     try:
-        low, high = map(float, said.replace(",", " ").split())
+        low, high = map(float, text.replace(",", " ").split())
     except ValueError:
         low = high = 0.0
     return bounded(name, low, high)
@@ -215,26 +254,29 @@ def _stretch(
     """First and last instant: of the flags, of the sample if it may be read, or asked for."""
     begin = after = None
     if given.public_sample:
-        found = sample.stretch(file, (unit.column, unit.type), time)
-        begin, after = (f"{moment:%Y-%m-%d}" for moment in found)
+        moments = sample.stretch(file, (unit.column, unit.type), time)
+        begin, after = (f"{moment:%Y-%m-%d}" for moment in moments)
     start = person.answer(
-        "--start", given.start, "First day of the data, such as 2024-01-01", begin,
-        lambda said: instant("--start", said),
-    )  # fmt: skip
+        "--start",
+        given.start,
+        "First day of the data, such as 2024-01-01",
+        begin,
+        lambda text: instant("--start", text),
+    )
     end = person.answer(
-        "--end", given.end, "The day after the last one", after, lambda said: _later(start, said)
+        "--end", given.end, "The day after the last one", after, lambda text: _later(start, text)
     )
     return start, end
 
 
-def _later(start: datetime, said: str) -> datetime:
-    end = instant("--end", said)
+def _later(start: datetime, text: str) -> datetime:
+    end = instant("--end", text)
     windows(start, end, "day")
     return end
 
 
-def _epsilon(said: str) -> float:
+def _epsilon(text: str) -> float:
     try:
-        return float(said)
+        return float(text)
     except ValueError:
         raise UsageError("--epsilon", "is no number", "write it like 1.0") from None

@@ -20,13 +20,9 @@ from dpstream.pipelines.connectors.records.compression import (
     plain_by_name,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.connectors.records.packed_names import unpacked_name
-from dpstream.pipelines.jobs.tables import FileKind
+from dpstream.pipelines.project.file_kinds import FileKind, file_kind
 from dpstream.state.disk_errors import file_errors
 
-KINDS: dict[str, FileKind] = {
-    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
-}  # fmt: skip
 FIELD = "FILE"
 #: Longer "names" are a row's values.
 _LONGEST_NAME = 64
@@ -77,7 +73,7 @@ def data_file(given: str) -> DataFile:
         RunError: the operating system cannot read it.
     """
     first = _first(given)
-    kind = KINDS.get(Path(unpacked_name(first.name)).suffix.lower())
+    kind = file_kind(first.name)
     if kind is None:
         raise UsageError(
             FIELD,
@@ -104,12 +100,12 @@ def _first(given: str) -> Path:
         return Path(given)
     if Path(given).is_dir():
         raise UsageError(FIELD, "is a folder", f"name its files: '{Path(given) / '*.parquet'}'")
-    found = [p for p in sorted(glob.glob(given, recursive=True)) if Path(p).is_file()]
-    if not found:
+    paths = [p for p in sorted(glob.glob(given, recursive=True)) if Path(p).is_file()]
+    if not paths:
         raise UsageError(
             FIELD, f"matches no file below {Path.cwd()}", "correct the path; quote a pattern"
         )
-    return Path(found[0])
+    return Path(paths[0])
 
 
 def _of_parquet(path: Path) -> tuple[Column, ...]:
@@ -156,11 +152,11 @@ def column_of(name: str, kind: pa.DataType) -> Column:
         kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type
     text = types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view()
     binary = types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view()
-    whole, real = types.is_integer(kind), types.is_floating(kind) or types.is_decimal(kind)
+    integral, real = types.is_integer(kind), types.is_floating(kind) or types.is_decimal(kind)
     identity: FieldType | None = None
     if text:
         identity = "string"
-    elif whole:
+    elif integral:
         identity = "int"
     elif types.is_boolean(kind):
         identity = "bool"
@@ -169,6 +165,6 @@ def column_of(name: str, kind: pa.DataType) -> Column:
     time = None
     if types.is_timestamp(kind) or types.is_date(kind):
         time = "instant"
-    elif text or whole:
+    elif text or integral:
         time = "text" if text else "micros"
-    return Column(name, identity, time, whole or real)
+    return Column(name, identity, time, integral or real)

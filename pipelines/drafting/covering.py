@@ -52,13 +52,15 @@ def table(answers: Answers, out: Path, compared: list[str], people: Population) 
         figures = coverage(plan, budget, people.units, people.records, people.keys)
         [count, *_] = exactness(plan, budget)
         always = figures["epsilon_always"]
-        rows.append((
-            covers,
-            f"{_keys(figures['keys_first'])}, {_keys(figures['keys_middle'])}",
-            f"{human(100 * count['sizes'][-1]['relative'])}%",
-            f"{human(100 * (figures['share_cut'] or 0.0))}%",
-            "–" if always is None else up(always, 3),
-        ))  # fmt: skip
+        rows.append(
+            (
+                covers,
+                f"{_keys(figures['keys_first'])}, {_keys(figures['keys_middle'])}",
+                f"{human(100 * count['sizes'][-1]['relative'])}%",
+                f"{human(100 * (figures['share_cut'] or 0.0))}%",
+                "–" if always is None else up(always, 3),
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -22,15 +22,29 @@ ACCOUNT = "ledger.db"
 _NO_ID = "0" * 16
 #: What `dpstream init` calls the fields of a job.
 FLAGS = {
-    "schema.unit": "--unit", "schema.key": "--key", "schema.event_time": "--time",
-    "time.start": "--start", "time.end": "--end", "time.window": "--window", "time": "--window",
-    "time.trigger_every": "--every", "privacy.epsilon": "--epsilon", "privacy.delta": "--delta",
-    "privacy.contributions": "--contributions", "privacy.period": "--covers",
-}  # fmt: skip
+    "table.unit_column": "--unit",
+    "key": "--key",
+    "table.time_column": "--time",
+    "start": "--start",
+    "end": "--end",
+    "window": "--window",
+    "time": "--window",
+    "release_every": "--every",
+    "budget.epsilon": "--epsilon",
+    "budget.delta": "--delta",
+    "contributions": "--contributions",
+    "budget.covers": "--covers",
+}
 #: Columns of every release.
 _RESERVED = {
-    "release_id", "window_start", "window_end", "trigger", "trigger_time", "plan_hash", "run_id",
-}  # fmt: skip
+    "release_id",
+    "window_start",
+    "window_end",
+    "trigger",
+    "trigger_time",
+    "plan_hash",
+    "run_id",
+}
 
 
 class Value(NamedTuple):
@@ -87,7 +101,7 @@ def checked(text: str, out: Path) -> Job:
         allocate(job.plan)
     except UsageError as error:
         flag = FLAGS.get(error.field)
-        if flag == "--window" and "multiple of time.trigger_every" in error.rule:
+        if flag == "--window" and "multiple of release_every" in error.rule:
             raise UsageError(
                 "--every", "must divide the window without a rest", "omit it, or give such a length"
             ) from None
@@ -97,48 +111,48 @@ def checked(text: str, out: Path) -> Job:
     return job
 
 
-def data_set_of(said: Answers, out: Path) -> str:
+def data_set_of(answers: Answers, out: Path) -> str:
     """What a new account calls the data set: the file's name."""
-    return Path(said.file.given).name.partition(".")[0].strip("*?[]") or out.stem
+    return Path(answers.file.given).name.partition(".")[0].strip("*?[]") or out.stem
 
 
-def job_text(said: Answers, out: Path, account: AccountPlace | None = None) -> str:
-    """A job file for ``said``, to be written to ``out`` (absolute).
+def job_text(answers: Answers, out: Path, account: AccountPlace | None = None) -> str:
+    """A job file for ``answers``, to be written to ``out`` (absolute).
 
     Args:
         account: that it names; ``None``: a text to be checked, of an account that is not made yet.
     """
-    stem, windows = out.stem, said.windows
-    account = account or AccountPlace(ACCOUNT, data_set_of(said, out), _NO_ID)
-    path = source_path(said.file.given, out.parent)
+    stem, windows = out.stem, answers.windows
+    account = account or AccountPlace(ACCOUNT, data_set_of(answers, out), _NO_ID)
+    path = source_path(answers.file.given, out.parent)
     return f"""\
 # Begun by `dpstream init`. `dpstream plan` says what it promises and what would serve it better,
 # and reads no data. All keys: docs/reference/job-file.md.
 
 [source]
-kind = {_quoted(said.file.kind)}
+kind = {_quoted(answers.file.kind)}
 path = {_quoted(path)}  # a file or a pattern, from this file's folder
 stamp = "event_time"  # files that are all there: nothing can come late
 
 [schema]
-unit = {_column(said.unit)}  # whose record it is: the unit that is protected
-key = [{", ".join(map(_column, said.key))}]  # what is grouped by; keys need not be known
-event_time = {_time(said)}  # times without a zone are taken as UTC
+unit = {_column(answers.unit)}  # whose record it is: the unit that is protected
+key = [{", ".join(map(_column, answers.key))}]  # what is grouped by; keys need not be known
+event_time = {_time(answers)}  # times without a zone are taken as UTC
 
-{_aggregates(said)}
+{_aggregates(answers)}
 [time]
 start = {_quoted(windows.start)}  # records before it, or from the end on, do not count
 end = {_quoted(windows.end)}
 window = {_quoted(windows.length)}  # what is counted together
-trigger_every = {_quoted(said.every or windows.length)}  # {_growing(said)}
+trigger_every = {_quoted(answers.every or windows.length)}  # {_growing(answers)}
 
 [privacy]
-epsilon = {said.epsilon!r}  # the guarantee for one unit, over all releases; smaller is safer
-delta = {said.delta!r}  # far below 1 / number of units
+epsilon = {answers.epsilon!r}  # the guarantee for one unit, over all releases; smaller is safer
+delta = {answers.delta!r}  # far below 1 / number of units
 # C: so many records of a unit count; `dpstream choose` finds a better one at a charge.
-contributions = {said.contributions}
-{_period(said)}
-key_file = {_quoted(said.key_name)}  # the secret that all noise comes from: mode 0600, backed up
+contributions = {answers.contributions}
+{_period(answers)}
+key_file = {_quoted(answers.key_name)}  # the secret that all noise comes from: mode 0600, backed up
 
 [state]
 store = {_quoted(f"sqlite:{stem}.db")}  # what was released; a run goes on from it
@@ -154,14 +168,14 @@ path = {_quoted(release_folder(out))}
 """
 
 
-def _period(said: Answers) -> str:
+def _period(answers: Answers) -> str:
     """What the budget covers; of one window there is nothing to choose."""
-    if said.period is None:
-        length = _quoted(said.windows.length)
+    if answers.period is None:
+        length = _quoted(answers.windows.length)
         return f"# period = {length}  # a fresh budget per unit and period; here: one for all time"
     return (
-        f"period = {_quoted(said.period)}  # epsilon and C are of a unit in each of these; without"
-        " it: of all time"
+        f"period = {_quoted(answers.period)}  # epsilon and C are of a unit in each of these; "
+        "without it: of all time"
     )
 
 
@@ -174,10 +188,10 @@ def release_folder(out: Path) -> str:
 _PARTS = {"1h": "15m", "1d": "6h", "7d": "1d", "28d": "7d", "91d": "7d", "364d": "28d"}
 
 
-def _growing(said: Answers) -> str:
-    if said.every is not None:
+def _growing(answers: Answers) -> str:
+    if answers.every is not None:
         return "how often a window is published while it grows; fewer triggers, less noise"
-    part = _PARTS.get(said.windows.length)
+    part = _PARTS.get(answers.windows.length)
     more = f"; '{part}' also shows it grow, with more noise" if part else ""
     return f"one release a window, at its end{more}"
 
@@ -206,20 +220,23 @@ def bounded(column: str, low: float, high: float) -> Value:
     return Value(column, low, high)
 
 
-def _time(said: Answers) -> str:
+def _time(answers: Answers) -> str:
     """The column of times; of whole numbers, that they are known to be microseconds."""
-    whole = any(c.name == said.time and c.time == "micros" for c in said.file.columns or ())
-    name = _quoted(said.time)
-    return f'{{ column = {name}, type = "micros" }}' if whole else name
+    micros = any(c.name == answers.time and c.time == "micros" for c in answers.file.columns or ())
+    name = _quoted(answers.time)
+    return f'{{ column = {name}, type = "micros" }}' if micros else name
 
 
-def _aggregates(said: Answers) -> str:
-    used = _RESERVED | {f.column for f in said.key}
+def _aggregates(answers: Answers) -> str:
+    used = _RESERVED | {f.column for f in answers.key}
     tables = list[str]()
 
     def named(*wished: str) -> str:
-        name = next(n for n in (*wished, *(f"{wished[0]}_{i}" for i in range(2, 99)))
-                    if not {n, f"{n}_sd"} & used and not n.startswith("_"))  # fmt: skip
+        name = next(
+            n
+            for n in (*wished, *(f"{wished[0]}_{i}" for i in range(2, 99)))
+            if not {n, f"{n}_sd"} & used and not n.startswith("_")
+        )
         used.update((name, f"{name}_sd"))
         return name
 
@@ -227,7 +244,7 @@ def _aggregates(said: Answers) -> str:
         f"[[aggregate]]\nname = {_quoted(named('records', 'count'))}  # a column of the release\n"
         'kind = "count"  # of records; "units" counts distinct units\n'
     )
-    for value in said.values:
+    for value in answers.values:
         plain = value.column.lstrip("_") or "value"
         wished = (f"mean_{plain}",) if plain == "count" else (plain, f"mean_{plain}")
         name = named(*wished)

@@ -50,10 +50,12 @@ def _free(out: Path) -> str:
     stems = (f"{out.stem}{number}" for number in range(2, 10_000))
     free = (out.with_name(f"{stem}.toml") for stem in stems)
     taken = next(
-        path for path in free
-        if not any(path.with_name(n).exists()
-                   for n in (path.name, f"{path.stem}.db", release_folder(path)))
-    )  # fmt: skip
+        path
+        for path in free
+        if not any(
+            path.with_name(n).exists() for n in (path.name, f"{path.stem}.db", release_folder(path))
+        )
+    )
     return os.path.relpath(taken)
 
 

@@ -100,11 +100,11 @@ def bounds(file: DataFile, column: str) -> tuple[float, float]:
     Raises:
         UsageError: it has none.
     """
-    found = list[Float64]()
+    samples = list[Float64]()
     for batch in _batches(file, (column,)):
         amounts, good = measure(batch.column(0))
-        found.append(amounts[good])
-    amounts = np.concatenate([np.zeros(0), *found])
+        samples.append(amounts[good])
+    amounts = np.concatenate([np.zeros(0), *samples])
     if not len(amounts):
         raise UsageError("--value", "has no value that is a number", "name a column of numbers")
     low, high = (float(q) for q in np.quantile(amounts, (0.01, 0.99)))

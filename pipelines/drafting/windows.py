@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.jobs.text import duration_micros, instant_micros
+from dpstream.pipelines.project.text import duration_micros, instant_micros
 
 _DAY = timedelta(days=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,7 +44,7 @@ class Windows(NamedTuple):
     def number(self) -> int:
         """How many there are."""
         start, end = (instant_micros("time", text) for text in (self.start, self.end))
-        return -(-(end - start) // duration_micros("time.window", self.length))
+        return -(-(end - start) // duration_micros("window", self.length))
 
 
 def instant(field: str, text: str) -> datetime:
@@ -77,19 +77,19 @@ def suited(start: datetime, end: datetime) -> str:
     return next((word for most, word in _SUITS if days <= most), "year")
 
 
-def windows(start: datetime, end: datetime, asked: str) -> Windows:
+def windows(start: datetime, end: datetime, text: str) -> Windows:
     """Windows over a stretch.
 
     Args:
         start, end: of the stretch, UTC.
-        asked: a word of ``WORDS``, or a length such as ``6h``.
+        text: a word of ``WORDS``, or a length such as ``6h``.
 
     Raises:
         UsageError: the stretch is empty, or the length is none.
     """
     if end <= start:
         raise UsageError("--end", "must lie after --start", "give the day after the last one")
-    word = asked.strip().lower().removesuffix("s")
+    word = text.strip().lower().removesuffix("s")
     if word in _MONTHS:
         return _calendar(start, end, word)
     if word == "week":
@@ -97,7 +97,7 @@ def windows(start: datetime, end: datetime, asked: str) -> Windows:
         monday -= timedelta(days=start.weekday())
         note = "Weeks begin on Monday, so the first window begins before --start."
         return _whole(monday, end, timedelta(days=7), "7d", note if monday != start else "")
-    length = {"hour": "1h", "day": "1d"}.get(word, asked.strip())
+    length = {"hour": "1h", "day": "1d"}.get(word, text.strip())
     micros = duration_micros("--window", length)
     if not micros:
         raise UsageError("--window", "must be longer than nothing", "write day, week or 12h")

@@ -63,10 +63,10 @@ class TableQuestion(NamedTuple):
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: `question_of` has checked it."""
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says."""
         question = self.question
-        question = question.taking(question.families.taken(limit_of(book)))
+        question = question.taking(question.families.taken(limit_of(account)))
         return Decision(question.charge(run_id, question.identity(self.unit)))
 
     def stamp(self) -> object:
@@ -101,12 +101,12 @@ def ask(
         receipt = ask_uncharged(TableQuestion(question, columns))
         return private_table(question, decoded(Answer("", receipt, "", False), False), None)
     ledger, source = place
-    asked = TableQuestion(question, columns, ledger.unit)
+    table_question = TableQuestion(question, columns, ledger.unit)
     with (
         source.ring() as ring,
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        answer = sequence.ask(asked, opened, ring, how)
+        answer = sequence.ask(table_question, opened, ring, how)
     insecure = source.insecure_test_key is not None
     return private_table(question, decoded(answer, insecure), ledger.data_set)
 
@@ -120,13 +120,13 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
     shard = bounded(plan, partials_of(plan, rows), ring, name)
     ids = rows.groups.ids
     totals = aggregated(shard, len(ids), budget.weights)
-    found = answer(plan, budget, totals, [shard], ids, ring, name)
+    estimates = answer(plan, budget, totals, [shard], ids, ring, name)
     table: dict[str, pa.Array | pa.ChunkedArray] = {}
     if question.key:
         values = rows.groups.values
-        chosen = required(values, "values is there").take(numbers(found.group))
+        chosen = required(values, "values is there").take(numbers(estimates.group))
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
-    for column, estimate in found.columns.items():
+    for column, estimate in estimates.columns.items():
         table |= estimated(column, estimate, absent=null)
     released = pa.table(table)
     if question.key:

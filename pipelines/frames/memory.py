@@ -31,14 +31,12 @@ class ReadTable(beam.PTransform):
         super().__init__()
         columns = columns_of(data, {"data": list(job.columns)})
         arrays = [one_array(column) for column in columns.values()]
-        whole = pa.RecordBatch.from_arrays(arrays, list(columns))
+        batch = pa.RecordBatch.from_arrays(arrays, list(columns))
         step = job.performance.batch_rows
         self._batches = [
-            whole.slice(begin, step).replace_schema_metadata(
-                {PARTITION: "0", OFFSET: str(begin)}
-            )
-            for begin in range(0, whole.num_rows, step)
-        ]  # fmt: skip
+            batch.slice(begin, step).replace_schema_metadata({PARTITION: "0", OFFSET: str(begin)})
+            for begin in range(0, batch.num_rows, step)
+        ]
 
     @functools.cached_property
     def identity(self) -> list[bytes]:

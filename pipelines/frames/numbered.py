@@ -5,7 +5,7 @@ that was delivered twice.  A number is safe if the same row has it whenever it i
 whatever worker, and no other row ever has it.  A counter in a worker gives none: a bundle that is
 tried again, or cut otherwise, numbers other rows.  So a number comes with the row:
 
-* ``schema.record_id`` of the job names a column that tells a unit's records apart, or
+* ``table.record_id`` of the job names a column that tells a unit's records apart, or
 * ``partition`` and ``offset`` name columns that say where the row stood in its source (a Kafka
   record's, a file's and a line's), each offset once in its partition.
 
@@ -36,7 +36,7 @@ from dpstream.state.numbers import one_array, values_of
 
 _ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
 _NO_NUMBER = (
-    "name a column that tells a unit's records apart (`schema.record_id` of the job), or the "
+    "name a column that tells a unit's records apart (`table.record_id` of the job), or the "
     "columns of rows' positions (Rows(job, partition=..., offset=...)), or give a table in memory "
     "to dpstream.ReadTable"
 )
@@ -64,9 +64,10 @@ class Rows(beam.PTransform):
         plan = job if isinstance(job, Plan) else job.plan
         if not isinstance(job, Plan) and (job.source.query is not None or job.cells is not None):
             raise UsageError(
-                "job", "has a query or cells, which take the job's own files",
+                "job",
+                "has a query or cells, which take the job's own files",
                 "put `dpstream.ReadFiles(job)` before DPStream",
-            )  # fmt: skip
+            )
         if plan.record_id is None and offset is None:
             raise UsageError(
                 "records",
@@ -84,8 +85,8 @@ class Rows(beam.PTransform):
 
     def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
         """One ParDo, in the one window that the flow works in."""
-        whole = pcoll | beam.WindowInto(GlobalWindows())
-        return whole | beam.ParDo(self._gather).with_output_types(pa.RecordBatch)
+        windowed = pcoll | beam.WindowInto(GlobalWindows())
+        return windowed | beam.ParDo(self._gather).with_output_types(pa.RecordBatch)
 
 
 class Gather(beam.DoFn):
@@ -160,18 +161,18 @@ class ToBatch:
         """
         places = [name for name in (self._partition, self._offset) if name is not None]
         if isinstance(rows, list):
-            found = _of_rows(rows, self._kinds, self._times, places)
+            arrays = _of_rows(rows, self._kinds, self._times, places)
         else:
             named = columns_of(rows, {"records": list(self._kinds), "offset": places})
-            found = {name: one_array(column) for name, column in named.items()}
-        columns = [found[name] for name in self._kinds]
+            arrays = {name: one_array(column) for name, column in named.items()}
+        columns = [arrays[name] for name in self._kinds]
         batch = pa.RecordBatch.from_arrays(columns, list(self._kinds))
         if self._offset is None:
             return batch
-        offset = _whole("offset", found[self._offset])
+        offset = _whole("offset", arrays[self._offset])
         partition = np.zeros(len(offset), np.int64)
         if self._partition is not None:
-            partition = _whole("partition", found[self._partition])
+            partition = _whole("partition", arrays[self._partition])
             if len(partition) and int(partition.max()) >= 1 << 31:
                 raise UsageError("partition", "must be below 2^31", "number the partitions")
         return batch.replace_schema_metadata(runs(partition, offset))
@@ -199,8 +200,8 @@ def runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
     goes_on = (np.diff(offset) == 1) & (np.diff(partition) == 0)
     first = np.flatnonzero(np.concatenate([[len(offset) > 0], ~goes_on]))
     rows = np.diff(first, append=len(offset))
-    said = {PARTITION: partition[first], OFFSET: offset[first], RUNS: rows}
-    return {name: b",".join(b"%d" % n for n in numbers) for name, numbers in said.items()}
+    fields = {PARTITION: partition[first], OFFSET: offset[first], RUNS: rows}
+    return {name: b",".join(b"%d" % n for n in numbers) for name, numbers in fields.items()}
 
 
 def _of_rows(
@@ -209,11 +210,11 @@ def _of_rows(
     times: set[str],
     places: Sequence[str],
 ) -> dict[str, pa.Array]:
-    found = {}
+    arrays = {}
     for name, kind in [*kinds.items(), *((name, pa.int64()) for name in places)]:
         values = [_field(row, name) for row in rows]
-        found[name] = instants_of(values) if name in times else column_of(values, kind)
-    return found
+        arrays[name] = instants_of(values) if name in times else column_of(values, kind)
+    return arrays
 
 
 def _field(row: Any, name: str) -> Any:
@@ -222,11 +223,12 @@ def _field(row: Any, name: str) -> Any:
 
 def _whole(argument: str, column: pa.Array) -> Int64:
     """Numbers of positions."""
-    found, ok = identity(column, "int")
-    numbers = values_of(found)
+    array, ok = identity(column, "int")
+    numbers = values_of(array)
     if not ok.all() or (len(numbers) and int(numbers.min()) < 0):
         raise UsageError(
-            argument, "is no whole number of 0 or more in some row",
+            argument,
+            "is no whole number of 0 or more in some row",
             "name the column that says where a row stood in its source",
-        )  # fmt: skip
+        )
     return np.asarray(numbers, np.int64)

@@ -287,9 +287,12 @@ def plan(
 
 
 _FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
-    "histogram": (histogram, "units"), "count": (count, "count"), "sum": (sum, "sum"),
-    "mean": (mean, "mean"), "keys": (keys, "keys"),
-}  # fmt: skip
+    "histogram": (histogram, "units"),
+    "count": (count, "count"),
+    "sum": (sum, "sum"),
+    "mean": (mean, "mean"),
+    "keys": (keys, "keys"),
+}
 
 
 def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Asked":

@@ -7,9 +7,10 @@ for all tables with these columns, and writes nothing.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import DpstreamError, required
 from dpstream.accounting.figures import down, up
-from dpstream.accounting.query.families import Limit, family_lines
+from dpstream.accounting.query.families import family_lines
 from dpstream.accounting.query.outlook import Outlook, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.limit import limit_of
@@ -116,7 +117,7 @@ class QuestionPlan(NamedTuple):
 
 def planned(
     data: Any,
-    asked: Asked,
+    request: Asked,
     account: "LedgerAccount | None",
     noise_key: "str | KeySource | None",
     how: Asking,
@@ -124,7 +125,7 @@ def planned(
 ) -> QuestionPlan:
     """The plan of a question; see `frames.one_shot` for its arguments."""
     try:
-        question, _ = question_of(without_rows(data), asked)
+        question, _ = question_of(without_rows(data), request)
     except DpstreamError as error:
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
     plan, limit = question.gridded.plan, None
@@ -184,6 +185,6 @@ def _acceptance(question: Question, charge: "Charge", place: Account, how: Askin
 def _left(acceptance: Acceptance, charge: "Charge", place: Account) -> dict[str, float] | None:
     if acceptance.refusal is not None:
         return None
-    book = read_book(place.ledger)
+    account = read_book(place.ledger)
     more = [] if acceptance.cost is None else [charge]
-    return left_of([*book.charges, *more], book.persons_limit())
+    return left_of([*account.charges, *more], account.persons_limit())

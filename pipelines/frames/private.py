@@ -40,9 +40,14 @@ class PrivateTable:
     """
 
     def __init__(
-        self, table: pa.Table, header: Header, guarantee: str, charged: bool | None,
-        receipt: bytes, digest: str,
-    ) -> None:  # fmt: skip
+        self,
+        table: pa.Table,
+        header: Header,
+        guarantee: str,
+        charged: bool | None,
+        receipt: bytes,
+        digest: str,
+    ) -> None:
         self.table, self.header, self.guarantee = table, header, guarantee
         self.charged, self.receipt, self.digest = charged, receipt, digest
 
@@ -93,7 +98,7 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
     header, charged = answer.header, None if data_set is None else answer.charged
     question = question.taking(question.families.of(header.mu))
     guarantee = _words(question, answer, data_set)
-    said = header.metadata | {
+    metadata = header.metadata | {
         "dpstream.guarantee": guarantee,
         "dpstream.epsilon": repr(header.epsilon),
         "dpstream.delta": repr(header.delta),
@@ -102,7 +107,7 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
         "dpstream.run_id": header.run_id,
         "dpstream.answered": header.answered,
     }
-    table = answer.table.replace_schema_metadata(said)
+    table = answer.table.replace_schema_metadata(metadata)
     return PrivateTable(table, header, guarantee, charged, answer.receipt, answer.digest)
 
 

@@ -135,72 +135,77 @@ class Question(NamedTuple):
         return Charge(run_id, self.digest, unit.text, *figures, kind=self.kind)
 
 
-def question_of(data: Any, asked: Asked) -> tuple[Question, dict[str, pa.ChunkedArray]]:
+def question_of(data: Any, request: Asked) -> tuple[Question, dict[str, pa.ChunkedArray]]:
     """The question, and the columns of the table that it is about; no value is looked at.
 
     Raises:
         UsageError, PolicyError: an argument is not usable, or nothing private.
     """
-    key = _names(asked)
-    named = {"unit": [asked.unit], "key": key}
-    if asked.kind in ("sum", "mean"):
-        named["value"] = [asked.value]
+    key = _names(request)
+    named = {"unit": [request.unit], "key": key}
+    if request.kind in ("sum", "mean"):
+        named["value"] = [request.value]
     columns = columns_of(data, {argument: names for argument, names in named.items() if names})
-    kinds = [kind_of("unit", columns[asked.unit].type)]
+    kinds = [kind_of("unit", columns[request.unit].type)]
     if kinds[0] not in _UNITS:
         raise UsageError(
             "unit", f"is a column of {kinds[0]}s", "name text, whole numbers, booleans or bytes"
         )
     kinds += [kind_of("key", columns[name].type) for name in key]
-    value = asked.value if asked.kind in ("sum", "mean") else None
-    whole = False
+    value = request.value if request.kind in ("sum", "mean") else None
+    integral = False
     if value is not None:
         check_numbers("value", columns[value].type)
-        whole = pa.types.is_integer(columns[value].type)
-    public = _public(asked.public_keys, key, kinds[1:])
-    families = _families(asked, bool(key), public is not None, whole)
-    names = [asked.unit, key, value]
+        integral = pa.types.is_integer(columns[value].type)
+    public = _public(request.public_keys, key, kinds[1:])
+    families = _families(request, bool(key), public is not None, integral)
+    names = [request.unit, key, value]
     parts = [msgspec.json.encode([names, kinds]), families.digest.encode(), _digest(public)]
     digest = hashlib.blake2b(
         b"\0".join(parts), digest_size=16, person=b"dpstream-frame"
     ).hexdigest()
-    named_by, gridded = (asked.unit, tuple(key), value, tuple(kinds)), families.taken()
+    named_by, gridded = (request.unit, tuple(key), value, tuple(kinds)), families.taken()
     return Question(*named_by, families, gridded, public, digest), columns
 
 
-def _names(asked: Asked) -> list[str]:
+def _names(request: Asked) -> list[str]:
     """The key's columns; names are checked against each other, not yet against the table."""
-    given = asked.key
+    given = request.key
     key = [] if given is None else [given] if isinstance(given, str) else list(given)
-    if not isinstance(asked.unit, str):
+    if not isinstance(request.unit, str):
         raise UsageError("unit", "must be a column's name", "write e.g. unit='user'")
     fine = all(isinstance(name, str) for name in key) and len(set(key)) == len(key)
     if not fine or len(key) > MAX_KEY_COLUMNS or (given is not None and not key):
         rule = f"must be a column's name, or 1 to {MAX_KEY_COLUMNS} different ones"
         raise UsageError("key", rule, "write e.g. key='page', or key=['page', 'country']")
-    if asked.unit in key:
+    if request.unit in key:
         raise PolicyError(
             "key",
             "is the unit: a figure of each unit by itself protects none",
             "name a column that many units share",
         )
-    if asked.kind in ("sum", "mean") and not isinstance(asked.value, str):
+    if request.kind in ("sum", "mean") and not isinstance(request.value, str):
         raise UsageError("value", "must be a column's name", "write e.g. value='seconds'")
-    if not key and asked.kind == "keys":
+    if not key and request.kind == "keys":
         raise UsageError("key", "must be a column's name", "write e.g. key='page'")
-    taken = {asked.kind, *(f"{asked.kind}_{label}" for label in LABELS.values())} & set(key)
-    if taken and asked.kind != "keys":
+    taken = {request.kind, *(f"{request.kind}_{label}" for label in LABELS.values())} & set(key)
+    if taken and request.kind != "keys":
         raise UsageError("key", "has the name of a column of the answer", "rename the column")
     return key
 
 
-def _families(asked: Asked, grouped: bool, public: bool, whole: bool) -> Families:
+def _families(request: Asked, grouped: bool, public: bool, integral: bool) -> Families:
     """The plan of the question in each family of noise, on its grid."""
-    mechanism: Mechanism = _word("mechanism", asked.mechanism, get_args(Mechanism))
-    optimise = _optimise(asked)
-    epsilon, delta = _number("epsilon", asked.epsilon, "1.0"), _number("delta", asked.delta, "1e-9")
-    chosen = grouped and asked.max_keys is None
-    groups = MAX_KEYS if asked.max_keys is None else _whole("max_keys", asked.max_keys, MAX_GROUPS)
+    mechanism: Mechanism = _word("mechanism", request.mechanism, get_args(Mechanism))
+    optimise = _optimise(request)
+    epsilon, delta = (
+        _number("epsilon", request.epsilon, "1.0"),
+        _number("delta", request.delta, "1e-9"),
+    )
+    chosen = grouped and request.max_keys is None
+    groups = (
+        MAX_KEYS if request.max_keys is None else _whole("max_keys", request.max_keys, MAX_GROUPS)
+    )
     selects = grouped and not public
     if delta == 0 and selects:
         raise UsageError(
@@ -220,12 +225,12 @@ def _families(asked: Asked, grouped: bool, public: bool, whole: bool) -> Familie
             "must be positive" if not epsilon > 0 else "must be below 1, and 0 or more",
             "write e.g. epsilon=1.0, delta=1e-9",
         )
-    column = None if asked.kind == "keys" else _column(asked)
+    column = None if request.kind == "keys" else _column(request)
 
     def on_grid(bits: int) -> tuple[QueryColumn, ...]:
         if column is None:
             return ()
-        return (msgspec.structs.replace(column, grid=grid_of(column, whole, bits)),)
+        return (msgspec.structs.replace(column, grid=grid_of(column, integral, bits)),)
 
     def plan_of(bits: int) -> QueryPlan:
         return QueryPlan(
@@ -251,23 +256,23 @@ def _families(asked: Asked, grouped: bool, public: bool, whole: bool) -> Familie
     )
 
 
-def _column(asked: Asked) -> QueryColumn:
+def _column(request: Asked) -> QueryColumn:
     """The column of the answer, but for its grid."""
-    if asked.kind == "keys":
+    if request.kind == "keys":
         raise InvariantError("an answer of keys has no column")
-    chosen = asked.max_rows is None
-    rows = FEW_ROWS if chosen else _whole("max_rows", asked.max_rows, MAX_ROWS)
-    if asked.kind == "units":
+    chosen = request.max_rows is None
+    rows = FEW_ROWS if chosen else _whole("max_rows", request.max_rows, MAX_ROWS)
+    if request.kind == "units":
         return QueryColumn("units", "units", per="group", rows=rows)
-    if asked.kind == "count":
+    if request.kind == "count":
         high = None if chosen else float(rows)
         low = None if chosen else 0.0
         return QueryColumn("count", "count", low, high, per="group", rows=rows)
-    if isinstance(asked.bounds, str) and asked.bounds == "auto":
-        return QueryColumn(asked.kind, asked.kind, per="group", rows=rows)
-    low, high = _pair(asked.bounds)
+    if isinstance(request.bounds, str) and request.bounds == "auto":
+        return QueryColumn(request.kind, request.kind, per="group", rows=rows)
+    low, high = _pair(request.bounds)
     return QueryColumn(
-        asked.kind, asked.kind, low, high, per="row", rows=rows, automatic_rows=chosen
+        request.kind, request.kind, low, high, per="row", rows=rows, automatic_rows=chosen
     )
 
 
@@ -293,11 +298,11 @@ def _number(argument: str, given: Any, example: str) -> float:
         raise UsageError(argument, "must be a number", f"write e.g. {argument}={example}") from None
 
 
-def _optimise(asked: Asked) -> Optimise:
-    if asked.optimise is None:
-        return "limit" if asked.charged else "answer"
-    optimise: Optimise = _word("optimise", asked.optimise, get_args(Optimise))
-    if optimise == "limit" and not asked.charged:
+def _optimise(request: Asked) -> Optimise:
+    if request.optimise is None:
+        return "limit" if request.charged else "answer"
+    optimise: Optimise = _word("optimise", request.optimise, get_args(Optimise))
+    if optimise == "limit" and not request.charged:
         raise UsageError(
             "optimise",
             "compares errors at a share of an account's limit, and no account is given",
@@ -357,13 +362,14 @@ def keys_table(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table
         )
     arrays = []
     for name, kind in zip(key, kinds, strict=True):
-        found, fits = identity(columns[name], kind)
+        array, fits = identity(columns[name], kind)
         if not fits.all():
             raise UsageError(
-                "public_keys", f"hold what is no {kind}, which the key is",
+                "public_keys",
+                f"hold what is no {kind}, which the key is",
                 "give keys of the key's type, without missing ones",
-            )  # fmt: skip
-        arrays.append(found)
+            )
+        arrays.append(array)
     table = pa.Table.from_arrays(arrays, names=list(key))
     if not table.num_rows:
         raise UsageError("public_keys", "are none", "list the keys, or leave the argument out")

@@ -54,9 +54,7 @@ class Rows(NamedTuple):
     value: Float64 | None
 
 
-def rows_of(
-    question: Question, columns: Mapping[str, pa.ChunkedArray], ring: KeyRing
-) -> Rows:  # fmt: skip
+def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: KeyRing) -> Rows:
     """The rows that count; all are copies, so that what becomes of the table no longer matters.
 
     Raises:
@@ -76,13 +74,13 @@ def rows_of(
         value, ok = measure(one_array(columns[question.value]))
         value = value + 0.0  # no -0.0
         good &= ok
-    kept = slice(None) if good.all() else np.flatnonzero(good)
+    good_rows = slice(None) if good.all() else np.flatnonzero(good)
     names, kinds = list(question.key), list(question.kinds[1:])
     groups = Groups(names, kinds, ring.key, question.public)
-    group = np.zeros(len(unit), np.int64)[kept]
+    group = np.zeros(len(unit), np.int64)[good_rows]
     if keys:
-        group = _groups([(codes[kept], values) for codes, values in keys], groups)
-    unit, value = unit[kept], None if value is None else value[kept]
+        group = _groups([(codes[good_rows], values) for codes, values in keys], groups)
+    unit, value = unit[good_rows], None if value is None else value[good_rows]
     if len(group) and int(group.min()) < 0:  # none of the public keys
         listed = np.flatnonzero(group >= 0)
         unit, group = unit[listed], group[listed]
@@ -94,20 +92,20 @@ def rows_of(
 
 def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
     """What stage 2 is handed, for a plan with its bounds."""
-    known = Partials(rows.unit, rows.group, rows.unit_ids, rows.groups.ids)
+    partials = Partials(rows.unit, rows.group, rows.unit_ids, rows.groups.ids)
     if not plan.columns or plan.columns[0].kind == "units":
-        return known
+        return partials
     [column] = plan.columns
     if column.kind == "count":
-        return known._replace(sums=(np.ones(len(rows.unit), np.int64),))
+        return partials._replace(sums=(np.ones(len(rows.unit), np.int64),))
     if column.kind == "mean":
-        return _means(column, rows, known)
+        return _means(column, rows, partials)
     steps = _steps(rows, column.grid, *_limits(column))
     if column.per == "row":
-        return known._replace(sums=(steps,))
+        return partials._replace(sums=(steps,))
     unit, group, total, _ = _by_pair(rows, steps)
     bounded = np.clip(total, *column.grid_bounds())
-    return known._replace(unit=unit, group=group, sums=(bounded,))
+    return partials._replace(unit=unit, group=group, sums=(bounded,))
 
 
 def histogram_values(name: str, column: QueryColumn | None, rows: Rows) -> Values:
@@ -147,7 +145,7 @@ def _steps(rows: Rows, grid: float, low: int, high: int) -> Int64:
     return np.asarray(scaled, np.int64)
 
 
-def _means(column: QueryColumn, rows: Rows, known: Partials) -> Partials:
+def _means(column: QueryColumn, rows: Rows, partials: Partials) -> Partials:
     """Centred sums and counts of each unit in a group, of at most r rows."""
     most = column.most_rows
     centred = _steps(rows, column.grid, *_limits(column)) - middle_of(column)
@@ -155,7 +153,7 @@ def _means(column: QueryColumn, rows: Rows, known: Partials) -> Partials:
     # r * |total| <= n r h, and r h <= 2^32 by the grid: 64 bits hold it for 2^30 rows.
     scaled = np.sign(total) * (np.abs(total) * most // np.maximum(count, 1))
     scaled = np.where(count > most, scaled, total)
-    return known._replace(unit=unit, group=group, sums=(scaled, np.minimum(count, most)))
+    return partials._replace(unit=unit, group=group, sums=(scaled, np.minimum(count, most)))
 
 
 def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
@@ -170,9 +168,7 @@ def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
     return rows.unit[first], rows.group[first], total, count
 
 
-def _coded(
-    column: pa.ChunkedArray, kind: str, empty: bool = True
-) -> tuple[Int64, pa.Array, Bool]:  # fmt: skip
+def _coded(column: pa.ChunkedArray, kind: str, empty: bool = True) -> tuple[Int64, pa.Array, Bool]:
     """(rows,) codes of canonical values, the values by code, and the rows that have one.
 
     Args:
@@ -202,9 +198,9 @@ def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
         values = [v.take(numbers(at // size)) for v in values]
         values.append(its_values.take(numbers(at % size)))
     met = np.bincount(codes, minlength=len(values[0])) > 0
-    known = groups.codes([pa.chunked_array([v.filter(mask(met))]) for v in values])
+    group_codes = groups.codes([pa.chunked_array([v.filter(mask(met))]) for v in values])
     place = np.zeros(len(met), np.int64)
-    place[met] = known
+    place[met] = group_codes
     return place[codes]
 
 

@@ -25,6 +25,7 @@ from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.question import keys_table
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_keys_digest
+from dpstream.pipelines.jobs.tables import PrivacyConfig
 from dpstream.pipelines.stream.begin import begin
 
 _OF_JOB = "is in the job"
@@ -34,7 +35,7 @@ class DPStream(flow.DPStream):
     """Differentially private running counts and sums per key.
 
     Records are Arrow batches with positions (of ``ReadFiles``, ``ReadTable``, `Rows`).  Of a job
-    with ``schema.record_id`` they may be rows, dicts or DataFrames as they are.  Bounded input in
+    with ``table.record_id`` they may be rows, dicts or DataFrames as they are.  Bounded input in
     which two rows have one position is refused, for all but one would be lost.
 
     Args:
@@ -73,20 +74,25 @@ class DPStream(flow.DPStream):
         self._job: Job | None = None
         if not isinstance(plan, Plan | Job):
             raise UsageError(
-                "plan", "is neither a loaded job nor a plan",
+                "plan",
+                "is neither a loaded job nor a plan",
                 "write DPStream(dpstream.load_job('job.toml'), source='NAME')",
-            )  # fmt: skip
+            )
         if run is not None and public_keys is not None:
             raise UsageError("public_keys", "belong to a run's begin", "give them to begin_run")
         if isinstance(plan, Job) and run is None:
-            given = {"key_file": key_file, "key": key, "store": store, "shards": shards,
-                     "account": account}  # fmt: skip
+            given = {
+                "key_file": key_file,
+                "key": key,
+                "store": store,
+                "shards": shards,
+                "account": account,
+            }
             for name, value in given.items():
                 if value is not None:
                     raise UsageError(name, _OF_JOB, "leave it out, or correct the job")
             beam.PTransform.__init__(self)
-            unasked = plan.privacy.strategy in (None, "auto")
-            listed, self._public = _with_keys(plan.plan, public_keys, unasked)
+            listed, self._public = _with_keys(plan.plan, public_keys, plan.privacy)
             self._job = msgspec.structs.replace(plan, plan=listed)
             self._source, self._clock, self._once = source, clock, True
             _warn(listed)
@@ -96,10 +102,18 @@ class DPStream(flow.DPStream):
         plan, public = _with_keys(plan, public_keys)
         _warn(plan)
         super().__init__(
-            plan, run, key_file=key_file, key=key, store=store or "sqlite:dpstream.db",
-            shards=4 if shards is None else shards, source=source, clock=clock, account=account,
-            public=public, once=True,
-        )  # fmt: skip
+            plan,
+            run,
+            key_file=key_file,
+            key=key,
+            store=store or "sqlite:dpstream.db",
+            shards=4 if shards is None else shards,
+            source=source,
+            clock=clock,
+            account=account,
+            public=public,
+            once=True,
+        )
 
     @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
@@ -140,11 +154,13 @@ def _warn(plan: Plan) -> None:
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)
 
 
-def _with_keys(plan: Plan, given: Any, unasked: bool = False) -> tuple[Plan, pa.Table | None]:
+def _with_keys(
+    plan: Plan, given: Any, file: PrivacyConfig | None = None
+) -> tuple[Plan, pa.Table | None]:
     """The plan with a list of public keys, in canonical form.
 
     Args:
-        unasked: the plan is of a job whose file leaves the strategy to the program.
+        file: of the plan's job: its plan has one family of noise, as its keys were private.
     """
     if given is None:
         return plan, None
@@ -155,11 +171,13 @@ def _with_keys(plan: Plan, given: Any, unasked: bool = False) -> tuple[Plan, pa.
         raise PolicyError(
             "public_keys",
             "are others than the job's",
-            "leave them out, or `keys.public` of the job",
+            "leave them out, or `public_keys` of the job",
         )
     # Weights are of selection, and a job has them unasked: as if its file had named the list.
-    strategy = "auto" if unasked else plan.privacy.strategy
-    privacy = msgspec.structs.replace(plan.privacy, weights=None, strategy=strategy)
+    privacy = msgspec.structs.replace(plan.privacy, weights=None)
+    if file is not None and file.strategy in (None, "auto"):
+        optimise = file.optimise or "period"
+        privacy = msgspec.structs.replace(privacy, strategy="auto", optimise=optimise)
     return msgspec.structs.replace(plan, public_keys=digest, privacy=privacy).check(), public
 
 

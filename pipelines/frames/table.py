@@ -16,9 +16,15 @@ from dpstream.accounting.errors import UsageError
 
 #: What reading a table may raise, of Arrow, of pandas and of Polars.
 _UNREADABLE = (
-    pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError, KeyError,
-    NotImplementedError, AttributeError,
-)  # fmt: skip
+    pa.ArrowException,
+    TypeError,
+    ValueError,
+    OverflowError,
+    UnicodeError,
+    KeyError,
+    NotImplementedError,
+    AttributeError,
+)
 
 
 def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.ChunkedArray]:
@@ -35,16 +41,16 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
         data = pa.Table.from_batches([data])
     if not isinstance(data, pa.Table) and not hasattr(data, "__arrow_c_stream__"):
         _refuse(data)
-    whole = data if isinstance(data, pa.Table) or _by_name(data) else _read(data)
-    is_arrow = isinstance(whole, pa.Table)
-    known = list(whole.column_names if is_arrow else whole.columns)
+    table = data if isinstance(data, pa.Table) or _by_name(data) else _read(data)
+    is_arrow = isinstance(table, pa.Table)
+    column_names = list(table.column_names if is_arrow else table.columns)
     for argument, names in named.items():
         for name in names:
-            _check(argument, name, known)
+            _check(argument, name, column_names)
     wanted = {name: argument for argument, names in named.items() for name in names}
     if is_arrow:
-        return {name: whole.column(name) for name in wanted}
-    return _given(whole, wanted)
+        return {name: table.column(name) for name in wanted}
+    return _given(table, wanted)
 
 
 def without_rows(data: Any) -> Any:
@@ -70,9 +76,12 @@ def kind_of(argument: str, kind: pa.DataType) -> str:
     tests = {
         "string": (of.is_string, of.is_large_string, of.is_string_view, of.is_null),
         "bytes": (of.is_binary, of.is_large_binary, of.is_binary_view, of.is_fixed_size_binary),
-        "int": (of.is_integer,), "bool": (of.is_boolean,), "date": (of.is_date,),
-        "timestamp": (of.is_timestamp,), "decimal": (of.is_decimal,),
-    }  # fmt: skip
+        "int": (of.is_integer,),
+        "bool": (of.is_boolean,),
+        "date": (of.is_date,),
+        "timestamp": (of.is_timestamp,),
+        "decimal": (of.is_decimal,),
+    }
     for name, fits in tests.items():
         if any(test(kind) for test in fits):
             return name
@@ -83,9 +92,10 @@ def kind_of(argument: str, kind: pa.DataType) -> str:
             "make it whole numbers (pandas: .astype('Int64'); Polars: .cast(pl.Int64)) or text",
         )
     raise UsageError(
-        argument, f"is a column of type {_plainly(kind)}, which is no identity",
+        argument,
+        f"is a column of type {_plainly(kind)}, which is no identity",
         "make it text, whole numbers, bytes, booleans, dates, times or decimals",
-    )  # fmt: skip
+    )
 
 
 def check_numbers(argument: str, kind: pa.DataType) -> None:
@@ -98,9 +108,10 @@ def check_numbers(argument: str, kind: pa.DataType) -> None:
     fits = of.is_integer, of.is_floating, of.is_decimal, of.is_null
     if not any(test(kind) for test in fits):
         raise UsageError(
-            argument, f"is a column of type {_plainly(kind)}, not of numbers",
+            argument,
+            f"is a column of type {_plainly(kind)}, not of numbers",
             "name a column of numbers (pandas: .astype(float); Polars: .cast(pl.Float64))",
-        )  # fmt: skip
+        )
 
 
 def _plainly(kind: pa.DataType) -> str:
@@ -115,7 +126,7 @@ def _by_name(data: Any) -> bool:
 def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
     """Columns of a DataFrame, all at once, or one by one to say which of them cannot be read."""
     try:
-        some = _stream(_narrowed(data, list(wanted)), "data")
+        stream = _stream(_narrowed(data, list(wanted)), "data")
     except UsageError:
         for name, argument in wanted.items():
             _stream(_narrowed(data, [name]), argument)
@@ -123,15 +134,15 @@ def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
     for name, argument in wanted.items():
         # Polars gives the addresses of objects that it does not know.
         unknown = str(getattr(data[name], "dtype", "")) == "Object"
-        if unknown and pa.types.is_fixed_size_binary(some.column(name).type):
+        if unknown and pa.types.is_fixed_size_binary(stream.column(name).type):
             raise _unknown(argument)
-    return {name: some.column(name) for name in wanted}
+    return {name: stream.column(name) for name in wanted}
 
 
 def _narrowed(data: Any, names: list[str]) -> Any:
-    some = data[names]
+    narrowed = data[names]
     # The labels of pandas' rows are no column that was asked for.
-    return some.reset_index(drop=True) if hasattr(some, "reset_index") else some
+    return narrowed.reset_index(drop=True) if hasattr(narrowed, "reset_index") else narrowed
 
 
 def _stream(data: Any, argument: str) -> pa.Table:
@@ -158,10 +169,10 @@ def _read(data: Any) -> pa.Table:
         _refuse(data)
 
 
-def _check(argument: str, name: str, known: list[Any]) -> None:
-    if name not in known:
+def _check(argument: str, name: str, names: list[Any]) -> None:
+    if name not in names:
         # Others are not named: of a pivoted table, or a file without a header, they are values.
-        near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], n=1)
+        near = difflib.get_close_matches(name, [one for one in names if isinstance(one, str)], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(
             argument,
@@ -169,7 +180,7 @@ def _check(argument: str, name: str, known: list[Any]) -> None:
             f"{hint}data.columns has their names; pandas: an index becomes a column by "
             ".reset_index()",
         )
-    if known.count(name) > 1:
+    if names.count(name) > 1:
         raise UsageError(argument, f"names a column that is there twice: {name!r}", "rename one")
 
 

@@ -20,9 +20,12 @@ INSTANT = pa.timestamp("us", "UTC")
 _NONE = type(None)
 #: Python types whose values an Arrow type takes as they are; no number is cut, no bool counted.
 _EXACT: dict[pa.DataType, set[type]] = {
-    pa.string(): {str, _NONE}, pa.binary(): {bytes, _NONE}, pa.bool_(): {bool, _NONE},
-    pa.int64(): {int, _NONE}, pa.float64(): {float, int, _NONE},
-}  # fmt: skip
+    pa.string(): {str, _NONE},
+    pa.binary(): {bytes, _NONE},
+    pa.bool_(): {bool, _NONE},
+    pa.int64(): {int, _NONE},
+    pa.float64(): {float, int, _NONE},
+}
 _FAILS = (pa.ArrowException, ValueError, OverflowError)
 
 
@@ -49,21 +52,21 @@ def _cell(value: Any, kind: pa.DataType) -> pa.Array:
 def instants_of(values: Sequence[Any]) -> pa.Array:
     """Times as rows have them: Beam's timestamps, Python's, numpy's and pandas' (those without a
     zone are UTC), whole numbers of microseconds since 1970, and RFC 3339 text."""
-    micros, known = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
+    micros, valid = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     kinds = np.array([_kind(value) for value in values])
     for kind, micros_of in _TIMES.items():
         at = np.flatnonzero(kinds == kind)
         if not at.size:
             continue
-        some = [values[int(i)] for i in at]
+        part = [values[int(i)] for i in at]
         try:
-            micros[at], known[at] = micros_of(some)
+            micros[at], valid[at] = micros_of(part)
         except _FAILS:
-            for i, value in zip(at, some, strict=True):
+            for i, value in zip(at, part, strict=True):
                 with contextlib.suppress(*_FAILS):
-                    found, ok = micros_of([value])
-                    micros[i], known[i] = found[0], ok[0]
-    return pa.array(micros, mask=~known).cast(INSTANT)
+                    moment, ok = micros_of([value])
+                    micros[i], valid[i] = moment[0], ok[0]
+    return pa.array(micros, mask=~valid).cast(INSTANT)
 
 
 def _kind(value: Any) -> str:
@@ -100,5 +103,9 @@ def _texts(values: Sequence[Any]) -> tuple[Any, Any]:
 
 
 _TIMES: dict[str, Callable[[Sequence[Any]], tuple[Any, Any]]] = {
-    "beam": _beams, "time": _times, "numpy": _numpys, "int": _ints, "text": _texts,
-}  # fmt: skip
+    "beam": _beams,
+    "time": _times,
+    "numpy": _numpys,
+    "int": _ints,
+    "text": _texts,
+}

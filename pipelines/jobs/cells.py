@@ -62,8 +62,10 @@ class CellDomain(NamedTuple):
     def codes(self, batch: pa.RecordBatch) -> Int64:
         """(attributes, rows) number of each row's cell on each axis, -1 where it has none."""
         pairs = zip(self.attributes, self.key, strict=True)
-        found = [_cells(attribute, batch.column(field.column), field) for attribute, field in pairs]
-        return np.array(found, np.int64).reshape(len(found), batch.num_rows)
+        cell_codes = [
+            _cells(attribute, batch.column(field.column), field) for attribute, field in pairs
+        ]
+        return np.array(cell_codes, np.int64).reshape(len(cell_codes), batch.num_rows)
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch with the cell of each row, null where it has none."""
@@ -89,37 +91,37 @@ def domain_digest(attributes: Sequence[Attribute]) -> str:
 
 
 def cell_key(
-    attributes: Sequence[Attribute], key: Sequence[Field], some: bool = False
+    attributes: Sequence[Attribute], key: Sequence[Field], partial_key: bool = False
 ) -> tuple[Field, ...]:
     """The key columns in the order of the attributes.
 
     Args:
-        some: ``key`` may name a part of the attributes (a job has few key columns); the others have
-            the type of their values.
+        partial_key: ``key`` may name a part of the attributes (a job has few key columns); the
+            others have the type of their values.
 
     Raises:
         UsageError: they are not the attributes, or a column's type is not that of its values.
     """
-    known = {field.column: field for field in key}
+    fields = {field.column: field for field in key}
     names = {attribute.name for attribute in attributes}
-    if some and known.keys() <= names:
-        known = {a.name: Field(a.name, _type(a)) for a in attributes} | known
-    if set(known) != names:
+    if partial_key and fields.keys() <= names:
+        fields = {a.name: Field(a.name, _type(a)) for a in attributes} | fields
+    if set(fields) != names:
         raise UsageError(
-            "schema.key",
+            "key",
             "names other columns than the workload has attributes",
             "list the attributes' columns there, no others",
         )
     for attribute in attributes:
-        field = known[attribute.name]
+        field = fields[attribute.name]
         wanted = _type(attribute)
         if field.type != wanted and not attribute.edges:
             raise UsageError(
-                "schema.key",
+                "key",
                 f"has another type for '{attribute.name}' than the workload's values",
                 f'write type = "{wanted}" there',
             )
-    return tuple(known[attribute.name] for attribute in attributes)
+    return tuple(fields[attribute.name] for attribute in attributes)
 
 
 def _cells(attribute: Attribute, column: pa.Array, field: Field) -> Int64:
@@ -129,8 +131,8 @@ def _cells(attribute: Attribute, column: pa.Array, field: Field) -> Int64:
         return np.where(ok, attribute.cells(np.where(ok, numbers, attribute.edges[0])), -1)
     typed, ok = columns.identity(column, field.type)
     listed = pa.array([normal(value) for value in attribute.values], typed.type)
-    found = pc.index_in(typed, value_set=listed).fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.where(ok, found, -1).astype(np.int64)
+    positions = pc.index_in(typed, value_set=listed).fill_null(-1).to_numpy(zero_copy_only=False)
+    return np.where(ok, positions, -1).astype(np.int64)
 
 
 def _type(attribute: Attribute) -> FieldType:

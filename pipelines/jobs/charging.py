@@ -14,6 +14,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
 from dpstream.pipelines.jobs.committed import Ledgered, unit_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.ledger.book import Accept
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import file_of, read_book
 
@@ -36,13 +37,14 @@ class Expected(NamedTuple):
     charged: bool
 
 
-def check_begin(job: Job, fresh: bool = False) -> Expected:
+def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> Expected:
     """Refuse now what `begin` would refuse, as far as public files and the ledger say.
 
     A store or a sink that is a database or a topic is not connected to: `begin` looks at it.
 
     Args:
         fresh: a new run is asked for: the store and the releases that are there are moved away.
+        accept: of a run that is not charged yet.
 
     Raises:
         PolicyError: the store holds another plan's run, it was lost, or the ledger's limit does
@@ -53,7 +55,7 @@ def check_begin(job: Job, fresh: bool = False) -> Expected:
     identity = None if fresh else store_identity(job)
     if identity is not None and identity.plan_hash != job.plan.hash:
         raise PolicyError(
-            "state.store",
+            "store",
             f"holds run {identity.run_id}, which was begun with another plan: the job file was "
             "changed since",
             f"type {fresh_command(job)}, which begins a new run at a new charge "
@@ -70,14 +72,14 @@ def check_begin(job: Job, fresh: bool = False) -> Expected:
             raise unnamed_ledger()
     elif fresh and seen is not None and seen.id != job.ledger.id:
         seen = None  # a new run may be of other data
-    return check_charge(job, identity, seen)
+    return check_charge(job, identity, seen, accept)
 
 
 def fresh_command(job: Job) -> str:
     """What to type for a new run."""
     if job.cells is not None:
         return "`dpstream answer` as before with --fresh and a new --out"
-    return f"`dpstream run {job.path.name} --fresh`"
+    return f"`dpstream run {job.called} --fresh`"
 
 
 def store_identity(job: Job) -> "RunIdentity | None":
@@ -104,7 +106,7 @@ def ledger_seen(job: Job) -> "Head | None":
 def unnamed_ledger() -> PolicyError:
     """What is raised where a run was charged and its job names no ledger any more."""
     return PolicyError(
-        "ledger", "this run was charged in an account, and the job names none", "name it again"
+        "account", "this run was charged in an account, and the job names none", "name it again"
     )
 
 
@@ -128,13 +130,17 @@ def folder_used(folder: Path) -> bool:
 
 
 def check_charge(
-    job: Ledgered, identity: "RunIdentity | None" = None, seen: "Head | None" = None
+    job: Ledgered,
+    identity: "RunIdentity | None" = None,
+    seen: "Head | None" = None,
+    accept: Accept | None = None,
 ) -> Expected:
     """Refuse now what charging a run would refuse; writes no entry.
 
     Args:
         identity: of the run that was begun; ``None``: a new one.
         seen: the ledger's end as the job's store last saw it.
+        accept: of a run that is not charged yet.
 
     Raises:
         PolicyError: beyond the limit, of a unit whose costs do not add up with others, or the
@@ -147,10 +153,12 @@ def check_charge(
         spend = spend_of(job, budget, identity.run_id, identity.epoch)
     charged = False
     if job.ledger is not None:
-        book = read_book(job.ledger, seen)
-        charged = identity is not None and book.find(spend.name) is not None
+        account = read_book(job.ledger, seen)
+        charged = identity is not None and account.find(spend.name) is not None
         if not charged:
-            book.check([spend])
+            if accept is not None:
+                accept(account)
+            account.check([spend])
     return Expected(None if identity is None else identity.run_id, spend, charged)
 
 
@@ -163,7 +171,7 @@ def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Char
     plan = job.plan
     if not budget.sound and job.ledger is not None:
         raise PolicyError(
-            "ledger", "a mechanism without a guarantee cannot be charged", "use another store"
+            "account", "a mechanism without a guarantee cannot be charged", "use another store"
         )
     return Charge(
         run_id=run_id,
@@ -188,9 +196,9 @@ def refuse_private_in_sink(job: Job) -> None:
     """
     folder = job.sink.folder
     private = {
-        "privacy.key_file": job.privacy.key_file,
-        "state.store": job.state.path and str(job.state.path),
-        "ledger.path": job.ledger and file_of(job.ledger.path),
+        "secret": job.privacy.key_file,
+        "store": job.state.path and str(job.state.path),
+        "account.path": job.ledger and file_of(job.ledger.path),
     }
     for field, path in private.items():
         if path and folder and folder.resolve() in Path(path).resolve().parents:
@@ -200,6 +208,6 @@ def refuse_private_in_sink(job: Job) -> None:
     store = job.state.path
     file = job.ledger and file_of(job.ledger.path)
     if file and store and file.resolve() == store.resolve():
-        raise UsageError("ledger.path", "is the state store's file", "use a file of its own")
+        raise UsageError("account.path", "is the state store's file", "use a file of its own")
     if job.ledger and job.ledger.path == job.state.store:
-        raise UsageError("ledger.path", "is the store's database", "use a database of its own")
+        raise UsageError("account.path", "is the store's database", "use a database of its own")

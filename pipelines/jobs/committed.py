@@ -20,7 +20,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Figures, Tuned
 from dpstream.pipelines.ask.receipt import Header, header_of
-from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -100,7 +100,7 @@ def check_tuning(job: "Job") -> None:
     if tuning.how != "private":
         raise PolicyError("choice.how", "was edited: it names a private tuning's run", _AGAIN)
     if job.ledger is None:
-        raise PolicyError("ledger", "is required by a private tuning", "name its account")
+        raise PolicyError("account", "is required by a private tuning", "name its account")
     receipt = _receipt(job, tuning)
     for field, differs in _differences(job, tuning, receipt):
         if differs:
@@ -122,14 +122,14 @@ def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
     missing = PolicyError("choice.run_id", "has no matching charge in the account", _AGAIN)
     with contextlib.closing(open_ledger(job.ledger)) as ledger:
         charge = ledger.book().find(tuning.run_id or "")
-        found = Register(ledger, "choice").read(tuning.run_id or "")
-    if charge is None or found is None:
+        entry = Register(ledger, "choice").read(tuning.run_id or "")
+    if charge is None or entry is None:
         raise missing
-    receipt = header_of(found.receipt, Receipt)
+    receipt = header_of(entry.receipt, Receipt)
     paid = (charge.epsilon, charge.delta, charge.mu, charge.identity, charge.plan_hash)
     if paid != (receipt.epsilon, receipt.delta, receipt.mu, receipt.identity, receipt.plan_hash):
         raise missing
-    if found.digest != tuning.receipt:
+    if entry.digest != tuning.receipt:
         raise PolicyError("choice.receipt", "is not the receipt in the account", _AGAIN)
     return receipt
 
@@ -139,12 +139,12 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
     bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
     first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
     return [
-        ("privacy.contributions", not _chosen_bounds(plan, receipt)),
+        ("contributions", not _chosen_bounds(plan, receipt)),
         *(
             (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
             for name, low, high in receipt.figures.clamps
         ),
-        ("choice.clamps", set(tuning.clamps) != {name for name, _, _ in receipt.figures.clamps}),
+        ("choice.bounds", set(tuning.clamps) != {name for name, _, _ in receipt.figures.clamps}),
         ("choice.epsilon", tuning.epsilon != receipt.epsilon),
         ("choice.delta", tuning.delta != receipt.delta),
         ("choice.mu", tuning.mu != receipt.mu),
@@ -166,11 +166,11 @@ def _unit_differences(job: "Job", unit: UnitIdentity, receipt: Receipt) -> list[
     named = job.ledger is not None and job.ledger.unit is not None
     tuned = UnitIdentity.read(receipt.identity)
     return [
-        ("ledger.unit" if named else "schema.unit", unit.name != tuned.name),
-        ("schema.unit", unit.type != tuned.type),
-        ("privacy.period", unit.period != tuned.period),
-        ("schema.event_time", unit.event_time != tuned.event_time),
-        ("time.start", unit.phase != tuned.phase),
+        ("unit.name" if named else "table.unit_column", unit.name != tuned.name),
+        ("table.unit_column", unit.type != tuned.type),
+        ("budget.covers", unit.period != tuned.period),
+        ("table.time_column", unit.event_time != tuned.event_time),
+        ("start", unit.phase != tuned.phase),
     ]
 
 

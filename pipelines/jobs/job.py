@@ -8,27 +8,24 @@ and cannot change a released byte.
 
 import glob
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dpstream.accounting import limits
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.places import below, files_at, refuse_both
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.privacy import Optimise, Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights, usual_weights
-from dpstream.dp_transforms.noise.references import parse_reference
 from dpstream.pipelines.jobs.committed import check_tuning
-from dpstream.pipelines.jobs.keys import public_key_digest
-from dpstream.pipelines.jobs.shapes import with_columns
+from dpstream.pipelines.jobs.parts import parts_of, relocate, written_source_name
 from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
-    GIVEN_STAMPS,
     MESSAGE_ID,
     JobFile,
     KeysConfig,
@@ -40,8 +37,12 @@ from dpstream.pipelines.jobs.tables import (
     SourceConfig,
     StateConfig,
     TuningConfig,
+    check_parts,
 )
-from dpstream.pipelines.jobs.text import (
+from dpstream.pipelines.project.project import NAME as PROJECT_FILE
+from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.project.shapes import with_columns
+from dpstream.pipelines.project.text import (
     duration_micros,
     instant_micros,
     parse_toml,
@@ -65,7 +66,8 @@ class Job(msgspec.Struct, frozen=True):
     """A checked job: tables with absolute paths, and the public plan.
 
     Attributes:
-        path: the job file.
+        path: the project file.
+        name: of the job in it.
         source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
             path in them is absolute.
         plan: what is released and promised; checked.
@@ -74,6 +76,7 @@ class Job(msgspec.Struct, frozen=True):
     """
 
     path: Path
+    name: str
     source: SourceConfig
     schema: SchemaConfig
     privacy: PrivacyConfig
@@ -85,6 +88,11 @@ class Job(msgspec.Struct, frozen=True):
     plan: Plan
     tuning: TuningConfig | None = None
     cells: "JobCells | None" = None
+
+    @property
+    def called(self) -> str:
+        """What a command takes for it."""
+        return self.name if self.path.name == PROJECT_FILE else self.path.name
 
     @property
     def key(self) -> tuple[Field, ...]:
@@ -122,22 +130,53 @@ class Job(msgspec.Struct, frozen=True):
         return (self.privacy.insecure_test_key or self.privacy.insecure_test_run_id) is not None
 
 
-def load_job(path: str | Path, workload: bool = False) -> Job:
-    """Read and check a job file.
+def load_job(
+    path: str | Path | None = None,
+    name: str | None = None,
+    *,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+    workload: bool = False,
+) -> Job:
+    """Read and check a job of a project file.
 
     Args:
+        path: of the project file or its folder; ``None``: the one that commands find from the
+            current folder.
+        name: of the job; ``None``: the only one.
+        environment: whose places count.
+        settings: ``FIELD=VALUE``, places too.
         workload: it is asked a workload, whose domain takes the place of the keys: they are public,
-            so that delta may be 0.
+            so that delta may be 0.  Such a job is asked once: its plan has one trigger.
 
     Raises:
         UsageError: unreadable, unknown or missing keys, values that are not usable.
-        PolicyError: settings that no privacy guarantee survives, or a [choice] that its ledger
+        PolicyError: settings that no privacy guarantee survives, or a [choice] that its account
             does not know.
     """
-    path = Path(path).absolute()
-    job = job_of(decode_job(read_text(path)), path, workload)
-    check_tuning(job)
+    path = None if path is None else Path(path)
+    if path is not None and path.is_file() and _is_job_file(path):
+        job = job_of(decode_job(read_text(path.absolute())), path.absolute(), workload)
+        check_tuning(job)
+        return job
+    project = load_project(path, environment, settings)
+    return job_in(project, name, workload)
+
+
+def job_in(project: Project, name: str | None = None, workload: bool = False) -> Job:
+    """A checked job of a decoded project file; raises as `load_job` does."""
+    name, _ = project.job(name)
+    parts, source_name = parts_of(project, name), written_source_name(project, name)
+    try:
+        job = job_of(parts, project.path, workload, name, source_name)
+        check_tuning(job)
+    except DpstreamError as error:
+        relocate(error, project, name)
     return job
+
+
+def _is_job_file(path: Path) -> bool:
+    return not re.search(rb"(?m)^version\s*=", read_text(path))
 
 
 def read_text(path: Path) -> bytes:
@@ -168,89 +207,127 @@ def decode_tables(tables: dict[str, Any]) -> JobFile:
     try:
         return msgspec.convert(with_columns(tables), JobFile)
     except msgspec.ValidationError as error:
-        raise_decode_error(error, JobFile)
+        try:
+            raise_decode_error(error, JobFile)
+        except UsageError as named:
+            field = named.field
+            for old, new in sorted(_RENAMED.items(), reverse=True):
+                if field == old or field.startswith((f"{old}.", f"{old}[")):
+                    field = new + field[len(old) :]
+                    break
+            raise UsageError(field, named.rule, named.fix) from None
 
 
-def job_of(file: JobFile, path: Path, workload: bool = False) -> Job:
-    """The checked job of decoded tables; ``path`` (absolute) is where paths start from, and
-    ``workload`` is that of `load_job`."""
+def job_of(
+    file: JobFile,
+    path: Path,
+    workload: bool = False,
+    name: str | None = None,
+    source_name: str | None = None,
+) -> Job:
+    """The checked job of its parts; raises as `load_job` does.
+
+    Args:
+        path: absolute, of the file that paths start from.
+        workload: as of `load_job`.
+        name: of the job.
+        source_name: what the plan calls its input.
+    """
     keep_beside(path)
-    _check_tables(file)
+    name = name or path.stem
+    check_parts(file)
     folder = path.parent
-    keys = msgspec.structs.replace(
-        file.keys, public=_under(folder, file.keys.public, "keys.public")
-    )
+    public_keys = _under(folder, file.keys.public, "public_keys")
+    keys = msgspec.structs.replace(file.keys, public=public_keys)
     # The cells of a workload are named by its domain, which is charged with the job's plan.
     domain = workload and keys.public is None and file.privacy.delta == 0
     plan = Plan(
-        source=file.source.name,
+        source=source_name or file.source.name,
         unit=file.schema.unit,
         key=file.schema.key,
         event_time=file.schema.event_time.column,
         aggregates=file.aggregate,
         timeline=_timeline(file),
-        privacy=_privacy(file, domain or file.keys.public is not None),
+        privacy=_privacy(file, domain or file.keys.public is not None, workload),
         stamp=file.source.stamp_column,
         record_id=_record_id(file),
         remember=_remember(keys.remember),
         # Checked as a plan of public keys before the list is read.
         public_keys=_UNREAD if domain or keys.public is not None else None,
-    ).check()
-    if plan.privacy.strategy == "auto" and plan.public_keys is None:
-        from dpstream.accounting.tuning.family import resolved  # a reference population
-
-        plan = resolved(plan)
+    )
+    plan = (plan.once() if domain else plan).check()
+    plan = _one_family(plan, file.privacy.optimise)
     replace = msgspec.structs.replace
     source = replace(file.source, path=source_path(folder, file.source))
     _refuse_both(source, keys.public, folder)
     if keys.public is not None:
+        from dpstream.pipelines.jobs.keys import public_key_digest
+
         digest = public_key_digest(Path(keys.public), plan.key)
         plan = replace(plan, public_keys=digest).check()
     if source.query is not None:
         source, digest = _with_query(source, source.query, plan, folder)
         plan = replace(plan, query=digest).check()
-    store = file.state.store or f"sqlite:{path.stem}.state.db"
-    store = stores.backend(store).below(folder).url
+    store = stores.backend(file.state.store or f"sqlite:{name}.state.db").below(folder).url
     ledger = None if file.ledger is None else file.ledger.place(folder, path)
     keep_beside(store, None if ledger is None else ledger.path, path)
     return Job(
         path=path,
+        name=name,
         source=source,
         schema=file.schema,
         privacy=_key_below(folder, file.privacy),
         keys=keys,
         state=replace(file.state, store=store),
         ledger=ledger,
-        sink=_sink_below(path, file.sink),
+        sink=_sink_below(folder, name, file.sink),
         performance=file.performance,
         plan=plan,
         tuning=file.choice,
     )
 
 
+def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
+    """The plan with one family of noise, if it has private keys.
+
+    Args:
+        plan: checked; optimise: as the file states it.  Of more than one period it is ``lifetime``
+            by default: each period is a charge, and plain ones add up in epsilon, so that a stream
+            would come to its account's limit much sooner.
+    """
+    if plan.privacy.strategy != "auto" or plan.public_keys is not None:
+        return plan
+    from dpstream.accounting.tuning.family import resolved  # a reference population
+
+    if optimise is None and plan.timeline.periods != 1:
+        privacy = msgspec.structs.replace(plan.privacy, optimise="lifetime")
+        plan = msgspec.structs.replace(plan, privacy=privacy)
+    return resolved(plan)
+
+
 def _with_query(
     source: SourceConfig, query: QueryConfig, plan: Plan, folder: Path
 ) -> tuple[SourceConfig, str]:
     """The source with the types that its query was checked with, and the query's digest."""
-    require("sql", "source.query")
+    require("sql", "query")
     from dpstream.pipelines.sql.row_query import compiled
 
-    found = compiled(source, plan, folder)
-    columns = {own: found.types[name] for name, own in found.reads.items()}
+    compilation = compiled(source, plan, folder)
+    columns = {own: compilation.types[name] for name, own in compilation.reads.items()}
     replace = msgspec.structs.replace
-    return replace(source, query=replace(query, columns=columns)), found.digest
+    return replace(source, query=replace(query, columns=columns)), compilation.digest
 
 
 def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
     """Refuse public keys, or a public table of the query, that the source reads as private."""
     query = source.query
-    public = {} if keys is None else {"keys.public": glob.escape(keys)}
+    public = {} if keys is None else {"public_keys": glob.escape(keys)}
     for number, table in enumerate(() if query is None else query.look_up):
-        public[f"source.query.look_up[{number}].path"] = str(folder / table.path)
+        public[f"query.look_up[{number}].path"] = str(folder / table.path)
     if public and source.path and "://" not in source.path:
         path = glob.escape(source.path) if source.kind == "folder" else source.path
         files = {field: files_at(pattern) for field, pattern in public.items()}
-        refuse_both({"source.path": files_at(path)}, files)
+        refuse_both({"table.path": files_at(path)}, files)
 
 
 def source_path(folder: Path, source: SourceConfig) -> str:
@@ -258,16 +335,18 @@ def source_path(folder: Path, source: SourceConfig) -> str:
     if source.kind == "folder":
         return source.path if "://" in source.path else str(folder / source.path)
     escaped = Path(glob.escape(str(folder)))
-    return str(below(escaped, source.path, "source.path")) if source.path else ""
+    return str(below(escaped, source.path, "table.path")) if source.path else ""
 
 
-def _sink_below(job: Path, sink: SinkConfig) -> SinkConfig:
-    """Where files go starts from the job's folder; dead letters are files with every sink."""
-    replace, folder = msgspec.structs.replace, job.parent
+def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
+    """Where files go starts from a folder; dead letters are files with every sink."""
+    replace = msgspec.structs.replace
     if sink.path:
-        return replace(sink, path=str(below(folder, sink.path, "sink.path")))
-    dead = sink.dead_letter or f"dead_letter/{job.stem}"
-    return replace(sink, dead_letter=str(below(folder, dead, "sink.dead_letter")))
+        sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
+        if sink.dead_letter is None:
+            return sink
+    dead = sink.dead_letter or f"dead_letter/{name}"
+    return replace(sink, dead_letter=str(below(folder, dead, "dead_letter")))
 
 
 def _record_id(file: JobFile) -> Field | None:
@@ -286,9 +365,7 @@ def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
     path, key = privacy.key_file, privacy.key
     if key is not None and key.startswith("file:"):
         path, key = key.removeprefix("file:"), None
-    return msgspec.structs.replace(
-        privacy, key_file=_under(folder, path, "privacy.key_file"), key=key
-    )
+    return msgspec.structs.replace(privacy, key_file=_under(folder, path, "secret"), key=key)
 
 
 def _remember(text: str | None) -> Literal["run", "never"] | int | None:
@@ -296,10 +373,10 @@ def _remember(text: str | None) -> Literal["run", "never"] | int | None:
         return None
     named: dict[str, Literal["run", "never"]] = {"run": "run", "never": "never"}
     try:
-        return named.get(text) or duration_micros("keys.remember", text)
+        return named.get(text) or duration_micros("remember_keys", text)
     except UsageError as error:
         fix = "write 'run', 'never', or a duration such as '30d'"
-        raise UsageError("keys.remember", error.rule, fix) from None
+        raise UsageError("remember_keys", error.rule, fix) from None
 
 
 def _timeline(file: JobFile) -> Timeline:
@@ -307,30 +384,40 @@ def _timeline(file: JobFile) -> Timeline:
     time = file.time
     if time.end is None and not file.source.unbounded:
         raise UsageError(
-            "time.end",
-            f"is required, because source.kind '{file.source.kind}' is bounded",
+            "end",
+            f"is required, because table.format '{file.source.kind}' is bounded",
             "add the end of the last window, for example end = '2014-01-07T00:00:00Z'",
         )
-    window = duration_micros("time.window", time.window)
+    window = duration_micros("window", time.window)
     period = file.privacy.period
     return Timeline(
-        start=instant_micros("time.start", time.start),
-        end=None if time.end is None else instant_micros("time.end", time.end),
+        start=instant_micros("start", time.start),
+        end=None if time.end is None else instant_micros("end", time.end),
         window=window,
-        slide=window if time.slide is None else duration_micros("time.slide", time.slide),
-        trigger_every=duration_micros("time.trigger_every", time.trigger_every),
-        allowed_lateness=duration_micros("time.allowed_lateness", time.allowed_lateness),
-        max_skew=duration_micros("time.max_skew", time.max_skew),
-        period=None if period is None else duration_micros("privacy.period", period),
+        slide=window if time.slide is None else duration_micros("slide", time.slide),
+        trigger_every=duration_micros("release_every", time.trigger_every),
+        allowed_lateness=duration_micros("allowed_lateness", time.allowed_lateness),
+        max_skew=duration_micros("max_skew", time.max_skew),
+        period=None if period is None else duration_micros("budget.covers", period),
     )
 
 
-def _privacy(file: JobFile, public: bool) -> Privacy:
-    """Args: public: whether keys are public."""
-    own = {"weights": _weights(file, public), "usual_weights": file.privacy.weights == "auto"}
+def _privacy(file: JobFile, public: bool, workload: bool) -> Privacy:
+    """``[privacy]`` with defaults.
+
+    Args:
+        public: whether keys are public.
+        workload: as of `load_job`.  Its cells take the place of private keys, so that no family of
+            noise is chosen for the keys; mixed cells have Gaussian noise.
+    """
+    own = {
+        "weights": _weights(file, public),
+        "usual_weights": file.privacy.weights == "auto",
+        "strategy": file.privacy.strategy or ("blt" if workload and not public else "auto"),
+        "optimise": file.privacy.optimise or "period",
+    }
     names = [name for name in Privacy.__struct_fields__ if name not in own]
     given = {name: getattr(file.privacy, name) for name in names} | own
-    given["strategy"] = file.privacy.strategy or ("auto" if public else "blt")
     return Privacy(**given)
 
 
@@ -350,114 +437,62 @@ def _weights(file: JobFile, public: bool) -> SelectionWeights | None:
     )
 
 
-def _check_tables(file: JobFile) -> None:
-    """Rules of the tables that do not enter the plan."""
-    threads = file.performance.threads
-    ranges = [
-        ("state.shards", file.state.shards, limits.MAX_SHARDS),
-        ("performance.batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
-        ("performance.look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
-        ("performance.threads", 1 if threads is None else threads, limits.MAX_THREADS),
-    ]
-    for field, value, most in ranges:
-        if not 1 <= value <= most:
-            raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
-    texts = _check_source(file.source) + _check_sink(file.sink)
-    if file.state.keep_releases is not None:
-        duration_micros("state.keep_releases", file.state.keep_releases)
-        if not file.source.unbounded:
-            raise UsageError(
-                "state.keep_releases",
-                f"is for sources without end, and source.kind is '{file.source.kind}'",
-                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
-            )
-    for field, text in texts:
-        if not text or "\0" in text:
-            raise UsageError(field, "must not be empty", "write a name")
-    if file.state.store is not None:
-        stores.backend(file.state.store)
-    _check_key(file.privacy)
-
-
-#: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
-_SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
-_SINK_FIELDS = {
-    "kafka": ("topic", "servers", "options"),
-    "pubsub": ("topic",),
-    "bigquery": ("table",),
+#: Fields of job files by their names in a project file, until no job file is read.
+_RENAMED = {
+    "source.query.text": "query",
+    "source.query": "query",
+    "source.kind": "table.format",
+    "source.path": "table.path",
+    "source.stamp": "table.stamp",
+    "source.format": "table.format",
+    "source.topic": "table.topic",
+    "source.servers": "table.servers",
+    "source.subscription": "table.subscription",
+    "source.options": "table.options",
+    "source.settle": "table.settle",
+    "schema.unit": "table.unit_column",
+    "schema.key": "key",
+    "schema.event_time": "table.time_column",
+    "schema.record_id": "table.record_id",
+    "time.start": "start",
+    "time.end": "end",
+    "time.window": "window",
+    "time.slide": "slide",
+    "time.trigger_every": "release_every",
+    "time.allowed_lateness": "allowed_lateness",
+    "time.max_skew": "max_skew",
+    "privacy.epsilon": "budget.epsilon",
+    "privacy.delta": "budget.delta",
+    "privacy.period": "budget.covers",
+    "privacy.contributions": "contributions",
+    "privacy.per_key_bound": "per_key_bound",
+    "privacy.key_file": "secret",
+    "privacy.key": "secret",
+    "privacy.insecure_test_key": "insecure_test_secret",
+    "privacy.insecure_test_run_id": "insecure_test_run_id",
+    "keys.public": "public_keys",
+    "keys.remember": "remember_keys",
+    "state.store": "store",
+    "state.shards": "shards",
+    "state.keep_releases": "keep_releases",
+    "sink.dead_letter": "dead_letter",
+    "performance.threads": "threads",
+    "performance.batch_rows": "batch_rows",
+    "performance.look_ahead": "look_ahead",
+    "choice.clamps": "choice.bounds",
+    "privacy.mode": "mechanism.mode",
+    "privacy.strategy": "mechanism.strategy",
+    "privacy.optimise": "mechanism.optimise",
+    "privacy.theta": "mechanism.theta",
+    "privacy.pre_threshold": "mechanism.pre_threshold",
+    "privacy.refresh_every": "mechanism.refresh_every",
+    "privacy.selection_share": "mechanism.selection_share",
+    "privacy.final_flush": "mechanism.final_flush",
+    "privacy.weights": "mechanism.weights",
+    "privacy.combine": "mechanism.combine",
+    "privacy.select_every": "mechanism.select_every",
+    "privacy.periods_share_windows": "mechanism.periods_share_windows",
+    "privacy.tests": "mechanism.tests",
+    "privacy.skip": "mechanism.skip",
+    "privacy.allow_large_delta": "mechanism.allow_large_delta",
 }
-#: The form of names that a service gives, with an example.
-_SINK_NAMES = {
-    "pubsub": ("topic", r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
-    "bigquery": ("table", r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
-}
-
-
-def _check_fields(
-    name: str,
-    table: SourceConfig | SinkConfig,
-    needed: tuple[str, ...],
-    allowed: tuple[str, ...],
-    known: tuple[str, ...],
-) -> list[tuple[str, str]]:
-    """Refuse fields that are of other kinds; gives the texts that must say something.
-
-    Args:
-        name: of the table in the job file.
-        table: as written.
-        needed: fields of its kind; ``options`` may be empty.
-        allowed: further ones that its kind may have.
-        known: all that some kind may have.
-    """
-    for field in known:
-        if getattr(table, field) and field not in (*needed, *allowed):
-            raise UsageError(f"{name}.{field}", f"is not for kind '{table.kind}'", "remove it")
-    return [(f"{name}.{f}", getattr(table, f) or "") for f in needed if f != "options"]
-
-
-def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
-    """Fields of its kind and no others; the texts that must say something."""
-    needed = _SINK_FIELDS.get(sink.kind, ("path",))
-    allowed = {"csv": ("formulas",), "parquet": (), "jsonl": ()}.get(sink.kind, ("dead_letter",))
-    known = ("path", "topic", "servers", "options", "table", "dead_letter", "formulas")
-    texts = _check_fields("sink", sink, needed, allowed, known)
-    if sink.kind in _SINK_NAMES:
-        field, form, example = _SINK_NAMES[sink.kind]
-        if not re.fullmatch(form, getattr(sink, field) or ""):
-            raise UsageError(f"sink.{field}", f"is no full name of {sink.kind}", f"write {example}")
-    return texts
-
-
-def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
-    """Fields of its kind and no others; the texts that must say something."""
-    kind = source.kind
-    known = ("path", "format", "topic", "servers", "subscription", "options")
-    allowed = ("format", "settle") if source.unbounded else ()
-    needed = _SOURCE_FIELDS.get(kind, ("path",))
-    texts = _check_fields("source", source, needed, allowed, known)
-    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
-    if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
-        words = " or ".join(f"'{name}'" for name in formats)
-        raise UsageError("source.format", f"must be {words} for kind '{kind}'", "correct it")
-    if source.unbounded and source.stamp == "event_time":
-        raise PolicyError(
-            "source.stamp",
-            "is the event time, which lets one user's records make others late in a live stream",
-            f"use stamp = '{GIVEN_STAMPS[kind][0]}', or a column that the broker fills",
-        )
-    duration_micros("source.settle", source.settle)
-    return texts
-
-
-def _check_key(privacy: PrivacyConfig) -> None:
-    named = [n for n in ("insecure_test_key", "key", "key_file") if getattr(privacy, n) is not None]
-    if len(named) > 1:
-        raise UsageError(
-            f"privacy.{named[0]}", f"excludes privacy.{named[1]}", "keep one of the two"
-        )
-    if privacy.reference is not None:
-        parse_reference(privacy.reference)
-    for name, digits in (("insecure_test_key", 64), ("insecure_test_run_id", 32)):
-        text = getattr(privacy, name)
-        if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):
-            raise UsageError(f"privacy.{name}", f"must be {digits} hex digits", "correct it")

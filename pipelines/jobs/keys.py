@@ -36,10 +36,10 @@ def read_public_keys(job: "Job") -> pa.Table:
     if job.cells is not None:
         return job.cells.domain.table
     if job.keys.public is None:
-        raise UsageError("keys.public", "is not set", "name a CSV file of the public keys")
+        raise UsageError("public_keys", "is not set", "name a CSV file of the public keys")
     rows = _rows(Path(job.keys.public), job.plan.key)
     if _digest(rows, job.plan.key) != job.plan.public_keys:
-        raise PolicyError("keys.public", "changed since the plan was made", "load the job again")
+        raise PolicyError("public_keys", "changed since the plan was made", "load the job again")
     columns = list(zip(*rows, strict=True))
     return pa.table(
         [pa.array(c, _ARROW[f.type]) for c, f in zip(columns, job.plan.key, strict=True)],
@@ -76,17 +76,17 @@ def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
 def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
     """Distinct typed rows of the list, sorted."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError("keys.public", "is not a file", "name a CSV file of the public keys")
+        raise UsageError("public_keys", "is not a file", "name a CSV file of the public keys")
     try:
         with open(path, "rb") as raw:
-            codec = checked_codec(raw, str(path), "csv", "keys.public", "the list")
+            codec = checked_codec(raw, str(path), "csv", "public_keys", "the list")
             text = io.TextIOWrapper(plain(raw, codec), newline="", encoding="utf-8-sig")
             reader = csv.reader(text, strict=True)
             header = next(reader, [])
             missing = [f.column for f in fields if header.count(f.column) != 1]
             if missing:
                 raise UsageError(
-                    "keys.public",
+                    "public_keys",
                     f"its header must name each key column once; not so: {', '.join(missing)}",
                     "correct the first line of the file",
                 )
@@ -94,10 +94,10 @@ def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
             rows = {_typed(row, where, fields, len(header), reader.line_num) for row in reader}
     except (OSError, UnicodeDecodeError, csv.Error, BrokenFileError):
         raise UsageError(
-            "keys.public", "cannot be read as a CSV file in UTF-8", "check path and content"
+            "public_keys", "cannot be read as a CSV file in UTF-8", "check path and content"
         ) from None
     if not rows:
-        raise UsageError("keys.public", "lists no key", "add the keys to publish")
+        raise UsageError("public_keys", "lists no key", "add the keys to publish")
     return sorted(rows)
 
 
@@ -111,7 +111,7 @@ def _typed(
         return tuple(_value(row[i], f.type) for i, f in zip(where, fields, strict=True))
     except ValueError:
         raise UsageError(
-            "keys.public", f"line {line} is not a key of the job's types", "correct the line"
+            "public_keys", f"line {line} is not a key of the job's types", "correct the line"
         ) from None
 
 

@@ -47,7 +47,7 @@ def key_source(job: Job) -> "KeySource":
 
     if job.privacy.reference is None and job.privacy.insecure_test_key is None:
         raise UsageError(
-            "privacy.key_file",
+            "secret",
             "is required to run",
             "make one with `dpstream key new noise.key` beside the job, and write "
             'key_file = "noise.key" in [privacy]',
@@ -73,7 +73,7 @@ def check_key(job: Job) -> dict[str, str]:
     if stores.exists(url):
         if stores.identity_of(url, job.plan).key_fingerprint != fingerprint:
             raise PolicyError(
-                "privacy.key",
+                "secret",
                 "is not the key this store was begun with",
                 "use the run's own key; to rotate it, begin a new run: a new store, charged again",
             )

@@ -4,22 +4,26 @@ Durations, times and paths are texts here, as written; `pipelines.jobs.job` pars
 them.  ``[performance]`` is apart from everything that enters the plan.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.pipelines.project.file_kinds import FileKind
+from dpstream.pipelines.project.job_section import SinkKind
+from dpstream.pipelines.project.sections import TimeColumn
+from dpstream.pipelines.project.text import duration_micros
+from dpstream.state import open as stores
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
-FileKind = Literal["parquet", "csv", "jsonl"]
-#: Where releases go: files in a folder, or a topic or table of a service.
-SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
 SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
 #: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
 #: a column of that name with a leading ``_`` that the source adds.
@@ -119,14 +123,6 @@ class SourceConfig(_Table, frozen=True):
         return f"{self.kind}:{self.topic or self.subscription or self.path}"
 
 
-class TimeColumn(_Table, frozen=True):
-    """``schema.event_time``; ``type`` says of whole numbers in Parquet that they count
-    microseconds since 1970 (as which they are read)."""
-
-    column: str
-    type: Literal["micros"] | None = None
-
-
 class SchemaConfig(_Table, frozen=True):
     """``[schema]``: which columns are the unit, the key and the event time; and, where a source
     may deliver a record again at another position, the column that names it."""
@@ -153,9 +149,11 @@ class PrivacyConfig(_Table, frozen=True):
     """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
     ``allow_large_delta``: a delta above 0.01 is wanted (`accounting.strength`).
-    ``strategy`` is ``auto`` with public keys, else ``blt``, unless given; of private keys ``auto``
-    takes ``blt`` or ``geometric`` (`accounting.tuning.family`).  ``weights`` is a table,
-    ``uniform``, or ``auto``: the best known for the job's kind (see `pipelines.jobs.job`).
+    ``strategy`` is ``auto`` unless it is written; of private keys ``auto`` takes ``blt`` or
+    ``geometric`` (`accounting.tuning.family`).  ``optimise`` is ``period`` unless it is written;
+    with private keys and more than one privacy period it is ``lifetime``.  ``weights`` is a table
+    (`accounting.weights.SelectionWeights`), ``uniform``, or ``auto``: the best known for the job's
+    kind (see `pipelines.jobs.job`).
 
     The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
     short for ``key = "file:PATH"``.  ``insecure_test_key`` (64 hex digits) and
@@ -169,7 +167,7 @@ class PrivacyConfig(_Table, frozen=True):
     period: str | None = None
     mode: Mode = "sticky"
     strategy: StrategyName | None = None
-    optimise: Optimise = "period"
+    optimise: Optimise | None = None
     theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None
@@ -247,9 +245,9 @@ class LedgerConfig(_Table, frozen=True):
         Raises:
             UsageError: a name or the id is none, or the URL is none of an account.
         """
-        for field, text in (("path", self.path), ("unit", self.unit)):
+        for field, text in (("account.path", self.path), ("unit.name", self.unit)):
             if text is not None and (not text or "\0" in text):
-                raise UsageError(f"ledger.{field}", "must not be empty", "write a name")
+                raise UsageError(field, "must not be empty", "write a name")
         check_names(self.data_set, self.id)
         path, named = place_below(folder, self.path), None if file is None else str(file)
         return AccountPlace(path, self.data_set, self.id, self.unit, named)
@@ -342,3 +340,117 @@ class JobFile(_Table, frozen=True):
     ledger: LedgerConfig | None = None
     performance: PerformanceConfig = PerformanceConfig()
     choice: TuningConfig | None = None
+
+
+def check_parts(file: JobFile) -> None:
+    """Rules of the tables that do not enter the plan."""
+    threads = file.performance.threads
+    ranges = [
+        ("shards", file.state.shards, limits.MAX_SHARDS),
+        ("batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
+        ("look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
+        ("threads", 1 if threads is None else threads, limits.MAX_THREADS),
+    ]
+    for field, value, most in ranges:
+        if not 1 <= value <= most:
+            raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
+    texts = _check_source(file.source) + _check_sink(file.sink)
+    if file.state.keep_releases is not None:
+        duration_micros("keep_releases", file.state.keep_releases)
+        if not file.source.unbounded:
+            raise UsageError(
+                "keep_releases",
+                f"is for sources without end, and table.format is '{file.source.kind}'",
+                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
+            )
+    for field, text in texts:
+        if not text or "\0" in text:
+            raise UsageError(field, "must not be empty", "write a name")
+    if file.state.store is not None:
+        stores.backend(file.state.store)
+    _check_key(file.privacy)
+
+
+#: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
+_SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
+_SINK_FIELDS = {
+    "kafka": ("topic", "servers", "options"),
+    "pubsub": ("topic",),
+    "bigquery": ("table",),
+}
+#: The form of names that a service gives, with an example.
+_SINK_NAMES = {
+    "pubsub": ("topic", r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
+    "bigquery": ("table", r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
+}
+
+
+def _check_fields(
+    name: str,
+    table: SourceConfig | SinkConfig,
+    needed: tuple[str, ...],
+    allowed: tuple[str, ...],
+    fields: tuple[str, ...],
+) -> list[tuple[str, str]]:
+    """Refuse fields that are of other kinds; gives the texts that must say something.
+
+    Args:
+        name: of the table in the job file.
+        table: as written.
+        needed: fields of its kind; ``options`` may be empty.
+        allowed: further ones that its kind may have.
+        fields: all that some kind may have.
+    """
+    for field in fields:
+        if getattr(table, field) and field not in (*needed, *allowed):
+            raise UsageError(f"{name}.{field}", f"is not for kind '{table.kind}'", "remove it")
+    return [(f"{name}.{f}", getattr(table, f) or "") for f in needed if f != "options"]
+
+
+def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    needed = _SINK_FIELDS.get(sink.kind, ("path",))
+    allowed = ("dead_letter", *(("formulas",) if sink.kind == "csv" else ()))
+    fields = ("path", "topic", "servers", "options", "table", "dead_letter", "formulas")
+    texts = _check_fields("sink", sink, needed, allowed, fields)
+    if sink.kind in _SINK_NAMES:
+        field, form, example = _SINK_NAMES[sink.kind]
+        if not re.fullmatch(form, getattr(sink, field) or ""):
+            raise UsageError(f"sink.{field}", f"is no full name of {sink.kind}", f"write {example}")
+    return texts
+
+
+def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    kind = source.kind
+    fields = ("path", "format", "topic", "servers", "subscription", "options")
+    allowed = ("format", "settle") if source.unbounded else ()
+    needed = _SOURCE_FIELDS.get(kind, ("path",))
+    texts = _check_fields("table", source, needed, allowed, fields)
+    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
+    if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
+        words = " or ".join(f"'{name}'" for name in formats)
+        raise UsageError("table.format", f"must be {words} for kind '{kind}'", "correct it")
+    if source.unbounded and source.stamp == "event_time":
+        raise PolicyError(
+            "table.stamp",
+            "is the event time, which lets one user's records make others late in a live stream",
+            f"use stamp = '{GIVEN_STAMPS[kind][0]}', or a column that the broker fills",
+        )
+    duration_micros("table.settle", source.settle)
+    return texts
+
+
+def _check_key(privacy: PrivacyConfig) -> None:
+    named = [n for n in ("insecure_test_key", "key", "key_file") if getattr(privacy, n) is not None]
+    if len(named) > 1:
+        raise UsageError("secret", "is given twice", "keep one of secret and insecure_test_secret")
+    if privacy.reference is not None:
+        parse_reference(privacy.reference)
+    fixed = (
+        ("insecure_test_secret", privacy.insecure_test_key, 64),
+        ("insecure_test_run_id", privacy.insecure_test_run_id, 32),
+    )
+    for name, text, digits in fixed:
+        if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):
+            raise UsageError(name, f"must be {digits} hex digits", "correct it")

@@ -160,12 +160,12 @@ def of_requests(
     refusal, free = None, _Free()
     more = [request.charge for request in requests]
     try:
-        book = read_book(place)
-        more, free = _unpaid(place, book, requests, fresh)
+        account_state = read_book(place)
+        more, free = _unpaid(place, account_state, requests, fresh)
         if more:  # what is free is never refused, whatever the limit is now
             if check is not None:
-                check(book)
-            book.check(more)
+                check(account_state)
+            account_state.check(more)
     except DpstreamError as error:
         refusal = error
     charged = refusal is None and len(more) > 0
@@ -182,21 +182,21 @@ class _Free(NamedTuple):
 
 
 def _unpaid(
-    place: AccountPlace, book: Book, requests: Sequence[Request], fresh: bool
+    place: AccountPlace, account_state: Book, requests: Sequence[Request], fresh: bool
 ) -> tuple[list[Charge], _Free]:
     """What would be charged, and what goes on where nothing would be."""
-    charged = {charge.plan_hash for charge in book.charges}
+    charged = {charge.plan_hash for charge in account_state.charges}
     more, run_id, answered = dict[str, Charge](), None, len(requests) > 0
     for number, (charge, fingerprint) in enumerate(requests):
-        found = None
+        run = None
         if fingerprint is not None and charge.plan_hash in charged:
             opened = open_ledger(place, looking=True)
             with contextlib.closing(opened) as ledger:
                 register = Register(ledger, charge.kind)
-                found = register.goes_on(fingerprint(), fresh)
-                answered &= found is not None and register.read(found) is not None
-        run_id = found or run_id
-        if found is None:  # the same question twice is charged once, unless it is asked anew
+                run = register.goes_on(fingerprint(), fresh)
+                answered &= run is not None and register.read(run) is not None
+        run_id = run or run_id
+        if run is None:  # the same question twice is charged once, unless it is asked anew
             more.setdefault(f"{charge.plan_hash} {number if fresh else 0}", charge)
     return list(more.values()), _Free() if more else _Free(run_id, answered)
 
@@ -206,11 +206,11 @@ def _account(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The account, and warnings of its limit."""
     try:
-        book = read_book(place)
-        epsilon, delta = book.persons_limit()
+        account_state = read_book(place)
+        epsilon, delta = account_state.persons_limit()
     except DpstreamError:  # which is the refusal
         return None, []
-    charges = book.charges
+    charges = account_state.charges
     account = {
         "data_set": place.data_set,
         "id": place.id,

@@ -108,30 +108,30 @@ def view(named: AccountPlace | str) -> dict[str, Any]:
     return _of_book(book_of(read_ledger(named)) if isinstance(named, str) else read_book(named))
 
 
-def _of_book(book: Book) -> dict[str, Any]:
-    own, charges = book.created, book.charges
+def _of_book(account: Book) -> dict[str, Any]:
+    own, charges = account.created, account.charges
     unit = composed(charges)
     counted = dict(zip((charge.name for charge in charges), unit.units, strict=True))
     # Without a limit: at the delta that basic composition would give.
-    delta = book.limit[1] if book.limit else math.fsum(s.delta for s in unit.spends)
+    delta = account.limit[1] if account.limit else math.fsum(s.delta for s in unit.spends)
     spent = epsilon_spent(unit.spends, delta) if charges else 0.0
     events = [
         {"seq": e.seq, **msgspec.to_builtins(e.event), **_counted_as(e.event, counted)}
-        for e in book.entries
+        for e in account.entries
     ]
     return {
         "id": own.id,
         "data_set": own.data_set,
         "unit": {"name": own.unit, "type": own.type},
         "common_unit": unit.words,
-        "head": {"seq": len(book.digests), "digest": book.digests[-1]},
+        "head": {"seq": len(account.digests), "digest": account.digests[-1]},
         "entries": events,
         "charges": len(charges),
         "spent": {"epsilon": _finite(spent), "delta": delta},
-        "limit": None if book.limit is None else _pair(book.limit),
-        "left": None if book.limit is None else _left(unit.spends, book.limit),
+        "limit": None if account.limit is None else _pair(account.limit),
+        "left": None if account.limit is None else _left(unit.spends, account.limit),
         "warnings": [
-            *([] if book.limit is None else limit_weaknesses(book.limit)),
+            *([] if account.limit is None else limit_weaknesses(account.limit)),
             *unit.warnings,
             *([_POINTS] if any(map(_of_points, charges)) else []),
         ],
@@ -168,29 +168,29 @@ def account_warnings(job: Job) -> list[str]:
     if job.ledger is None:
         return []
     try:
-        book = read_book(job.ledger)
+        account = read_book(job.ledger)
     except DpstreamError:
         return []
-    weak = [] if book.limit is None else limit_weaknesses(book.limit)
-    return [*weak, *composed(book.charges).warnings]
+    weak = [] if account.limit is None else limit_weaknesses(account.limit)
+    return [*weak, *composed(account.charges).warnings]
 
 
 def _finite(figure: float) -> float | None:
     return figure if math.isfinite(figure) else None
 
 
-def text(shown: dict[str, Any]) -> str:
+def text(figures: dict[str, Any]) -> str:
     """The view as text."""
-    unit = f"{shown['unit']['name']} ({shown['unit']['type']})"
-    lines = [f"Account   {shown['id']}", f"Data set  {shown['data_set']}"]
-    lines.append(f"Unit      {shown['common_unit'] or unit}")
-    lines += [f"{entry['seq']:>7}   {_line(entry)}" for entry in shown["entries"]]
-    spent = shown["spent"]["epsilon"]
+    unit = f"{figures['unit']['name']} ({figures['unit']['type']})"
+    lines = [f"Account   {figures['id']}", f"Data set  {figures['data_set']}"]
+    lines.append(f"Unit      {figures['common_unit'] or unit}")
+    lines += [f"{entry['seq']:>7}   {_line(entry)}" for entry in figures["entries"]]
+    spent = figures["spent"]["epsilon"]
     figure = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
     lines.append(
-        f"Spent     {figure} at delta {up(shown['spent']['delta'])} per unit, all together"
+        f"Spent     {figure} at delta {up(figures['spent']['delta'])} per unit, all together"
     )
-    limit, left = shown["limit"], shown["left"]
+    limit, left = figures["limit"], figures["left"]
     if limit is None:
         lines.append("Limit     none: each record has a budget of its own")
     else:
@@ -199,7 +199,7 @@ def text(shown: dict[str, Any]) -> str:
             f"Left      epsilon {down(left['epsilon'])} for a run without delta, Gaussian "
             f"noise of mu {down(left['mu'], 4)}, or zCDP of rho {down(left['rho'], 4)}",
         ]
-    lines += [f"Warning   {warning}" for warning in shown["warnings"]]
+    lines += [f"Warning   {warning}" for warning in figures["warnings"]]
     return "\n".join(lines) + "\n"
 
 

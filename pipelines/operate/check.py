@@ -57,7 +57,7 @@ _AT_SOURCE = {
     ),
     Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
-    Reason.UNREADABLE_FILE: ("the file is not of the kind that source.kind names", _FILES),
+    Reason.UNREADABLE_FILE: ("the file is not of the kind that table.format names", _FILES),
     Reason.UNREADABLE_REST: ("the file cannot be read from this row on", _FILES),
     Reason.MISSING_COLUMN: ("the file lacks a column that the job names", _FILES),
     Reason.NOT_THE_BROKERS_STAMP: (
@@ -95,7 +95,7 @@ class Checked(msgspec.Struct, frozen=True):
         most_units: units of the largest key in a window, counted up to ``units_needed``; ``None``:
             nothing is needed, or there were too many pairs to count.
         read: rows and unreadable rows.
-        left_out: rows that source.query does not keep.
+        left_out: rows that query does not keep.
         usable: records that a run would admit to its bound on contributions.
         complete: all of the source was read; else the first rows, up to the limit.
         unusable: by reason, the most frequent first.

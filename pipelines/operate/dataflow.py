@@ -28,9 +28,9 @@ def flags(given: Sequence[str], streaming: bool) -> list[str]:
     Raises:
         UsageError: a flag that breaks exactly-once processing, or another runner.
     """
-    asked = PipelineOptions(list(given))
-    refuse_at_least_once(asked)
-    options = asked.get_all_options()
+    parsed = PipelineOptions(list(given))
+    refuse_at_least_once(parsed)
+    options = parsed.get_all_options()
     if options["runner"] not in (None, RUNNER):
         raise UsageError("--runner", f"must be {RUNNER} here", "leave it out")
     if options["streaming"] and not streaming:
@@ -76,8 +76,9 @@ def in_stores(own: argparse.Namespace, *names: str) -> tuple[list[str], KeySourc
         UsageError: one of them is on a machine that is thrown away.
     """
     places = [getattr(own, name) for name in names]
-    fixes = {f"--{name}": "use gs://" for name, at in zip(names, places, strict=True)
-             if "://" not in at}  # fmt: skip
+    fixes = {
+        f"--{name}": "use gs://" for name, at in zip(names, places, strict=True) if "://" not in at
+    }
     if not own.key.startswith("gcp:"):
         fixes["--key"] = (
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"
@@ -97,9 +98,13 @@ def parser(words: str, **required: str) -> argparse.ArgumentParser:
     for name, text in required.items():
         arguments.add_argument(f"--{name}", required=True, help=text)
     arguments.add_argument(
-        "--dry_run", nargs="?", const="true", default="false", choices=("true", "false"),
+        "--dry_run",
+        nargs="?",
+        const="true",
+        default="false",
+        choices=("true", "false"),
         help="check the parameters and print the options, start nothing",
-    )  # fmt: skip
+    )
     return arguments
 
 

@@ -61,11 +61,12 @@ def examine() -> dict[str, Any]:
     extras = _extras()
     away = [
         f"{name} ({HOW[name]})" if name in HOW else name
-        for name, found in {**runners, **emulators}.items()
-        if not found
+        for name, status in {**runners, **emulators}.items()
+        if not status
     ]
     program = parts.prism()
     opened = program is not None and parts.prism_is_open(program)
+    older = program is not None and not opened and not parts.prism_has_edits(program)
     return {
         "python": platform.python_version(),
         "packages": packages,
@@ -85,6 +86,7 @@ def examine() -> dict[str, Any]:
             ),
             *([] if wal_is_safe() else [OLD_SQLITE.format(version=sqlite3.sqlite_version)]),
             *([f"Prism is refused, it lets other machines in: {HOW['Prism']}."] if opened else []),
+            *([f"Prism lacks edits of this version, it may be slow: {HOW['Prism']}."] * older),
         ],
     }
 
@@ -117,7 +119,8 @@ def _extras() -> dict[str, dict[str, Any]]:
 
 
 def fix_prism() -> Path | None:
-    """Build the Prism that this program needs into the user's data folder.
+    """Build the Prism that this program needs in place of one that does not fit and was built by
+    ``make``, else into the user's data folder.
 
     Returns:
         Where it is; ``None``: there is a fit one.
@@ -134,7 +137,8 @@ def fix_prism() -> Path | None:
             "is built by Go, which is not on the path",
             "install Go (https://go.dev/dl) and run `dpstream doctor --fix` again",
         )
-    out = parts.data_folder() / "bin" / "prism"
+    made = program is not None and program.parents[1] in parts.tools()
+    out = program if program and made else parts.data_folder() / "bin" / "prism"
     try:
         prism_build.build(out)
     except SystemExit as refused:  # the script's own words; they name the module, no path
@@ -150,9 +154,9 @@ def fix_prism() -> Path | None:
 
 
 def _fits(program: Path) -> bool:
-    """Whether a Prism is of this program's Beam and listens on this machine only."""
-    own = parts.prism_version(program) == parts.beam_version()
-    return own and not parts.prism_is_open(program)
+    """Whether a Prism is of this program's Beam, listens on this machine only and has all edits."""
+    same = parts.prism_version(program) == parts.beam_version()
+    return same and parts.prism_has_edits(program)
 
 
 def installed(name: str) -> str | None:

@@ -21,6 +21,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.state import open as stores
 from dpstream.state.durable import sync_folders
+from dpstream.state.ledger.book import Accept
 from dpstream.state.sqlite.file import alone
 
 
@@ -37,8 +38,11 @@ class Moved(NamedTuple):
     dead_letters: Path | None
 
 
-def set_aside(job: Job) -> Moved:
+def set_aside(job: Job, accept: Accept | None = None) -> Moved:
     """Move the store, the releases and the dead letters of a job's run away, if there are any.
+
+    Args:
+        accept: of the new run: may refuse it by the charges before it, before anything is moved.
 
     Raises:
         UsageError: the store is a database or the releases are in no folder: they cannot be moved.
@@ -47,13 +51,13 @@ def set_aside(job: Job) -> Moved:
     """
     store, folder = job.state.path, job.sink.folder
     if store is None or folder is None:
-        field = "state.store" if store is None else "sink.kind"
+        field = "store" if store is None else "sink.kind"
         raise UsageError(
             "--fresh",
             f"moves the old store and releases away, and {field} names a service, not a file",
-            "name another state.store and another place in [sink]: that is a new run as well",
+            "name another store and another place in [sink]: that is a new run as well",
         )
-    check_begin(job, fresh=True)
+    check_begin(job, fresh=True, accept=accept)
     key_source(job).ring().destroy()
     if not job.source.unbounded:
         check_types(job)

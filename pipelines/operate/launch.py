@@ -35,21 +35,27 @@ def check_remote(job: Job) -> None:
     key, source = job.privacy.reference, job.source
     here = not source.unbounded or (source.kind == "folder" and "://" not in source.path)
     local = [
-        ("state.store", job.state.path is not None, "use spanner://project/instance/database"),
-        ("ledger.path", job.ledger is not None and file_of(job.ledger.path) is not None,
-         "use spanner://project/instance/database, or start the job with `dpstream run` on the "
-         "machine that has the account"),
-        ("privacy.key", key is None or not key.startswith("gcp:"),
-         "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"),
-        ("source.path", here, "use kind 'pubsub' or 'kafka', or a folder that is a gs:// URL"),
+        ("store", job.state.path is not None, "use spanner://project/instance/database"),
+        (
+            "account.path",
+            job.ledger is not None and file_of(job.ledger.path) is not None,
+            "use spanner://project/instance/database, or start the job with `dpstream run` on the "
+            "machine that has the account",
+        ),
+        (
+            "secret",
+            key is None or not key.startswith("gcp:"),
+            "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
+        ),
+        ("table.path", here, "use kind 'pubsub' or 'kafka', or a folder that is a gs:// URL"),
         ("sink.path", job.sink.kind in _FILES, "use a sink that is a service"),
-    ]  # fmt: skip
+    ]
     for field, wrong, fix in local:
         if wrong:
             raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
-    if dead_letter_folder(job) != job.path.parent / "dead_letter" / job.path.stem:
+    if dead_letter_folder(job) != job.path.parent / "dead_letter" / job.name:
         raise UsageError(
-            "sink.dead_letter",
+            "dead_letter",
             "is a folder on each worker's disk, which is thrown away",
             "leave it out: on Dataflow dead letters are counted, not kept",
         )

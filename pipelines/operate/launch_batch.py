@@ -66,32 +66,38 @@ class Begin(NamedTuple):
     done: bool
 
 
-def begin(asked: Asked) -> Begin:
+def begin(options: Asked) -> Begin:
     """Check the ticket and put its name into the output, unless it is there.
 
     Raises:
         UsageError: there is no ticket.
         PolicyError: it is not of this key, or the output is another's.
     """
-    folder, _, name = asked.ticket.rpartition("/")
+    folder, _, name = options.ticket.rpartition("/")
     data = get(folder, name)
     if data is None:
         raise UsageError("--ticket", "is not there", "put the ticket of the paid batch there")
-    with asked.keys.ring() as keys:
+    with options.keys.ring() as keys:
         (ticket, mac), fingerprint = opened(data, keys), keys.fingerprint
     mine = msgspec.json.encode({"run_id": ticket.run_id, "ticket": mac})
-    begun = get(asked.out, BATCH)
+    begun = get(options.out, BATCH)
     if begun not in (None, mine):
         raise PolicyError("--out_folder", "is another batch's", "name a new folder")
     if begun is None:
-        put(asked.out, File(BATCH, mine))
+        put(options.out, File(BATCH, mine))
     shards = shards_for(ticket.table.space, ticket.question, ticket.boxes, _WORKERS)
-    keys_of = asked.keys.of_run(ticket.run_id, fingerprint)
+    keys_of = options.keys.of_run(ticket.run_id, fingerprint)
     task = Task(
-        ticket.table, asked.table, ticket.question, ticket.read, ticket.run_id, asked.out,
-        shards, keys_of,
-    )  # fmt: skip
-    return Begin(task, ticket, get(asked.out, ANSWER) is not None)
+        ticket.table,
+        options.table,
+        ticket.question,
+        ticket.read,
+        ticket.run_id,
+        options.out,
+        shards,
+        keys_of,
+    )
+    return Begin(task, ticket, get(options.out, ANSWER) is not None)
 
 
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
@@ -112,11 +118,11 @@ def parser() -> argparse.ArgumentParser:
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the batch, or say what would be started: public names and options only."""
-    asked, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    options, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
-        names = {"ticket": asked.ticket, "table_folder": asked.table, "out_folder": asked.out}
+        names = {"ticket": options.ticket, "table_folder": options.table, "out_folder": options.out}
         return {**names, "options": dataflow.options_of(beam_flags)}
-    began = begin(asked)
+    began = begin(options)
     if not began.done:
         dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
     return {"run_id": began.ticket.run_id, "done": began.done}

@@ -72,32 +72,32 @@ class Begin(NamedTuple):
     done: bool
 
 
-def begin(asked: Asked) -> Begin:
+def begin(options: Asked) -> Begin:
     """Check the public files and put the run id into the output, unless it is there.
 
     Raises:
         PolicyError: the output is another execution's.
     """
-    program = asked.choice.program
-    with fetched(asked.parameters, asked.data, program) as (parameters, data):
+    program = options.choice.program
+    with fetched(options.parameters, options.data, program) as (parameters, data):
         digest = digest_of(public_paths(parameters, data, program))
-    inputs = Inputs(asked.parameters, asked.data, asked.choice, digest)
-    public, stamp = prepared(inputs), stamp_of(asked.data, program)
-    with asked.keys.ring() as keys:
-        parts = [b"table", public.plan.hash.encode(), asked.data.encode(), repr(stamp).encode()]
+    inputs = Inputs(options.parameters, options.data, options.choice, digest)
+    public, stamp = prepared(inputs), stamp_of(options.data, program)
+    with options.keys.ring() as keys:
+        parts = [b"table", public.plan.hash.encode(), options.data.encode(), repr(stamp).encode()]
         request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint
-    receipt, begun = get(asked.out, MANIFEST), get(asked.out, RUN)
+    receipt, begun = get(options.out, MANIFEST), get(options.out, RUN)
     stands = None if receipt is None else decoded(receipt)
-    known = None if begun is None else msgspec.json.decode(begun, type=Begun)
-    if any(of is not None and not of.answers(request) for of in (stands, known)):
+    run_record = None if begun is None else msgspec.json.decode(begun, type=Begun)
+    if any(of is not None and not of.answers(request) for of in (stands, run_record)):
         raise PolicyError("--out_folder", "is another execution's", "name a new folder")
-    if known is None:
+    if run_record is None:
         run_id = new_run_id()
-        known = Begun(run_id, of_run(request, run_id))
-        put(asked.out, File(RUN, msgspec.json.encode(known)))
-    letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{known.run_id}"))
-    keys_of = asked.keys.of_run(known.run_id, fingerprint)
-    task = Task(inputs, known.run_id, asked.out, letters, keys_of, request, stamp)
+        run_record = Begun(run_id, of_run(request, run_id))
+        put(options.out, File(RUN, msgspec.json.encode(run_record)))
+    letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{run_record.run_id}"))
+    keys_of = options.keys.of_run(run_record.run_id, fingerprint)
+    task = Task(inputs, run_record.run_id, options.out, letters, keys_of, request, stamp)
     return Begin(task, public, stands is not None)
 
 
@@ -106,9 +106,7 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     task = began.task
     name, size, _ = required(task.stamp, "records of a store have one")
     path = f"{task.inputs.data}/{name}"
-    pieces = [
-        Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)
-    ]  # fmt: skip
+    pieces = [Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)]
     published = build(pipeline, task, pieces, len(parts_of(began.prepared)))
     sealed(published, task, task.keys.insecure_test_key is not None)
 
@@ -130,16 +128,16 @@ def parser() -> argparse.ArgumentParser:
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the execution, or say what would be started: public names and options only."""
-    asked, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    launch, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
         return {
-            "parameters_folder": asked.parameters,
-            "data_folder": asked.data,
-            "out_folder": asked.out,
-            **asked.choice._asdict(),
+            "parameters_folder": launch.parameters,
+            "data_folder": launch.data,
+            "out_folder": launch.out,
+            **launch.choice._asdict(),
             "options": dataflow.options_of(beam_flags),
         }
-    began = begin(asked)
+    began = begin(launch)
     if not began.done:
         dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
     plan = began.prepared.plan.hash

@@ -80,17 +80,32 @@ METRICS: tuple[Name, ...] = (
     *_counters(PUBLIC_COUNTERS, True),
     Name("dpstream_plan_info", "gauge", "1; the label plan_hash says which plan runs.", True),
     Name("dpstream_trigger_interval_seconds", "gauge", "Seconds between trigger times.", True),
-    Name("dpstream_last_cut_timestamp_seconds", "gauge",
-         "Last trigger time of which a release is in the sink.", True),
-    Name("dpstream_release_latency_seconds", "histogram",
-         "From a trigger time to its release in the sink, live ones only; whole seconds added.",
-         True),
+    Name(
+        "dpstream_last_cut_timestamp_seconds",
+        "gauge",
+        "Last trigger time of which a release is in the sink.",
+        True,
+    ),
+    Name(
+        "dpstream_release_latency_seconds",
+        "histogram",
+        "From a trigger time to its release in the sink, live ones only; whole seconds added.",
+        True,
+    ),
     *_counters(PRIVATE_COUNTERS, False),
-    Name("dpstream_operator_release_after_watermark_seconds", "histogram",
-         "Private: how long the step of a trigger time took, which follows its records.", False),
-    Name("dpstream_operator_stage_seconds_total", "counter",
-         "Private: wall time spent in a stage.", False),
-)  # fmt: skip
+    Name(
+        "dpstream_operator_release_after_watermark_seconds",
+        "histogram",
+        "Private: how long the step of a trigger time took, which follows its records.",
+        False,
+    ),
+    Name(
+        "dpstream_operator_stage_seconds_total",
+        "counter",
+        "Private: wall time spent in a stage.",
+        False,
+    ),
+)
 
 
 def runner_name(counter: str) -> str:
@@ -151,9 +166,9 @@ def _histogram(name: Name, latency: Latency) -> HistogramMetricFamily:
 
 def registry(job: Job, public: bool) -> CollectorRegistry:
     """Everything public of this process, or everything that is the operator's alone."""
-    found = CollectorRegistry()
-    found.register(_Table(job, public))
-    return found
+    collector = CollectorRegistry()
+    collector.register(_Table(job, public))
+    return collector
 
 
 class Ports(NamedTuple):

@@ -21,8 +21,8 @@ from dpstream.pipelines.connectors.sink import holds_release, known_releases
 from dpstream.pipelines.connectors.watch import refuse_changed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
-from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.operate.state_view import open_job_store, store_run
+from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.stream.begin import begun_epoch, charge_restored, prepare
 from dpstream.pipelines.stream.run import Progress
 from dpstream.state import open as stores
@@ -281,5 +281,5 @@ def reshard(job: Job, shards: int, progress: Progress | None = None) -> str | No
     """
     if not 1 <= shards <= MAX_SHARDS:
         raise UsageError("shards", f"must be a whole number from 1 to {MAX_SHARDS}", "correct it")
-    kept = transfer.reshard(job.state.store or "", job.plan, shards, progress)
-    return None if kept is None else str(kept)
+    old_store = transfer.reshard(job.state.store or "", job.plan, shards, progress)
+    return None if old_store is None else str(old_store)

@@ -21,7 +21,7 @@ from dpstream.pipelines.connectors.sink import ReadableSink, Sink
 from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.noise_key import key_source
-from dpstream.pipelines.jobs.tables import FileKind
+from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begun_epoch
 from dpstream.pipelines.stream.run import Progress
@@ -38,7 +38,7 @@ def open_job_store(job: Job) -> Store:
     """
     url = job.state.store or ""
     if not stores.exists(url):
-        raise UsageError("state.store", "holds no run yet", "run the job, or correct state.store")
+        raise UsageError("store", "holds no run yet", "run the job, or correct store")
     return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
 
 
@@ -55,7 +55,7 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
         store = open_job_store(job)
         identity, line, retained = store.identity, job.plan.timeline, store.retained_windows
         done = store.completed(identity.shards)
-        found = {
+        summary = {
             "run_id": stamped_run_id(job.plan, identity),
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
@@ -70,7 +70,7 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
             "restoring": store.restoring,
             "input_changed": store.input_changed,
         }
-        return found | {"operator_only": _sizes(job, store)} if operator else found
+        return summary | {"operator_only": _sizes(job, store)} if operator else summary
     finally:
         stores.close_all()
 
@@ -92,7 +92,7 @@ def _refuse_other_input(job: Job, store: Store) -> None:
     refuse(store)
     if store.reading and not passes.same_input(job, store):
         raise PolicyError(
-            "source.path",
+            "table.path",
             "its files are not those that the run was reading when it was cut off",
             "bring them back and go on with `dpstream run JOB`, or begin a new run, which is"
             " charged again: `dpstream run JOB --fresh`",
@@ -148,14 +148,16 @@ def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
     store, used = run.open(), sink.used() if isinstance(sink, ReadableSink) else None
     if store.restoring and used is not False:
         raise PolicyError(
-            "state.store", "was restored, and has not caught up with what is published",
+            "store",
+            "was restored, and has not caught up with what is published",
             "run the job: it compares, and publishes what is missing",
-        )  # fmt: skip
+        )
     if used is None and begun_epoch(job, run.run_id) > store.identity.epoch:
         raise PolicyError(
-            "state.store", "is older than its run, which goes on in a later epoch",
+            "store",
+            "is older than its run, which goes on in a later epoch",
             "use the store that goes on",
-        )  # fmt: skip
+        )
 
 
 def store_run(job: Job) -> Run:

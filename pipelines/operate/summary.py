@@ -114,11 +114,13 @@ def tally(plan: Plan, parts: Iterable[Part]) -> Released:
         rows += table.num_rows
         keys.add(table)
         # Of the last release that has rows, whatever came before it.
-        latest, found = last.get(window, (0, []))
-        found = found if trigger == latest else []
-        last[window] = trigger, [*found, *_relative(plan, table)]
+        latest, relative_sds = last.get(window, (0, []))
+        relative_sds = relative_sds if trigger == latest else []
+        last[window] = trigger, [*relative_sds, *_relative(plan, table)]
     windows = {window for window, _ in releases}
-    sds = np.concatenate([np.zeros(0), *(sd for _, some in last.values() for sd in some)])
+    sds = np.concatenate(
+        [np.zeros(0), *(sd for _, window_sds in last.values() for sd in window_sds)]
+    )
     return Released(
         windows=len(windows),
         empty_windows=len(windows - set(last)),
@@ -136,8 +138,8 @@ def _relative(plan: Plan, table: pa.Table) -> Iterator[Float64]:
         value, sd = (
             table.column(name).to_numpy() for name in (aggregate.name, f"{aggregate.name}_sd")
         )
-        some = np.isfinite(value) & np.isfinite(sd) & (value != 0)
-        yield sd[some] / np.abs(value[some])
+        usable = np.isfinite(value) & np.isfinite(sd) & (value != 0)
+        yield sd[usable] / np.abs(value[usable])
 
 
 class _Distinct:
@@ -165,8 +167,8 @@ class _Distinct:
 def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
     """The releases of a folder."""
     sink = instance(sink, FileSink)
-    whole, names = release_schema(plan), _names(plan)
-    schema = pa.schema([whole.field(name) for name in names])
+    full_schema, names = release_schema(plan), _names(plan)
+    schema = pa.schema([full_schema.field(name) for name in names])
     for file in release_files(sink.folder):
         window, trigger = name_of(file)
         yield Part(window, trigger, schema.empty_table())
@@ -206,7 +208,7 @@ def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Recor
 
 def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
     """Why a run has no row, where not every record that it read was unusable."""
-    name = job.path.name
+    name = job.called
     if not counts:
         return Cause(
             "nothing was released; an earlier command or other workers read the records, so the"
@@ -215,11 +217,11 @@ def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
         )
     if usable == 0 and job.source.query is not None:
         return Cause(
-            "the source holds no record, or source.query keeps none",
-            "correct the query's WHERE, or the files that source.path names",
+            "the source holds no record, or query keeps none",
+            "correct the query's WHERE, or the files that table.path names",
         )
     if usable == 0:
-        return Cause("the source holds no record", "correct the files that source.path names")
+        return Cause("the source holds no record", "correct the files that table.path names")
     return Cause(
         f"{usable:,} records are usable, but no key has enough units in a window to be published",
         f"`dpstream plan {name}` says how many a key needs; take longer windows, fewer"
@@ -245,31 +247,31 @@ def causes_of(job: Job) -> dict[str, Cause]:
     unit, its_type = plan.unit.column, "write the type that it has"
     texts = {
         "unit": (
-            f"schema.unit: column '{unit}' holds no {plan.unit.type}",
+            f"table.unit_column: column '{unit}' holds no {plan.unit.type}",
             f'{its_type}, as in unit = {{ column = "{unit}", type = "string" }}',
         ),
-        "key": (f"schema.key: a column of {keys} holds no value of its type", its_type),
+        "key": (f"key: a column of {keys} holds no value of its type", its_type),
         "time": (
-            f"schema.event_time: '{plan.event_time}' holds no time, or a time before {start}Z or"
+            f"table.time_column: '{plan.event_time}' holds no time, or a time before {start}Z or"
             f" not before {end}Z",
-            "set time.start and time.end around the data, or name the column of its times",
+            "set start and end around the data, or name the column of its times",
         ),
         "late": (
-            "source.stamp: the stamps lie after the windows of the event times",
-            'write stamp = "event_time", or a longer time.allowed_lateness',
+            "table.stamp: the stamps lie after the windows of the event times",
+            'write stamp = "event_time", or a longer allowed_lateness',
         ),
         "value": (
             f"aggregate.column: {columns} holds no number",
             "write plain numbers, such as 12.5, or name a column of numbers",
         ),
         "not_public": (
-            "keys.public: no record has one of the public keys",
-            "correct the list, or the types of schema.key",
+            "public_keys: no record has one of the public keys",
+            "correct the list, or the types of key",
         ),
-        "record_id": ("schema.record_id: the column holds no value of its type", its_type),
+        "record_id": ("table.record_id: the column holds no value of its type", its_type),
         "source": (
             f"source: there is no readable row of {job.source.kind}",
-            "correct source.kind, or the files",
+            "correct table.format, or the files",
         ),
     }
     return {reason: Cause(*words) for reason, words in texts.items()}

@@ -101,14 +101,16 @@ def swatches(count: int) -> list[str]:
 def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Picture:
     """Numbers of keys: a stair without its risers, or points when they are few."""
     figure, axes = axes_of(5.2, 2.5)
-    kept = _kept(values.astype(np.float64))
-    few = len(kept) <= MARKED
-    axes.plot(at[kept], values[kept], "-", marker="o" if few else "", ms=3, color=SERIES[0])
+    indices = _kept(values.astype(np.float64))
+    few = len(indices) <= MARKED
+    axes.plot(at[indices], values[indices], "-", marker="o" if few else "", ms=3, color=SERIES[0])
     axes.set_ylim(0, 1.06 * max(1, int(values.max(initial=0))))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     _numbers(axes, across, "keys")
-    return Picture(svg(figure, name, words), words, places(figure, axes, at[kept], values[kept]))
+    return Picture(
+        svg(figure, name, words), words, places(figure, axes, at[indices], values[indices])
+    )
 
 
 def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Picture:
@@ -133,9 +135,13 @@ class Interval(NamedTuple):
 
 
 def intervals(
-    name: str, rows: Sequence[str], series: Sequence[Sequence[Interval]], target: float,
-    words: str, across: str,
-) -> Picture:  # fmt: skip
+    name: str,
+    rows: Sequence[str],
+    series: Sequence[Sequence[Interval]],
+    target: float,
+    words: str,
+    across: str,
+) -> Picture:
     """Dots with their intervals by row, one colour for each series; the dashed line is the target.
 
     Args:
@@ -227,7 +233,7 @@ def svg(figure: Figure, name: str, words: str) -> str:
     view = required(view, "view is there")
     text = text[text.index(">", text.index("<svg")) + 1 :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
-    text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), text)
+    text = _PLACES.sub(lambda match: _DIGITS.sub(r"\1", match[0]), text)
     text = re.sub(r"font-family: [^;]*; ", "", text)  # the page's style has one for all
     # Several pictures share one page: their ids must not meet.
     text = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)

@@ -57,18 +57,20 @@ class Findings(NamedTuple):
     scatter: dict[str, tuple[Float64, Float64]]
 
 
-def collect(plan: Plan, found: Inventory) -> Findings:
+def collect(plan: Plan, inventory: Inventory) -> Findings:
     """Read what the pictures need."""
-    groups = dict(found.by_window())
-    shown = {w: group for w, group in groups.items() if any(release.keys for release in group)}
+    groups = dict(inventory.by_window())
+    keyed_groups = {
+        w: group for w, group in groups.items() if any(release.keys for release in group)
+    }
     names = [a.name for a in plan.aggregates]
     points: dict[str, list[tuple[Float64, Float64]]] = {name: [] for name in names}
-    quota = max(8, 2 * POINTS // max(1, len(shown)))
+    quota = max(8, 2 * POINTS // max(1, len(keyed_groups)))
     keys = dict.fromkeys(groups, 0)
 
     def once() -> Parts:
         """Every window's newest rows; the first reading counts keys and takes the points."""
-        for window, part in parts_of(plan, shown):
+        for window, part in parts_of(plan, keyed_groups):
             keys[window] += part.num_rows
             for name in names:
                 points[name].append(thin(*_pair(part, name), quota))
@@ -76,15 +78,19 @@ def collect(plan: Plan, found: Inventory) -> Findings:
 
     key_names = [f.name for f in key_fields(plan)]
     every = gathered(
-        once(), parts_of(plan, shown), key_names, ranked_by(plan), value_schema(plan),
+        once(),
+        parts_of(plan, keyed_groups),
+        key_names,
+        ranked_by(plan),
+        value_schema(plan),
         most_rows(len(names)),
-    )  # fmt: skip
+    )
     line = plan.timeline
     complete = {
         window: group[-1].trigger == line.triggers and line.window_bounds(window)[1] <= line.horizon
         for window, group in groups.items()
     }
-    drawn = max(shown, key=lambda window: (complete[window], window), default=None)
+    drawn = max(keyed_groups, key=lambda window: (complete[window], window), default=None)
     drawn_window = () if drawn is None else tuple(groups[drawn])
     busiest = every.ranked.slice(0, BUSIEST).select(key_names)
     return Findings(
@@ -125,8 +131,8 @@ def evenly(count: int, limit: int) -> Int64:
 def _pair(table: pa.Table, name: str) -> tuple[Float64, Float64]:
     """Values and sds of a column where both are defined."""
     values, sds = (floats(table[column]) for column in (name, f"{name}_sd"))
-    known = np.isfinite(values) & np.isfinite(sds)
-    return values[known], sds[known]
+    finite = np.isfinite(values) & np.isfinite(sds)
+    return values[finite], sds[finite]
 
 
 def _joined(parts: list[tuple[Float64, Float64]]) -> tuple[Float64, Float64]:

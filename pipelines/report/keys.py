@@ -69,10 +69,10 @@ def gathered(
     ranked, windows = ranked.slice(0, limit), windows[:limit]
     # The newest of each key is in; the others as far as they go.
     extra = np.cumsum(windows - 1)
-    whole = int(np.searchsorted(extra, limit - len(windows), side="right"))
-    rows = pa.concat_tables(_picked(again, names, ranked, whole, schema))
+    key_count = int(np.searchsorted(extra, limit - len(windows), side="right"))
+    rows = pa.concat_tables(_picked(again, names, ranked, key_count, schema))
     rows = rows.sort_by([("_key", "ascending"), ("_window", "ascending")])
-    return Keys(ranked, rows, whole, distinct, exact, values)
+    return Keys(ranked, rows, key_count, distinct, exact, values)
 
 
 def _totals(parts: Parts, names: list[str], by: str, schema: pa.Schema) -> tuple[pa.Table, bool]:
@@ -103,9 +103,9 @@ def _folded(held: list[pa.Table], names: list[str]) -> pa.Table:
 
 
 def _picked(
-    parts: Parts, names: list[str], ranked: pa.Table, whole: int, schema: pa.Schema
+    parts: Parts, names: list[str], ranked: pa.Table, key_count: int, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """The rows of ranked keys: all of the first ``whole``, of the others the newest."""
+    """The rows of ranked keys: all of the first ``key_count``, of the others the newest."""
     place = pa.array(np.arange(ranked.num_rows))
     places = ranked.select(names).append_column("_key", place)
     newest = ranked["_newest"].to_numpy()
@@ -115,7 +115,7 @@ def _picked(
     for window, part in parts:
         both = part.join(places, keys=names, join_type="inner")
         key = both["_key"].to_numpy()
-        both = both.filter(pa.array((key < whole) | (newest[key] == window)))
+        both = both.filter(pa.array((key < key_count) | (newest[key] == window)))
         if both.num_rows:
             both = both.append_column("_window", _same(both.num_rows, window))
             yield both.select(["_key", "_window", *others])

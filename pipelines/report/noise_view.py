@@ -29,8 +29,10 @@ def noise(figures: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _chart(chart: str, title: str, up: str, lines: list[tuple[str, list[float]]]) -> dict[str, Any]:
-    said = (f"{n} from {human(v[0])} at the first to {human(v[-1])} at the last" for n, v in lines)
-    words = f"{title}, by trigger: {'; '.join(said)}"
+    descriptions = (
+        f"{n} from {human(v[0])} at the first to {human(v[-1])} at the last" for n, v in lines
+    )
+    words = f"{title}, by trigger: {'; '.join(descriptions)}"
     drawn = [charts.ChartLine(name, np.asarray(values)) for name, values in lines]
     picture = charts.lines(chart, drawn, words, "trigger of the window", up)
     legend = list(zip(charts.swatches(len(lines)), (name for name, _ in lines), strict=True))

@@ -81,7 +81,7 @@ def inventory(job: Job) -> Inventory:
         )
     schema = release_schema(job.plan)
     stamps = pa.schema([schema.field("plan_hash"), schema.field("run_id")])
-    found, run_ids = [], set()
+    releases, run_ids = [], set()
     for path in release_files(folder):
         if path.suffix != f".{job.sink.kind}":
             continue
@@ -91,12 +91,12 @@ def inventory(job: Job) -> Inventory:
             run_ids |= set(part["run_id"].unique().to_pylist())
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
                 raise _foreign()
-        found.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
+        releases.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
     line = job.plan.timeline
-    beyond = line.end is not None and any(r.window >= line.windows for r in found)
-    if beyond or any(r.window < 0 or not 1 <= r.trigger <= line.triggers for r in found):
+    beyond = line.end is not None and any(r.window >= line.windows for r in releases)
+    if beyond or any(r.window < 0 or not 1 <= r.trigger <= line.triggers for r in releases):
         raise _foreign()
-    return Inventory(tuple(found), tuple(sorted(run_ids)))
+    return Inventory(tuple(releases), tuple(sorted(run_ids)))
 
 
 def _foreign() -> UsageError:

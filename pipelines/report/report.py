@@ -80,18 +80,18 @@ def build(job: Job, truth: Path | None = None) -> Report:
     Raises:
         UsageError: no folder of releases, releases of another plan, no such records.
     """
-    found = inventory(job)
-    plan, budget = _in_force(job, found)
-    findings = collect(job.plan, found)
-    decades = None if truth is None else by_size(job, truth, found, findings)
+    releases = inventory(job)
+    plan, budget = _in_force(job, releases)
+    findings = collect(job.plan, releases)
+    decades = None if truth is None else by_size(job, truth, releases, findings)
     figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
-    return Report(job, plan, budget, figures, found, findings, decades, input_changed(job))
+    return Report(job, plan, budget, figures, releases, findings, decades, input_changed(job))
 
 
-def _in_force(job: Job, found: Inventory) -> tuple[Plan, Budget]:
+def _in_force(job: Job, releases: Inventory) -> tuple[Plan, Budget]:
     """What the run whose releases these are draws and tests with."""
     begun = committed(job)
-    named = {name.rpartition("-")[2] for name in found.run_ids}
+    named = {name.rpartition("-")[2] for name in releases.run_ids}
     if begun is not None and named <= {begun.run_id}:
         return begun.plan, begun.budget
     return job.plan, allocate(job.plan)

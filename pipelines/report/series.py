@@ -104,8 +104,8 @@ def over_time(name: str, line: Series, bounds: Bounds, words: str, joined: bool 
 
 def unbroken(values: Float64) -> bool:
     """Whether a series has a value in each window since its first, and in three at least."""
-    known = np.isfinite(values)
-    since = known[int(known.argmax()) :]
+    finite = np.isfinite(values)
+    since = finite[int(finite.argmax()) :]
     return bool(since.all()) and len(since) > 2
 
 

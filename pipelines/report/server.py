@@ -98,11 +98,11 @@ def _state(job: Job) -> str:
     folder = job.sink.folder
     for path in release_files(folder) if folder is not None else ():
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:  # replaced in this moment: the next look sees it
             continue
         digest.update(
-            f"{path.parent.name}/{path.name} {found.st_mtime_ns} {found.st_size};".encode()
+            f"{path.parent.name}/{path.name} {status.st_mtime_ns} {status.st_size};".encode()
         )
     return digest.hexdigest()[:32]
 

@@ -9,15 +9,15 @@ from markupsafe import Markup
 from dpstream.pipelines.report.charts import Picture
 
 
-def shown(picture: Picture, said: Sequence[str] = ()) -> dict[str, Any]:
+def shown(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
     """The picture, its words, and what each of its places says (as JSON, which is escaped).
 
     Args:
-        said: a text for each of the picture's places; none: nothing can be pointed at.
+        labels: a text for each of the picture's places; none: nothing can be pointed at.
     """
     tips = ""
-    if said and picture.places is not None:
-        places = zip(picture.places.tolist(), said, strict=True)
+    if labels and picture.places is not None:
+        places = zip(picture.places.tolist(), labels, strict=True)
         tips = msgspec.json.encode([(*place, text) for place, text in places]).decode()
     # The picture's text is matplotlib's numbers and an escaped label.
     return {"svg": Markup(picture.svg), "words": picture.words, "tips": tips}

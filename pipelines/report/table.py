@@ -56,9 +56,13 @@ def with_error(value: float | None, sd: float | None) -> str:
 
 
 def table(
-    fields: Sequence[Field], keys: Keys, line: Timeline, columns: Sequence[Column], file: str,
+    fields: Sequence[Field],
+    keys: Keys,
+    line: Timeline,
+    columns: Sequence[Column],
+    file: str,
     unfinished: Sequence[int] = (),
-) -> Table:  # fmt: skip
+) -> Table:
     """The rows of a page, column by column.
 
     Args:

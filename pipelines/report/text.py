@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.figures import duration, exact
+from dpstream.accounting.plan.fields import job_field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job
@@ -16,6 +17,10 @@ KEY_CHARACTERS = 60
 #: What stands for an empty text.
 EMPTY = "(empty text)"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+#: Fields of a plan's time axis that have another name in a job's section.
+_TIME = {"trigger_every": "release_every", "period": "budget.covers"}
 
 
 def visible(text: str, most: int = KEY_CHARACTERS) -> str:
@@ -126,20 +131,20 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
             for name, value in aggregate.items()
             if name != "name" and value is not None
         ]
-    rows += [(f"time.{k}", _time(k, v)) for k, v in plan["timeline"].items()]
+    rows += [(_TIME.get(k, k), _time(k, v)) for k, v in plan["timeline"].items()]
     resolved = {"weights": in_force.design.weights, "skip": in_force.design.skips}
     privacy = plan["privacy"] | msgspec.to_builtins(resolved)
-    rows += [(f"privacy.{k}", v) for k, v in privacy.items() if k != "usual_weights"]
+    rows += [(job_field(k), v) for k, v in privacy.items() if k != "usual_weights"]
     rows += [
-        ("privacy key", "INSECURE: fixed for tests" if job.insecure else "a secret key file"),
+        ("secret", "INSECURE: fixed for tests" if job.insecure else "a secret key file"),
         ("sink.kind", job.sink.kind),
-        ("state.shards", job.state.shards),
-        ("performance.batch_rows", job.performance.batch_rows),
-        ("performance.look_ahead", job.performance.look_ahead),
+        ("shards", job.state.shards),
+        ("batch_rows", job.performance.batch_rows),
+        ("look_ahead", job.performance.look_ahead),
         ("mechanism version", plan["mechanism_version"]),
     ]
     if job.ledger is not None:
-        rows += [("ledger.data_set", job.ledger.data_set), ("ledger.id", job.ledger.id)]
+        rows += [("data_set", job.ledger.data_set), ("account.id", job.ledger.id)]
     return [(name, _plain(value)) for name, value in rows]
 
 

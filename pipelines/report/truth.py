@@ -49,7 +49,7 @@ class Decade(NamedTuple):
     errors: dict[str, float | None]
 
 
-def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> list[Decade]:
+def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -> list[Decade]:
     """Errors and share of released keys by the true size of a key.
 
     Raises:
@@ -63,11 +63,11 @@ def by_size(job: Job, pattern: Path, found: Inventory, findings: Findings) -> li
     upto[findings.windows] = findings.last_trigger
     totals = _totals(job, upto).sort_by("window")
     windows, parts = totals["window"].to_numpy(), []
-    for window, group in found.by_window():
+    for window, group in inventory.by_window():
         begin, end = np.searchsorted(windows, (window, window + 1))
-        shown = newest_rows(job.plan, group)
+        newest = newest_rows(job.plan, group)
         mine = totals.slice(begin, end - begin).drop_columns(["window"])
-        parts.append(_beside(job.plan, mine, shown))
+        parts.append(_beside(job.plan, mine, newest))
     return _decades(job.plan, pa.concat_tables(parts)) if parts else []
 
 
@@ -92,10 +92,10 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
             held = [_summed(pa.concat_tables(held), groups, held[0].schema)]
             rows = held[0].num_rows
             limit = max(_HELD_ROWS, 2 * rows)
-    whole = _summed(pa.concat_tables(held), groups, held[0].schema)
+    totals = _summed(pa.concat_tables(held), groups, held[0].schema)
     if plan.design.units_column is None:
-        return whole
-    units = whole.append_column("_units", pa.array(np.ones(whole.num_rows, np.int64)))
+        return totals
+    units = totals.append_column("_units", pa.array(np.ones(totals.num_rows, np.int64)))
     schema = pa.schema([f for f in units.schema if f.name != "unit"])
     return _summed(units.drop_columns(["unit"]), names, schema)
 
@@ -129,10 +129,10 @@ def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
             yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 
-def _beside(plan: Plan, totals: pa.Table, shown: pa.Table) -> pa.Table:
+def _beside(plan: Plan, totals: pa.Table, newest: pa.Table) -> pa.Table:
     """``_n``, ``_released`` and each column's distance from the truth, one row a key."""
     names = [f.name for f in key_fields(plan)]
-    marked = shown.append_column("_released", pa.array(np.ones(shown.num_rows, np.bool_)))
+    marked = newest.append_column("_released", pa.array(np.ones(newest.num_rows, np.bool_)))
     both = totals.join(marked, keys=names, join_type="full outer")
     columns: dict[str, Any] = {
         "_n": pc.fill_null(both["_n"], 0),
@@ -173,5 +173,5 @@ def _decades(plan: Plan, table: pa.Table) -> list[Decade]:
 
 
 def _median(distances: Float64) -> float | None:
-    known = distances[np.isfinite(distances)]
-    return float(np.median(known)) if len(known) else None
+    finite = distances[np.isfinite(distances)]
+    return float(np.median(finite)) if len(finite) else None

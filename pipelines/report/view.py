@@ -181,16 +181,16 @@ def _trend(
     values[at] = floats(mine[aggregate.name])
     sds[at] = floats(mine[f"{aggregate.name}_sd"])
     windows, values, sds = windows[complete], values[complete], sds[complete]
-    kept = evenly(len(windows), DRAWN_WINDOWS)
-    bounds = [report.job.plan.timeline.window_bounds(int(w)) for w in windows[kept]]
+    drawn_windows = evenly(len(windows), DRAWN_WINDOWS)
+    bounds = [report.job.plan.timeline.window_bounds(int(w)) for w in windows[drawn_windows]]
     when = [moment_of(low) for low, _ in bounds]
     names = [f"{instant(low)} to {instant(high)}" for low, high in bounds]
     words = f"Final {aggregate.name} of key {label} by window"
-    known = np.flatnonzero(np.isfinite(values))
-    if series.unbroken(values) and len(known) < len(windows):
-        since, _ = report.job.plan.timeline.window_bounds(int(windows[known[0]]))
+    finite = np.flatnonzero(np.isfinite(values))
+    if series.unbroken(values) and len(finite) < len(windows):
+        since, _ = report.job.plan.timeline.window_bounds(int(windows[finite[0]]))
         words += f", in every one since {instant(since)}"
-    line = series.Series(when, values[kept], sds[kept])
+    line = series.Series(when, values[drawn_windows], sds[drawn_windows])
     return over_time(chart, line, names, aggregate, words, joined=False)
 
 
@@ -198,10 +198,10 @@ def _growth(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
 ) -> dict[str, Any] | None:
     """One key's values over the triggers of the drawn window."""
-    line, found = report.job.plan.timeline, report.findings.series[key]
+    line, rows = report.job.plan.timeline, report.findings.series[key]
     base = line.base(report.findings.drawn_window[0].window)
-    instants = [line.instant_of(base + int(t)) for t in found["trigger"].to_pylist()]
-    values, sds = floats(found[aggregate.name]), floats(found[f"{aggregate.name}_sd"])
+    instants = [line.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
+    values, sds = floats(rows[aggregate.name]), floats(rows[f"{aggregate.name}_sd"])
     words = f"Released {aggregate.name} of key {label} by trigger"
     drawn = series.Series([moment_of(at) for at in instants], values, sds)
     return over_time(chart, drawn, [instant(at) for at in instants], aggregate, words)
@@ -220,24 +220,24 @@ def over_time(
     Args:
         names: what each point is of.
     """
-    known: Bool = np.isfinite(line.values) & np.isfinite(line.sds)
-    if not known.any():
+    finite: Bool = np.isfinite(line.values) & np.isfinite(line.sds)
+    if not finite.any():
         return None
-    values, sds = np.where(known, [line.values, line.sds], np.nan)
-    said = [
+    values, sds = np.where(finite, [line.values, line.sds], np.nan)
+    labels = [
         f"{name}: {with_error(value, sd)}"
-        for name, value, sd, there in zip(names, values, sds, known, strict=True)
+        for name, value, sd, there in zip(names, values, sds, finite, strict=True)
         if there
     ]
-    words = f"{words}: {len(said)} values, the last {with_error(*_last(values, sds, known))}"
+    words = f"{words}: {len(labels)} values, the last {with_error(*_last(values, sds, finite))}"
     when: list[datetime] = list(line.when)
     bounds = series.bounds_of(aggregate)
     picture = series.over_time(chart, series.Series(when, values, sds), bounds, words, joined)
-    return shown(picture, said)
+    return shown(picture, labels)
 
 
-def _last(values: Float64, sds: Float64, known: Bool) -> tuple[float, float]:
-    at = int(np.flatnonzero(known)[-1])
+def _last(values: Float64, sds: Float64, finite: Bool) -> tuple[float, float]:
+    at = int(np.flatnonzero(finite)[-1])
     return float(values[at]), float(sds[at])
 
 

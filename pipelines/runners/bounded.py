@@ -53,14 +53,14 @@ def run_to_end(
     runner: Runner,
     build: Callable[[Any], object],
     handed_over: Callable[[], bool],
-    known: Callable[[], Sequence[DpstreamError]] = tuple,
+    errors: Callable[[], Sequence[DpstreamError]] = tuple,
 ) -> None:
     """Build a pipeline and run it until all is handed over.
 
     Args:
         build: puts the transforms into the pipeline that it is given.
         handed_over: whether everything is there.
-        known: errors of workers elsewhere, as `runners.errors.coded` takes them.
+        errors: errors of workers elsewhere, as `runners.errors.coded` takes them.
 
     Raises:
         DpstreamError: it failed.
@@ -90,7 +90,7 @@ def run_to_end(
                 started.cancel()
         if not isinstance(error, Exception):
             raise
-        raise coded(error, known()) from None
+        raise coded(error, errors()) from None
     finally:
         engine.close()
 

@@ -11,9 +11,37 @@ from dpstream.state.private_log import unexpected
 
 #: First words of the fields that stages name; no other word of a runner's text is shown.
 _FIELDS = (
-    "cells", "coder", "data", "keys", "ledger", "memory", "privacy", "records", "run", "runner",
-    "schema", "shards", "sink", "source", "stage", "state", "statement", "table", "time",
-)  # fmt: skip
+    "account",
+    "aggregate",
+    "budget",
+    "cells",
+    "coder",
+    "contributions",
+    "data",
+    "dead_letter",
+    "end",
+    "key",
+    "mechanism",
+    "memory",
+    "per_key_bound",
+    "public_keys",
+    "records",
+    "release_every",
+    "remember_keys",
+    "run",
+    "runner",
+    "secret",
+    "shards",
+    "sink",
+    "source",
+    "stage",
+    "start",
+    "statement",
+    "store",
+    "table",
+    "threads",
+    "window",
+)
 _CODED = re.compile(
     rf"accounting\.errors\.(UsageError|PolicyError|RunError): ((?:{'|'.join(_FIELDS)})"
     r"(?:\.[a-z_]{1,16})?): "
@@ -27,7 +55,7 @@ _KINDS: dict[str, type[DpstreamError]] = {
 }
 
 
-def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> DpstreamError:
+def coded(error: BaseException, errors: Iterable[DpstreamError] = ()) -> DpstreamError:
     """The coded error behind a runner's exception; else its class only, never its text.
 
     It is inside the exception (FnApiRunner), or was raised by a worker of this process (Prism,
@@ -35,7 +63,7 @@ def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> Dpstream
     of its field are taken from the runner's text, because a rule could not be told from data.
 
     Args:
-        known: errors that workers may raise, all of whose words are public: one that stands in the
+        errors: errors that workers may raise, all of whose words are public: one that stands in the
             text as it is, class and all, is the error; the first of several.
     """
     seen: BaseException | None = error
@@ -45,11 +73,11 @@ def coded(error: BaseException, known: Iterable[DpstreamError] = ()) -> Dpstream
             return seen
         memory |= out_of_memory(seen)
         seen = seen.__cause__ or seen.__context__
-    told = first_error()
-    if told is not None:
-        return told
+    worker_error = first_error()
+    if worker_error is not None:
+        return worker_error
     text = str(error)
-    for one in known:
+    for one in errors:
         if f".{type(one).__qualname__}: {one}" in text:
             return one
     named = _CODED.search(text)

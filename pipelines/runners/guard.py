@@ -41,11 +41,11 @@ def stop(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 def main(parent: int, command: Sequence[str]) -> int:
     """Run the command until it or the parent ends; its exit code."""
     os.setsid()
-    asked: list[int] = []
+    signals: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: object) -> None:
-        asked.append(number)
+        signals.append(number)
         if child is not None:
             child.send_signal(number)
 
@@ -60,10 +60,10 @@ def main(parent: int, command: Sequence[str]) -> int:
                 os._exit(1)
 
     parents = _descriptor(parent)
-    if os.getppid() != parent or asked:
+    if os.getppid() != parent or signals:
         return 1
     child = subprocess.Popen(command, process_group=0, preexec_fn=die_with_guard)  # noqa: PLW1509
-    for late in asked:  # one that came meanwhile
+    for late in signals:  # one that came meanwhile
         child.send_signal(late)
     try:
         _wait(child, parent, parents)

@@ -10,12 +10,25 @@ import threading
 import time
 from typing import Any
 
+from apache_beam.runners.worker import statesampler
 from apache_beam.runners.worker.sdk_worker import SdkHarness
 from apache_beam.utils.sentinel import Sentinel
 from typing_extensions import override
 
 #: Threads of a worker's connections, which end with their streams.
 _READERS = ("read_state", "read_grpc_client_inputs")
+#: Milliseconds between two looks of a bundle's sampler, at most.
+_SAMPLING_MS = 5
+
+
+def end_bundles_soon() -> None:
+    """Bundles that begin in this process end when their work has ended.
+
+    Beam's worker tells the seconds of each step from a thread that looks at the bundle in growing
+    intervals, up to 200 ms, and waits for the thread's next look before the bundle is done: a tenth
+    of the bundle's own time more, for each stage and trigger.
+    """
+    statesampler.StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
 
 
 class Harness(SdkHarness):  # type: ignore[misc]
@@ -28,6 +41,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        end_bundles_soon()
         self.name, self.stopped = self._worker_id, False
         self._idle = threading.Condition()
         self._bundles, self._draining = 0, False

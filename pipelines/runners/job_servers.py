@@ -55,8 +55,11 @@ _CHANNEL = [
 #: Where Flink looks for its settings; which of them name what it listens on.
 _FLINK_SETTINGS = "FLINK_CONF_DIR"
 _FLINK_HOSTS = (
-    "jobmanager.bind-host", "taskmanager.bind-host", "taskmanager.host", "rest.bind-address",
-)  # fmt: skip
+    "jobmanager.bind-host",
+    "taskmanager.bind-host",
+    "taskmanager.host",
+    "rest.bind-address",
+)
 
 _ENDED = ("FINISHED", "CANCELED", "FAILED", "SUSPENDED")
 #: Seconds that a cluster may take to cancel a job; between two looks; for one answer.
@@ -93,9 +96,11 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
             command, endpoint = self.subprocess_cmd_and_endpoint()
             port = int(endpoint.rpartition(":")[2])
             self._process = subprocess.Popen(
-                with_parent(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                with_parent(command),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment()},
-            )  # fmt: skip
+            )
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
             self._channel = grpc.insecure_channel(f"{LOOPBACK}:{port}", options=_CHANNEL)
             if self._answers(self._process):
@@ -149,13 +154,13 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
             shutil.rmtree(folder, ignore_errors=True)
 
     def _answers(self, process: "subprocess.Popen[bytes]") -> bool:
-        ready, begun, said = grpc.channel_ready_future(self._channel), time.monotonic(), 0
+        ready, begun, notices = grpc.channel_ready_future(self._channel), time.monotonic(), 0
         while process.poll() is None and (waited := time.monotonic() - begun) < _START_SECONDS:
             with suppress(grpc.FutureTimeoutError):
                 ready.result(timeout=0.2)
                 return True
-            if waited >= _QUIET_SECONDS * (said + 1):
-                said += 1
+            if waited >= _QUIET_SECONDS * (notices + 1):
+                notices += 1
                 say(
                     RunError(
                         self.flag,

@@ -26,9 +26,9 @@ class Listener(NamedTuple):
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        found = ipaddress.ip_address(self.address)
-        mapped = getattr(found, "ipv4_mapped", None)
-        return bool((mapped or found).is_loopback)
+        address = ipaddress.ip_address(self.address)
+        mapped = getattr(address, "ipv4_mapped", None)
+        return bool((mapped or address).is_loopback)
 
 
 def known() -> bool:
@@ -47,21 +47,21 @@ def descendants(pid: int) -> list[int]:
                 # After the name, which may hold anything, come the state and the parent.
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
                 children.setdefault(int(parent), []).append(int(entry.name))
-    found, left = [], [pid]
+    pids, left = [], [pid]
     while left:
-        found.append(left.pop())
-        left += children.get(found[-1], [])
-    return found
+        pids.append(left.pop())
+        left += children.get(pids[-1], [])
+    return pids
 
 
 def listeners(pids: Iterable[int]) -> list[Listener]:
     """All ports that these processes listen on; none for one that has ended."""
-    found = []
+    sockets = []
     for pid in pids:
         for _, local, _, state in _sockets(pid):
             if state == _LISTEN:
-                found.append(Listener(pid, *local))
-    return found
+                sockets.append(Listener(pid, *local))
+    return sockets
 
 
 def beyond_loopback(pid: int) -> list[Listener]:

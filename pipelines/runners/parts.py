@@ -7,11 +7,16 @@ the project's own folder, where ``make prism flink`` puts them, and in the user'
 
 import mmap
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apache_beam
+
+from dpstream.pipelines.runners import prism_build
 
 #: Where a Go program names the module it was built from.
 _MODULE = b"mod\tgithub.com/apache/beam/sdks/v2\t"
@@ -38,15 +43,27 @@ def prism_is_open(program: Path) -> bool:
     return _after(program, _LOOPBACK) is None and _after(program, _MODULE) is not None
 
 
+def prism_has_edits(program: Path) -> bool:
+    """Whether it was built by this program's ``prism_build``, with all of its edits."""
+    with _bytes(program) as data:
+        return data.find(f"build\t-tags={prism_build.TAGS}\n".encode()) >= 0
+
+
 def _after(program: Path, prefix: bytes) -> str | None:
     """The version that follows a prefix in a program."""
-    with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _bytes(program) as data:
         at = data.find(prefix)
         if at < 0:
             return None
-        version = data[at + len(prefix) : at + len(prefix) + 40].split(b"\t")[0].split(b"\n")[0]
+        version = re.split(rb"[\t\n,]", data[at + len(prefix) : at + len(prefix) + 40])[0]
     text = version.decode("ascii", "replace").removeprefix("v")
     return text if text[:1].isdigit() else None
+
+
+@contextmanager
+def _bytes(program: Path) -> Iterator[mmap.mmap]:
+    with program.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
 
 
 def beam_version() -> str:
@@ -71,12 +88,12 @@ def java_version(launcher: str = "java") -> int | None:
     if program is None:
         return None
     try:
-        shown = subprocess.run(
+        output = subprocess.run(
             [program, "-version"], capture_output=True, text=True, check=True, timeout=30
         ).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    number = shown.partition('"')[2].partition('"')[0].removeprefix("1.").split(".")[0]
+    number = output.partition('"')[2].partition('"')[0].removeprefix("1.").split(".")[0]
     return int(number) if number.isdigit() else None
 
 

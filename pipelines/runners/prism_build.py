@@ -2,11 +2,13 @@
 is installed, ``python pipelines/runners/prism_build.py OUT``.
 
 Prism 2.77 binds all interfaces, asks for no password and has no flag for either.  Whoever reaches
-its port can submit code and read exact counts.  So it is built from Beam's own Go module with the
-edits below.  The module's digest is pinned, and an edit that does not fit its file exactly once
-ends the build: there is never a program that only looks mended.
+its port can submit code and read exact counts.  It also spends a core on waiting for a bundle whose
+outputs are complete.  So it is built from Beam's own Go module with the edits below.  The module's
+digest is pinned, and the build fails if an edit does not fit its file exactly once, so that no
+program lacks an edit.
 """
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -18,8 +20,6 @@ MODULE = "github.com/apache/beam/sdks/v2"
 VERSION = "2.77.0"
 #: The module's digest, as of Go's checksum database.
 SUM = "h1:RsC61pHEvtySEHAURQyP/+CVOJm/hy5hewuG9JF0+Ow="
-#: Written into the program, where ``pipelines.runners.parts`` finds them.
-TAGS = f"loopback,beam{VERSION}"
 _PRISM = "go/pkg/beam/runners/prism/internal"
 #: (file, what it says, what it is to say).  Job management, artifacts and the workers' services
 #: share one listener; its clients are told its number, and the web page has one of its own.
@@ -44,7 +44,17 @@ EDITS = (
         'fmt.Sprintf("localhost:%d", port)',
         'fmt.Sprintf("127.0.0.1:%d", port)',
     ),
+    # A closed channel is always ready: until the bundle's response comes, the loop would take this
+    # case again and again.
+    (
+        f"{_PRISM}/stage.go",
+        "case <-dataReady:\n\t\t\tdataFinished = true",
+        "case <-dataReady:\n\t\t\tdataReady = nil\n\t\t\tdataFinished = true",
+    ),
 )
+#: Written into the program, where ``pipelines.runners.parts`` finds them: what it was built from,
+#: and a digest of the edits.
+TAGS = f"loopback,beam{VERSION},edits{hashlib.sha256(repr(EDITS).encode()).hexdigest()[:12]}"
 
 
 def download() -> Path:
@@ -54,15 +64,17 @@ def download() -> Path:
     return checked(json.loads(done.stdout))
 
 
-def checked(told: dict[str, str]) -> Path:
+def checked(module_info: dict[str, str]) -> Path:
     """What Go says of a module, as its folder.
 
     Raises:
         SystemExit: it has another digest.
     """
-    if told["Sum"] != SUM:
-        raise SystemExit(f"{MODULE} {VERSION} has digest {told['Sum']}, not {SUM}: not built")
-    return Path(told["Dir"])
+    if module_info["Sum"] != SUM:
+        raise SystemExit(
+            f"{MODULE} {VERSION} has digest {module_info['Sum']}, not {SUM}: not built"
+        )
+    return Path(module_info["Dir"])
 
 
 def edited(folder: Path) -> None:
@@ -87,17 +99,20 @@ def build(out: Path) -> None:
         source = Path(name) / "beam"
         # Files of Go's cache are read-only: contents are copied, not modes.
         shutil.copytree(
-            download(), source, copy_function=shutil.copyfile,
+            download(),
+            source,
+            copy_function=shutil.copyfile,
             ignore=shutil.ignore_patterns("java", "python", "typescript", "testdata"),
-        )  # fmt: skip
+        )
         for folder in (source, *source.rglob("*/")):
             folder.chmod(0o755)
         edited(source)
         draft = out.with_name(f".{out.name}.draft")
         subprocess.run(
             ["go", "build", "-buildvcs=false", f"-tags={TAGS}", "-o", str(draft), "./go/cmd/prism"],
-            cwd=source, check=True,
-        )  # fmt: skip
+            cwd=source,
+            check=True,
+        )
         draft.replace(out)
 
 

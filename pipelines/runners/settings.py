@@ -34,21 +34,42 @@ from dpstream.pipelines.runners.job_servers import (
 #: Settings of Flink that Beam's Python does not know and passes on to the job server.
 FLINK_FLAGS = frozenset(
     {
-        "checkpointing_interval", "checkpoint_timeout_millis", "min_pause_between_checkpoints",
-        "externalized_checkpoints_enabled", "retain_externalized_checkpoints_on_cancellation",
-        "fail_on_checkpointing_errors", "unaligned_checkpoint_enabled", "savepoint_path",
-        "state_backend", "state_backend_storage_path", "max_bundle_size", "max_bundle_time_mills",
-        "number_of_execution_retries", "execution_retry_delay", "auto_watermark_interval",
-        "shutdown_sources_after_idle_ms", "latency_tracking_interval", "flink_conf_dir",
+        "checkpointing_interval",
+        "checkpoint_timeout_millis",
+        "min_pause_between_checkpoints",
+        "externalized_checkpoints_enabled",
+        "retain_externalized_checkpoints_on_cancellation",
+        "fail_on_checkpointing_errors",
+        "unaligned_checkpoint_enabled",
+        "savepoint_path",
+        "state_backend",
+        "state_backend_storage_path",
+        "max_bundle_size",
+        "max_bundle_time_mills",
+        "number_of_execution_retries",
+        "execution_retry_delay",
+        "auto_watermark_interval",
+        "shutdown_sources_after_idle_ms",
+        "latency_tracking_interval",
+        "flink_conf_dir",
         "disable_metrics",
     }
-)  # fmt: skip
+)
+#: The job server's log, and how its virtual machine works: it lives as long as one run, and with a
+#: compiler that optimises less, and one collector, starting costs it half the CPU time.
+_QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+_SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 #: Flink's names for a cluster inside the job server.
 _LOCAL_FLINK = ("[local]", "[auto]")
 _ENVIRONMENTS = ("LOOPBACK", "EXTERNAL", "DOCKER", "PROCESS")
 #: Seconds (ten years) that a job may be watched: after Beam's default of five minutes, the launcher
 #: would give up on any job that still runs.
 _FOREVER = "315360000"
+#: Beam's name of workers that are processes of this machine.
+_PROCESS_WORKERS = "use_loopback_process_worker"
+#: Beam would list the installed packages for the engine (`pip freeze`) before it sends a job;
+#: nothing reads the list.
+NO_PACKAGE_LIST = "--experiments=disable_logging_submission_environment"
 _AT_LEAST_ONCE = "streaming_mode_at_least_once"
 #: Prism (2.77) splits a bundle that is slow, also one of a stage with state: then two bundles have
 #: the same key at once, and what one of them keeps is lost.
@@ -68,6 +89,9 @@ def fn_api_runner() -> Any:
     """
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner, worker_handlers
 
+    from dpstream.pipelines.runners.harness import end_bundles_soon
+
+    end_bundles_soon()
     worker_handlers.STATE_CACHE_SIZE_MB = 0
     return FnApiRunner()
 
@@ -76,7 +100,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
     """Find Prism, of the Beam version of this program; its workers are threads of this process.
 
     Raises:
-        UsageError: no such program, one of another version, or workers elsewhere.
+        UsageError: no such program, one of another version, or workers outside this process.
         PolicyError: it would let other machines in (see ``pipelines.runners.job_servers``).
     """
     named = options.view_as(PrismRunnerOptions).prism_location
@@ -98,6 +122,13 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
     if options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
         raise UsageError(
             "--environment_type", "must be LOOPBACK on Prism", "leave it out, or use Flink"
+        )
+    if options.view_as(DebugOptions).lookup_experiment(_PROCESS_WORKERS, False):
+        # Batches pass between its stages by reference.
+        raise UsageError(
+            f"--experiments={_PROCESS_WORKERS}",
+            "starts workers as processes, and Prism's are threads of this one",
+            "leave it out, or use Flink",
         )
     return [
         *([f"--prism_location={program}"] if program is not None and not named else []),
@@ -149,6 +180,7 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
     named = options.view_as(GoogleCloudOptions).job_name
     return [
         *more,
+        NO_PACKAGE_LIST,
         # On a cluster it is cancelled by its name.
         *([] if local else [f"--job_name={unique_job_name(named)}"]),
         *([] if portable.environment_type else [f"--environment_type={place}"]),
@@ -192,8 +224,13 @@ def _job_server(options: PipelineOptions) -> list[str]:
         raise UsageError(
             "--job_server_java_launcher", "is needed: no Java runs here", "install Java 17"
         )
-    quiet = "--job_server_jvm_property=-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-    return [*([] if named else [f"--flink_job_server_jar={jar}"]), quiet]
+    properties = options.view_as(JobServerOptions).job_server_jvm_properties
+    # A virtual machine refuses two collectors, and takes the last of two other settings.
+    tuned = () if any(text.startswith("-XX:") for text in properties) else _SHORT_LIVED
+    return [
+        *([] if named else [f"--flink_job_server_jar={jar}"]),
+        *(f"--job_server_jvm_property={text}" for text in (_QUIET, *tuned)),
+    ]
 
 
 def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
@@ -209,7 +246,8 @@ def dataflow(options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
         ("temp_location", "give a folder gs://BUCKET/FOLDER"),
     ):
         if not getattr(cloud, name):
-            raise UsageError(f"--{name}", "is required on Dataflow", fix)
+            option = "gcp-project" if name == "project" else name
+            raise UsageError(f"--{option}", "is required on Dataflow", fix)
     if not options.view_as(WorkerOptions).sdk_container_image:
         raise UsageError(
             "--sdk_container_image",
@@ -241,7 +279,7 @@ def refuse_at_least_once(options: PipelineOptions) -> None:
     """
     services = options.view_as(GoogleCloudOptions).dataflow_service_options or []
     experiments = options.view_as(DebugOptions).experiments or []
-    if any(_AT_LEAST_ONCE in asked for asked in (*services, *experiments)):
+    if any(_AT_LEAST_ONCE in option for option in (*services, *experiments)):
         raise UsageError(
             "--dataflow_service_options",
             "must not allow at-least-once: records would count twice",
@@ -258,12 +296,12 @@ def dataflow_runner() -> Any:
 
 def _value(flags: Sequence[str], name: str) -> str | None:
     """What ``--name=value`` or ``--name value`` says; the last one counts."""
-    found = None
+    setting = None
     for flag, after in itertools.zip_longest(flags, flags[1:], fillvalue=""):
         given, equals, value = flag.partition("=")
         if given == f"--{name}":
-            found = value if equals else after
-    return found
+            setting = value if equals else after
+    return setting
 
 
 def _unless(flags: Sequence[str], name: str, value: str) -> list[str]:

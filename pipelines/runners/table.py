@@ -32,7 +32,8 @@ class EngineKind(NamedTuple):
         make: the runner, once all is settled.
         streaming: takes input without end, and files as a stream, whose releases come while they
             are read; else input that ends only.
-        by_reference: stages share one process and decode each element once.
+        by_reference: stages are threads of this process and decode each element once, so batches
+            pass between them without bytes (`dp_transforms.hand_over`).
         ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
             its impulse there are no more checkpoints, and must be cancelled when all is done.
         spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps
@@ -61,7 +62,12 @@ RUNNERS = {
     "DirectRunner": _FN_API,
     "FnApiRunner": _FN_API,
     "PrismRunner": EngineKind(
-        "PrismRunner", settings.prism, settings.prism_runner, streaming=True, spreads=False
+        "PrismRunner",
+        settings.prism,
+        settings.prism_runner,
+        streaming=True,
+        by_reference=True,
+        spreads=False,
     ),
     "FlinkRunner": EngineKind(
         "FlinkRunner",
@@ -134,10 +140,10 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
         )
     kind = RUNNERS[name]
     _refuse_unknown(beam_args, kind.flags)
-    asked = PipelineOptions(list(beam_args), runner=kind.engine)
-    _refuse_leaks(asked)
-    _refuse_open(asked)
-    flags = [*beam_args, *kind.settle(asked, beam_args)]
+    parsed_options = PipelineOptions(list(beam_args), runner=kind.engine)
+    _refuse_leaks(parsed_options)
+    _refuse_open(parsed_options)
+    flags = [*beam_args, *kind.settle(parsed_options, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
     return Engine(kind, kind.make(), options, kind.cancel(options))
@@ -178,14 +184,14 @@ def _refuse_open(options: PipelineOptions) -> None:
 
 def _refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
     """A flag that neither this program nor Beam knows is a typing error, not a silent no-op."""
-    known = {"runner", *further}
+    known_flags = {"runner", *further}
     for options in PipelineOptions.__subclasses__():
         beam_parser = _BeamArgumentParser(add_help=False)
         options._add_argparse_args(beam_parser)
-        known |= {flag.lstrip("-") for a in beam_parser._actions for flag in a.option_strings}
+        known_flags |= {flag.lstrip("-") for a in beam_parser._actions for flag in a.option_strings}
     for argument in beam_args:
         flag = argument.lstrip("-").partition("=")[0]
-        if argument.startswith("--") and flag not in known:
-            close = difflib.get_close_matches(flag, known, 1)
+        if argument.startswith("--") and flag not in known_flags:
+            close = difflib.get_close_matches(flag, known_flags, 1)
             fix = f"did you mean --{close[0]}?" if close else "leave it out"
             raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("?"))

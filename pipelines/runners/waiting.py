@@ -148,11 +148,11 @@ class _Watcher(threading.Thread):
         delivered = None
         if not self._bounded and looks % _ASK_EVERY == 0:
             delivered = _delivered(self._run)
-        told = self._stop_event is not None and self._stop_event.is_set()
+        stop_requested = self._stop_event is not None and self._stop_event.is_set()
         done = delivered is not None and _complete(self._run, delivered)
         if self._engine is not None and looks % _CHECK_EVERY == 0:
             self._check(self._engine)
-        if not told and not done and self.failed is None:
+        if not stop_requested and not done and self.failed is None:
             if self._still is not None and (self._bounded or delivered is not None):
                 self._still.look((steps_done(), delivered))
             return False

@@ -46,6 +46,8 @@ RESTARTS = 5
 _WORKER = """\
 import sys
 from apache_beam.runners.worker.sdk_worker import SdkHarness
+from dpstream.pipelines.runners.harness import end_bundles_soon
+end_bundles_soon()
 SdkHarness(sys.argv[1], worker_id=sys.argv[2], state_cache_size=int(sys.argv[3]),
            data_buffer_time_limit_ms=int(sys.argv[4])).run()
 """
@@ -126,11 +128,11 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         with self._lock:
             self._asked.append(name)
         try:
-            found = self._hung_up_on(name)
+            workers = self._hung_up_on(name)
         finally:
             with self._lock:
                 self._asked.remove(name)
-        for worker in found:
+        for worker in workers:
             if isinstance(worker, Harness):
                 worker.hang_up()
             else:
@@ -143,13 +145,13 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         while True:
             with self._lock:
                 both: list[_Worker | Harness] = [*self._workers, *self._harnesses]
-                found = same = [w for w in both if w.name == name and not w.stopped]
+                workers = same = [w for w in both if w.name == name and not w.stopped]
                 if len(same) > 1:
-                    found = [worker for worker in same if worker.left()]
-                for worker in found:
+                    workers = [worker for worker in same if worker.left()]
+                for worker in workers:
                     worker.stopped = True
-            if found or not same or time.monotonic() > deadline:
-                return found
+            if workers or not same or time.monotonic() > deadline:
+                return workers
             time.sleep(_LOOK / 5)
 
     def drain(self) -> None:
@@ -279,10 +281,12 @@ class Served:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; the flags are those of Beam's pool."""
-    found = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    found.add_argument("--service_port", type=int, required=True, help="0: any free one")
-    found.add_argument("--container_executable", help="Beam's boot program, in its images")
-    return found
+    argument_parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    argument_parser.add_argument("--service_port", type=int, required=True, help="0: any free one")
+    argument_parser.add_argument(
+        "--container_executable", help="Beam's boot program, in its images"
+    )
+    return argument_parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:

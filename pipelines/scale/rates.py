@@ -70,30 +70,40 @@ class Figure(NamedTuple):
 #: Work of the pipeline and its stores; one core each.
 RATES: dict[str, Figure] = {
     "pipeline_records": Figure(
-        843_000, "records/core-second", "measured",
+        843_000,
+        "records/core-second",
+        "measured",
         "python -m tests.bench.paper table1 --users 10000000 --triggers 100 --modes sticky: "
         "ingest, BOUND, steps, SQLite, sink (59.05M records, 70 CPU s)",
     ),
     "shuffle_rows": Figure(
-        134_000, "rows/core-second", "measured",
+        134_000,
+        "rows/core-second",
+        "measured",
         "python -m tests.bench.shuffle --prism PRISM: 268,000 rows/s on 2 cores, 64 shards",
     ),
     "spanner_records": Figure(
-        22_700, "records/core-second", "measured",
+        22_700,
+        "records/core-second",
+        "measured",
         "python -m tests.bench.microbatch --stores spanner --cold: 44 CPU us of the client for a "
         "record whose unit and key are read and written",
     ),
     "sqlite_bytes": Figure(
-        17, "bytes/admitted record", "measured",
+        17,
+        "bytes/admitted record",
+        "measured",
         "python -m tests.bench.paper table1 --users 10000000: 934 MiB for 57.87M records of 10M "
         "users",
     ),
     "memory_bytes": Figure(
-        118, "bytes/admitted record", "measured",
+        118,
+        "bytes/admitted record",
+        "measured",
         "python -m tests.bench.paper table1 --users 10000000: 6.5 GiB, state of open windows and "
         "input",
     ),
-}  # fmt: skip
+}
 
 #: What Spanner's vendor states; nothing here was run against the service.
 SPANNER: dict[str, Figure] = {
@@ -126,8 +136,8 @@ def with_prices(given: dict[str, float]) -> dict[str, Figure]:
     prices = dict(PRICES)
     for name, value in given.items():
         if name not in prices or not 0 <= value < math.inf:
-            known = ", ".join(prices)
-            raise UsageError("--price", f"must be NAME=DOLLARS of {known}", "correct it")
+            names = ", ".join(prices)
+            raise UsageError("--price", f"must be NAME=DOLLARS of {names}", "correct it")
         prices[name] = Figure(value, prices[name].unit, "given", "--price")
     return prices
 

@@ -69,7 +69,7 @@ class Estimate(msgspec.Struct, frozen=True):
         records, keys_changed, units_changed: of an average trigger, in all open windows.
         keys_published: rows of its releases at most; those without new data are read, and
             written with the release alone.
-        shards: for ``state.shards``; rows_a_step: records of a (shard, trigger).
+        shards: for ``shards``; rows_a_step: records of a (shard, trigger).
         key_writes, unit_writes: rows a second over the whole interval.
         peak_records, peak_writes, peak_reads: a second, in the time allowed, at the busiest
             trigger.
@@ -256,12 +256,12 @@ def _busiest(load: Load, trigger_every: int) -> float:
 
 
 def as_dict(
-    found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
+    estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
 ) -> dict[str, Any]:
     """The estimate with everything it rests on, for machines."""
     return {
         "load": msgspec.to_builtins(load),
-        "estimate": msgspec.to_builtins(found),
+        "estimate": msgspec.to_builtins(estimate),
         "figures": {
             name: figure._asdict()
             for name, figure in {**rates, **SPANNER, "worker_busy": WORKER_BUSY, **prices}.items()
@@ -269,37 +269,39 @@ def as_dict(
     }
 
 
-def text(found: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]) -> str:
+def text(
+    estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
+) -> str:
     """The estimate in words."""
-    spanner = found.store == "spanner"
+    spanner = estimate.store == "spanner"
     lines = [
         f"Scale       an estimate for {load.keys:,} keys and {load.records_per_day:,} records"
-        f" a day, a trigger every {found.interval:g} s,",
+        f" a day, a trigger every {estimate.interval:g} s,",
         f"            {load.peak:g} times the load at the busiest one",
-        f"A trigger   {found.records:,} rows, up to {found.keys_changed:,} keys and"
-        f" {found.units_changed:,} units change,",
-        f"            up to {found.keys_published:,} keys are published",
-        f"Shards      {found.shards:,}: {found.rows_a_step:,} rows a step"
+        f"A trigger   {estimate.records:,} rows, up to {estimate.keys_changed:,} keys and"
+        f" {estimate.units_changed:,} units change,",
+        f"            up to {estimate.keys_published:,} keys are published",
+        f"Shards      {estimate.shards:,}: {estimate.rows_a_step:,} rows a step"
         + (", one commit each" if spanner else ""),
-        f"Writes      {found.key_writes:,} key rows/s and {found.unit_writes:,} unit rows/s;"
-        f" {found.peak_writes:,}/s at the peak, done in {found.within:g} s",
-        f"Cores       {sum(found.vcpus.values()):.1f} busy at the peak ("
-        + ", ".join(f"{name.replace('_', ' ')} {n:.1f}" for name, n in found.vcpus.items())
+        f"Writes      {estimate.key_writes:,} key rows/s and {estimate.unit_writes:,} unit rows/s;"
+        f" {estimate.peak_writes:,}/s at the peak, done in {estimate.within:g} s",
+        f"Cores       {sum(estimate.vcpus.values()):.1f} busy at the peak ("
+        + ", ".join(f"{name.replace('_', ' ')} {n:.1f}" for name, n in estimate.vcpus.items())
         + ")",
     ]
     if spanner:
-        cost = found.cost
+        cost = estimate.cost
         lines += [
-            f"Workers     {found.workers:,} of {load.worker_vcpus} vCPUs and"
+            f"Workers     {estimate.workers:,} of {load.worker_vcpus} vCPUs and"
             f" {load.worker_gib:g} GB",
-            f"Spanner     {found.nodes:,} nodes, {found.state_gib:,.1f} GiB",
+            f"Spanner     {estimate.nodes:,} nodes, {estimate.state_gib:,.1f} GiB",
             f"Cost        ${cost['total']:,.0f} a month: workers"
             f" ${cost['worker_vcpus'] + cost['worker_memory']:,.0f}, Spanner"
             f" ${cost['spanner_nodes'] + cost['spanner_storage']:,.0f}",
         ]
     else:
-        lines.append(f"SQLite      {found.state_gib:,.2f} GiB on disk, one machine")
-    lines += [f"WARNING     {warning}" for warning in found.warnings]
+        lines.append(f"SQLite      {estimate.state_gib:,.2f} GiB on disk, one machine")
+    lines += [f"WARNING     {warning}" for warning in estimate.warnings]
     used = {**rates, **(SPANNER | prices if spanner else {})}
     lines += ["From        " + _source(name, figure) for name, figure in used.items()]
     return "\n".join(lines) + "\n"

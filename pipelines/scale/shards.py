@@ -60,5 +60,5 @@ def text(figures: dict[str, int]) -> str:
 
 
 def _needed(changed: int, need: int, have: int) -> str:
-    verdict = "enough here" if have >= need else f"set state.shards = {need}"
+    verdict = "enough here" if have >= need else f"set shards = {need}"
     return f"{changed:,} changed keys a trigger need {need:,} shards: {verdict}."

@@ -54,7 +54,7 @@ def with_account(
         _check_records(created)
     elif there is not None and own is None:
         raise UsageError(
-            "ledger.path",
+            "account.path",
             f"is an account already, of the data set {there.created.data_set!r}",
             "--account PATH to charge it, or write another path for the new account",
         )
@@ -75,12 +75,16 @@ def _check_flags(config: Config, account: str | None, new_account: bool) -> None
     if account is None and not new_account:
         return
     with contextlib.closing(open_ledger(config.account)) as ledger:
-        book = ledger.book()
-    if book.charges if new_account else at(account or "")[1].id != book.created.id:
+        ledger_account = ledger.book()
+    if (
+        ledger_account.charges
+        if new_account
+        else at(account or "")[1].id != ledger_account.created.id
+    ):
         raise UsageError(
             "--new-account" if new_account else "--account",
-            f"does not fit: the table file names the account {book.created.id} already",
-            "omit the flag, or write a table file without ledger.id",
+            f"does not fit: the table file names the account {ledger_account.created.id} already",
+            "omit the flag, or write a table file without account.id",
         )
 
 

@@ -80,27 +80,33 @@ class SessionQuestion(NamedTuple):
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says."""
-        desk, wish = self.desk, self.wish
-        _check_meaning(desk, wish)  # what no receipt can hold has no canonical form either
-        nothing = np.zeros((0, len(desk.space.dimensions), 2), np.int64)
+        open_table, request = self.desk, self.wish
+        _check_meaning(open_table, request)  # what no receipt can hold has no canonical form either
+        nothing = np.zeros((0, len(open_table.space.dimensions), 2), np.int64)
         return [
-            b"question", desk.table.digest.encode(), canonical(wish.question, nothing),
-            wish.selection.identity, b"drop" if wish.drop else b"", wish.allotment.encode(),
-            wish.sliding.encode(),
-        ]  # fmt: skip
+            b"question",
+            open_table.table.digest.encode(),
+            canonical(request.question, nothing),
+            request.selection.identity,
+            b"drop" if request.drop else b"",
+            request.allotment.encode(),
+            request.sliding.encode(),
+        ]
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says."""
         check(self.desk, self.wish)
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says; the account's state follows from the same charges."""
-        desk, wish, question = self.desk, self.wish, self.wish.question
-        if not wish.allotment:
-            return Decision(desk.account.decide(order_of(desk, wish), run_id))
+        open_table, request, question = self.desk, self.wish, self.wish.question
+        if not request.allotment:
+            return Decision(open_table.account.decide(order_of(open_table, request), run_id))
 
-        asked = (wish.allotment, question.kind, question.amount, desk.analyst)
-        return Decision(desk.account.decide_draw(*asked, within_of(desk, wish), run_id))
+        terms = (request.allotment, question.kind, question.amount, open_table.analyst)
+        return Decision(
+            open_table.account.decide_draw(*terms, within_of(open_table, request), run_id)
+        )
 
     def stamp(self) -> object:
         """As `ask.question.Question` says: a scan reads the parts of one manifest, which stay."""
@@ -132,17 +138,21 @@ class AllotmentQuestion(NamedTuple):
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says."""
-        desk, order = self.desk, self.order
+        open_table, order = self.desk, self.order
         return [
-            b"allotment", desk.table.digest.encode(), self.name.encode(), desk.analyst.encode(),
-            f"{order.kind} {order.amount}".encode(), self.selection.identity,
+            b"allotment",
+            open_table.table.digest.encode(),
+            self.name.encode(),
+            open_table.analyst.encode(),
+            f"{order.kind} {order.amount}".encode(),
+            self.selection.identity,
             "\0".join(order.cover).encode(),
-        ]  # fmt: skip
+        ]
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: the order is checked where it is decided."""
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says: its receipt is empty, and committed with the charge."""
         return Decision(self.desk.account.decide(self.order, run_id), b"")
 
@@ -155,7 +165,7 @@ class AllotmentQuestion(NamedTuple):
         return b""
 
 
-def ask(desk: Desk, wish: Wish) -> Answer:
+def ask(open_table: Desk, request: Wish) -> Answer:
     """The private answer of a question.
 
     Raises:
@@ -163,99 +173,113 @@ def ask(desk: Desk, wish: Wish) -> Answer:
         DpstreamError: the question has no meaning, there is no key or table, or the ledger is not
             this table's.
     """
-    return decoded(committed(desk, SessionQuestion(desk, wish), wish.how), desk.insecure)
+    return decoded(
+        committed(open_table, SessionQuestion(open_table, request), request.how),
+        open_table.insecure,
+    )
 
 
-def committed(desk: Desk, question: Asked, how: Asking = ONCE) -> Committed:
+def committed(open_table: Desk, question: Asked, how: Asking = ONCE) -> Committed:
     """The committed answer of a question."""
-    desk.account.refresh()  # before others are kept waiting
-    answer = sequence.ask(question, desk.ledger, desk.ring, how)
-    desk.account.refresh()
+    open_table.account.refresh()  # before others are kept waiting
+    answer = sequence.ask(question, open_table.ledger, open_table.ring, how)
+    open_table.account.refresh()
     return answer
 
 
-def check(desk: Desk, wish: Wish) -> None:
+def check(open_table: Desk, request: Wish) -> None:
     """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
-    _check_meaning(desk, wish)
-    desk.manifest()
-    if desk.runner is not None:
+    _check_meaning(open_table, request)
+    open_table.manifest()
+    if open_table.runner is not None:
         from dpstream.pipelines.session.batch import check as usable
 
-        usable(desk.runner)
-    if not desk.ring:
+        usable(open_table.runner)
+    if not open_table.ring:
         raise InvariantError("desk.ring")
 
 
-def _check_meaning(desk: Desk, wish: Wish) -> None:
+def _check_meaning(open_table: Desk, request: Wish) -> None:
     """Refuse a question that has no meaning, or whose answer no receipt can hold."""
-    wish.question.check(desk.space)
-    check_header(header(desk, wish, run_id="", plan_hash=""))
+    request.question.check(open_table.space)
+    check_header(header(open_table, request, run_id="", plan_hash=""))
 
 
-def request_of(desk: Desk, wish: Wish) -> str:
+def request_of(open_table: Desk, request: Wish) -> str:
     """The request by which a question's answer is given again."""
-    question = SessionQuestion(desk, wish)
-    return sequence.request_of(question.kind, question.identity, desk.ring, wish.as_of)
+    question = SessionQuestion(open_table, request)
+    return sequence.request_of(question.kind, question.identity, open_table.ring, request.as_of)
 
 
-def within_of(desk: Desk, wish: Wish) -> Callable[[Views, Int64], Int64]:
+def within_of(open_table: Desk, request: Wish) -> Callable[[Views, Int64], Int64]:
     """What a draw reads of the boxes that its allotment may read."""
 
     def within(views: Views, allotted: Int64) -> Int64:
-        return _resolved(desk, wish, common(wish.selection.boxes(views), allotted))
+        return _resolved(open_table, request, common(request.selection.boxes(views), allotted))
 
     return within
 
 
-def order_of(desk: Desk, wish: Wish) -> Order:
+def order_of(open_table: Desk, request: Wish) -> Order:
     """What the account is asked."""
 
     def resolve(views: Views) -> Int64:
-        chosen = wish.window or wish.selection.boxes
-        return _resolved(desk, wish, chosen(views))
+        chosen = request.window or request.selection.boxes
+        return _resolved(open_table, request, chosen(views))
 
-    question = wish.question
-    return Order(question.kind, question.amount, desk.analyst, resolve, wish.drop, wish.cover)
+    question = request.question
+    return Order(
+        question.kind, question.amount, open_table.analyst, resolve, request.drop, request.cover
+    )
 
 
-def _resolved(desk: Desk, wish: Wish, boxes: Int64) -> Int64:
+def _resolved(open_table: Desk, request: Wish, boxes: Int64) -> Int64:
     """The parts in a cell, if their noise can be drawn."""
-    asked = wish.question.cells.inside(desk.space, boxes)
-    if len(asked):
-        calibrated(desk.space, wish.question, asked)
-    return asked
+    parts = request.question.cells.inside(open_table.space, boxes)
+    if len(parts):
+        calibrated(open_table.space, request.question, parts)
+    return parts
 
 
-def header(desk: Desk, wish: Wish, **more: Any) -> Header:
+def header(open_table: Desk, request: Wish, **more: Any) -> Header:
     """The header of a question's receipt.
 
     Args:
         more: its other fields.
     """
     return Header(
-        table=desk.table.digest,
-        where=wish.selection.text,
-        question=wish.question,
-        drop=wish.drop,
-        allotment=wish.allotment,
+        table=open_table.table.digest,
+        where=request.selection.text,
+        question=request.question,
+        drop=request.drop,
+        allotment=request.allotment,
         **more,
     )
 
 
-def _read_and_drawn(desk: Desk, wish: Wish, charge: Charge, keys: KeyRing) -> "pa.Table":
+def _read_and_drawn(open_table: Desk, request: Wish, charge: Charge, keys: KeyRing) -> "pa.Table":
     """In this process, or by the workers of a runner: the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 
-    question, read = wish.question, region_of(charge, desk.table).read
-    if desk.runner is None:
-        totals = desk.scan().totals(read, question.cells, question.needs(desk.space, read))
-        return answered(desk.space, question, read, totals, keys, charge.run_id)
+    question, read = request.question, region_of(charge, open_table.table).read
+    if open_table.runner is None:
+        totals = open_table.scan().totals(
+            read, question.cells, question.needs(open_table.space, read)
+        )
+        return answered(open_table.space, question, read, totals, keys, charge.run_id)
     from dpstream.pipelines.session.batch import spread
 
-    config, run_id = desk.config, charge.run_id
+    config, run_id = open_table.config, charge.run_id
     source = config.key_source().of_run(run_id, keys.fingerprint)
     return spread(
-        desk.runner, config.base, config.folder, desk.table, question, read, source, run_id
+        open_table.runner,
+        config.base,
+        config.folder,
+        open_table.table,
+        question,
+        read,
+        source,
+        run_id,
     )
 
 

@@ -92,7 +92,7 @@ def spread(
 
     shards = shards_for(table.space, question, read, runner.parallelism)
     try:
-        with private_folder(beside, "ledger.path") as draft, reading(folder):
+        with private_folder(beside, "account.path") as draft, reading(folder):
             parts = read_manifest(folder, table).usable()
             source, place = str(folder.resolve()), str(draft)
             task = Task(table, source, question, packed(read), run_id, place, shards, keys)

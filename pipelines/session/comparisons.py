@@ -29,8 +29,11 @@ NEGATED = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 #: And with its sides exchanged.
 TURNED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _ORDER: dict[str, Callable[[str, str], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 Value = Fraction | str | int
 
 
@@ -60,7 +63,7 @@ def cuts(sign: str, below: int, through: int, low: int, high: int) -> Ranges:
     Args:
         below: where those that are less end; through: where those that are less or equal end.
     """
-    found = {
+    parts = {
         "<": ((low, below),),
         ">=": ((below, high),),
         "<=": ((low, through),),
@@ -68,7 +71,7 @@ def cuts(sign: str, below: int, through: int, low: int, high: int) -> Ranges:
         "=": ((below, through),),
         "<>": ((low, below), (through, high)),
     }[sign]
-    return tuple(part for part in found if part[0] < part[1])
+    return tuple(part for part in parts if part[0] < part[1])
 
 
 def amounts_at(sign: str, value: Fraction) -> Ranges:

@@ -82,8 +82,8 @@ def boxes_where(condition: Condition, space: Space, views: Views | None) -> Int6
     Raises:
         UsageError: it is made of too many parts.
     """
-    found = _boxes(condition, space, views)
-    return club(found, np.zeros(len(found), np.int64))[0] if len(found) > 1 else found
+    boxes = _boxes(condition, space, views)
+    return club(boxes, np.zeros(len(boxes), np.int64))[0] if len(boxes) > 1 else boxes
 
 
 def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
@@ -96,16 +96,16 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
         case All(parts=parts):
             parts = tuple(_merged(parts, met=True))
             sides = [_boxes(part, space, views) for part in parts]
-            found = stacked([space.whole])
+            boxes = stacked([space.whole])
             for side in sorted(sides, key=len):
-                found = _met(found, side)
-            return found
+                boxes = _met(boxes, side)
+            return boxes
         case Some(parts=parts):
             sides = [_boxes(part, space, views) for part in _merged(parts, met=False)]
-            found = space.whole[:0]
+            boxes = space.whole[:0]
             for side in sorted(sides, key=len):
-                found = _either(found, side)
-            return found
+                boxes = _either(boxes, side)
+            return boxes
 
 
 def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:
@@ -118,32 +118,32 @@ def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:
         else:
             others.append(part)
     merge = shared if met else joined
-    return [*(Within(place, merge(some)) for place, some in within.items()), *others]
+    return [*(Within(place, merge(ranges)) for place, ranges in within.items()), *others]
 
 
-def joined(some: Sequence[Ranges]) -> Ranges:
+def joined(range_lists: Sequence[Ranges]) -> Ranges:
     """Numbers that are in one of several ranges."""
-    found = list[tuple[int, int]]()
-    for low, high in sorted(part for ranges in some for part in ranges if part[0] < part[1]):
-        if found and low <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], high)
+    merged = list[tuple[int, int]]()
+    for low, high in sorted(part for ranges in range_lists for part in ranges if part[0] < part[1]):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], high)
         else:
-            found.append((low, high))
-    return tuple(found)
+            merged.append((low, high))
+    return tuple(merged)
 
 
 def apart(ranges: Ranges, low: int, high: int) -> Ranges:
     """Numbers from low to before high that are in none of the ranges."""
-    found, at = list[tuple[int, int]](), low
+    gaps, at = list[tuple[int, int]](), low
     for begin, end in joined([ranges]):
-        found.append((at, min(begin, high)))
+        gaps.append((at, min(begin, high)))
         at = max(at, end)
-    return tuple(part for part in [*found, (at, high)] if part[0] < part[1])
+    return tuple(part for part in [*gaps, (at, high)] if part[0] < part[1])
 
 
-def shared(some: Sequence[Ranges]) -> Ranges:
+def shared(range_lists: Sequence[Ranges]) -> Ranges:
     """Numbers that are in all of several ranges."""
-    outside = [apart(ranges, -FAR, FAR) for ranges in some]
+    outside = [apart(ranges, -FAR, FAR) for ranges in range_lists]
     return apart(joined(outside), -FAR, FAR)
 
 
@@ -151,10 +151,10 @@ def _ranged(space: Space, place: int, ranges: Ranges) -> Int64:
     size = int(space.sizes[place])
     inside = [(max(low, 0), min(high, size)) for low, high in joined([ranges])]
     inside = [part for part in inside if part[0] < part[1]]
-    found = np.repeat(space.whole, len(inside), axis=0)
+    boxes = np.repeat(space.whole, len(inside), axis=0)
     if inside:
-        found[:, place] = inside
-    return stacked([found])
+        boxes[:, place] = inside
+    return stacked([boxes])
 
 
 def _levelled(level: Level, spent: Spent) -> Int64:
@@ -168,13 +168,13 @@ def _levelled(level: Level, spent: Spent) -> Int64:
     for low, high in level.ranges:
         if high <= 0:
             continue  # nothing is left below 0
-        some = stacked([spent.boxes])
-        edges = some[:, spent.place]
+        boxes = stacked([spent.boxes])
+        edges = boxes[:, spent.place]
         if low > 0:  # what is overdrawn has 0 left
             edges[:, 0] = np.maximum(edges[:, 0], -(-(spent.amounts + low) // spent.step))
         edges[:, 1] = np.minimum(edges[:, 1], -(-(spent.amounts + high) // spent.step))
-        some[:, spent.place] = edges
-        parts.append(taken(some, edges[:, 0] < edges[:, 1]))
+        boxes[:, spent.place] = edges
+        parts.append(taken(boxes, edges[:, 0] < edges[:, 1]))
     return _few(stacked(parts))
 
 

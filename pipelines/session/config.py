@@ -74,8 +74,8 @@ from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.references import KeyPlace
-from dpstream.pipelines.connectors.records.packed_names import unpacked_name
-from dpstream.pipelines.jobs.text import (
+from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.pipelines.project.text import (
     duration_micros,
     instant_micros,
     parse_toml,
@@ -88,8 +88,6 @@ from dpstream.state.private_log import keep_beside
 MAX_BYTES = 1 << 20
 Missing = Literal["point", "refuse"]
 IdType = Literal["string", "int"]
-#: Kinds of files of records by their ending.
-KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,7 +215,7 @@ class Config:
         """
         if self.key.key is None and self.key.insecure_test_key is None:
             raise UsageError(
-                "privacy.key", "is required to ask", "make one with `dpstream key new FILE`"
+                "secret", "is required to ask", "make one with `dpstream key new FILE`"
             )
         return KeySource(self.key.key, self.key.insecure_test_key)
 
@@ -245,7 +243,7 @@ def load_config(path: str | Path, without_account: bool = False) -> Config:
     config = dataclasses.replace(config, account=account)
     if not config.account.id and not without_account:
         raise UsageError(
-            "ledger.id",
+            "account.id",
             "is required: the table has no account yet",
             f"make it with `dpstream session init {path.name}`, which writes the id",
         )
@@ -261,9 +259,10 @@ def config_of(tables: dict[str, Any], folder: Path) -> Config:
     except msgspec.ValidationError as error:
         raise_decode_error(error, TableFile)
     named = {
-        "ledger.path": file.ledger.path, "table.folder": file.table.folder,
+        "account.path": file.ledger.path,
+        "table.folder": file.table.folder,
         "table.records": file.table.records,
-    }  # fmt: skip
+    }
     for field, text in named.items():
         if not text or "\0" in text:
             raise UsageError(field, "must not be empty", "write a name")
@@ -294,7 +293,7 @@ def kind_of(path: str, field: str) -> str:
     Raises:
         UsageError: it is none of them.
     """
-    kind = KINDS.get(Path(unpacked_name(path)).suffix.lower())
+    kind = file_kind(path)
     if kind is None:
         raise UsageError(
             field, "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson (perhaps .gz)"

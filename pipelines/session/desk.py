@@ -38,9 +38,13 @@ class Desk:
     """
 
     def __init__(
-        self, config: Config, analyst: str, held: bool = False, runner: "Runner | None" = None,
+        self,
+        config: Config,
+        analyst: str,
+        held: bool = False,
+        runner: "Runner | None" = None,
         looking: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not analyst or not analyst.isprintable() or len(analyst) > 200:
             raise UsageError("--analyst", "must be a short printable name", "name who asks")
         self.config, self.analyst = config, analyst

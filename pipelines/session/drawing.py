@@ -34,25 +34,31 @@ _WIDE = 0.14
 LINES = ("most of any point", "mean over the space")
 
 
-def heat(space: Space, shown: HeatMap, kind: str, name: str) -> Picture:
+def heat(space: Space, heat_map: HeatMap, kind: str, name: str) -> Picture:
     """The map as SVG; name: of its ids, which no other picture of the page has."""
-    figure = _heat(space, shown, kind)
-    said = heat_words(space, shown, kind)
-    return Picture(charts.svg(figure, f"map-{name}", said), said)
+    figure = _heat(space, heat_map, kind)
+    description = heat_words(space, heat_map, kind)
+    return Picture(charts.svg(figure, f"map-{name}", description), description)
 
 
-def heat_png(space: Space, shown: HeatMap, kind: str) -> bytes:
+def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
     """The map as a PNG file."""
-    return _png(_heat(space, shown, kind))
+    return _png(_heat(space, heat_map, kind))
 
 
-def heat_words(space: Space, shown: HeatMap, kind: str) -> str:
+def heat_words(space: Space, heat_map: HeatMap, kind: str) -> str:
     """What the map shows."""
-    across, up = (space.dimensions[place].name for place in (shown.across, shown.up))
-    blank = np.isnan(shown.left)
-    least, most = (float(np.nanmin(shown.left)), _top(shown)) if not blank.all() else (0.0, 0.0)
+    across, up = (space.dimensions[place].name for place in (heat_map.across, heat_map.up))
+    blank = np.isnan(heat_map.left)
+    least, most = (
+        (float(np.nanmin(heat_map.left)), _top(heat_map)) if not blank.all() else (0.0, 0.0)
+    )
     closed = "; what is blank has nothing left for ever" if blank.any() else ""
-    of = "" if shown.initial is None else f" of an initial {words.amount(_micro(shown.initial))}"
+    of = (
+        ""
+        if heat_map.initial is None
+        else f" of an initial {words.amount(_micro(heat_map.initial))}"
+    )
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
         f"dimensions are: from {words.amount(_micro(least))} to {words.amount(_micro(most))}"
@@ -60,32 +66,37 @@ def heat_words(space: Space, shown: HeatMap, kind: str) -> str:
     )
 
 
-def _top(shown: HeatMap) -> float:
-    return float(np.max(shown.left, where=~np.isnan(shown.left), initial=0.0))
+def _top(heat_map: HeatMap) -> float:
+    return float(np.max(heat_map.left, where=~np.isnan(heat_map.left), initial=0.0))
 
 
 def _micro(budget: float) -> int:
     return round(budget * 1e6)
 
 
-def _heat(space: Space, shown: HeatMap, kind: str) -> Figure:
+def _heat(space: Space, heat_map: HeatMap, kind: str) -> Figure:
     figure, axes = charts.axes_of(6.4, 4.4)
-    top = max(_top(shown), shown.initial or 0.0, 1e-6)
+    top = max(_top(heat_map), heat_map.initial or 0.0, 1e-6)
     axes.grid(False)
-    columns, rows = shown.columns, shown.rows
+    columns, rows = heat_map.columns, heat_map.rows
     places = [
-        _places(space.dimensions[p], e) for p, e in ((shown.across, columns), (shown.up, rows))
+        _places(space.dimensions[p], e)
+        for p, e in ((heat_map.across, columns), (heat_map.up, rows))
     ]
     image = axes.pcolormesh(
-        *places, shown.left,
-        cmap="viridis", vmin=0, vmax=top, rasterized=True,
-    )  # fmt: skip
+        *places,
+        heat_map.left,
+        cmap="viridis",
+        vmin=0,
+        vmax=top,
+        rasterized=True,
+    )
     bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
-    of = "" if shown.initial is None else f" of {words.amount(_micro(shown.initial))}"
+    of = "" if heat_map.initial is None else f" of {words.amount(_micro(heat_map.initial))}"
     bar.set_label(f"{kind} left{of}, at least")
     bar.outline.set_visible(False)
-    _labels(axes.xaxis, space.dimensions[shown.across], columns, places[0])
-    _labels(axes.yaxis, space.dimensions[shown.up], rows, places[1])
+    _labels(axes.xaxis, space.dimensions[heat_map.across], columns, places[0])
+    _labels(axes.yaxis, space.dimensions[heat_map.up], rows, places[1])
     return figure
 
 
@@ -96,10 +107,10 @@ def _null(dimension: Dimension, edges: Int64) -> bool:
 
 def _places(dimension: Dimension, edges: Int64) -> Float64:
     """Where the edges of pixels are drawn: the one of missing values is wide enough to be seen."""
-    found = np.arange(len(edges), dtype=np.float64)
+    positions = np.arange(len(edges), dtype=np.float64)
     if _null(dimension, edges):
-        found[-1] = max(found[-1], found[-2] + _WIDE * found[-2])
-    return found
+        positions[-1] = max(positions[-1], positions[-2] + _WIDE * positions[-2])
+    return positions
 
 
 def _labels(axis: Any, dimension: Dimension, edges: Int64, places: Float64) -> None:
@@ -135,8 +146,8 @@ def _tick(dimension: Dimension, coordinate: int) -> str:
 
 def spending(moments: Sequence[Moment], kind: str) -> Picture:
     """Spent budget over time as SVG."""
-    figure, said = _spending(moments, kind), spending_words(moments, kind)
-    return Picture(charts.svg(figure, f"time-{kind}", said), said)
+    figure, description = _spending(moments, kind), spending_words(moments, kind)
+    return Picture(charts.svg(figure, f"time-{kind}", description), description)
 
 
 def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
@@ -164,9 +175,15 @@ def _spending(moments: Sequence[Moment], kind: str) -> Figure:
         colour = charts.SERIES[index]
         mark = "o" if len(times) <= 60 else ""
         axes.plot(
-            times, values, drawstyle="steps-post", color=colour, lw=1.4, marker=mark, ms=3,
+            times,
+            values,
+            drawstyle="steps-post",
+            color=colour,
+            lw=1.4,
+            marker=mark,
+            ms=3,
             label=LINES[index],
-        )  # fmt: skip
+        )
     axes.set_ylim(bottom=0)
     if times:
         locator = dates.AutoDateLocator(minticks=2, maxticks=6)

@@ -34,8 +34,8 @@ def figure_of(text: str) -> Aggregate:
     Raises:
         UsageError: it is none.
     """
-    found = _FIGURE.fullmatch(text)
-    what, inside = found.groups() if found else ("", None)
+    match = _FIGURE.fullmatch(text)
+    what, inside = match.groups() if match else ("", None)
     parts = [part.strip() for part in inside.split(",")] if inside else []
     if what == "count" and not parts and inside is None:
         return COUNT
@@ -56,23 +56,23 @@ def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int |
     Raises:
         UsageError: one is none, or names a dimension twice.
     """
-    found: dict[str, list[Any] | int | None] = {}
+    cells: dict[str, list[Any] | int | None] = {}
     for text in texts:
         name, _, edges = text.partition("=")
         name = name.strip()
         dimension = space.dimensions[space.place(name)]
-        if name in found:
+        if name in cells:
             raise UsageError("--by", "names a dimension twice", "name each once")
         parts = [part.strip() for part in edges.split(",")] if edges.strip() else []
         if not parts or isinstance(dimension, Category):
-            found[name] = parts or None
+            cells[name] = parts or None
         elif len(parts) == 1:
             if not parts[0].isdigit():
                 raise UsageError("--by", "must be NAME, NAME=PARTS or NAME=LOW,..,HIGH", "use that")
-            found[name] = int(parts[0])
+            cells[name] = int(parts[0])
         else:
-            found[name] = [value_of(space, name, part) for part in parts]
-    return found
+            cells[name] = [value_of(space, name, part) for part in parts]
+    return cells
 
 
 def value_of(space: Space, name: str, text: str) -> Any:
@@ -82,7 +82,7 @@ def value_of(space: Space, name: str, text: str) -> Any:
         UsageError: it is none.
     """
     from dpstream.accounting.regions.dimensions import Timestamp
-    from dpstream.pipelines.jobs.text import instant_micros
+    from dpstream.pipelines.project.text import instant_micros
 
     if isinstance(space.dimensions[space.place(name)], Timestamp):
         return instant_micros(name, text)
@@ -99,8 +99,9 @@ def shown(answer: Answer) -> str:
         cells = [cell(value) for value in column.to_pylist()]
         if name + PARTS[1] in extra:
             ends = (answer.table[name + part].to_pylist() for part in PARTS[1:])
-            cells = [_with_bar(c, *pair) for c, pair in zip(cells, zip(*ends, strict=True),
-                                                            strict=True)]  # fmt: skip
+            cells = [
+                _with_bar(c, *pair) for c, pair in zip(cells, zip(*ends, strict=True), strict=True)
+            ]
         wide = max(len(text) for text in (name, *cells))
         place = str.rjust if _number(column.type) else str.ljust
         columns.append([place(text, wide) for text in (name, "-" * wide, *cells)])
@@ -136,10 +137,12 @@ def _with_bar(text: str, low: float | None, high: float | None) -> str:
 def records(answer: Answer) -> list[dict[str, Any]]:
     """The rows for JSON."""
     return [
-        {name: value if value is None or isinstance(value, int | float) else cell(value)
-         for name, value in row.items()}
+        {
+            name: value if value is None or isinstance(value, int | float) else cell(value)
+            for name, value in row.items()
+        }
         for row in answer.table.to_pylist()
-    ]  # fmt: skip
+    ]
 
 
 def union_words(union: Union) -> str:

@@ -159,8 +159,8 @@ class Tally(beam.DoFn):
     @guarded("records")
     def process(self, part: str) -> Iterator[Routed]:
         """Rows of each shard that the part has a record of."""
-        found = totals_of(self._task, msgspec.json.decode(part, type=Part))
-        yield from routed(found, self._task.shards)
+        totals = totals_of(self._task, msgspec.json.decode(part, type=Part))
+        yield from routed(totals, self._task.shards)
 
 
 def totals_of(task: Task, part: Part) -> Totals:
@@ -180,7 +180,7 @@ def totals_of(task: Task, part: Part) -> Totals:
         content = file.read()
     if digest(content) != part.digest:
         raise damaged()
-    found = nothing(cells.count, needs)
+    totals = nothing(cells.count, needs)
     file_ = pq.ParquetFile(pa.BufferReader(content))
     for group in range(file_.num_row_groups):
         rows = file_.read_row_group(group, columns=[*columns, USABLE], use_threads=False)
@@ -189,8 +189,8 @@ def totals_of(task: Task, part: Part) -> Totals:
             for name, column in zip(names, columns, strict=True)
         }
         usable = rows.column(USABLE).to_numpy()
-        found = found.plus(tallied(space, boxes, cells, needs, at, usable))
-    return found
+        totals = totals.plus(tallied(space, boxes, cells, needs, at, usable))
+    return totals
 
 
 class Gather(beam.DoFn):

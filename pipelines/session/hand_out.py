@@ -51,9 +51,9 @@ class TicketQuestion(NamedTuple):
         """As `ask.question.Question` says."""
         self.asked.check(keys)
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says."""
-        return self.asked.decide(run_id, book)
+        return self.asked.decide(run_id, account)
 
     def stamp(self) -> object:
         """As `ask.question.Question` says."""
@@ -61,39 +61,42 @@ class TicketQuestion(NamedTuple):
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says: the ticket's name, which stands for the answer."""
-        desk, question = self.asked.desk, self.asked.wish.question
-        parts = tuple(desk.manifest().usable())
-        read = region_of(charge, desk.table).read
-        ticket = ticket_of(desk.table, parts, question, read, charge.run_id, keys)
+        open_table, question = self.asked.desk, self.asked.wish.question
+        parts = tuple(open_table.manifest().usable())
+        read = region_of(charge, open_table.table).read
+        ticket = ticket_of(open_table.table, parts, question, read, charge.run_id, keys)
         draft = _draft(self.out, charge.run_id)
         with file_errors("--ticket", "cannot be written"):
             put_once(draft, ticket.data, PRIVATE)
-        written = _read(desk, draft)  # that of somebody who was cut off here is as good
+        written = _read(open_table, draft)  # that of somebody who was cut off here is as good
         if written is None or written[0].run_id != charge.run_id:
             raise PolicyError("--ticket", "has a draft of something else", "remove it")
-        named = header(desk, self.asked.wish, **answered_now(charge), ticket=written[1])
+        named = header(open_table, self.asked.wish, **answered_now(charge), ticket=written[1])
         return encoded(named)
 
 
-def hand_out(desk: Desk, wish: Wish, out: Path) -> Committed:
+def hand_out(open_table: Desk, request: Wish, out: Path) -> Committed:
     """Write the ticket of a question to a new file, private; charged as the question.
 
     Raises:
         PolicyError: it was answered, or its ticket is another file; the file is another's.
         DpstreamError: see `ask.ask`.
     """
-    if out.exists() and _read(desk, out) is None:
+    if out.exists() and _read(open_table, out) is None:
         raise PolicyError("--ticket", "is a file of something else", "choose another name")
-    answer = committed(desk, TicketQuestion(SessionQuestion(desk, wish), out), wish.how)
+    answer = committed(
+        open_table, TicketQuestion(SessionQuestion(open_table, request), out), request.how
+    )
     name = ticket_name(answer.receipt)
     with file_errors("--ticket", "cannot be written"):
-        _settled(desk, _draft(out, answer.run_id), out, name)
-    there = _read(desk, out)
+        _settled(open_table, _draft(out, answer.run_id), out, name)
+    there = _read(open_table, out)
     if name is None or there is None or there[1] != name:
         raise PolicyError(
-            "--ticket", "is not the one that this question has: it was answered, or handed out",
+            "--ticket",
+            "is not the one that this question has: it was answered, or handed out",
             "ask it here, bring that file, or ask anew with --fresh",
-        )  # fmt: skip
+        )
     return answer
 
 
@@ -101,18 +104,18 @@ def _draft(out: Path, run_id: str) -> Path:
     return out.with_name(f"{out.name}.{run_id}.draft")
 
 
-def _settled(desk: Desk, draft: Path, out: Path, name: str | None) -> None:
+def _settled(open_table: Desk, draft: Path, out: Path, name: str | None) -> None:
     """The draft gets its file's name if it is the ticket that stands, else it goes."""
-    found = _read(desk, draft)
-    if found is not None and found[1] == name:
+    ticket = _read(open_table, draft)
+    if ticket is not None and ticket[1] == name:
         put_once(out, draft.read_bytes(), PRIVATE)
     draft.unlink(missing_ok=True)
 
 
-def _read(desk: Desk, out: Path) -> tuple[Ticket, str] | None:
+def _read(open_table: Desk, out: Path) -> tuple[Ticket, str] | None:
     """A ticket's file and its name, ``None`` if it is none of this key, or not there."""
     try:
-        return opened(out.read_bytes(), desk.ring)
+        return opened(out.read_bytes(), open_table.ring)
     except (FileNotFoundError, PolicyError):
         return None
     except OSError as error:

@@ -165,9 +165,12 @@ class _Change:
     """
 
     def __init__(
-        self, config: Config, manifest: Manifest, files: Sequence[str | Path],
+        self,
+        config: Config,
+        manifest: Manifest,
+        files: Sequence[str | Path],
         new_in: Ledger | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config, self._manifest, self._new_in = config, manifest, new_in
         self._files = [str(path) for path in files]
         self._folder = config.folder
@@ -189,81 +192,83 @@ class _Change:
             raise UsageError("table.id", "is not given: no record has a name", "make a new table")
         checked_paths(config.folder, list(manifest.parts))  # a damaged part is not written anew
         return cls(
-            config, manifest, [path for some in files for path in files_of(str(some), "file")]
+            config, manifest, [path for pattern in files for path in files_of(str(pattern), "file")]
         )
 
     def add(self) -> Loaded:
         """The records of the files whose ids are new."""
-        known = IdTable()
+        id_table = IdTable()
         if self._prf is not None:
             for part in self._manifest.parts:
-                known.intern(ids_in(read_part(self._folder, part, [ID])))
-        parts = self._written(self._first(records_of(self._config, self._files, self._prf), known))
+                id_table.intern(ids_in(read_part(self._folder, part, [ID])))
+        parts = self._written(
+            self._first(records_of(self._config, self._files, self._prf), id_table)
+        )
         return self._committed((*self._manifest.parts, *parts), sum(p.rows for p in parts))
 
     def replace(self) -> Loaded:
         """The records of the files whose ids are known; the old ones go."""
-        found = IdTable()
-        reading = self._first(records_of(self._config, self._files, self._prf), found)
+        id_table = IdTable()
+        reading = self._first(records_of(self._config, self._files, self._prf), id_table)
         new = list(reading)
-        kept, there = self._without(found)
-        parts = self._written(self._known(new, there, found))
-        return self._committed((*kept, *parts), sum(p.rows for p in parts))
+        remaining, there = self._without(id_table)
+        parts = self._written(self._known(new, there, id_table))
+        return self._committed((*remaining, *parts), sum(p.rows for p in parts))
 
     def delete(self) -> Loaded:
         """The named records go."""
         if self._prf is None:
             raise InvariantError("self._prf is not None")
-        found = IdTable()
+        id_table = IdTable()
         named = list[tuple[int, Int64, Int64]]()
         for file, rows, ids, given in ids_of(self._config, self._files, self._prf):
             self._refuse(file, rows[~given], MISSING_ID)
-            fresh, slots = _interned(found, ids[given])
+            fresh, slots = _interned(id_table, ids[given])
             self._refuse(file, rows[given][~fresh], DUPLICATE_ID)
             named.append((file, rows[given][fresh], slots[fresh]))
-        kept, there = self._without(found)
+        remaining, there = self._without(id_table)
         for file, rows, slots in named:
             self._refuse(file, rows[~there[slots]], UNKNOWN_ID)
-        return self._committed(kept, int(there.sum()))
+        return self._committed(remaining, int(there.sum()))
 
-    def _first(self, found: Iterable[Records | Letters], known: IdTable) -> Iterator[Records]:
+    def _first(self, batches: Iterable[Records | Letters], id_table: IdTable) -> Iterator[Records]:
         """The first record of each id that is not known yet."""
-        for some in found:
-            if isinstance(some, Letters):
-                self._letters.append(some)
-            elif some.ids is None:
-                yield some
+        for batch in batches:
+            if isinstance(batch, Letters):
+                self._letters.append(batch)
+            elif batch.ids is None:
+                yield batch
             else:
-                fresh, _ = _interned(known, some.ids)
-                self._refuse(some.file, some.rows[~fresh], DUPLICATE_ID)
-                yield some.kept(fresh)
+                fresh, _ = _interned(id_table, batch.ids)
+                self._refuse(batch.file, batch.rows[~fresh], DUPLICATE_ID)
+                yield batch.kept(fresh)
 
-    def _known(self, new: Iterable[Records], there: Bool, found: IdTable) -> Iterator[Records]:
+    def _known(self, new: Iterable[Records], there: Bool, id_table: IdTable) -> Iterator[Records]:
         """Those whose ids the table had."""
-        for some in new:
-            known = there[found.find(required(some.ids, "some.ids is there"))]
-            self._refuse(some.file, some.rows[~known], UNKNOWN_ID)
-            yield some.kept(known)
+        for batch in new:
+            present = there[id_table.find(required(batch.ids, "some.ids is there"))]
+            self._refuse(batch.file, batch.rows[~present], UNKNOWN_ID)
+            yield batch.kept(present)
 
     def _without(self, gone: IdTable) -> tuple[tuple[Part, ...], Bool]:
         """The parts without some records, and which of their ids were there."""
-        kept, there = list[Part](), np.zeros(gone.size, np.bool_)
+        remaining, there = list[Part](), np.zeros(gone.size, np.bool_)
         for part in self._manifest.parts:
             slots = gone.find(ids_in(read_part(self._folder, part, [ID])))
             there[slots[slots >= 0]] = True
             if (slots < 0).all():
-                kept.append(part)
+                remaining.append(part)
             elif (slots < 0).any():
                 rows = read_part(self._folder, part).filter(pa.array(slots < 0))
-                kept.append(write_part(self._folder, rows, part.usable, self._budgets))
-        return tuple(kept), there
+                remaining.append(write_part(self._folder, rows, part.usable, self._budgets))
+        return tuple(remaining), there
 
     def _written(self, records: Iterable[Records]) -> list[Part]:
         """Parts of records, those that are usable and those that are not apart."""
         parts, held = list[Part](), dict[bool, list[pa.Table]]({True: [], False: []})
-        for some in records:
+        for batch in records:
             for usable, tables in held.items():
-                one = some.kept(some.usable == usable)
+                one = batch.kept(batch.usable == usable)
                 if len(one.rows):
                     tables.append(table_of(self._schema, one.at, usable, one.ids))
                 if sum(table.num_rows for table in tables) >= PART_ROWS:
@@ -287,7 +292,7 @@ class _Change:
         if self._new_in is not None:  # before the table is there, which is refused without it
             self._new_in.name_table(manifest.id)
         commit(self._folder, manifest)
-        counts = Counter(reason for some in self._letters for reason in some.reasons)
+        counts = Counter(reason for letters in self._letters for reason in letters.reasons)
         return Loaded(
             version=manifest.version,
             records=rows,
@@ -303,18 +308,18 @@ class _Change:
             self._letters.append(Letters(file, rows, [reason] * len(rows)))
 
     def _dead_letter(self, version: int) -> Path | None:
-        if not any(len(some.rows) for some in self._letters):
+        if not any(len(letters.rows) for letters in self._letters):
             return None
         files = np.concatenate([np.full(len(s.rows), s.file) for s in self._letters])
-        rows = np.concatenate([some.rows for some in self._letters])
-        reasons = [reason for some in self._letters for reason in some.reasons]
+        rows = np.concatenate([letters.rows for letters in self._letters])
+        reasons = [reason for letters in self._letters for reason in letters.reasons]
         names = pa.DictionaryArray.from_arrays(
             pa.array(files.astype(np.int32)), pa.array(self._files)
         )
         columns = {"file": names, "row": rows, "reason": reasons}
-        found = pa.table(columns).take(np.lexsort((rows, files)))
+        table = pa.table(columns).take(np.lexsort((rows, files)))
         buffer = io.BytesIO()
-        pq.write_table(found, buffer)
+        pq.write_table(table, buffer)
         folder = self._folder / "dead_letter"
         path = folder / f"version-{version}-{secrets.token_hex(8)}.parquet"
         with file_errors("table.folder", "cannot be written"):
@@ -322,10 +327,10 @@ class _Change:
         return path
 
 
-def _interned(known: IdTable, ids: Ids) -> tuple[Bool, Int64]:
+def _interned(id_table: IdTable, ids: Ids) -> tuple[Bool, Int64]:
     """Which ids are not known yet, each once, and the slots of all."""
-    before = known.size
-    slots = known.intern(ids)
+    before = id_table.size
+    slots = id_table.intern(ids)
     fresh = np.zeros(len(slots), np.bool_)
     _, first = np.unique(slots, return_index=True)
     fresh[first] = slots[first] >= before

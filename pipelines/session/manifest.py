@@ -86,19 +86,19 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
     except OSError as error:
         raise file_error("table.folder", "cannot be read", error) from None
     try:
-        found = msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, UnicodeError):
-        found = None
-    if found is None or digest(text).encode() != sealed:
+        manifest = None
+    if manifest is None or digest(text).encode() != sealed:
         raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")
-    if found.form != 1 or found.table != table.digest:
+    if manifest.form != 1 or manifest.table != table.digest:
         raise PolicyError(
             "table.folder",
             "holds another table: its dimensions, its name or its cap differ, which are fixed",
             "correct the table file; for wider dimensions, make a table in another folder after "
             "`dpstream session migrate OLD NEW`",
         )
-    return found
+    return manifest
 
 
 def commit(folder: Path, manifest: Manifest) -> None:
@@ -129,20 +129,20 @@ def refuse_table(folder: Path) -> None:
         )
 
 
-def check_account(manifest: Manifest, book: Book) -> None:
+def check_account(manifest: Manifest, account: Book) -> None:
     """Refuse an account that is not the table's, or goes on with wider dimensions.
 
     Raises:
         PolicyError: the table was not made with it, or was migrated.
     """
-    if book.widened not in (None, manifest.table):
+    if account.widened not in (None, manifest.table):
         raise migrated()
-    if manifest.id not in book.tables:
+    if manifest.id not in account.tables:
         raise PolicyError(
             "table.folder",
-            f"holds the table {manifest.id}, which is none of the account {book.created.id}: its "
-            "records would have their budgets twice",
-            "write ledger.path, ledger.data_set and ledger.id of the account that the table was "
+            f"holds the table {manifest.id}, which is none of the account {account.created.id}: "
+            "its records would have their budgets twice",
+            "write account.path, data_set and account.id of the account that the table was "
             "made with",
         )
 

@@ -17,7 +17,7 @@ from dpstream.pipelines.session.pictures import kinds
 from dpstream.pipelines.session.selection import Selection
 
 
-def overview(desk: Desk, selection: Selection) -> dict[str, Any]:
+def overview(open_table: Desk, selection: Selection) -> dict[str, Any]:
     """The account of some points as of now.
 
     Returns:
@@ -28,21 +28,21 @@ def overview(desk: Desk, selection: Selection) -> dict[str, Any]:
     Raises:
         UsageError: there is no point.
     """
-    boxes = selection.boxes(desk.account)
+    boxes = selection.boxes(open_table.account)
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
     return {
-        "table": desk.table.name,
-        "digest": desk.table.digest,
-        "data_set": desk.config.account.data_set,
+        "table": open_table.table.name,
+        "digest": open_table.table.digest,
+        "data_set": open_table.config.account.data_set,
         "unit": "one record",
-        "entries": len(desk.account.history()),
+        "entries": len(open_table.account.history()),
         "budgets": {
-            kind: _budget(desk.space, desk.account.spent(kind), boxes)  # type: ignore[arg-type]
-            for kind in kinds(desk.space)
+            kind: _budget(open_table.space, open_table.account.spent(kind), boxes)  # type: ignore[arg-type]
+            for kind in kinds(open_table.space)
         },
-        "quotas": _quotas(desk),
-        "warnings": desk.table.warnings,
+        "quotas": _quotas(open_table),
+        "warnings": open_table.table.warnings,
     }
 
 
@@ -80,14 +80,18 @@ def _met(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
     return stacked(parts), np.concatenate(amounts)
 
 
-def _quotas(desk: Desk) -> dict[str, Any]:
+def _quotas(open_table: Desk) -> dict[str, Any]:
     """Of the analyst: the most that one point may be charged by them, and the most it was."""
-    found: dict[str, Any] = {}
-    for kind in kinds(desk.space):
-        quota = desk.config.rules.quotas.of(kind, desk.analyst)
+    quotas: dict[str, Any] = {}
+    for kind in kinds(open_table.space):
+        quota = open_table.config.rules.quotas.of(kind, open_table.analyst)
         if quota is not None:
-            mine = desk.account.analyst_spent(kind, desk.analyst)  # type: ignore[arg-type]
+            mine = open_table.account.analyst_spent(kind, open_table.analyst)  # type: ignore[arg-type]
             charged = mine.amounts[mine.amounts < MOST]  # the rest is closed
             most = int(charged.max(initial=0)) / MICRO
-            found[kind] = {"analyst": desk.analyst, "quota": quota / MICRO, "most_charged": most}
-    return found
+            quotas[kind] = {
+                "analyst": open_table.analyst,
+                "quota": quota / MICRO,
+                "most_charged": most,
+            }
+    return quotas

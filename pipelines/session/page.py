@@ -87,69 +87,74 @@ def frame_of(boxes: Int64) -> Int64:
     return np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], axis=1)
 
 
-def render(desk: Desk, chosen: Chosen) -> str:
+def render(open_table: Desk, chosen: Chosen) -> str:
     """One self-contained HTML document."""
-    return pages().get_template("session.html.j2").render(context(desk, chosen))
+    return pages().get_template("session.html.j2").render(context(open_table, chosen))
 
 
-def png(desk: Desk, chosen: Chosen) -> bytes:
+def png(open_table: Desk, chosen: Chosen) -> bytes:
     """One picture: a map, or spending over time.
 
     Raises:
         UsageError: the table has one dimension or not such budgets, or several maps are chosen.
     """
-    kind = chosen.kind or kinds(desk.space)[0]
-    desk.space.budget_place(kind)
+    kind = chosen.kind or kinds(open_table.space)[0]
+    open_table.space.budget_place(kind)
     if chosen.over_time:
-        return drawing.spending_png(over_time(desk.table, kind, desk.account.history()), kind)
-    by = chosen.by or default_by(desk)
+        return drawing.spending_png(
+            over_time(open_table.table, kind, open_table.account.history()), kind
+        )
+    by = chosen.by or default_by(open_table)
     if len(by) != 1:
         raise UsageError("--by", "must be one pair of dimensions for a .png", "name one pair")
-    spent = desk.account.spent(kind)  # type: ignore[arg-type]
+    spent = open_table.account.spent(kind)  # type: ignore[arg-type]
     heat = heat_map(spent, *by[0], chosen.initial, chosen.within)
-    return drawing.heat_png(desk.space, heat, kind)
+    return drawing.heat_png(open_table.space, heat, kind)
 
 
-def context(desk: Desk, chosen: Chosen) -> dict[str, Any]:
+def context(open_table: Desk, chosen: Chosen) -> dict[str, Any]:
     """What the template is given; only `Markup` is not escaped."""
-    found = overview(desk, Selection(desk.space))
-    lines = transcript(desk)[::-1]
+    summary = overview(open_table, Selection(open_table.space))
+    lines = transcript(open_table)[::-1]
     return {
         "mark": Markup(MARK),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "insecure": desk.insecure,
-        "overview": found,
-        "both": len(found["budgets"]) > 1,
-        "kinds": [_kind(desk, kind, found["budgets"][kind], chosen) for kind in kinds(desk.space)],
+        "insecure": open_table.insecure,
+        "overview": summary,
+        "both": len(summary["budgets"]) > 1,
+        "kinds": [
+            _kind(open_table, kind, summary["budgets"][kind], chosen)
+            for kind in kinds(open_table.space)
+        ],
         "legend": list(zip(charts.swatches(len(drawing.LINES)), drawing.LINES, strict=True)),
         "lines": [_shown(line) for line in lines[:MOST_LINES]],
         "more": len(lines) > MOST_LINES,
     }
 
 
-def _kind(desk: Desk, kind: str, found: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
-    spent = desk.account.spent(kind)  # type: ignore[arg-type]
+def _kind(open_table: Desk, kind: str, budget: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
+    spent = open_table.account.spent(kind)  # type: ignore[arg-type]
     maps = [
         drawing.heat(
-            desk.space,
+            open_table.space,
             heat_map(spent, *pair, _top(spent, chosen), chosen.within),
             kind,
             f"{kind}{n}",
         )
-        for n, pair in enumerate(chosen.by or default_by(desk))
+        for n, pair in enumerate(chosen.by or default_by(open_table))
     ]
-    moments = over_time(desk.table, kind, desk.account.history())
+    moments = over_time(open_table.table, kind, open_table.account.history())
     return {
         "kind": kind,
-        "most": _amount(found["most_spent"]),
-        "least": _amount(found["least_spent"]),
-        "initial": _amount(found["most_initial"]),
-        "regions": found["regions"],
+        "most": _amount(budget["most_spent"]),
+        "least": _amount(budget["least_spent"]),
+        "initial": _amount(budget["most_initial"]),
+        "regions": budget["regions"],
         "maps": [shown(picture) for picture in maps],
         "time": shown(drawing.spending(moments, kind)) if moments else None,
         "shown": [
             row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
-            for row in found["shown"]
+            for row in budget["shown"]
         ],
     }
 
@@ -170,10 +175,10 @@ def _amount(budget: float) -> str:
     return words.amount(round(budget * MICRO))
 
 
-def default_by(desk: Desk) -> tuple[tuple[str, str], ...]:
+def default_by(open_table: Desk) -> tuple[tuple[str, str], ...]:
     """The first two dimensions that are no budgets; of fewer, with a budget."""
-    names = [d.name for d in desk.space.dimensions if not isinstance(d, Budget)]
-    names += [d.name for d in desk.space.dimensions if isinstance(d, Budget)]
+    names = [d.name for d in open_table.space.dimensions if not isinstance(d, Budget)]
+    names += [d.name for d in open_table.space.dimensions if isinstance(d, Budget)]
     return ((names[0], names[1]),) if len(names) > 1 else ()
 
 

@@ -48,11 +48,11 @@ USABLE, ID = "usable", "id"
 
 def schema_of(space: Space, named: bool) -> pa.Schema:
     """Columns of a part: each dimension's in the least type that holds its coordinates."""
-    found: list[tuple[str, pa.DataType]] = [
+    fields: list[tuple[str, pa.DataType]] = [
         (f"x{place}", _type(size)) for place, size in enumerate(space.sizes.tolist())
     ]
-    found.append((USABLE, pa.bool_()))
-    return pa.schema([*found, *([(ID, pa.binary(16))] if named else [])])
+    fields.append((USABLE, pa.bool_()))
+    return pa.schema([*fields, *([(ID, pa.binary(16))] if named else [])])
 
 
 def _type(size: int) -> pa.DataType:
@@ -77,8 +77,8 @@ def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.
 
 def budgets_of(space: Space) -> tuple[str, ...]:
     """Columns of initial budgets."""
-    found = (p for p, dimension in enumerate(space.dimensions) if isinstance(dimension, Budget))
-    return tuple(f"x{place}" for place in found)
+    places = (p for p, dimension in enumerate(space.dimensions) if isinstance(dimension, Budget))
+    return tuple(f"x{place}" for place in places)
 
 
 def ordered(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -102,9 +102,12 @@ def write_part(folder: Path, rows: pa.Table, usable: bool, by: Sequence[str] = (
     """
     buffer = io.BytesIO()
     pq.write_table(
-        ordered(rows, by), buffer, compression="lz4", row_group_size=GROUP_ROWS,
+        ordered(rows, by),
+        buffer,
+        compression="lz4",
+        row_group_size=GROUP_ROWS,
         use_dictionary=[name for name in rows.column_names if name != ID],
-    )  # fmt: skip
+    )
     data = buffer.getvalue()
     part = Part(digest(data), rows.num_rows, usable)
     with _written():
@@ -119,22 +122,20 @@ def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.
         RunError: it cannot be read.
     """
     with _read():
-        return pq.read_table(
-            pa.OSFile(str(folder / part.name)), columns=columns, use_threads=False
-        )  # fmt: skip
+        return pq.read_table(pa.OSFile(str(folder / part.name)), columns=columns, use_threads=False)
 
 
 def ids_in(rows: pa.Table) -> Ids:
     """(n, 2) keyed ids of rows."""
     column = rows.column(ID).combine_chunks()
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    found = [
+    arrays = [
         np.frombuffer(chunk.buffers()[1] or b"", np.uint64).reshape(-1, 2)[
             chunk.offset : chunk.offset + len(chunk)
         ]
         for chunk in chunks
     ]
-    return np.concatenate([np.zeros((0, 2), np.uint64), *found])
+    return np.concatenate([np.zeros((0, 2), np.uint64), *arrays])
 
 
 @contextlib.contextmanager
@@ -182,8 +183,8 @@ def tidy(folder: Path, manifest: Manifest) -> bool:
 
     By the writer.
     """
-    kept = {path.name for path in manifest.paths(folder)}
-    gone = [path for path in folder.glob("part-*.parquet") if path.name not in kept]
+    names = {path.name for path in manifest.paths(folder)}
+    gone = [path for path in folder.glob("part-*.parquet") if path.name not in names]
     with contextlib.suppress(FileNotFoundError), locks.free(folder / "readers") as nobody:
         if not nobody and gone:
             return False
@@ -207,10 +208,10 @@ def checked_paths(folder: Path, parts: list[Part]) -> list[str]:
     try:
         stamps = [stamp_of(path) for path in paths]
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(_digest_of, paths, stamps))
+            digests = list(pool.map(_digest_of, paths, stamps))
     except OSError as error:
         raise _unreadable(error) from None
-    if found != [part.digest for part in parts]:
+    if digests != [part.digest for part in parts]:
         raise damaged()
     return paths
 
@@ -243,10 +244,10 @@ def _written() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = file_error("table.folder", "cannot be written", error)
+        failure = file_error("table.folder", "cannot be written", error)
     else:
         return
-    raise found from None
+    raise failure from None
 
 
 @contextlib.contextmanager
@@ -254,10 +255,10 @@ def _read() -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        found = _unreadable(error)
+        failure = _unreadable(error)
     else:
         return
-    raise found from None
+    raise failure from None
 
 
 def _unreadable(error: Exception) -> RunError:

@@ -112,13 +112,13 @@ def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[in
     # Regions that differ in other dimensions alone are one rectangle, at the largest amount.
     distinct, last = np.unique(spans[::-1], axis=0, return_index=True)
     largest = amounts[::-1][last]
-    found = np.full((len(rows) - 1, len(columns) - 1), -1, np.int64)
+    highest = np.full((len(rows) - 1, len(columns) - 1), -1, np.int64)
     rising = np.argsort(largest, kind="stable")
     for (left, right, low, high), amount in zip(
         distinct[rising].tolist(), largest[rising].tolist(), strict=True
     ):
-        found[low:high, left:right] = amount
-    return found
+        highest[low:high, left:right] = amount
+    return highest
 
 
 class Moment(NamedTuple):
@@ -136,23 +136,23 @@ class Moment(NamedTuple):
     regions: int
 
 
-def over_time(table: SessionTable, kind: str, history: list[tuple[str, RegionCharge]]) -> list[
-    Moment
-]:  # fmt: skip
+def over_time(
+    table: SessionTable, kind: str, history: list[tuple[str, RegionCharge]]
+) -> list[Moment]:
     """The account of one kind of budget after each of its entries."""
     if kind not in ("epsilon", "rho"):
         raise InvariantError("kind in ('epsilon', 'rho')")
     spent = untouched(table.space, kind, table.cap)  # type: ignore[arg-type]
-    whole = float(volumes(table.space.whole)[0])
-    found = list[Moment]()
+    volume = float(volumes(table.space.whole)[0])
+    moments = list[Moment]()
     for _, entry in history:
         if entry.budget != kind or not len(entry.boxes):
             continue
         spent = charge(spent, entry.boxes, entry.amount)
-        mean = float((volumes(spent.boxes) / whole) @ (spent.amounts / MICRO))
+        mean = float((volumes(spent.boxes) / volume) @ (spent.amounts / MICRO))
         most = int(spent.amounts.max()) / MICRO
-        found.append(Moment(entry.at, most, mean, len(spent.amounts)))
-    return found
+        moments.append(Moment(entry.at, most, mean, len(spent.amounts)))
+    return moments
 
 
 def kinds(space: Space) -> list[str]:

@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     enough: str
 
 
-def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
+def plan(open_table: Desk, request: Wish, union: bool = False) -> Plan:
     """The plan of a question.
 
     Args:
@@ -68,35 +68,44 @@ def plan(desk: Desk, wish: Wish, union: bool = False) -> Plan:
     Raises:
         DpstreamError: it has no meaning, or there is no key or table.
     """
-    check(desk, wish)
-    question = wish.question
-    (decision, read), left, refusal = _decided(desk, wish)
-    spent = desk.account.spent(question.kind)
+    check(open_table, request)
+    question = request.question
+    (decision, read), left, refusal = _decided(open_table, request)
+    spent = open_table.account.spent(question.kind)
     errors, after, waste = list[Expected](), len(spent.amounts), 1.0
     if decision.accepted:
-        errors = expected(desk.space, question, read)
+        errors = expected(open_table.space, question, read)
     if len(decision.charged):
         after = len(charge(spent, decision.charged, question.amount).amounts)
         waste = float(volumes(decision.charged).sum() / max(volumes(read).sum(), 1.0))
-    accepted = _acceptance(desk, wish, refusal)
+    accepted = _acceptance(open_table, request, refusal)
     return Plan(
-        question, decision, errors, left, len(spent.amounts), after, waste, accepted,
-        _answered(desk, accepted.run_id), _union(desk, wish, read) if union else None, union,
-        enough_of(desk.space, question.kind, decision),
-    )  # fmt: skip
+        question,
+        decision,
+        errors,
+        left,
+        len(spent.amounts),
+        after,
+        waste,
+        accepted,
+        _answered(open_table, accepted.run_id),
+        _union(open_table, request, read) if union else None,
+        union,
+        enough_of(open_table.space, question.kind, decision),
+    )
 
 
-def _decided(desk: Desk, wish: Wish) -> tuple[Planned, int | None, DpstreamError | None]:
+def _decided(open_table: Desk, request: Wish) -> tuple[Planned, int | None, DpstreamError | None]:
     """What would be charged and read, what is left of the allotment that is drawn on, and the
     refusal.  A draw charges no point."""
-    question = wish.question
-    if not wish.allotment:
-        found = desk.account.plan(order_of(desk, wish))
-        return found, None, refusal_of(desk.space, question.kind, found.decision)
-    read, left, refusal = desk.space.whole[:0], None, None
+    question = request.question
+    if not request.allotment:
+        planned = open_table.account.plan(order_of(open_table, request))
+        return planned, None, refusal_of(open_table.space, question.kind, planned.decision)
+    read, left, refusal = open_table.space.whole[:0], None, None
     try:
-        _, read, left = desk.account.plan_draw(
-            wish.allotment, question.kind, question.amount, within_of(desk, wish)
+        _, read, left = open_table.account.plan_draw(
+            request.allotment, question.kind, question.amount, within_of(open_table, request)
         )
     except DpstreamError as error:
         refusal = error
@@ -105,34 +114,37 @@ def _decided(desk: Desk, wish: Wish) -> tuple[Planned, int | None, DpstreamError
     return Planned(decision, read), left, refusal
 
 
-def _acceptance(desk: Desk, wish: Wish, refusal: DpstreamError | None) -> Acceptance:
+def _acceptance(open_table: Desk, request: Wish, refusal: DpstreamError | None) -> Acceptance:
     """As `Register.begin` decides: what was charged before goes on, whatever is left."""
-    question, run_id = wish.question, desk.register.goes_on(request_of(desk, wish), wish.fresh)
+    question, run_id = (
+        request.question,
+        open_table.register.goes_on(request_of(open_table, request), request.fresh),
+    )
     if run_id is not None:
         return Acceptance(None, None, run_id, None)
     epsilon, delta, _ = stated_cost(question.kind, question.amount)
-    charged = refusal is None and not wish.allotment
+    charged = refusal is None and not request.allotment
     return Acceptance(refusal, (epsilon, delta) if charged else None, None, None)
 
 
-def _answered(desk: Desk, run_id: str | None) -> str:
+def _answered(open_table: Desk, run_id: str | None) -> str:
     """When the run that goes on was answered."""
     from dpstream.pipelines.session.receipt import header_of, is_answer
 
-    committed = None if run_id is None else desk.register.read(run_id)
+    committed = None if run_id is None else open_table.register.read(run_id)
     if committed is None or not is_answer(committed.receipt):
         return ""
     return header_of(committed.receipt).answered
 
 
-def _union(desk: Desk, wish: Wish, read: Int64) -> Union | None:
+def _union(open_table: Desk, request: Wish, read: Int64) -> Union | None:
     """The one figure of one cell, from other answers."""
-    [figure, *more] = wish.question.aggregates
-    if more or wish.question.cells.axes or figure.what not in ("count", "sum"):
+    [figure, *more] = request.question.aggregates
+    if more or request.question.cells.axes or figure.what not in ("count", "sum"):
         return None
     try:
-        asked = read if len(read) else wish.selection.boxes(desk.account)
-        return assembled(desk, asked, figure)
+        boxes = read if len(read) else request.selection.boxes(open_table.account)
+        return assembled(open_table, boxes, figure)
     except DpstreamError:
         return None
 
@@ -146,7 +158,9 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "cells": plan.question.cells.count,
         "errors": [
             {
-                "figure": of.name, "of": of.what, "sd": float(np.max(of.sd)),
+                "figure": of.name,
+                "of": of.what,
+                "sd": float(np.max(of.sd)),
                 "within": of.most,
             }
             for of in plan.errors
@@ -161,50 +175,54 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "union_searched": plan.searched,
         "enough": plan.enough,
         "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
-    }  # fmt: skip
+    }
 
 
 def lines(plan: Plan) -> list[str]:
     """A plan for people."""
     question, decision = plan.question, plan.decision
     paid = f"{question.kind} {words.amount(question.amount)}"
-    found = [f"Question    {words.question(question)}", *plan.acceptance.answer("Can ask")]
+    text_lines = [f"Question    {words.question(question)}", *plan.acceptance.answer("Can ask")]
     if plan.answered:
-        found.append(f"Answered    {plan.answered}: asking it again is free")
+        text_lines.append(f"Answered    {plan.answered}: asking it again is free")
     if plan.union is not None:
         half = human((plan.union.high - plan.union.low) / 2)
-        found.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
+        text_lines.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
     elif plan.searched:
-        found.append("Free        no union of disjoint answers was found")
+        text_lines.append("Free        no union of disjoint answers was found")
     if plan.acceptance.run_id is not None or (not decision.accepted and not len(decision.asked)):
-        return found
+        return text_lines
     if not decision.accepted:
         largest = words.amount(decision.largest)
         boxes = f"{len(decision.lacking):,} box{'es' * (len(decision.lacking) != 1)}"
-        found.append(
+        text_lines.append(
             f"Refused     points in {boxes} lack {paid}; all points have {largest} or more"
         )
         if plan.enough:
-            found.append(f'            all points have enough where "{plan.enough}"; or --drop')
-        return found
+            text_lines.append(
+                f'            all points have enough where "{plan.enough}"; or --drop'
+            )
+        return text_lines
     if plan.left is not None:
         left = words.amount(plan.left)
-        found.append(f"Draw        {paid} on the allotment, which has {left} left; no point pays")
+        text_lines.append(
+            f"Draw        {paid} on the allotment, which has {left} left; no point pays"
+        )
     else:
-        found += _charge(plan, paid)
+        text_lines += _charge(plan, paid)
     for of in plan.errors:
-        found.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
+        text_lines.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
     weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
-    return found + [f"Warning     {weakness}" for weakness in weak]
+    return text_lines + [f"Warning     {weakness}" for weakness in weak]
 
 
 def _charge(plan: Plan, paid: str) -> list[str]:
     """What points would pay."""
-    decision, found = plan.decision, list[str]()
-    found.append(
+    decision, text_lines = plan.decision, list[str]()
+    text_lines.append(
         f"Charge      {paid} to each point of {len(decision.charged):,} boxes"
         + (f", which are {human(plan.waste)} times what is asked" if plan.waste > 1.0001 else "")
     )
     if len(decision.lacking):
-        found.append(f"Dropped     {len(decision.lacking):,} boxes with too little")
-    return [*found, f"Regions     {plan.regions:,} now, {plan.after:,} after the charge"]
+        text_lines.append(f"Dropped     {len(decision.lacking):,} boxes with too little")
+    return [*text_lines, f"Regions     {plan.regions:,} now, {plan.after:,} after the charge"]

@@ -30,7 +30,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.dimensions import Category, Dimension, Timestamp
 from dpstream.accounting.regions.space import Space
-from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.comparisons import NEGATED, TURNED, Value, amounts_at, true_at
 from dpstream.pipelines.session.conditions import (
     FAR,
@@ -49,29 +49,40 @@ from dpstream.pipelines.session.conditions import (
     too_many,
 )
 from dpstream.pipelines.sql.errors import position
+from dpstream.pipelines.sql.expressions import SIGNS
 
 __all__ = ["Predicate", "Views", "boxes_of", "predicate_of"]
 #: Characters and tokens of a predicate, how deep it may be nested, and characters of a number.
 MAX_CHARACTERS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 200_000, 20_000, 50, 60
 #: Not that of a database: what a predicate is made of is the same in all, and loads faster.
 _DIALECT = Dialect()
-_SIGNS: dict[type[exp.Expr], str] = {
-    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-}  # fmt: skip
 _LEVELS: dict[str, tuple[Kind, bool]] = {
-    "consumed_epsilon": ("epsilon", False), "consumed_rho": ("rho", False),
-    "remaining_epsilon": ("epsilon", True), "remaining_rho": ("rho", True),
-}  # fmt: skip
+    "consumed_epsilon": ("epsilon", False),
+    "consumed_rho": ("rho", False),
+    "remaining_epsilon": ("epsilon", True),
+    "remaining_rho": ("rho", True),
+}
 _TIMES = {exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPNTZ, exp.DType.DATE}
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
 _NESTING = (TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS)
 #: Words that each node of a predicate is written with, beside those of its parts.
 _WORDS: dict[type[exp.Expr], int] = {
-    exp.And: 1, exp.Or: 1, exp.Not: 1, exp.Paren: 2, exp.Is: 1, exp.Between: 2, exp.In: 2,
-    exp.Neg: 1, exp.Cast: 1, exp.Literal: 1, exp.Null: 1, exp.Boolean: 1, exp.Column: 1,
-    **dict.fromkeys(_SIGNS, 1),
-}  # fmt: skip
+    exp.And: 1,
+    exp.Or: 1,
+    exp.Not: 1,
+    exp.Paren: 2,
+    exp.Is: 1,
+    exp.Between: 2,
+    exp.In: 2,
+    exp.Neg: 1,
+    exp.Cast: 1,
+    exp.Literal: 1,
+    exp.Null: 1,
+    exp.Boolean: 1,
+    exp.Column: 1,
+    **dict.fromkeys(SIGNS, 1),
+}
 _NO_PREDICATE = "is no predicate"
 _COMPARE = "compare a dimension, or consumed_epsilon, with a literal; join by AND, OR, NOT"
 
@@ -96,7 +107,7 @@ class Predicate(NamedTuple):
         Raises:
             UsageError: it is too large, as that text would be.
         """
-        found = Predicate(
+        predicate = Predicate(
             self.space,
             All((self.condition, other.condition)),
             self.characters + other.characters + len("() AND ()"),
@@ -104,9 +115,9 @@ class Predicate(NamedTuple):
             max(self.depth, other.depth) + 1,
         )
         most = MAX_CHARACTERS, MAX_TOKENS, MAX_DEPTH
-        if any(a > b for a, b in zip(found[2:], most, strict=True)):
+        if any(a > b for a, b in zip(predicate[2:], most, strict=True)):
             raise _too_large()
-        return found
+        return predicate
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -122,10 +133,10 @@ class Predicate(NamedTuple):
         Raises:
             UsageError: more boxes than one query may have.
         """
-        found = boxes_where(self.condition, self.space, views)
-        if len(found) > limits.MAX_QUERY_BOXES:
+        boxes = boxes_where(self.condition, self.space, views)
+        if len(boxes) > limits.MAX_QUERY_BOXES:
             raise too_many()
-        return found
+        return boxes
 
 
 def boxes_of(text: str, space: Space, views: Views | None = None) -> Int64:
@@ -149,9 +160,9 @@ def predicate_of(text: str, space: Space) -> Predicate:
         if _words(tree) != words:
             _refuse(tree, _NO_PREDICATE, _COMPARE)
     except SqlglotError as error:
-        found = (getattr(error, "errors", None) or [{}])[0]
+        details = (getattr(error, "errors", None) or [{}])[0]
         raise _error(
-            found.get("line") or 1, found.get("col") or 1, _NO_PREDICATE, _COMPARE
+            details.get("line") or 1, details.get("col") or 1, _NO_PREDICATE, _COMPARE
         ) from None
     except RecursionError:
         raise _too_large() from None
@@ -228,8 +239,8 @@ class _Reader:
             return self._listed(node, true)
         if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
             return self._missing(_column(node.this, node), true)
-        if type(node) in _SIGNS:
-            sign, one, other = _SIGNS[type(node)], node.this, node.expression
+        if type(node) in SIGNS:
+            sign, one, other = SIGNS[type(node)], node.this, node.expression
             if not isinstance(_bare(one), exp.Column):
                 sign, one, other = TURNED[sign], other, one
             return self._compared(one, sign, other, node, true)
@@ -275,19 +286,20 @@ class _Reader:
             return Some(()) if true else All(())
         place = self._place(column)
         dimension = self._space.dimensions[place]
-        return Within(place, ((dimension.values, dimension.size),) if true else
-                      ((0, dimension.values),))  # fmt: skip
+        return Within(
+            place, ((dimension.values, dimension.size),) if true else ((0, dimension.values),)
+        )
 
     def _level(self, column: exp.Column) -> tuple[Kind, bool] | None:
         if column.this.args.get("quoted"):
             return None
-        found = _LEVELS.get(column.name.lower())
-        if found is not None:
+        level = _LEVELS.get(column.name.lower())
+        if level is not None:
             try:
-                self._space.budget_place(found[0])
+                self._space.budget_place(level[0])
             except UsageError as error:
                 _refuse(column, f"budget {error.rule}", error.fix)
-        return found
+        return level
 
     def _place(self, column: exp.Column) -> int:
         place = self._names.get(column.name, self._folded.get(column.name.lower()))
@@ -307,14 +319,14 @@ class _Reader:
 
 def _flat(node: exp.Expr) -> list[exp.Expr]:
     """The parts of a chain of ANDs, or of ORs, however long."""
-    found, left = list[exp.Expr](), [node]
+    parts, left = list[exp.Expr](), [node]
     while left:
         part = left.pop()
         if type(part) is type(node):
             left += [part.expression, part.this]
         else:
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 def _bare(node: exp.Expr) -> exp.Expr:
@@ -331,9 +343,9 @@ def _column(node: exp.Expr, around: exp.Expr) -> exp.Column:
     return node
 
 
-def _more(node: exp.Expr, *known: str) -> bool:
+def _more(node: exp.Expr, *part_names: str) -> bool:
     """Whether a node has other parts than these."""
-    return any(value for part, value in node.args.items() if part not in known)
+    return any(value for part, value in node.args.items() if part not in part_names)
 
 
 def _value(dimension: Dimension, node: exp.Expr) -> Value:
@@ -358,9 +370,9 @@ def _number(node: exp.Expr) -> Fraction:
         node = node.this
     if isinstance(node, exp.Literal) and not node.is_string and len(node.this) <= MAX_DIGITS:
         try:
-            found = Decimal(node.this)
-            if found.is_finite() and abs(found.adjusted()) <= MAX_DIGITS:
-                return sign * Fraction(found)
+            number = Decimal(node.this)
+            if number.is_finite() and abs(number.adjusted()) <= MAX_DIGITS:
+                return sign * Fraction(number)
         except InvalidOperation:
             pass
     _refuse(node, "is no number, or one of too many digits", "write a number such as 0.1")

@@ -71,12 +71,12 @@ class Records(NamedTuple):
     usable: Bool
     ids: Ids | None
 
-    def kept(self, some: Bool) -> "Records":
+    def kept(self, mask: Bool) -> "Records":
         """Some of the rows."""
-        if some.all():
+        if mask.all():
             return self
-        ids = None if self.ids is None else self.ids[some]
-        return Records(self.file, self.rows[some], self.at[some], self.usable[some], ids)
+        ids = None if self.ids is None else self.ids[mask]
+        return Records(self.file, self.rows[mask], self.at[mask], self.usable[mask], ids)
 
 
 def files_of(pattern: str, field: str = "table.records") -> list[str]:
@@ -85,10 +85,10 @@ def files_of(pattern: str, field: str = "table.records") -> list[str]:
     Raises:
         UsageError: there is none, or something that is no file.
     """
-    found = sorted(glob.glob(pattern, recursive=True))
-    if not found or not all(os.path.isfile(path) for path in found):
+    paths = sorted(glob.glob(pattern, recursive=True))
+    if not paths or not all(os.path.isfile(path) for path in paths):
         raise UsageError(field, "matches no file, or something that is none", "correct its path")
-    return found
+    return paths
 
 
 def records_of(
@@ -152,9 +152,10 @@ def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
         if not error.field.startswith("column '"):
             raise
         raise UsageError(
-            error.field, "is not, or not just once, in a file of records",
+            error.field,
+            "is not, or not just once, in a file of records",
             "correct table.id, the column of a dimension, or the file",
-        ) from None  # fmt: skip
+        ) from None
     except OSError as error:
         raise file_error("records", "cannot be read", error) from None
 
@@ -172,14 +173,14 @@ def _records(
     config: Config, number: int, first: int, batch: pa.RecordBatch, prf: Prf | None
 ) -> Iterator[Records | Letters]:
     rows = first + np.arange(batch.num_rows)
-    found = [
+    parts = [
         coordinates(dimension, None if name is None else batch.column(name), fixed, len(rows))
         for dimension, name, fixed in zip(
             config.table.dimensions, config.columns, config.fixed, strict=True
         )
     ]
-    usable = np.logical_and.reduce([part.usable for part in found])
-    at = np.stack([part.at for part in found], axis=1)
+    usable = np.logical_and.reduce([part.usable for part in parts])
+    at = np.stack([part.at for part in parts], axis=1)
     at[~usable] = 0
     ids, given = (None, np.ones(len(rows), np.bool_)) if prf is None else _ids(config, batch, prf)
     if not given.all():
@@ -187,7 +188,7 @@ def _records(
     refused = given & ~usable
     if refused.any():
         reasons = np.full(len(rows), "", object)
-        for dimension, part in zip(config.table.dimensions, found, strict=True):
+        for dimension, part in zip(config.table.dimensions, parts, strict=True):
             reasons[~part.usable & (reasons == "")] = dimension.name
         yield Letters(number, rows[refused], reasons[refused].tolist())
     yield Records(number, rows, at, usable, ids).kept(given)
@@ -197,8 +198,8 @@ def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:
     column = batch.column(required(config.id, "config.id is there"))
     if config.id_type == "string" and pa.types.is_integer(column.type):
         column = column.cast(pa.string())
-    found, given = columns.identity(column, config.id_type)
-    return typed_ids(prf, [(config.id_type, found)]), given
+    ids, given = columns.identity(column, config.id_type)
+    return typed_ids(prf, [(config.id_type, ids)]), given
 
 
 def coordinates(
@@ -213,8 +214,8 @@ def coordinates(
         return dimension.coordinates(np.full(size, fixed, np.float64))
     match dimension:
         case Integer():
-            found, given = columns.identity(column, "int")
-            return dimension.coordinates(found.to_numpy(zero_copy_only=False), ~given)
+            integers, given = columns.identity(column, "int")
+            return dimension.coordinates(integers.to_numpy(zero_copy_only=False), ~given)
         case Real() | Budget():
             numbers, given = columns.measure(column)
             return dimension.coordinates(numbers, ~given)
@@ -229,14 +230,16 @@ def _codes(dimension: Category, column: pa.Array) -> Coordinates:
     """Each distinct text is looked up once."""
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
-    found, given = columns.identity(column, "string")
-    coded = found.dictionary_encode()
+    texts, given = columns.identity(column, "string")
+    coded = texts.dictionary_encode()
     words = np.array(coded.dictionary.to_pylist(), object)
-    known = dimension.coordinates(words) if len(words) else Coordinates(
-        np.zeros(1, np.int64), np.zeros(1, np.bool_)
-    )  # fmt: skip
+    word_places = (
+        dimension.coordinates(words)
+        if len(words)
+        else Coordinates(np.zeros(1, np.int64), np.zeros(1, np.bool_))
+    )
     index = coded.indices.to_numpy(zero_copy_only=False)
     point = dimension.missing == "point"
     there = dimension.values if point else 0
-    at = np.where(given, known.at[index], there)
-    return Coordinates(at, (given & known.usable[index]) | (point & ~given))
+    at = np.where(given, word_places.at[index], there)
+    return Coordinates(at, (given & word_places.usable[index]) | (point & ~given))

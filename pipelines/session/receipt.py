@@ -92,14 +92,14 @@ def check(header: Header) -> None:
     try:
         msgspec.json.decode(msgspec.json.encode(header), type=Header)
     except (TypeError, ValueError, NotImplementedError, msgspec.MsgspecError):
-        found = UsageError(
+        failure = UsageError(
             "question",
             "has a part of another type, or a text that is none",
             "use plain texts, numbers and True or False",
         )
     else:
         return
-    raise found from None
+    raise failure from None
 
 
 def header_of(committed: bytes) -> Header:

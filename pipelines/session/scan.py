@@ -142,20 +142,20 @@ class Scan:
                 f"count(*) {there} AS n{place}",
                 f"(sum(x{place}) {there})::BIGINT AS s{place}",
             ]
-        found = nothing(cells.count, needs)
+        totals = nothing(cells.count, needs)
         rows = self._run(boxes, cells, items, needs.leaves)
         first = rows.taken(0)
-        np.add.at(found.records, first.cell, first.items["n"])
+        np.add.at(totals.records, first.cell, first.items["n"])
         for name, place in columns.items():
             there = "n" if self._always(place) else f"n{place}"
-            np.add.at(found.columns[name].records, first.cell, first.items[there])
-            np.add.at(found.columns[name].total, first.cell, first.items[f"s{place}"])
+            np.add.at(totals.columns[name].records, first.cell, first.items[there])
+            np.add.at(totals.columns[name].total, first.cell, first.items[f"s{place}"])
         for tree, of in enumerate(needs.leaves):
             mine = rows.taken(tree)
             leaf = mine.items[f"l{tree}"]
             has = leaf >= 0  # a missing value has none
-            found.leaves[of.column][mine.cell[has], leaf[has]] = mine.items["n"][has]
-        return found
+            totals.leaves[of.column][mine.cell[has], leaf[has]] = mine.items["n"][has]
+        return totals
 
     def _run(
         self, boxes: Int64, cells: Cells, items: list[str], trees: Sequence[Leaves]
@@ -168,8 +168,8 @@ class Scan:
         keys = [(cell(f"x{place}", edges), len(edges) - 1) for place, edges in axes]
         boxes = checked(self._space, boxes)
         boxes = cut(taken(boxes, overlapped(boxes, around)), around)
-        asked = where(boxes, self._held) if len(boxes) else Where("false")
-        if asked.text == "false":
+        condition = where(boxes, self._held) if len(boxes) else Where("false")
+        if condition.text == "false":
             none = [item.rpartition(" ")[2] for item in items]
             none += [f"{kind}{i}" for i in range(len(trees)) for kind in "lg"]
             return _Rows(np.zeros(0, np.int64), dict.fromkeys(none, np.zeros(0, np.int64)))
@@ -182,12 +182,15 @@ class Scan:
         group = f" GROUP BY {sets[0]}" if sets[0] else ""
         if len(sets) > 1:
             group = f" GROUP BY GROUPING SETS (({'), ('.join(sets)}))"
-        found = self._select(f"SELECT {', '.join([*named, *items])} FROM t{asked.join} "
-                             f"WHERE {asked.text}{group}", asked)  # fmt: skip
-        number = np.zeros(len(found["n"]), np.int64)
+        columns = self._select(
+            f"SELECT {', '.join([*named, *items])} FROM t{condition.join} "
+            f"WHERE {condition.text}{group}",
+            condition,
+        )
+        number = np.zeros(len(columns["n"]), np.int64)
         for i, (_, size) in enumerate(keys):
-            number = number * size + found[f"k{i}"]
-        return _Rows(number, found)
+            number = number * size + columns[f"k{i}"]
+        return _Rows(number, columns)
 
     def _always(self, place: int) -> bool:
         """Whether every usable record has a value there: no coordinate stands for a missing one."""
@@ -201,16 +204,16 @@ class Scan:
             return leaf
         return f"CASE WHEN x{place} < {self._space.values[place]} THEN {leaf} ELSE -1 END"
 
-    def _select(self, text: str, asked: Where) -> dict[str, Int64]:
+    def _select(self, text: str, condition: Where) -> dict[str, Int64]:
         if not self._in_memory and self._stamped() != self._stamps:
             raise damaged()
         with _coded():
-            if asked.boxes is not None:
-                self._db.register(BOXES, asked.boxes)
+            if condition.boxes is not None:
+                self._db.register(BOXES, condition.boxes)
             try:
                 rows = self._db.execute(text).fetchnumpy()  # a relation is bound twice
             finally:
-                if asked.boxes is not None:
+                if condition.boxes is not None:
                     self._db.unregister(BOXES)
         if not self._in_memory and self._stamped() != self._stamps:
             raise damaged()
@@ -255,16 +258,16 @@ class _Rows(NamedTuple):
         return _Rows(self.cell[mine], {name: of[mine] for name, of in self.items.items()})
 
 
-def _coordinates(paths: list[str], whole: Int64) -> Int64:
+def _coordinates(paths: list[str], extent: Int64) -> Int64:
     """(d, 2) a box of all coordinates in some parts, by the bounds in their footers."""
-    low, high = whole[:, 1].copy(), whole[:, 0].copy()
+    low, high = extent[:, 1].copy(), extent[:, 0].copy()
     for path in paths:
         meta = pq.read_metadata(path)
         for group in range(meta.num_row_groups):
-            for place in range(len(whole)):
+            for place in range(len(extent)):
                 bounds = meta.row_group(group).column(place).statistics
                 if bounds is None or not bounds.has_min_max:
-                    return whole
+                    return extent
                 low[place] = min(low[place], bounds.min)
                 high[place] = max(high[place], bounds.max + 1)
     return np.stack([low, high], axis=1)
@@ -276,9 +279,9 @@ def _coded() -> Iterator[None]:
     try:
         yield
     except duckdb.OutOfMemoryException:
-        found = RunError("table", "needs more memory than it may have", "ask for fewer cells")
+        failure = RunError("table", "needs more memory than it may have", "ask for fewer cells")
     except duckdb.Error:
-        found = RunError("table", "cannot be scanned", "check memory and disk")
+        failure = RunError("table", "cannot be scanned", "check memory and disk")
     else:
         return
-    raise found from None
+    raise failure from None

@@ -96,15 +96,15 @@ def _clubbed(boxes: Int64, held: Int64) -> Int64:
 
 def _ranges(box: Int64, around: Int64) -> list[str]:
     """The comparisons of a box that leave something of a larger one out."""
-    found = []
+    conditions = []
     for place, ((low, high), (least, end)) in enumerate(
         zip(box.tolist(), around.tolist(), strict=True)
     ):
         if low > least:
-            found.append(f"x{place} >= {low}")
+            conditions.append(f"x{place} >= {low}")
         if high < end:
-            found.append(f"x{place} < {high}")
-    return found
+            conditions.append(f"x{place} < {high}")
+    return conditions
 
 
 def _all(parts: list[str]) -> str:
@@ -137,10 +137,12 @@ def _joined(boxes: Int64, around: Int64, outer: list[str]) -> Where:
 
 def _number(chosen: list[int], edges: dict[int, Int64]) -> str:
     """The cell number of a row."""
-    found = "0"
+    cell_number = "0"
     for place in chosen:
-        found = f"({found} * {len(edges[place]) - 1} + {cell(f'x{place}', edges[place])})"
-    return found
+        cell_number = (
+            f"({cell_number} * {len(edges[place]) - 1} + {cell(f'x{place}', edges[place])})"
+        )
+    return cell_number
 
 
 def _cells_of(boxes: Int64, chosen: list[int], edges: dict[int, Int64]) -> tuple[Int64, Int64]:

@@ -62,8 +62,8 @@ class Selection:
         return self._boxes(views) if self.moves else self._still
 
     def _boxes(self, views: Views | None) -> Int64:
-        found = self.predicate.boxes(views)
-        return found if self.fixed is None else common(found, self.fixed)
+        boxes = self.predicate.boxes(views)
+        return boxes if self.fixed is None else common(boxes, self.fixed)
 
     @functools.cached_property
     def predicate(self) -> Predicate:
@@ -73,9 +73,9 @@ class Selection:
     @functools.cached_property
     def _still(self) -> Int64:
         """The boxes of one that does not move."""
-        found = self._boxes(None)
-        found.setflags(write=False)
-        return found
+        boxes = self._boxes(None)
+        boxes.setflags(write=False)
+        return boxes
 
     @property
     def moves(self) -> bool:
@@ -97,19 +97,19 @@ def _canonical(boxes: Int64) -> bytes:
     return len(boxes).to_bytes(4, "little") + np.ascontiguousarray(boxes[order], "<i8").tobytes()
 
 
-def common(some: Int64, others: Int64) -> Int64:
+def common(boxes: Int64, others: Int64) -> Int64:
     """(k, d, 2) the points that are in boxes of both, each disjoint.
 
     Raises:
         UsageError: they are more boxes than one query may have.
     """
-    few, many = (some, others) if len(some) <= len(others) else (others, some)
+    few, many = (boxes, others) if len(boxes) <= len(others) else (others, boxes)
     parts = [cut(taken(many, at), box) for box in few if len(at := overlapped(many, box))]
     if not parts:
         return stacked([few[:0]])
-    found = stacked(parts)
-    if len(found) > MAX_QUERY_BOXES:
+    overlaps = stacked(parts)
+    if len(overlaps) > MAX_QUERY_BOXES:
         raise UsageError(
             "where", f"is more than {MAX_QUERY_BOXES:,} boxes", "ask for simpler parts one by one"
         )
-    return found
+    return overlaps

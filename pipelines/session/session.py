@@ -215,23 +215,23 @@ class Asker:
 
 
 def cells_of(
-    desk: Desk, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
+    open_table: Desk, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
 ) -> Cells:
     """The cells of a grid by dimension: edges, a number of equal ranges, or every value.
 
     Without edges they lie within what is selected, of a predicate on consumption within the
     dimension: what the points have spent must not change what is asked.
     """
-    space, axes = desk.space, list[Axis]()
-    whole = space.whole if selection.moves else selection.boxes()
-    if not len(whole):
+    space, axes = open_table.space, list[Axis]()
+    boxes = space.whole if selection.moves else selection.boxes()
+    if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
     for name, edges in by.items():
         if edges is not None and not isinstance(edges, int):
             axes.append(along(space, name, edges))
             continue
         place = space.place(name)
-        low, high = (int(whole[:, place, 0].min()), int(whole[:, place, 1].max()))
+        low, high = (int(boxes[:, place, 0].min()), int(boxes[:, place, 1].max()))
         parts = high - low
         if edges is not None:  # equal ranges are of values
             high, parts = min(high, int(space.values[place])), edges
@@ -263,10 +263,10 @@ class Subspace(Asker):
         Raises:
             UsageError: the predicate is none.
         """
-        found = Subspace(self.session, self.selection.where(predicate))
+        subspace = Subspace(self.session, self.selection.where(predicate))
         if name is not None:
-            self.session.names[name] = found
-        return found
+            self.session.names[name] = subspace
+        return subspace
 
     def max_consumed(self, kind: Kind = "epsilon") -> float:
         """The most that any of the points has spent; free.
@@ -283,12 +283,12 @@ class Subspace(Asker):
         Raises:
             PolicyError: no point has so much.
         """
-        kept = self.enough(charge_of(budget), kind)
-        if not len(kept):
+        boxes = self.enough(charge_of(budget), kind)
+        if not len(boxes):
             raise PolicyError(
                 "budget", "is more than any point of it has left", "ask for less, or elsewhere"
             )
-        return Subspace(self.session, self.selection.cut_to(kept))
+        return Subspace(self.session, self.selection.cut_to(boxes))
 
     def enough(self, amount: int, kind: Kind) -> Int64:
         """(m, d, 2) the points that have so many millionths, perhaps none.
@@ -296,13 +296,13 @@ class Subspace(Asker):
         Boxes begin on the grid of initial budgets: they are snapped when they are asked, and have
         enough as a whole.
         """
-        desk = self.session.desk
-        order = Order(kind, amount, desk.analyst, self.selection.boxes, True)
-        kept = desk.account.plan(order).read.copy()
-        place = desk.space.budget_place(kind)
-        grid = int(desk.space.grids[place])
-        kept[:, place, 0] = -(-kept[:, place, 0] // grid) * grid
-        return kept[kept[:, place, 0] < kept[:, place, 1]]
+        open_table = self.session.desk
+        order = Order(kind, amount, open_table.analyst, self.selection.boxes, True)
+        boxes = open_table.account.plan(order).read.copy()
+        place = open_table.space.budget_place(kind)
+        grid = int(open_table.space.grids[place])
+        boxes[:, place, 0] = -(-boxes[:, place, 0] // grid) * grid
+        return boxes[boxes[:, place, 0] < boxes[:, place, 1]]
 
     def boxes(self) -> Int64:
         """(m, d, 2) its points as of now; free."""
@@ -312,8 +312,8 @@ class Subspace(Asker):
         self, budget: Number, kind: Kind = "epsilon", drop: bool = False, cover: Sequence[str] = ()
     ) -> Planned:
         """What a question would be told now, without charging it."""
-        wish = self.wish((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
-        return self.session.desk.account.plan(asking.order_of(self.session.desk, wish))
+        request = self.wish((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
+        return self.session.desk.account.plan(asking.order_of(self.session.desk, request))
 
     def as_pinq(
         self,
@@ -331,12 +331,14 @@ class Subspace(Asker):
         Raises:
             SessionRefusedError: ANY point has less left.
         """
-        desk, amount = self.session.desk, charge_of(budget)
-        order = Order(kind, amount, desk.analyst, self.selection.boxes, False, tuple(cover), True)
-        question = AllotmentQuestion(desk, order, self.selection, name or asking.nonce())
-        made = asking.committed(desk, question)
-        read = next(of.read for run_id, of in desk.account.history() if run_id == made.run_id)
-        selection = Selection(desk.space).cut_to(read)
+        open_table, amount = self.session.desk, charge_of(budget)
+        order = Order(
+            kind, amount, open_table.analyst, self.selection.boxes, False, tuple(cover), True
+        )
+        question = AllotmentQuestion(open_table, order, self.selection, name or asking.nonce())
+        made = asking.committed(open_table, question)
+        read = next(of.read for run_id, of in open_table.account.history() if run_id == made.run_id)
+        selection = Selection(open_table.space).cut_to(read)
         return Allotment(self.session, selection, made.run_id, kind, amount, made.charged)
 
     def union(self, figure: Aggregate = COUNT) -> Union:
@@ -357,9 +359,14 @@ class Allotment(Asker):
     """
 
     def __init__(
-        self, session: Session, selection: Selection, run_id: str, kind: Kind, amount: int,
+        self,
+        session: Session,
+        selection: Selection,
+        run_id: str,
+        kind: Kind,
+        amount: int,
         charged: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.session, self.selection, self.charged = session, selection, charged
         self.run_id, self.kind, self.amount = run_id, kind, amount
 
@@ -391,7 +398,10 @@ class Allotment(Asker):
         """
         strange = sorted(set(how) - {"fresh", "as_of"})
         if strange or kind not in (None, self.kind):
-            raise UsageError("allotment", "pays with its own budget, at its own points",
-                             "ask without kind, drop and cover")  # fmt: skip
+            raise UsageError(
+                "allotment",
+                "pays with its own budget, at its own points",
+                "ask without kind, drop and cover",
+            )
         how |= {"allotment": self.run_id}
         return super().wish(aggregates, budget, by, self.kind, **how)

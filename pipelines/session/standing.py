@@ -72,7 +72,7 @@ def cells_wide(space: Space, name: str, coordinates: int) -> int:
     return coordinates
 
 
-def tick(desk: Desk, standing: Standing, until: int, name: str) -> Answer:
+def tick(open_table: Desk, query: Standing, until: int, name: str) -> Answer:
     """Ask once.
 
     Args:
@@ -85,50 +85,51 @@ def tick(desk: Desk, standing: Standing, until: int, name: str) -> Answer:
     """
     if not name or not name.isprintable() or len(name) > MAX_TICK:
         raise UsageError("--tick", "must be a short printable name", "name when it is due")
-    question = standing.question
+    question = query.question
 
     def window(views: Views) -> Int64:
         own = None
-        quota = desk.config.rules.quotas.of(question.kind, desk.analyst)
+        quota = open_table.config.rules.quotas.of(question.kind, open_table.analyst)
         if quota is not None:
-            own = Own(desk.account.analyst_spent(question.kind, desk.analyst), quota)
-        return first_window(desk.space, standing, views, until, own)
+            own = Own(open_table.account.analyst_spent(question.kind, open_table.analyst), quota)
+        return first_window(open_table.space, query, views, until, own)
 
     # What makes the request: the query without the window that is chosen, and the tick.
-    sliding = f"{standing.arrival} {standing.start} {standing.width}"
-    wish = Wish(question, standing.selection, as_of=name, window=window, sliding=sliding)
-    return ask(desk, wish)
+    sliding = f"{query.arrival} {query.start} {query.width}"
+    request = Wish(question, query.selection, as_of=name, window=window, sliding=sliding)
+    return ask(open_table, request)
 
 
 def first_window(
-    space: Space, standing: Standing, views: Views, until: int, own: Own | None = None
+    space: Space, query: Standing, views: Views, until: int, own: Own | None = None
 ) -> Int64:
     """(m, d, 2) the points of the earliest window whose points all have enough.
 
     Raises:
         PolicyError: none has.
     """
-    place = arrival_of(space, standing.arrival)
-    width, grid = standing.width, int(space.grids[place])
-    begin = -(-standing.start // grid) * grid
+    place = arrival_of(space, query.arrival)
+    width, grid = query.width, int(space.grids[place])
+    begin = -(-query.start // grid) * grid
     end = min(until, int(space.values[place]))
     frame = space.whole[0].copy()
     frame[place] = begin, max(end, begin)
-    found = standing.selection.boxes(views)
-    points = cut(taken(found, at), frame) if len(at := overlapped(found, frame)) else found[:0]
+    boxes = query.selection.boxes(views)
+    points = cut(taken(boxes, at), frame) if len(at := overlapped(boxes, frame)) else boxes[:0]
     if begin + width <= end and len(points):
-        kind = standing.question.kind
+        kind = query.question.kind
         decision = decide(
-            views.spent(kind), points, standing.question.amount, False, views.usable, own
+            views.spent(kind), points, query.question.amount, False, views.usable, own
         )
         low = _gap(decision.lacking[:, place], begin, end, width, grid)
         if low is not None:
             frame[place] = low, low + width
             return cut(taken(points, overlapped(points, frame)), frame)
     raise PolicyError(
-        "arrival", "has no window whose points all have enough budget",
+        "arrival",
+        "has no window whose points all have enough budget",
         "wait for newer arrivals, or ask with a smaller budget",
-    )  # fmt: skip
+    )
 
 
 def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | None:
@@ -141,7 +142,7 @@ def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | 
     return low if low + width <= end else None
 
 
-def close_before(desk: Desk, arrival: str, before: Any) -> bool:
+def close_before(open_table: Desk, arrival: str, before: Any) -> bool:
     """Close all arrivals before a value, for ever; whether they were open.
 
     Args:
@@ -150,10 +151,10 @@ def close_before(desk: Desk, arrival: str, before: Any) -> bool:
     Raises:
         UsageError: it is none, or between two lines of the grid.
     """
-    place = arrival_of(desk.space, arrival)
-    edge = desk.space.dimensions[place].edge(before)
+    place = arrival_of(open_table.space, arrival)
+    edge = open_table.space.dimensions[place].edge(before)
     if not edge:
         raise UsageError("--before", "is before all arrivals", "name a later one")
-    box = desk.space.whole.copy()
+    box = open_table.space.whole.copy()
     box[0, place] = 0, edge
-    return desk.account.close_for_ever(box, desk.analyst)
+    return open_table.account.close_for_ever(box, open_table.analyst)

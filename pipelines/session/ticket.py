@@ -73,8 +73,14 @@ def ticket_of(
     Args:
         parts: usable ones of the table's manifest; read: (m, d, 2) boxes of the charge.
     """
-    ticket = Ticket(table=table, parts=parts, question=question, read=packed(read), run_id=run_id,
-                    key=keys.fingerprint)  # fmt: skip
+    ticket = Ticket(
+        table=table,
+        parts=parts,
+        question=question,
+        read=packed(read),
+        run_id=run_id,
+        key=keys.fingerprint,
+    )
     text = msgspec.json.encode(ticket)
     name = _mac(text, keys)
     return Sealed(text + b"\n" + name.encode() + b"\n", name)

@@ -43,13 +43,13 @@ class Line(NamedTuple):
         return self._asdict() | {"amount": self.amount / MICRO}
 
 
-def transcript(desk: Desk) -> list[Line]:
+def transcript(open_table: Desk) -> list[Line]:
     """All entries of the table."""
-    return [_line(desk, run_id, charge) for run_id, charge in desk.account.history()]
+    return [_line(open_table, run_id, charge) for run_id, charge in open_table.account.history()]
 
 
-def _line(desk: Desk, run_id: str, charge: RegionCharge) -> Line:
-    committed = desk.register.read(run_id)
+def _line(open_table: Desk, run_id: str, charge: RegionCharge) -> Line:
+    committed = open_table.register.read(run_id)
     answer = None if committed is None or not is_answer(committed.receipt) else committed.receipt
     header = None if answer is None else header_of(answer)
     if charge.budget == "closed":
@@ -69,7 +69,7 @@ def _line(desk: Desk, run_id: str, charge: RegionCharge) -> Line:
         kind="" if charge.budget == "closed" else charge.budget,
         amount=charge.amount,
         allotment=charge.draws_on,
-        where=_where(desk.space, charge),
+        where=_where(open_table.space, charge),
         answered="" if header is None else header.answered,
     )
 

@@ -85,7 +85,7 @@ class Union(NamedTuple):
         return pa.table({name: [getattr(self, name)] for name in ("value", "sd", "low", "high")})
 
 
-def assembled(desk: Desk, boxes: Int64, figure: Aggregate) -> Union:
+def assembled(open_table: Desk, boxes: Int64, figure: Aggregate) -> Union:
     """A count or sum of some boxes from the answers in the ledger.
 
     Args:
@@ -97,55 +97,60 @@ def assembled(desk: Desk, boxes: Int64, figure: Aggregate) -> Union:
     """
     if figure.what not in ("count", "sum"):
         raise UsageError("union", "is for counts and sums", "ask the points themselves")
-    figure.check(desk.space)
-    boxes = without(boxes, desk.space.without_budget)  # no question asks them
+    figure.check(open_table.space)
+    boxes = without(boxes, open_table.space.without_budget)  # no question asks them
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
-    parts = list(_parts(desk, boxes, figure))
+    parts = list(_parts(open_table, boxes, figure))
     if not parts:
-        raise _uncovered(desk.space, boxes, parts)
+        raise _uncovered(open_table.space, boxes, parts)
     parts = _least_noisy(parts)
     conflicts, wanted = _Conflicts(parts), points(boxes)
     covers = [
         cover for order in _orders(parts) if (cover := _disjoint(order, parts, conflicts, wanted))
     ]
     if not covers:
-        raise _uncovered(desk.space, boxes, parts)
+        raise _uncovered(open_table.space, boxes, parts)
     return _together(min(covers, key=lambda cover: sum(part.sd**2 for part in cover)))
 
 
 def _together(parts: Sequence[Part]) -> Union:
     value = float(np.sum([part.value for part in parts]))
-    sd, half = (float(np.sqrt(np.sum(np.square(of))))
-                for of in ([p.sd for p in parts], [p.half for p in parts]))  # fmt: skip
+    sd, half = (
+        float(np.sqrt(np.sum(np.square(of))))
+        for of in ([p.sd for p in parts], [p.half for p in parts])
+    )
     dates = sorted(part.answered for part in parts)
     run_ids = tuple(dict.fromkeys(part.run_id for part in parts))
     return Union(value, sd, value - half, value + half, len(parts), run_ids, dates[0], dates[-1])
 
 
-def _parts(desk: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
+def _parts(open_table: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
     """Every cell of every answer to the same figure that lies within the boxes.
 
     Only answers that read one of their points are looked up.
     """
-    for run_id, charge in desk.account.history():
+    for run_id, charge in open_table.account.history():
         if charge.budget == "closed":
             continue
         read = charge.read
         if not any(len(overlapped(read, box)) for box in boxes):
             continue
-        committed = desk.register.read(run_id)
+        committed = open_table.register.read(run_id)
         if committed is None or not is_answer(committed.receipt):
             continue
-        answer = decoded(committed, desk.insecure)
-        if answer.header.table != desk.table.digest:  # cells of a space that was widened since
+        answer = decoded(committed, open_table.insecure)
+        if (
+            answer.header.table != open_table.table.digest
+        ):  # cells of a space that was widened since
             continue
         names = [
-            a.name for a in answer.header.question.aggregates
+            a.name
+            for a in answer.header.question.aggregates
             if (a.what, a.column) == (figure.what, figure.column)
-        ]  # fmt: skip
+        ]
         if names:
-            yield from _cells(desk.space, boxes, answer, charge, names[0])
+            yield from _cells(open_table.space, boxes, answer, charge, names[0])
 
 
 def _cells(
@@ -169,8 +174,15 @@ def _cells(
     for number, cell, sure in zip(numbers.tolist(), inside, within, strict=True):
         size = points(cell)
         if size and (sure or _within(cell, boxes, size)):
-            yield Part(cell, size, float(value[number]), float(sd[number]), float(half[number]),
-                       answer.header.answered, answer.header.run_id)  # fmt: skip
+            yield Part(
+                cell,
+                size,
+                float(value[number]),
+                float(sd[number]),
+                float(half[number]),
+                answer.header.answered,
+                answer.header.run_id,
+            )
 
 
 def _hulls(space: Space, cells: Cells, around: Int64) -> tuple[Int64, Int64]:
@@ -259,10 +271,11 @@ def _disjoint(
 
 
 def _uncovered(space: Space, boxes: Int64, parts: list[Part]) -> PolicyError:
-    found = stacked([part.boxes for part in parts]) if parts else boxes[:0]
-    left = words.boxes(space, without(boxes, found), 3)
-    said = f"; nothing is known of: {'; '.join(left)}" if left else ""
+    covered = stacked([part.boxes for part in parts]) if parts else boxes[:0]
+    left = words.boxes(space, without(boxes, covered), 3)
+    detail = f"; nothing is known of: {'; '.join(left)}" if left else ""
     return PolicyError(
-        "union", f"is not made of disjoint parts that were answered{said}",
+        "union",
+        f"is not made of disjoint parts that were answered{detail}",
         "ask them first, or ask the points themselves",
-    )  # fmt: skip
+    )

@@ -52,8 +52,8 @@ def decimal(number: Fraction) -> str:
 def instant(micros: int) -> str:
     """An instant in microseconds since 1970 as ISO text."""
     at = _EPOCH + timedelta(microseconds=int(micros))
-    whole = at.microsecond == 0
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ" if whole else "%Y-%m-%dT%H:%M:%S.%fZ")
+    whole_second = at.microsecond == 0
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ" if whole_second else "%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def line(dimension: Dimension, coordinate: int) -> str:
@@ -114,8 +114,8 @@ def box(space: Space, one: Int64) -> str:
 
 def boxes(space: Space, many: Int64, most: int = SHOWN) -> list[str]:
     """The first boxes as predicates, and how many more there are."""
-    found = [box(space, one) for one in many[:most]]
-    return [*found, f"... and {len(many) - most:,} more"] if len(many) > most else found
+    lines = [box(space, one) for one in many[:most]]
+    return [*lines, f"... and {len(many) - most:,} more"] if len(many) > most else lines
 
 
 def aggregate(one: Aggregate) -> str:
@@ -127,10 +127,10 @@ def aggregate(one: Aggregate) -> str:
     return f"{one.what}({one.column})"
 
 
-def question(asked: Question) -> str:
+def question(query: Question) -> str:
     """What is asked of which cells: ``count, sum(fare) by hour``."""
-    what = ", ".join(map(aggregate, asked.aggregates))
-    by = [f"{axis.name} ({axis.count})" for axis in asked.cells.axes]
+    what = ", ".join(map(aggregate, query.aggregates))
+    by = [f"{axis.name} ({axis.count})" for axis in query.cells.axes]
     return f"{what} by {', '.join(by)}" if by else what
 
 

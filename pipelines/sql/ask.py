@@ -91,10 +91,10 @@ class StatementQuestion:
         require_registered(self._catalog, self._tables, keys, contents)
         require_fitting(self._catalog, self._tables)
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says."""
         question = self._question
-        question = question.taking(question.families.taken(limit_of(book)))
+        question = question.taking(question.families.taken(limit_of(account)))
         return Decision(question.charge(self._catalog, run_id))
 
     def stamp(self) -> object:
@@ -143,13 +143,15 @@ def ask(
     """
     question, ledger = question_of(text, catalog), catalog.ledger
     source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
-    asked = StatementQuestion(question, catalog, source, shards, runner)
+    statement_question = StatementQuestion(question, catalog, source, shards, runner)
     sweep(catalog.beside)
     with (
         source.ring() as keys,
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        answer = sequence.ask(asked, opened, keys, how, lambda of: _view(question, catalog, of))
+        answer = sequence.ask(
+            statement_question, opened, keys, how, lambda of: _view(question, catalog, of)
+        )
     return decoded(answer, source.insecure_test_key is not None)
 
 
@@ -179,9 +181,10 @@ def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
     rows = outer(question, catalog, table_of(receipt))
     if stamps(catalog, public) != before:
         raise PolicyError(
-            "input", "changed while the outer query read it; its rows were not kept",
+            "input",
+            "changed while the outer query read it; its rows were not kept",
             "wait until the public tables are at rest",
-        )  # fmt: skip
+        )
     return table_bytes(rows)
 
 
@@ -210,10 +213,10 @@ def check(question: Question, catalog: Catalog) -> None:
     statement, names = question.statement, _before_noise(question, catalog)
     query = stage_one(question.asked, catalog, grids_of(question.sketched()))
     with Engine(catalog, names, empty=True) as engine:
-        found = engine.run(query)
+        table = engine.run(query)
         if statement.public is not None:
             engine.run(typed_public(statement))
-    kinds = [found.schema.field(f"group_{i}").type for i in range(len(statement.groups))]
+    kinds = [table.schema.field(f"group_{i}").type for i in range(len(statement.groups))]
     outer(question, catalog, empty(question, kinds), check=True)
 
 
@@ -230,8 +233,8 @@ def drawn(
     with contextlib.ExitStack() as stack:
         if place is None:
             place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
-        found = Stage(question, catalog, place, ring, charge.run_id).run()
-    return encoded(_header(question, charge, found), released(question, found))
+        private_answer = Stage(question, catalog, place, ring, charge.run_id).run()
+    return encoded(_header(question, charge, private_answer), released(question, private_answer))
 
 
 def _before_noise(question: Question, catalog: Catalog) -> set[str]:
@@ -244,9 +247,9 @@ def _public_before_noise(question: Question, catalog: Catalog) -> list[str]:
     return sorted(name for name in names if catalog.tables[name].unit is None)
 
 
-def _header(question: Question, charge: Charge, found: Found) -> Header:
-    nulls = found.nulls
-    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in found.plan.columns}
+def _header(question: Question, charge: Charge, private_answer: Found) -> Header:
+    nulls = private_answer.nulls
+    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in private_answer.plan.columns}
     automatic = [c.name for c in question.plan.columns if c.automatic]
     return Header(
         **answered_now(charge),
@@ -257,8 +260,8 @@ def _header(question: Question, charge: Charge, found: Found) -> Header:
         reports=tuple(f.name for f in question.statement.functions if f.report),
         bounds={name: chosen[name] for name in automatic if name not in nulls},
         nulls=tuple(name for name in automatic if name in nulls),
-        cuts=found.cuts,
+        cuts=private_answer.cuts,
         not_estimated=not_estimated(
-            question.plan, found.cuts.keys() | nulls, bool(question.statement.groups)
+            question.plan, private_answer.cuts.keys() | nulls, bool(question.statement.groups)
         ),
     )

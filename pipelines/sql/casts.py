@@ -8,17 +8,14 @@ import pyarrow.parquet as pq
 
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.inputs import files_of
+from dpstream.pipelines.sql.row_types import DUCKDB
 
-_TYPES = {
-    "INT64": "BIGINT", "FLOAT64": "DOUBLE", "NUMERIC": "DECIMAL(38, 9)", "BOOL": "BOOLEAN",
-    "STRING": "VARCHAR", "BYTES": "BLOB", "DATE": "DATE", "TIMESTAMP": "TIMESTAMPTZ",
-    "DATETIME": "TIMESTAMP",
-}  # fmt: skip
 #: The first that there are.
 _FIRST = {
-    "DATE": "5877642-06-25 (BC)", "TIMESTAMP": "290309-12-22 (BC) 00:00:00+00",
+    "DATE": "5877642-06-25 (BC)",
+    "TIMESTAMP": "290309-12-22 (BC) 00:00:00+00",
     "DATETIME": "290309-12-22 (BC) 00:00:00",
-}  # fmt: skip
+}
 
 
 def casts(
@@ -56,8 +53,8 @@ def _timely(table: Table, column: str, item: str) -> str:
     if first is None or table.kind in ("csv", "jsonl"):
         return item
     kind = typed(table, column)
-    known = f"{item} >= {kind} '{first}' OR {item} = {kind} '-infinity'"
-    return f"CASE WHEN {known} THEN {item} END"
+    in_range = f"{item} >= {kind} '{first}' OR {item} = {kind} '-infinity'"
+    return f"CASE WHEN {in_range} THEN {item} END"
 
 
 def typed(table: Table, column: str) -> str:
@@ -70,7 +67,7 @@ def typed(table: Table, column: str) -> str:
                     if field.type.precision <= 38:
                         return f"DECIMAL({field.type.precision}, {field.type.scale})"
                     break
-    return _TYPES[kind]
+    return DUCKDB[kind]
 
 
 def listed(paths: list[str]) -> str:

@@ -23,15 +23,24 @@ from dpstream.state.ledger.open import AccountPlace, file_of
 
 #: The SQL type of a unit of each type that can be a ledger's unit.
 UNIT_TYPES: dict[FieldType, str] = {
-    "int": "INT64", "string": "STRING", "bool": "BOOL", "bytes": "BYTES",
-}  # fmt: skip
+    "int": "INT64",
+    "string": "STRING",
+    "bool": "BOOL",
+    "bytes": "BYTES",
+}
 #: What a released relation is called where its answer is worked on.
 RELEASED = "released"
 _KINDS = {
-    "INT64": exp.DType.BIGINT, "FLOAT64": exp.DType.DOUBLE, "NUMERIC": exp.DType.DECIMAL,
-    "BOOL": exp.DType.BOOLEAN, "STRING": exp.DType.TEXT, "BYTES": exp.DType.VARBINARY,
-    "DATE": exp.DType.DATE, "TIMESTAMP": exp.DType.TIMESTAMPTZ, "DATETIME": exp.DType.TIMESTAMP,
-}  # fmt: skip
+    "INT64": exp.DType.BIGINT,
+    "FLOAT64": exp.DType.DOUBLE,
+    "NUMERIC": exp.DType.DECIMAL,
+    "BOOL": exp.DType.BOOLEAN,
+    "STRING": exp.DType.TEXT,
+    "BYTES": exp.DType.VARBINARY,
+    "DATE": exp.DType.DATE,
+    "TIMESTAMP": exp.DType.TIMESTAMPTZ,
+    "DATETIME": exp.DType.TIMESTAMP,
+}
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,8 +101,10 @@ class Tables:
     @functools.cached_property
     def types(self) -> dict[str, dict[str, exp.DType]]:
         """The same as types of the dialect."""
-        return {name: {column: _KINDS[kind] for column, kind in columns.items()}
-                for name, columns in self.schema.items()}  # fmt: skip
+        return {
+            name: {column: _KINDS[kind] for column, kind in columns.items()}
+            for name, columns in self.schema.items()
+        }
 
     @property
     def declared_keys(self) -> list[tuple[str, tuple[str, ...]]]:

@@ -45,7 +45,7 @@ from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.references import KeyPlace
 from dpstream.pipelines.jobs.tables import LedgerConfig
-from dpstream.pipelines.jobs.text import closest, parse_toml, raise_decode_error
+from dpstream.pipelines.project.text import closest, parse_toml, raise_decode_error
 from dpstream.pipelines.sql.catalog import (
     RELEASED,
     UNIT_TYPES,
@@ -134,19 +134,19 @@ def catalog_of(tables: dict[str, Any], folder: Path, path: Path | None = None) -
     _check_ledger(file)
     if not 1 <= len(file.table) <= MAX_TABLES:
         raise UsageError("table", f"must be 1 to {MAX_TABLES} tables", "add [[table]]")
-    found: dict[str, Table] = {}
+    named_tables: dict[str, Table] = {}
     for number, config in enumerate(file.table):
         table = _table(f"table[{number}]", config, file.unit, folder)
-        if table.name in found:
+        if table.name in named_tables:
             raise UsageError(f"table[{number}].name", "is there twice", "choose another name")
-        found[table.name] = table
-    for number, table in enumerate(found.values()):
-        _check_path(f"table[{number}]", table, found, file.unit)
-    _refuse_both(found)
-    found = {name: _with_units(table, found) for name, table in found.items()}
+        named_tables[table.name] = table
+    for number, table in enumerate(named_tables.values()):
+        _check_path(f"table[{number}]", table, named_tables, file.unit)
+    _refuse_both(named_tables)
+    named_tables = {name: _with_units(table, named_tables) for name, table in named_tables.items()}
     ledger = msgspec.structs.replace(file.ledger.place(folder, path), unit=file.unit.name)
     unit = UnitIdentity(file.unit.name, file.unit.type)
-    return Catalog(unit, found, ledger, file.privacy.below(folder), folder)
+    return Catalog(unit, named_tables, ledger, file.privacy.below(folder), folder)
 
 
 def _refuse_both(tables: dict[str, Table]) -> None:
@@ -168,7 +168,7 @@ def _check_ledger(file: CatalogFile) -> None:
     if not file.unit.name or "\0" in file.unit.name:
         raise UsageError("unit.name", "must not be empty", "write a name")
     if file.ledger.unit not in (None, file.unit.name):
-        raise UsageError("ledger.unit", "differs from unit.name", "omit it")
+        raise UsageError("unit.name", "differs from unit.name", "omit it")
 
 
 def _table(where: str, config: TableConfig, unit: UnitConfig, folder: Path) -> Table:
@@ -177,8 +177,8 @@ def _table(where: str, config: TableConfig, unit: UnitConfig, folder: Path) -> T
         raise UsageError(
             f"{where}.name", "is not a usable name", "use letters, digits and _, not 'released'"
         )
-    said = [config.unit_column is not None, config.unit_via is not None, config.public]
-    if sum(said) != 1:
+    choices = [config.unit_column is not None, config.unit_via is not None, config.public]
+    if sum(choices) != 1:
         raise PolicyError(
             where,
             "must be either private or public: it says neither, or both",

@@ -10,16 +10,21 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.places import refuse_url
+from dpstream.pipelines.project.file_kinds import file_kind
 
 #: Types of columns, as statements name them.
 TYPES = {
-    "INT64", "FLOAT64", "NUMERIC", "BOOL", "STRING", "BYTES", "DATE", "TIMESTAMP", "DATETIME",
-}  # fmt: skip
+    "INT64",
+    "FLOAT64",
+    "NUMERIC",
+    "BOOL",
+    "STRING",
+    "BYTES",
+    "DATE",
+    "TIMESTAMP",
+    "DATETIME",
+}
 MAX_COLUMNS = 1024
-_ENDINGS = {
-    ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
-}  # fmt: skip
-_PACKED = (".gz", ".zst")
 _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
 
 
@@ -36,22 +41,22 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
     if uri is not None:
         kind = _URIS.get(uri.partition(":")[0].lower())
         if kind is None:
-            raise UsageError(f"{where}.uri", "is of no known kind", "write sqlite:///PATH or "
-                             "postgresql://HOST/DATABASE")  # fmt: skip
+            raise UsageError(
+                f"{where}.uri",
+                "is of no known kind",
+                "write sqlite:///PATH or postgresql://HOST/DATABASE",
+            )
         if kind == "sqlite":
             return kind, f"sqlite:///{folder / sqlite_file(uri)}"
         return kind, uri
     path = required(path, "path is there")
     refuse_url(path, f"{where}.path")
-    plain = path.lower()
-    for ending in _PACKED:
-        plain = plain.removesuffix(ending)
-    kind = _ENDINGS.get(Path(plain).suffix)
-    if kind is None or "\0" in path:
+    files = file_kind(path)
+    if files is None or "\0" in path:
         raise UsageError(
             f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
         )
-    return kind, str(folder / path)
+    return files, str(folder / path)
 
 
 def sqlite_file(uri: str) -> str:
@@ -102,8 +107,8 @@ def _parquet(where: str, place: str) -> dict[str, str]:
         schema = pq.read_schema(files[0])
     except (OSError, ArrowInvalid):
         raise UsageError(f"{where}.path", "is not Parquet", "correct it") from None
-    found = {field.name: sql_type(field.type) for field in schema}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    types = {field.name: sql_type(field.type) for field in schema}
+    return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def sql_type(kind: object) -> str | None:

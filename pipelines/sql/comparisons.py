@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpstream.pipelines.sql.expressions import FLOATS, is_literal, kind_of, named
+from dpstream.pipelines.sql.expressions import FLOATS, SIGNS, is_literal, kind_of, named
 
 
 def _compared(node: exp.Expr) -> exp.Expr:
@@ -19,7 +19,7 @@ def _compared(node: exp.Expr) -> exp.Expr:
     if not floats:
         return node
     otherwise = "TRUE" if isinstance(node, exp.NEQ) else "FALSE"
-    sign = _SIGNS[type(node)]
+    sign = SIGNS[type(node)]
 
     def form(names: dict[str, str]) -> str:
         absent = _unlike(names["a"], names["b"], "a" in floats, "b" in floats)
@@ -121,12 +121,13 @@ def _extreme(node: exp.Expr) -> exp.Expr:
     return named(form, parts)
 
 
-_SIGNS: dict[type[exp.Expr], str] = {
-    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-}  # fmt: skip
 #: By the nodes that have one.
 FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    **dict.fromkeys(_SIGNS, _compared),
-    exp.In: _within, exp.Between: _between, exp.Nullif: _null_if, exp.Case: _case,
-    exp.Least: _extreme, exp.Greatest: _extreme,
-}  # fmt: skip
+    **dict.fromkeys(SIGNS, _compared),
+    exp.In: _within,
+    exp.Between: _between,
+    exp.Nullif: _null_if,
+    exp.Case: _case,
+    exp.Least: _extreme,
+    exp.Greatest: _extreme,
+}

@@ -32,9 +32,11 @@ _SQLITE: dict[str, tuple[str, str]] = {
 }
 _TEXT = ("CAST({c} AS TEXT)", "''")
 _AFFINITIES = (
-    ("integer", ("INT",)), ("text", ("CHAR", "CLOB", "TEXT")), ("blob", ("BLOB",)),
+    ("integer", ("INT",)),
+    ("text", ("CHAR", "CLOB", "TEXT")),
+    ("blob", ("BLOB",)),
     ("real", ("REAL", "FLOA", "DOUB")),
-)  # fmt: skip
+)
 _COLUMNS = (
     "SELECT a.attname::text, COALESCE(b.typname, t.typname)::text, "
     "(CASE WHEN b.oid IS NULL THEN a.atttypmod ELSE t.typtypmod END)::bigint "
@@ -114,10 +116,12 @@ def kept_unique(table: Table, columns: tuple[str, ...]) -> bool:
         try:
             cursor = stack.enter_context(connection.cursor())
             cursor.execute(query, (_remote(table),))
-            found = [{name.lower() for name in json.loads(row[0])} for row in cursor.fetchall()]
+            constraints = [
+                {name.lower() for name in json.loads(row[0])} for row in cursor.fetchall()
+            ]
         except Exception as error:
             raise _failed(table, error) from None
-    return any(names <= set(columns) for names in found)
+    return any(names <= set(columns) for names in constraints)
 
 
 class ServerColumn(NamedTuple):

@@ -171,9 +171,9 @@ class Cursor:
 
     def fetchmany(self, size: int | None = None) -> list[Row]:
         """The next rows."""
-        some = self._answered().slice(self._next, self.arraysize if size is None else size)
-        self._next += some.num_rows
-        columns = [python_values(column) for column in some.columns]
+        rows = self._answered().slice(self._next, self.arraysize if size is None else size)
+        self._next += rows.num_rows
+        columns = [python_values(column) for column in rows.columns]
         return list(zip(*columns, strict=True))
 
     def fetchall(self) -> list[Row]:

@@ -26,10 +26,17 @@ class Decoded:
         self._table, self._piece = table, piece
         self._paths = files_of(table) if piece is None else [piece.path]
         nothing = pa.schema([(column, pa.null()) for column in table.columns])
-        found = [pa.schema([(f.name.lower(), _as_bytes(f.type)) for f in pq.read_schema(path)
-                            if f.name.lower() in table.columns])
-                 for path in self._paths]  # fmt: skip
-        self._schema = pa.unify_schemas([nothing, *found], promote_options="permissive")
+        schemas = [
+            pa.schema(
+                [
+                    (f.name.lower(), _as_bytes(f.type))
+                    for f in pq.read_schema(path)
+                    if f.name.lower() in table.columns
+                ]
+            )
+            for path in self._paths
+        ]
+        self._schema = pa.unify_schemas([nothing, *schemas], promote_options="permissive")
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """A new stream, as Arrow's protocol of capsules has it."""
@@ -40,8 +47,8 @@ class Decoded:
     def texts(self) -> set[str]:
         """Columns that are given as bytes though they are texts."""
         kinds = self._table.columns
-        some = [f.name for f in self._schema if pa.types.is_binary(f.type)]
-        return {column for column in some if kinds[column] != "BYTES"}
+        names = [f.name for f in self._schema if pa.types.is_binary(f.type)]
+        return {column for column in names if kinds[column] != "BYTES"}
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for path in self._paths:
@@ -85,12 +92,12 @@ def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[st
 
 def _groups(file: pq.ParquetFile, piece: Piece | None) -> list[int]:
     """Numbers of the row groups that a piece is made of."""
-    found, first = [], 0
+    numbers, first = [], 0
     for number in range(file.metadata.num_row_groups):
         if piece is None or not piece.rows or piece.first <= first < piece.first + piece.rows:
-            found.append(number)
+            numbers.append(number)
         first += file.metadata.row_group(number).num_rows
-    return found
+    return numbers
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:

@@ -23,8 +23,19 @@ from sqlglot.tokens import TokenType
 logging.getLogger("sqlglot").disabled = True
 
 #: Names that always mean a private function.
-ALWAYS = ("VAR", "VARIANCE", "VAR_POP", "STDDEV", "STDDEV_POP", "MEDIAN", "NTILE", "PERCENTILE",
-          "PERCENTILE_CONT", "APPROX_QUANTILES", "QUANTILES")  # fmt: skip
+ALWAYS = (
+    "VAR",
+    "VARIANCE",
+    "VAR_POP",
+    "STDDEV",
+    "STDDEV_POP",
+    "MEDIAN",
+    "NTILE",
+    "PERCENTILE",
+    "PERCENTILE_CONT",
+    "APPROX_QUANTILES",
+    "QUANTILES",
+)
 #: Names that mean one with a private argument.
 SOMETIMES = ("COUNT", "SUM", "AVG", "MIN", "MAX")
 ANONYMIZED = tuple(f"ANON_{name}" for name in (*ALWAYS, *SOMETIMES))

@@ -26,8 +26,11 @@ from dpstream.pipelines.sql.inputs import FILES, files_of, table_parts
 
 MEMORY = "2GB"
 _UNSAFE = (
-    "type_pushdown", "scalar_fn_pushdown", "common_subexpressions", "statistics_propagation",
-)  # fmt: skip
+    "type_pushdown",
+    "scalar_fn_pushdown",
+    "common_subexpressions",
+    "statistics_propagation",
+)
 _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
@@ -184,8 +187,8 @@ class Engine:
         return bool(left)
 
     def _copy(self, tables: dict[str, Table]) -> None:
-        with readers(tables) as found:
-            for name, read in found.items():
+        with readers(tables) as streams:
+            for name, read in streams.items():
                 table = tables[name]
                 rows, texts = as_bytes(read())
                 self._db.register("remote rows", rows)
@@ -240,12 +243,12 @@ def _coded() -> Iterator[None]:
     try:
         yield
     except (duckdb.OutOfMemoryException, pa.ArrowMemoryError):
-        found: DpstreamError = too_large()
+        failure: DpstreamError = too_large()
     except (duckdb.Error, pa.ArrowException, UnicodeError):
-        found = not_run()
+        failure = not_run()
     else:
         return
-    raise found from None
+    raise failure from None
 
 
 def _shown(table: Table, given: pa.Table) -> str:

@@ -28,9 +28,9 @@ def position(node: "exp.Expr") -> Position:
     """Where a node stands: its own first token that is known, or that of what surrounds it."""
     around: exp.Expr | None = node
     while around is not None:
-        found = [n.meta for n in around.walk() if "line" in n.meta]
-        if found:
-            first = min(found, key=lambda meta: meta["start"])
+        positions = [n.meta for n in around.walk() if "line" in n.meta]
+        if positions:
+            first = min(positions, key=lambda meta: meta["start"])
             return Position(first["line"], first["col"] - (first["end"] - first["start"]))
         around = around.parent
     return Position(1, 1)

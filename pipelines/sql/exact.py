@@ -68,31 +68,35 @@ def _regroup(node: exp.Select) -> None:
     and above them, under TRY, everything that is computed from these."""
     group, having, order = (node.args.get(part) for part in ("group", "having", "order"))
     groups = [] if group is None else list(group.expressions)
-    known: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {}
+    replacements: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {}
     for i, item in enumerate(groups):
-        known[item] = _typed(item), _above(f"g{i}", item)
+        replacements[item] = _typed(item), _above(f"g{i}", item)
     for item in (*node.expressions, *(part for part in (having, order) if part is not None)):
         for call in item.find_all(exp.AggFunc):
-            if call not in known:
-                known[call] = _collected(call, f"a{len(known)}")
-    items = [exp.alias_(_over(i.unalias().copy(), known), i.alias_or_name, quoted=True)
-             for i in node.expressions]  # fmt: skip
+            if call not in replacements:
+                replacements[call] = _collected(call, f"a{len(replacements)}")
+    items = [
+        exp.alias_(_over(i.unalias().copy(), replacements), i.alias_or_name, quoted=True)
+        for i in node.expressions
+    ]
     inner = exp.Select(
-        expressions=[exp.alias_(below.copy(), f"{above.meta['name']}", quoted=True)
-                     for below, above in known.values()],
+        expressions=[
+            exp.alias_(below.copy(), f"{above.meta['name']}", quoted=True)
+            for below, above in replacements.values()
+        ],
         **{part: node.args.get(part) for part in ("from_", "joins", "where")},
-    )  # fmt: skip
+    )
     if groups:
-        inner.set("group", exp.Group(expressions=[known[g][0].copy() for g in groups]))
+        inner.set("group", exp.Group(expressions=[replacements[g][0].copy() for g in groups]))
     alias = exp.TableAlias(this=exp.to_identifier("grouped"))
     for part in ("joins", "group", "where", "having"):
         node.set(part, None)
     node.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias)))
     node.set("expressions", [_item(item) for item in items])
     if having is not None:
-        node.set("where", exp.Where(this=_condition(_over(having.this.copy(), known))))
+        node.set("where", exp.Where(this=_condition(_over(having.this.copy(), replacements))))
     if order is not None:
-        node.set("order", _over(order, known))
+        node.set("order", _over(order, replacements))
 
 
 def _above(name: str, of: exp.Expr) -> exp.Expr:
@@ -102,14 +106,14 @@ def _above(name: str, of: exp.Expr) -> exp.Expr:
     return column
 
 
-def _over(node: exp.Expr, known: dict[exp.Expr, tuple[exp.Expr, exp.Expr]]) -> exp.Expr:
+def _over(node: exp.Expr, replacements: dict[exp.Expr, tuple[exp.Expr, exp.Expr]]) -> exp.Expr:
     """The expression over the columns of the groups."""
-    if node in known:
-        new = known[node][1].copy()
+    if node in replacements:
+        new = replacements[node][1].copy()
         new.type = node.type
         return new
     for child in list(node.iter_expressions()):
-        new = _over(child, known)
+        new = _over(child, replacements)
         if new is not child:
             child.replace(new)
     return node
@@ -218,12 +222,15 @@ def _owned(table: Table, catalog: Catalog) -> exp.Select:
     for place, (child, parent) in enumerate(itertools.pairwise(chain)):
         if child.via is None:
             raise InvariantError("child.via is not None")
-        on = exp.and_(*(
-            exp.EQ(
-                this=_key(child, column, place), expression=_key(parent, key, place + 1),
+        on = exp.and_(
+            *(
+                exp.EQ(
+                    this=_key(child, column, place),
+                    expression=_key(parent, key, place + 1),
+                )
+                for column, key in child.via.on
             )
-            for column, key in child.via.on
-        ))  # fmt: skip
+        )
         query.append("joins", exp.Join(this=_named(parent, place + 1), on=on))
     return query
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.composition import epsilon_spent
+from dpstream.accounting.composition import Limit, epsilon_spent
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.unit import composed
-from dpstream.accounting.query.families import Limit
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
@@ -102,21 +101,25 @@ class _Decided(NamedTuple):
 
 def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> list[_Decided]:
     """Questions as `ask.StatementQuestion.decide` would decide them, one after the other."""
-    book, more, out = Book(), list[Charge](), list[_Decided]()
+    account, more, out = Book(), list[Charge](), list[_Decided]()
     with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
-        book = read_book(catalog.ledger)
-    charged = {charge.plan_hash for charge in book.charges}
+        account = read_book(catalog.ledger)
+    charged = {charge.plan_hash for charge in account.charges}
     for number, question in enumerate(questions):
-        limit = limit_of(book, more)
+        limit = limit_of(account, more)
         run_id = None
         if question.digest in charged:
             run_id = of_requests(
                 catalog.ledger,
-                [Request(question.charge(catalog, f"{number:032x}"),
-                         functools.partial(_request, question, catalog, how.as_of))],
+                [
+                    Request(
+                        question.charge(catalog, f"{number:032x}"),
+                        functools.partial(_request, question, catalog, how.as_of),
+                    )
+                ],
                 how.fresh,
-            ).run_id  # fmt: skip
-        before = None if run_id is None else book.find(run_id)
+            ).run_id
+        before = None if run_id is None else account.find(run_id)
         families = question.families
         gridded = families.taken(limit) if before is None else families.of(before.mu)
         decided = question.taking(gridded)
@@ -135,8 +138,8 @@ def _request(question: Question, catalog: Catalog, as_of: str) -> str:
 def budget(catalog: Catalog) -> dict[str, Any]:
     """What the data set's ledger holds: limit, spent, left (a plain epsilon, or mu of Gaussian
     noise), number of charges."""
-    book = read_book(catalog.ledger)
-    charges, (epsilon, delta) = book.charges, book.persons_limit()
+    account = read_book(catalog.ledger)
+    charges, (epsilon, delta) = account.charges, account.persons_limit()
     spent = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     return {
         "data_set": catalog.ledger.data_set,
@@ -163,14 +166,13 @@ def _explained(decided: _Decided, catalog: Catalog) -> Explained:
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     text = query.sql("duckdb", pretty=True, comments=False)
     warnings = weaknesses(charge.epsilon, charge.delta)
-    return Explained(text, columns, cost, warnings, selections[0] if selections else None,
-                     families)  # fmt: skip
+    return Explained(text, columns, cost, warnings, selections[0] if selections else None, families)
 
 
-def as_builtins(found: Explanation) -> dict[str, Any]:
+def as_builtins(explanation: Explanation) -> dict[str, Any]:
     """The same for JSON."""
-    out = found._asdict()
-    out["statements"] = [one._asdict() for one in found.statements]
-    out["acceptance"] = found.acceptance.as_dict()
-    out["warnings"] = list(found.acceptance.warnings)
+    out = explanation._asdict()
+    out["statements"] = [one._asdict() for one in explanation.statements]
+    out["acceptance"] = explanation.acceptance.as_dict()
+    out["warnings"] = list(explanation.acceptance.warnings)
     return dict(msgspec.to_builtins(out))

@@ -6,6 +6,15 @@ from sqlglot import exp
 
 FLOATS = (exp.DType.DOUBLE, exp.DType.FLOAT)
 DECIMALS = (exp.DType.DECIMAL, exp.DType.BIGDECIMAL)
+#: How a comparison is written.
+SIGNS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
 
 
 def duckdb(text: str, **parts: exp.Expr) -> exp.Expr:

@@ -37,14 +37,14 @@ class Piece(NamedTuple):
 
 def rows_of(table: Table) -> int:
     """About how many rows a table's files hold."""
-    found = 0
+    rows = 0
     for path in files_of(table):
         with contextlib.suppress(OSError, pa.ArrowInvalid):
             if table.kind == "parquet":
-                found += pq.read_metadata(path).num_rows
+                rows += pq.read_metadata(path).num_rows
             else:
-                found += os.path.getsize(path) // 24
-    return found
+                rows += os.path.getsize(path) // 24
+    return rows
 
 
 def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
@@ -60,12 +60,14 @@ def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
     paths = files_of(table) if piece is None else [piece.path]
     if table.kind == "parquet":
         _check_columns(table, paths)
-        some = "" if piece is None or not piece.rows else (
-            f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}"
-        )  # fmt: skip
-        more = f", {_NUMBER} = true" if some else ""
+        condition = (
+            ""
+            if piece is None or not piece.rows
+            else (f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}")
+        )
+        more = f", {_NUMBER} = true" if condition else ""
         read = f"read_parquet({listed(paths)}, union_by_name = true{more})"
-        return f"SELECT {casts(table)} FROM {read}{some}"
+        return f"SELECT {casts(table)} FROM {read}{condition}"
     return text_view(table, paths, strict)
 
 

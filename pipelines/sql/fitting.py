@@ -19,10 +19,18 @@ from dpstream.pipelines.sql.inputs import FILES
 
 #: What a column of PostgreSQL is declared as; what is none of these, as STRING.
 _AS = {
-    "int2": "INT64", "int4": "INT64", "int8": "INT64", "numeric": "NUMERIC", "float4": "FLOAT64",
-    "float8": "FLOAT64", "bool": "BOOL", "bytea": "BYTES", "date": "DATE",
-    "timestamptz": "TIMESTAMP", "timestamp": "DATETIME",
-}  # fmt: skip
+    "int2": "INT64",
+    "int4": "INT64",
+    "int8": "INT64",
+    "numeric": "NUMERIC",
+    "float4": "FLOAT64",
+    "float8": "FLOAT64",
+    "bool": "BOOL",
+    "bytea": "BYTES",
+    "date": "DATE",
+    "timestamptz": "TIMESTAMP",
+    "timestamp": "DATETIME",
+}
 #: Types whose values others have too.
 _WIDER = {"INT64": {"NUMERIC", "FLOAT64"}, "NUMERIC": {"FLOAT64"}}
 #: Digits behind the point of a decimal.

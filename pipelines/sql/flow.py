@@ -157,8 +157,8 @@ class Read(beam.DoFn):
         piece = msgspec.json.decode(encoded, type=Piece)
         columns = ", ".join(f'"{name}"' for name in self._task.columns[piece.table])
         with Engine(self._task.catalog, [piece.table], piece=piece) as engine:
-            found = engine.run(f'SELECT {columns} FROM "{piece.table}"')
-        yield from found.to_batches(max_chunksize=BATCH_ROWS)
+            table = engine.run(f'SELECT {columns} FROM "{piece.table}"')
+        yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
 
 class Own(_Keyed):
@@ -202,10 +202,10 @@ class ToKey(_Keyed):
             pa.binary(16), len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))]
         )
         bucket = shard_of(ids, self._task.shards).astype(np.int64)
-        for number, some in split_by_shard(
+        for number, batch in split_by_shard(
             rows.append_column(_ID, packed), bucket, self._task.shards
         ):
-            yield number, (self._side, some)
+            yield number, (self._side, batch)
 
 
 class Owners(beam.DoFn):
@@ -220,14 +220,14 @@ class Owners(beam.DoFn):
         if not sides[0]:
             return
         owners = pa.Table.from_batches(sides[0]).combine_chunks()
-        known = owners.column(_ID).combine_chunks()
+        owner_ids = owners.column(_ID).combine_chunks()
         for rows in sides[1]:
-            place = pc.index_in(rows.column(_ID), value_set=known)
+            place = pc.index_in(rows.column(_ID), value_set=owner_ids)
             there = pc.is_valid(place)
             shard = owners.column(_SHARD).take(place.filter(there)).combine_chunks()
-            found = rows.drop_columns([_ID]).filter(there)
-            if found.num_rows:
-                yield found.append_column(_SHARD, shard)
+            owned_rows = rows.drop_columns([_ID]).filter(there)
+            if owned_rows.num_rows:
+                yield owned_rows.append_column(_SHARD, shard)
 
 
 class ToShard(beam.DoFn):
@@ -240,8 +240,8 @@ class ToShard(beam.DoFn):
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
         """By the number that they have."""
         shard = values_of(rows.column(_SHARD))
-        for number, some in split_by_shard(rows.drop_columns([_SHARD]), shard, self._shards):
-            yield number, (self._number, some)
+        for number, batch in split_by_shard(rows.drop_columns([_SHARD]), shard, self._shards):
+            yield number, (self._number, batch)
 
 
 class DoWork(_Keyed):
@@ -255,20 +255,22 @@ class DoWork(_Keyed):
         for number, batch in batches:
             parts[number].append(batch)
         rows = {
-            name: pa.Table.from_batches(some) if some else None
-            for name, some in zip(task.columns, parts, strict=False)
+            name: pa.Table.from_batches(chunks) if chunks else None
+            for name, chunks in zip(task.columns, parts, strict=False)
         }
         del parts
         with Engine(task.catalog, task.catalog.tables, rows=rows) as engine:
             groups = task.work.known_groups(engine, self._ring)
-            found = engine.run(task.work.stage_one())
+            unit_rows = engine.run(task.work.stage_one())
         del rows
         place = place_of(Path(task.folder), shard)
         if task.design is not None:
-            write_counts(place, task.work.counted(found, groups, self._ring, task.design))
+            write_counts(place, task.work.counted(unit_rows, groups, self._ring, task.design))
         else:
-            partials = task.work.partials(found, groups, self._ring)
-            del found
-            kept = task.work.bounded(partials, self._ring)
-            write_sums(place, groups, aggregated(kept, len(groups.ids), task.weights), kept)
+            partials = task.work.partials(unit_rows, groups, self._ring)
+            del unit_rows
+            bounded_rows = task.work.bounded(partials, self._ring)
+            write_sums(
+                place, groups, aggregated(bounded_rows, len(groups.ids), task.weights), bounded_rows
+            )
         yield shard

@@ -89,8 +89,15 @@ def _extracted(node: exp.Expr) -> exp.Expr:
 
 
 _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    **comparisons.FORMS, **text_forms.FORMS,
-    exp.Cast: _cast, exp.TryCast: _cast, exp.Extract: _extracted, exp.TimestampDiff: _difference,
-    exp.Div: _divided, exp.Mod: _divided, exp.IntDiv: _divided, exp.DateAdd: _in_parentheses,
+    **comparisons.FORMS,
+    **text_forms.FORMS,
+    exp.Cast: _cast,
+    exp.TryCast: _cast,
+    exp.Extract: _extracted,
+    exp.TimestampDiff: _difference,
+    exp.Div: _divided,
+    exp.Mod: _divided,
+    exp.IntDiv: _divided,
+    exp.DateAdd: _in_parentheses,
     exp.DateSub: _in_parentheses,
-}  # fmt: skip
+}

@@ -24,18 +24,34 @@ Per = Literal["group", "row"]
 #: Parts of APPROX_QUANTILES.
 MAX_PARTS = MAX_QUANTILES - 1
 _KINDS: dict[str, Kind] = {
-    "COUNT": "count", "SUM": "sum", "AVG": "mean", "VAR": "var", "VARIANCE": "var",
-    "VAR_POP": "var", "STDDEV": "stddev", "STDDEV_POP": "stddev", "MIN": "quantiles",
-    "MAX": "quantiles", "MEDIAN": "quantiles", "NTILE": "quantiles", "PERCENTILE": "quantiles",
-    "PERCENTILE_CONT": "quantiles", "APPROX_QUANTILES": "quantiles", "QUANTILES": "quantiles",
-}  # fmt: skip
+    "COUNT": "count",
+    "SUM": "sum",
+    "AVG": "mean",
+    "VAR": "var",
+    "VARIANCE": "var",
+    "VAR_POP": "var",
+    "STDDEV": "stddev",
+    "STDDEV_POP": "stddev",
+    "MIN": "quantiles",
+    "MAX": "quantiles",
+    "MEDIAN": "quantiles",
+    "NTILE": "quantiles",
+    "PERCENTILE": "quantiles",
+    "PERCENTILE_CONT": "quantiles",
+    "APPROX_QUANTILES": "quantiles",
+    "QUANTILES": "quantiles",
+}
 _FIXED = {"MIN": (0.0,), "MAX": (1.0,), "MEDIAN": (0.5,)}
 _PARTS = {"APPROX_QUANTILES", "QUANTILES"}
 _ROWS_ONLY = {"var", "stddev", "quantiles"}
 #: Plain aggregates that have a private form, by name.
 PLAIN: dict[type[exp.Expr], str] = {
-    exp.Count: "COUNT", exp.Sum: "SUM", exp.Avg: "AVG", exp.Min: "MIN", exp.Max: "MAX",
-}  # fmt: skip
+    exp.Count: "COUNT",
+    exp.Sum: "SUM",
+    exp.Avg: "AVG",
+    exp.Min: "MIN",
+    exp.Max: "MAX",
+}
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -138,9 +154,14 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
 _UNITS = exp.var("units")
 #: Types of which no value is a number: a figure of them would be NULL, after its charge.
 _NO_NUMBERS = {
-    exp.DType.TEXT, exp.DType.VARBINARY, exp.DType.BOOLEAN, exp.DType.DATE, exp.DType.TIMESTAMP,
-    exp.DType.TIMESTAMPTZ, exp.DType.TIME,
-}  # fmt: skip
+    exp.DType.TEXT,
+    exp.DType.VARBINARY,
+    exp.DType.BOOLEAN,
+    exp.DType.DATE,
+    exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ,
+    exp.DType.TIME,
+}
 
 
 def _default(kind: Kind) -> Per:
@@ -149,8 +170,8 @@ def _default(kind: Kind) -> Per:
 
 def _per(node: exp.Expr, kind: Kind) -> Per:
     name = node.name.lower()
-    known = ("contribution_bounds_per_group", "contribution_bounds_per_row")
-    require(name in known, "arguments", node)
+    names = ("contribution_bounds_per_group", "contribution_bounds_per_row")
+    require(name in names, "arguments", node)
     per: Per = "row" if name.endswith("row") else "group"
     fits = per == "row" if kind in _ROWS_ONLY else kind != "count" or per == "group"
     require(fits, "arguments", node)
@@ -181,9 +202,9 @@ def _quantiles(called: str, plain: list[exp.Expr], node: exp.Expr) -> tuple[floa
         parts = whole(plain[1], 1, MAX_PARTS)
         require(parts is not None, "quantile", node)
         return tuple(i / (parts or 1) for i in range((parts or 1) + 1))
-    asked = number(plain[1])
-    require(asked is not None and 0 <= asked <= 1, "quantile", node)
-    return (asked or 0.0,)
+    quantile = number(plain[1])
+    require(quantile is not None and 0 <= quantile <= 1, "quantile", node)
+    return (quantile or 0.0,)
 
 
 def _argument(kind: Kind, given: exp.Expr, scope: Scope, node: exp.Expr) -> exp.Expr | None:

@@ -57,10 +57,13 @@ def write_sums(path: Path, groups: Groups, totals: Totals, rows: Bounded) -> Non
     for at, value, weight in rows.rows.values():
         tables.append(
             pa.table(
-                {"group": numbers(rows.group[at]), "value": numbers(value),
-                 "weight": numbers(weight)}
+                {
+                    "group": numbers(rows.group[at]),
+                    "value": numbers(value),
+                    "weight": numbers(weight),
+                }
             )
-        )  # fmt: skip
+        )
     _write(path, tables)
 
 
@@ -88,12 +91,15 @@ def read_sums(
             return out
 
         sums = [name for name in first.column_names if name.startswith("sum_")]
-        found = {int(name.removeprefix("sum_")): put(name) for name in sums}
+        column_sums = {int(name.removeprefix("sum_")): put(name) for name in sums}
         rows = {}
         for name, table in zip(names, tables, strict=True):
             parts = [_column(table, part) for part in ("group", "value", "weight")]
             rows[name] = (parts[0], parts[1], parts[2])
-        yield Totals(put("units"), put("weighted"), found), Bounded(_NONE, codes, _NONE, {}, rows)
+        yield (
+            Totals(put("units"), put("weighted"), column_sums),
+            Bounded(_NONE, codes, _NONE, {}, rows),
+        )
 
 
 def _write(path: Path, tables: Sequence[pa.Table]) -> None:
@@ -109,12 +115,12 @@ def _read(path: Path, tables: int) -> list[pa.Table]:
         with pa.memory_map(str(path)) as file:
             return [pa.ipc.open_stream(file).read_all() for _ in range(tables)]
     except (OSError, pa.ArrowInvalid):
-        found = RunError(
+        failure = RunError(
             "runner",
             "has not handed over a part of the answer",
             "give workers and this process one folder: the account's",
         )
-    raise found
+    raise failure
 
 
 def _column(table: pa.Table, name: str) -> Int64:

@@ -36,11 +36,11 @@ def files_of(table: Table) -> list[str]:
         path = os.path.abspath(sqlite_path(table))
         log = f"{path}-wal"  # what was committed and is not in the file yet
         return [path, *([log] if _filled(log) else [])]
-    found = sorted(path for path in glob.glob(table.place, recursive=True))
-    found = [path for path in found if not os.path.isdir(path)]
-    if not found or not all(_regular(path) for path in found):
+    paths = sorted(path for path in glob.glob(table.place, recursive=True))
+    paths = [path for path in paths if not os.path.isdir(path)]
+    if not paths or not all(_regular(path) for path in paths):
         raise no_file(table)
-    return [os.path.realpath(path) for path in found]
+    return [os.path.realpath(path) for path in paths]
 
 
 def no_file(table: Table) -> UsageError:
@@ -168,8 +168,8 @@ def _address(table: Table) -> str:
         host = address.netloc.rpartition("@")[2]
     more = [(k, v) for k, v in parse_qsl(address.query, True) if not k.startswith(_SECRET)]
     role = [] if address.username is None else [("user", unquote(address.username))]
-    said = "".join(f"\0{key}={value}" for key, value in sorted(role + more))
-    return f"{host}\0{address.path}\0{table.remote}{said}"
+    suffix = "".join(f"\0{key}={value}" for key, value in sorted(role + more))
+    return f"{host}\0{address.path}\0{table.remote}{suffix}"
 
 
 def _regular(path: str) -> bool:

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.jobs.tables import LookUpConfig
-from dpstream.pipelines.jobs.text import closest
+from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.sql.catalog import Table
 from dpstream.pipelines.sql.columns import file_columns, kind_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.row_local import KEYED, RowTables
 from dpstream.pipelines.sql.row_types import typed
 
-FIELD = "source.query.look_up"
+FIELD = "query.look_up"
 
 
 def look_up_table(number: int, config: LookUpConfig, folder: Path) -> Table:

@@ -32,18 +32,30 @@ from dpstream.pipelines.sql.numbers import number, usable, whole
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
 MAX_MIN_UNITS = MAX_PAIRS
 _KNOWN = {
-    "epsilon", "delta", "max_groups_contributed", "max_rows_contributed", "privacy_unit_column",
-    "group_selection_strategy", "min_privacy_units_per_group", "contribution_norm", "mechanism",
-    "allow_large_delta", "optimise",
-}  # fmt: skip
+    "epsilon",
+    "delta",
+    "max_groups_contributed",
+    "max_rows_contributed",
+    "privacy_unit_column",
+    "group_selection_strategy",
+    "min_privacy_units_per_group",
+    "contribution_norm",
+    "mechanism",
+    "allow_large_delta",
+    "optimise",
+}
 _STRATEGIES = {
-    "LAPLACE_THRESHOLD": "thresholds", "GAUSSIAN_THRESHOLD": "thresholds",
-    "THRESHOLDS": "thresholds", "PUBLIC_GROUPS": "public_groups",
-}  # fmt: skip
+    "LAPLACE_THRESHOLD": "thresholds",
+    "GAUSSIAN_THRESHOLD": "thresholds",
+    "THRESHOLDS": "thresholds",
+    "PUBLIC_GROUPS": "public_groups",
+}
 
 _MECHANISMS: dict[str, Mechanism] = {
-    "AUTO": "auto", "GAUSSIAN": "gaussian", "GEOMETRIC": "geometric",
-}  # fmt: skip
+    "AUTO": "auto",
+    "GAUSSIAN": "gaussian",
+    "GEOMETRIC": "geometric",
+}
 _OPTIMISE: dict[str, Optimise] = {"LIMIT": "limit", "ANSWER": "answer"}
 Selection = Literal["thresholds", "public_groups"]
 
@@ -136,13 +148,13 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
 
 
 def _groups(node: exp.Expr, given: dict[str, exp.Expr], grouped: bool, normed: bool) -> int:
-    asked = given.get("max_groups_contributed")
-    if asked is None:
+    argument = given.get("max_groups_contributed")
+    if argument is None:
         require(not grouped or normed, "max-groups", node)
         return 1 if not grouped else MAX_GROUPS
-    found = whole(asked, 1, MAX_GROUPS)
-    require(found is not None, "max-groups", asked)
-    return found or 1
+    limit = whole(argument, 1, MAX_GROUPS)
+    require(limit is not None, "max-groups", argument)
+    return limit or 1
 
 
 def _word(node: exp.Expr | None, default: str) -> str:

@@ -53,16 +53,25 @@ from dpstream.pipelines.sql.relations import Column, KeyPart, Relation, Scope
 
 #: Types whose equal values are equal bytes, and that can be a group or lose duplicates.
 GROUPABLE = {
-    exp.DType.BIGINT, exp.DType.DECIMAL, exp.DType.BOOLEAN, exp.DType.TEXT, exp.DType.VARBINARY,
-    exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ,
-}  # fmt: skip
+    exp.DType.BIGINT,
+    exp.DType.DECIMAL,
+    exp.DType.BOOLEAN,
+    exp.DType.TEXT,
+    exp.DType.VARBINARY,
+    exp.DType.DATE,
+    exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ,
+}
 #: Other names of these types.
 _SAME = {
-    exp.DType.INT: exp.DType.BIGINT, exp.DType.SMALLINT: exp.DType.BIGINT,
-    exp.DType.TINYINT: exp.DType.BIGINT, exp.DType.VARCHAR: exp.DType.TEXT,
-    exp.DType.BINARY: exp.DType.VARBINARY, exp.DType.DATETIME: exp.DType.TIMESTAMP,
+    exp.DType.INT: exp.DType.BIGINT,
+    exp.DType.SMALLINT: exp.DType.BIGINT,
+    exp.DType.TINYINT: exp.DType.BIGINT,
+    exp.DType.VARCHAR: exp.DType.TEXT,
+    exp.DType.BINARY: exp.DType.VARBINARY,
+    exp.DType.DATETIME: exp.DType.TIMESTAMP,
     exp.DType.BIGDECIMAL: exp.DType.DECIMAL,
-}  # fmt: skip
+}
 _AGGREGATES = tuple(AGGREGATES)
 
 
@@ -232,8 +241,8 @@ def _named(node: exp.Select) -> dict[str, exp.Expr]:
 
 def _output(scope: Scope, item: exp.Expr) -> Column:
     if isinstance(item, exp.Column):
-        known = scope.column(item)
-        return known._replace(unit=scope.is_unit(item), type=known.type)
+        column = scope.column(item)
+        return column._replace(unit=scope.is_unit(item), type=column.type)
     return Column(type_of(item), scope.is_unit(item))
 
 

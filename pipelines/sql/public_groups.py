@@ -48,31 +48,41 @@ def public_side(core: exp.Select) -> PublicSide:
     at = core.args["group"]
     require(joins, "public-groups", at)
     last = joins[-1]
-    kept = {"RIGHT": last.this, "LEFT": first if len(joins) == 1 else None}.get(last.side.upper())
-    require(isinstance(kept, exp.Subquery), "public-groups", at)
-    kept = instance(kept, exp.Subquery)
-    fits = isinstance(kept.this, exp.Select)
-    require(fits and kept.this.args.get("distinct") is not None, "public-groups", at)
+    public_query = {"RIGHT": last.this, "LEFT": first if len(joins) == 1 else None}.get(
+        last.side.upper()
+    )
+    require(isinstance(public_query, exp.Subquery), "public-groups", at)
+    public_query = instance(public_query, exp.Subquery)
+    fits = isinstance(public_query.this, exp.Select)
+    require(fits and public_query.this.args.get("distinct") is not None, "public-groups", at)
     require(last.args.get("on") is not None, "public-groups", at)
-    _check_on(last.args["on"], kept, at)
+    _check_on(last.args["on"], public_query, at)
     # It would take groups away, not rows: it belongs into the query that lists them.
     where = core.args.get("where")
-    filtered = [] if where is None else [c for c in where.find_all(exp.Column)
-                                         if c.table == kept.alias]  # fmt: skip
+    filtered = (
+        []
+        if where is None
+        else [c for c in where.find_all(exp.Column) if c.table == public_query.alias]
+    )
     require(not filtered, "public-filter", where or at)
     last.set("side", None)
     last.set("kind", None)
-    return PublicSide(kept)
+    return PublicSide(public_query)
 
 
-def _check_on(on: exp.Expr, kept: exp.Subquery, at: exp.Expr) -> None:
+def _check_on(on: exp.Expr, public_query: exp.Subquery, at: exp.Expr) -> None:
     """Only equalities, one for each public column: a group without rows is never a filtered one."""
     conditions = list(on.flatten()) if isinstance(on, exp.And) else [on]
     equal = [(a, b) for a, b in equalities(on)]
     require(len(conditions) == len(equal), "public-groups", at)
     named = sorted(
-        side.name for pair in equal for side in pair
-        if isinstance(side, exp.Column) and side.table == kept.alias
-    )  # fmt: skip
-    require(named == sorted(item.alias_or_name for item in kept.this.expressions),
-            "public-groups", at)  # fmt: skip
+        side.name
+        for pair in equal
+        for side in pair
+        if isinstance(side, exp.Column) and side.table == public_query.alias
+    )
+    require(
+        named == sorted(item.alias_or_name for item in public_query.this.expressions),
+        "public-groups",
+        at,
+    )

@@ -97,11 +97,11 @@ def question_of(text: str, catalog: Catalog) -> Question:
         DpstreamError: it is not usable, not private, or its noise cannot be drawn.
     """
     statement = statement_of(text, catalog)
-    asked, outputs = _shared(statement)
-    families = families_of(lambda bits: _plan(asked, bits), statement.options.optimise)
+    distinct, outputs = _shared(statement)
+    families = families_of(lambda bits: _plan(distinct, bits), statement.options.optimise)
     parts = [canonical(statement), catalog.digest, families.digest]
     named = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"dpstream-sql-ask")
-    return Question(statement, asked, families, families.taken(), outputs, named.hexdigest())
+    return Question(statement, distinct, families, families.taken(), outputs, named.hexdigest())
 
 
 def canonical(statement: Statement) -> str:
@@ -139,16 +139,16 @@ def _canonical_options(options: Options) -> dict[str, Any]:
 
 
 def _plan(statement: Statement, bits: int) -> QueryPlan:
-    asked = statement.options
+    options = statement.options
     return QueryPlan(
-        epsilon=asked.epsilon,
-        delta=asked.delta,
-        groups=asked.groups,
-        norm=asked.norm,
-        mechanism=asked.mechanism,
-        selects=bool(statement.groups) and asked.selection == "thresholds",
-        min_units=asked.min_units,
-        columns=tuple(_column(f, asked.rows, bits) for f in statement.functions),
+        epsilon=options.epsilon,
+        delta=options.delta,
+        groups=options.groups,
+        norm=options.norm,
+        mechanism=options.mechanism,
+        selects=bool(statement.groups) and options.selection == "thresholds",
+        min_units=options.min_units,
+        columns=tuple(_column(f, options.rows, bits) for f in statement.functions),
     )
 
 
@@ -163,8 +163,8 @@ def _column(function: Function, rows: int, bits: int) -> QueryColumn:
         at=function.at,
         norm=function.norm,
     )
-    whole = function.argument is not None and type_of(function.argument) == exp.DType.BIGINT
-    return msgspec.structs.replace(column, grid=grid_of(column, whole, bits))
+    integer = function.argument is not None and type_of(function.argument) == exp.DType.BIGINT
+    return msgspec.structs.replace(column, grid=grid_of(column, integer, bits))
 
 
 def _shared(statement: Statement) -> tuple[Statement, dict[str, Output]]:
@@ -181,17 +181,17 @@ def _shared(statement: Statement) -> tuple[Statement, dict[str, Output]]:
         at = first.at + tuple(q for q in dict.fromkeys(function.at) if q not in first.at)
         columns[key] = msgspec.structs.replace(first, at=at)
         outputs[function.name] = Output(first.name, tuple(at.index(q) for q in function.at))
-    asked = msgspec.structs.replace(statement, functions=tuple(columns.values()))
-    return asked, outputs
+    distinct = msgspec.structs.replace(statement, functions=tuple(columns.values()))
+    return distinct, outputs
 
 
 def named_tables(nodes: Sequence[exp.Expr | None], catalog: Catalog) -> set[str]:
     """Tables of the catalog that queries read, and those that own their rows."""
-    found = set[str]()
+    names = set[str]()
     for node in nodes:
         for table in () if node is None else node.find_all(exp.Table):
             at = catalog.tables.get(table.name)
             while at is not None:
-                found.add(at.name)
+                names.add(at.name)
                 at = None if at.via is None else catalog.tables[at.via.table]
-    return found
+    return names

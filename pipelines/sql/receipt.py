@@ -73,9 +73,12 @@ class SqlAnswer(NamedTuple):
 
 
 def estimated(
-    name: str, estimate: Estimate, places: tuple[int, ...] = (), many: bool = False,
+    name: str,
+    estimate: Estimate,
+    places: tuple[int, ...] = (),
+    many: bool = False,
     absent: bool = False,
-) -> dict[str, pa.Array]:  # fmt: skip
+) -> dict[str, pa.Array]:
     """A column of an answer and its interval, by name; NaN is NULL.
 
     Args:

@@ -112,10 +112,10 @@ def require_registered(
     keys = [key for key in catalog.declared_keys if key[0] in set(names)]
     if not keys:
         return
-    known = set(_read(catalog.notebook))
+    notes = set(_read(catalog.notebook))
     for table, columns in keys:
         note = _note(ring, catalog.tables[table], (table, columns), contents[table])
-        if note not in known or not _kept(catalog.tables[table], columns):
+        if note not in notes or not _kept(catalog.tables[table], columns):
             raise PolicyError(
                 f"table {table}",
                 f"has a key ({', '.join(columns)}) that was not checked since its files changed",
@@ -139,8 +139,9 @@ def _note(ring: KeyRing, table: Table, key: Key, contents: list[bytes]) -> str:
 
 def _batches(engine: Engine, catalog: Catalog, name: str) -> Iterator[pa.RecordBatch]:
     """The rows of a table's key columns, as statements see them."""
-    needed = sorted({c for table, columns in catalog.declared_keys if table == name
-                     for c in columns})  # fmt: skip
+    needed = sorted(
+        {c for table, columns in catalog.declared_keys if table == name for c in columns}
+    )
     items = ", ".join(f'"{column}"' for column in needed)
     yield from engine.run(f'SELECT {items} FROM "{name}"').to_batches()
 
@@ -155,16 +156,16 @@ def _told(catalog: Catalog, table: Table) -> dict[str, Any]:
 def _read(path: Path) -> list[str]:
     """The notes; what is no note fits nothing and is dropped."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="ascii"))
-        if isinstance(found, list):
-            return [note for note in found if isinstance(note, str)]
+        notes = json.loads(path.read_text(encoding="ascii"))
+        if isinstance(notes, list):
+            return [note for note in notes if isinstance(note, str)]
     return []
 
 
 def _noted(path: Path, less: set[str], more: list[str]) -> None:
     """Take notes away and add some; of two checks at once neither loses the other's."""
     with (
-        file_errors("ledger.path", "has a folder that cannot be written"),
+        file_errors("account.path", "has a folder that cannot be written"),
         held(Path(f"{path}.lock")),
     ):
         notes = [note for note in _read(path) if note not in less] + more

@@ -81,8 +81,8 @@ class Scope:
                 on if on is not None else join.this,
             )
         elif self.private or right.private:
-            kept = ("", "LEFT") if self.private else ("", "RIGHT")
-            require(side in kept, "outer-join-public", join.this)
+            sides = ("", "LEFT") if self.private else ("", "RIGHT")
+            require(side in sides, "outer-join-public", join.this)
         require(on is not None or not side, "join-kind", join.this)
         if on is not None:
             self.check_columns(on)
@@ -109,7 +109,7 @@ class Scope:
         on: exp.Expr,
     ) -> bool:
         """Whether an ON condition lets only rows of one unit meet."""
-        found: dict[tuple[KeyPart, KeyPart], set[int]] = {}
+        matched_parts: dict[tuple[KeyPart, KeyPart], set[int]] = {}
         for one, other in equalities(on):
             sides = [(one, other), (other, one)]
             # A column that is the unit or NULL is enough: NULL equals nothing.
@@ -118,12 +118,15 @@ class Scope:
             for a, b in sides:
                 if isinstance(a, exp.Column) and isinstance(b, exp.Column) and b.table == name:
                     mine = left[a.table].columns[a.name].keys if _has(left, a) else frozenset()
-                    theirs = self.sources[name].columns[b.name].keys if _has(
-                        self.sources, b) else frozenset()  # fmt: skip
+                    theirs = (
+                        self.sources[name].columns[b.name].keys
+                        if _has(self.sources, b)
+                        else frozenset()
+                    )
                     for p, q in ((p, q) for p in mine for q in theirs if p[1:] == q[1:]):
                         pair = p._replace(part=0), q._replace(part=0)
-                        found.setdefault(pair, set()).add(p.part)
-        return any(len(parts) == len(p.key) for (p, _), parts in found.items())
+                        matched_parts.setdefault(pair, set()).add(p.part)
+        return any(len(parts) == len(p.key) for (p, _), parts in matched_parts.items())
 
     def is_unit(self, node: exp.Expr) -> bool:
         """Whether an expression is the unit of every row."""
@@ -135,8 +138,11 @@ class Scope:
         covers = [sorted((order[t], t, c) for t, c in cover) for cover in self.covers]
         best = [(t, c) for _, t, c in min(covers, key=lambda cover: (len(cover), cover))]
         columns = [exp.column(c, table=t, quoted=True) for t, c in best]
-        return columns[0] if len(columns) == 1 else exp.Coalesce(
-            this=columns[0], expressions=columns[1:])  # fmt: skip
+        return (
+            columns[0]
+            if len(columns) == 1
+            else exp.Coalesce(this=columns[0], expressions=columns[1:])
+        )
 
     def column(self, node: exp.Column) -> Column:
         """What a column is."""

@@ -23,17 +23,17 @@ from dpstream.state.numbers import numbers
 _AGGREGATES = tuple(AGGREGATES)
 
 
-def released(question: Question, found: Found) -> pa.Table:
+def released(question: Question, private_answer: Found) -> pa.Table:
     """The released relation with intervals, sorted by its groups: their order says nothing."""
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-    groups = found.groups.values
+    groups = private_answer.groups.values
     if groups is not None:
-        chosen = groups.take(numbers(np.asarray(found.answer.group, np.int64)))
+        chosen = groups.take(numbers(np.asarray(private_answer.answer.group, np.int64)))
         columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for function in question.statement.functions:
         output = question.outputs[function.name]
-        estimate = found.answer.columns[output.column]
-        absent = output.column in found.nulls
+        estimate = private_answer.answer.columns[output.column]
+        absent = output.column in private_answer.nulls
         columns |= estimated(function.name, estimate, output.places, function.many, absent)
     table = pa.table(columns)
     by = [] if groups is None else groups.column_names
@@ -77,20 +77,20 @@ def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:
     aggregated = any(item.find(*_AGGREGATES) for item in node.expressions)
     if node.args.get("group") is not None or node.args.get("distinct") is not None or aggregated:
         return set()
-    known: dict[str, set[str]] = {}
+    intervals: dict[str, set[str]] = {}
     for part in (node.args["from_"], *(node.args.get("joins") or ())):
         source = part.this
         if isinstance(source, exp.Table):
-            known[source.alias_or_name] = names if source.name == RELEASED else set()
+            intervals[source.alias_or_name] = names if source.name == RELEASED else set()
         else:
-            known[source.alias_or_name] = _with_intervals(source, names)
-    found = set()
+            intervals[source.alias_or_name] = _with_intervals(source, names)
+    interval_columns = set()
     for item in list(node.expressions):
         column = item.unalias()
-        if isinstance(column, exp.Column) and column.name in known.get(column.table, ()):
-            found.add(item.alias_or_name)
+        if isinstance(column, exp.Column) and column.name in intervals.get(column.table, ()):
+            interval_columns.add(item.alias_or_name)
             for part in PARTS:
                 inner = exp.column(f"{column.name}{MARK}{part}", table=column.table, quoted=True)
                 name = f"{item.alias_or_name}{MARK}{part}"
                 node.append("expressions", exp.alias_(inner, name, quoted=True))
-    return found
+    return interval_columns

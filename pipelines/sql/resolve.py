@@ -73,8 +73,8 @@ def _check_tokens(tokens: list) -> None:  # type: ignore[type-arg]
 
 
 def _where(error: SqlglotError) -> Position:
-    found = getattr(error, "errors", None) or [{}]
-    return Position(found[0].get("line") or 1, found[0].get("col") or 1)
+    details = getattr(error, "errors", None) or [{}]
+    return Position(details[0].get("line") or 1, details[0].get("col") or 1)
 
 
 def inlined(tree: exp.Query) -> exp.Query:
@@ -89,25 +89,25 @@ def inlined(tree: exp.Query) -> exp.Query:
     return tree
 
 
-def _inline(node: exp.Expr, known: Mapping[str, exp.Expr], size: list[int]) -> None:
+def _inline(node: exp.Expr, definitions: Mapping[str, exp.Expr], size: list[int]) -> None:
     with_ = node.args.get("with_")
     if with_ is not None:
-        known = dict(known)
+        definitions = dict(definitions)
         for part in with_.expressions:
             require(part.args.get("alias") is not None, "syntax", part)
-            _inline(part.this, known, size)
-            known[part.alias] = part.this  # type: ignore[index]
+            _inline(part.this, definitions, size)
+            definitions[part.alias] = part.this  # type: ignore[index]
         node.set("with_", None)
     for child in list(node.iter_expressions()):
-        if isinstance(child, exp.Table) and child.name in known:
-            query = known[child.name].copy()
+        if isinstance(child, exp.Table) and child.name in definitions:
+            query = definitions[child.name].copy()
             size[0] += sum(1 for _ in query.walk())
             require(size[0] <= MAX_NODES, "too-large", child)
             alias = exp.TableAlias(this=exp.to_identifier(child.alias_or_name))
             alias.this.meta.update(child.this.meta)
             child.replace(exp.Subquery(this=query, alias=alias))
         else:
-            _inline(child, known, size)
+            _inline(child, definitions, size)
 
 
 def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Query:
@@ -122,11 +122,11 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
     """
     for table in tree.find_all(exp.Table):
         require(table.name in schema, "unknown-table", table)
-    known = MappingSchema(_plain(schema), dialect=_DIALECT, normalize=False)
+    mapping = MappingSchema(_plain(schema), dialect=_DIALECT, normalize=False)
     try:
         tree = qualify_tables(tree, dialect=_DIALECT)
-        tree = qualify_columns(tree, known)
-        tree = annotate_types(tree, schema=known, dialect=_DIALECT)
+        tree = qualify_columns(tree, mapping)
+        tree = annotate_types(tree, schema=mapping, dialect=_DIALECT)
         tree = quote_identifiers(tree, dialect=_DIALECT)
     except SqlglotError:
         raise refusal("unknown-column", _unresolved(tree, schema)) from None

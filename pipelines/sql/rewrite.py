@@ -165,9 +165,9 @@ def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) ->
         bound = f"LEAST({n}, {most})"
         texts = {
             f"value_{i}": f"CAST(LEAST(GREATEST({scaled}, {bound} * ({low - grid.middle})), "
-                          f"{bound} * ({high - grid.middle})) AS BIGINT)",
+            f"{bound} * ({high - grid.middle})) AS BIGINT)",
             f"count_{i}": f"CAST({bound} AS BIGINT)",
-        }  # fmt: skip
+        }
     else:
         total = f"COUNT({x})" if function.kind == "count" else f"SUM({x})"
         if function.kind == "sum" and function.per == "row":
@@ -175,6 +175,6 @@ def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) ->
         # LEAST and GREATEST skip a NULL: without the CASE nothing would become a bound.
         texts = {
             f"value_{i}": f"CASE WHEN COUNT({x}) > 0 THEN "
-                          f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT) END"
-        }  # fmt: skip
+            f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT) END"
+        }
     return [exp.alias_(_sql(text), name, quoted=True) for name, text in texts.items()]

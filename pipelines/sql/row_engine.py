@@ -57,19 +57,19 @@ class RowEngine:
         }
         numbers = pa.array(np.arange(batch.num_rows, dtype=np.int64))
         self._engine.register(ARRIVED, pa.table({ROW: numbers, **arrived}))
-        found = self._engine.run(query.sql)
-        rows, order = _rows(found.column(0), batch.num_rows)
+        table = self._engine.run(query.sql)
+        rows, order = _rows(table.column(0), batch.num_rows)
         columns = {name: batch.column(name).take(rows) for name in query.passing}
-        for name, column in zip(query.names, found.columns[1:], strict=True):
-            whole = column.combine_chunks()
-            whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
-            columns[name] = whole if order is None else whole.take(order)
+        for name, column in zip(query.names, table.columns[1:], strict=True):
+            array = column.combine_chunks()
+            array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+            columns[name] = array if order is None else array.take(order)
         if not len(rows):
             return pa.RecordBatch.from_pydict(columns)
-        kept = rows.to_numpy()
-        partition, offset = (where[kept] for where in positions(batch))
+        row_numbers = rows.to_numpy()
+        partition, offset = (where[row_numbers] for where in positions(batch))
         out = Located(partition, offset, pa.RecordBatch.from_pydict(columns))
-        return next(positioned_runs(out, len(kept)))
+        return next(positioned_runs(out, len(row_numbers)))
 
 
 def _rows(column: pa.ChunkedArray, size: int) -> tuple[pa.Array, pa.Array | None]:
@@ -86,7 +86,7 @@ def _rows(column: pa.ChunkedArray, size: int) -> tuple[pa.Array, pa.Array | None
     inside = not len(numbers) or (numbers[0] >= 0 and numbers[-1] < size)
     if column.null_count or not inside or (np.diff(numbers) <= 0).any():
         raise PolicyError(
-            "source.query.text",
+            "query",
             "gives a row of the source twice, or rows that are none of its",
             "join public tables by keys that are unique",
         )

@@ -46,9 +46,14 @@ from dpstream.pipelines.sql.statement import UNFORESEEN
 ROW = "row number"
 #: Types whose values are equal only if they are the same bytes, in DuckDB as in the proof.
 KEYED = {
-    exp.DType.BIGINT, exp.DType.TEXT, exp.DType.BOOLEAN, exp.DType.VARBINARY, exp.DType.DATE,
-    exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ,
-}  # fmt: skip
+    exp.DType.BIGINT,
+    exp.DType.TEXT,
+    exp.DType.BOOLEAN,
+    exp.DType.VARBINARY,
+    exp.DType.DATE,
+    exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +125,8 @@ def check_row_local(node: exp.Select, tables: RowTables) -> None:
         require(isinstance(first.this, exp.Select), "stream-rows", first)
         check_row_local(first.this, tables)
     for join in node.args.get("joins") or ():
-        known = isinstance(join.this, exp.Table) and join.this.name != tables.source
-        require(known, "stream-join", join.this)
+        named_table = isinstance(join.this, exp.Table) and join.this.name != tables.source
+        require(named_table, "stream-join", join.this)
         require(_looks_up(join, tables), "stream-look-up", join.this)
 
 

@@ -31,7 +31,7 @@ from dpstream.pipelines.sql.row_types import DUCKDB, typed
 MEMORY = "1GB"
 #: The table of the rows of a batch, as they arrived.
 ARRIVED = "arrived rows"
-FIELD = "source.query"
+FIELD = "query"
 
 
 class RowQuery(NamedTuple):
@@ -100,17 +100,17 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     if not source_name.isidentifier() or not source_name.isascii():
         raise UsageError(f"{FIELD}.table", "is not a usable name", "use letters, digits and _")
     rows = Table(source_name, "stream", "", types, own, units=(own,))
-    found, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
+    named_tables, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
     for number, one in enumerate(config.look_up):
         table = look_up_table(number, one, folder)
-        if table.name in found:
+        if table.name in named_tables:
             raise UsageError(
                 f"{FIELD}.look_up[{number}].name", "is there twice", "choose another name"
             )
-        found[table.name] = table
+        named_tables[table.name] = table
         keys[table.name] = key_of(number, one, table)
     identity = UnitIdentity(unit.column, unit.type)
-    tables = RowTables(identity, found, source=source_name, keys=keys)
+    tables = RowTables(identity, named_tables, source=source_name, keys=keys)
     return Readable(tables, names | {own: unit.column}, config.look_up)
 
 
@@ -137,15 +137,15 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
         raise UsageError(
             f"{FIELD}.text", "is required", "write it by `dpstream sql --stream JOB --emit`"
         )
-    known = readable(source, plan.unit, folder)
-    tables = known.tables
+    job_tables = readable(source, plan.unit, folder)
+    tables = job_tables.tables
     tree = row_query(config.text, tables)
     names = tuple(item.alias_or_name for item in tree.expressions)
     passing = _passing(plan, set(names))
-    types = {name: tables.rows.columns[name] for name in sorted(known.reads)}
+    types = {name: tables.rows.columns[name] for name in sorted(job_tables.reads)}
     sql = numbered(tree, ARRIVED, {name: DUCKDB[kind] for name, kind in types.items()})
     look_ups = {name: look_up_rows(tables, name) for name in sorted(tables.keys)}
-    reads = {name: known.reads[name] for name in types}
+    reads = {name: job_tables.reads[name] for name in types}
     parts: list[Any] = [config.text, tables.source, types, reads, sql, duckdb.__version__]
     for name, rows in look_ups.items():
         parts.append([name, tables.tables[name].columns, tables.keys[name], content(rows)])

@@ -13,10 +13,16 @@ from dpstream.dp_transforms.ingest.columns import identity, instant, measure
 
 #: DuckDB's types.
 DUCKDB = {
-    "INT64": "BIGINT", "FLOAT64": "DOUBLE", "NUMERIC": "DECIMAL(38, 9)", "BOOL": "BOOLEAN",
-    "STRING": "VARCHAR", "BYTES": "BLOB", "DATE": "DATE", "TIMESTAMP": "TIMESTAMPTZ",
+    "INT64": "BIGINT",
+    "FLOAT64": "DOUBLE",
+    "NUMERIC": "DECIMAL(38, 9)",
+    "BOOL": "BOOLEAN",
+    "STRING": "VARCHAR",
+    "BYTES": "BLOB",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMPTZ",
     "DATETIME": "TIMESTAMP",
-}  # fmt: skip
+}
 _IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "bytes"}
 _CAST = {"DATE": "date", "NUMERIC": "decimal"}
 

@@ -280,7 +280,7 @@ RULES: dict[str, Rule] = {
     ),
     "stream-contributions": Rule(
         "needs max_rows_contributed, the most rows of a unit that count in all groups together",
-        "write max_rows_contributed = 32, or privacy.contributions in the job",
+        "write max_rows_contributed = 32, or contributions in the job",
         privacy=True,
     ),
     "stream-rows": Rule(

@@ -61,8 +61,8 @@ class Spread:
         self._runner, self._folder = runner, catalog.beside
         self._catalog = dataclasses.replace(catalog, tables=tables, key=KeyPlace())
         private = [table for table in _owners_first(tables) if table.unit is not None]
-        asked = _columns(question)
-        self._columns = {table.name: _needed(table, tables, asked) for table in private}
+        columns = _columns(question)
+        self._columns = {table.name: _needed(table, tables, columns) for table in private}
         rows = sum(rows_of(table) for table in private)
         self._shards = shards or min(MAX_SHARDS, max(1 + rows // ROWS_AT_ONCE, runner.parallelism))
         self._pieces = [piece for table in private for piece in _pieces(table)]
@@ -72,8 +72,15 @@ class Spread:
         bound = keys.of_run(run_id, ring.fingerprint)
         return Workers(self, bound, ring, run_id)
 
-    def run(self, folder: str, keys: KeySource, work: Work, weights: Sequence[int],
-            design: BoundsDesign | None, shards: int) -> None:  # fmt: skip
+    def run(
+        self,
+        folder: str,
+        keys: KeySource,
+        work: Work,
+        weights: Sequence[int],
+        design: BoundsDesign | None,
+        shards: int,
+    ) -> None:
         """Run the pipeline to its end.
 
         Raises:
@@ -130,11 +137,11 @@ class Workers:
         def read(folder: Path) -> Sums:
             with self._spread.public() as engine:
                 groups = work.known_groups(engine, self._ring)
-            totals, kept = list[Totals](), list[Bounded]()
+            totals, bounded = list[Totals](), list[Bounded]()
             for more, rows in read_sums(folder, self._shards, groups, names):
                 totals = [totals[0].plus(more) if totals else more]
-                kept.append(rows)
-            return Sums(groups, totals[0], kept)
+                bounded.append(rows)
+            return Sums(groups, totals[0], bounded)
 
         return self._done(work, weights, None, read)
 
@@ -144,16 +151,17 @@ class Workers:
         return self._done(work, (), design, lambda folder: read_counts(folder, self._shards, names))
 
     def _done(
-        self, work: Work, weights: Sequence[int], design: BoundsDesign | None,
+        self,
+        work: Work,
+        weights: Sequence[int],
+        design: BoundsDesign | None,
         read: Callable[[Path], T],
-    ) -> T:  # fmt: skip
+    ) -> T:
         """Run and read; with more shards if a worker's memory does not suffice."""
         while True:
             try:
-                with private_folder(self._spread.beside, "ledger.path") as folder:
-                    self._spread.run(
-                        str(folder), self._keys, work, weights, design, self._shards
-                    )  # fmt: skip
+                with private_folder(self._spread.beside, "account.path") as folder:
+                    self._spread.run(str(folder), self._keys, work, weights, design, self._shards)
                     return read(folder)
             except MemoryLimitError:
                 if self._shards >= MAX_SHARDS:
@@ -167,9 +175,10 @@ def _check(table: Table) -> None:
     """Refuse what pieces would read otherwise than the whole."""
     if table.kind not in FILES:
         raise UsageError(
-            f"table {table.name}", "is of a database, which workers do not read",
+            f"table {table.name}",
+            "is of a database, which workers do not read",
             "ask without --runner, or name files",
-        )  # fmt: skip
+        )
     if table.kind != "parquet":
         return
     schemas = []
@@ -177,8 +186,9 @@ def _check(table: Table) -> None:
         try:
             schemas.append(pq.read_schema(path).remove_metadata())
         except (OSError, pa.ArrowException):
-            raise RunError(f"table {table.name}", "has a file that is not Parquet", "correct it") \
-                from None  # fmt: skip
+            raise RunError(
+                f"table {table.name}", "has a file that is not Parquet", "correct it"
+            ) from None
     if any(not schema.equals(schemas[0]) for schema in schemas):
         raise UsageError(
             f"table {table.name}", "has files of different columns", "ask without --runner"
@@ -222,9 +232,9 @@ def _columns(question: Question) -> set[str]:
     return {column.name for node in nodes for column in node.find_all(exp.Column)}
 
 
-def _needed(table: Table, tables: dict[str, Table], asked: Iterable[str]) -> tuple[str, ...]:
+def _needed(table: Table, tables: dict[str, Table], columns: Iterable[str]) -> tuple[str, ...]:
     """Columns of a table that are asked for, lead to its owner, or own others."""
-    needed = {*asked, *table.units}
+    needed = {*columns, *table.units}
     if table.via is not None:
         needed |= {mine for mine, _ in table.via.on}
     for other in tables.values():

@@ -91,19 +91,19 @@ class Turns:
 
         def once() -> Sums:
             groups, totals = work.known_groups(self._engine, self._ring), list[Totals]()
-            kept: list[Bounded] = []
+            bounded: list[Bounded] = []
             quantiles = any(column.kind == "quantiles" for column in work.plan.columns)
-            for found in self._rows(work):
-                partials = work.partials(found, groups, self._ring)
-                del found  # it and what follows are not in memory together
+            for unit_rows in self._rows(work):
+                partials = work.partials(unit_rows, groups, self._ring)
+                del unit_rows  # it and what follows are not in memory together
                 rows = work.bounded(partials, self._ring)
                 del partials
                 more = aggregated(rows, len(groups.ids), weights)
                 totals = [totals[0].plus(more) if totals else more]
                 if quantiles:
-                    kept.append(rows)
+                    bounded.append(rows)
                 del more, rows  # nor these and the next query
-            return Sums(groups, totals[0], kept)
+            return Sums(groups, totals[0], bounded)
 
         return self._fitted(once)
 
@@ -112,8 +112,8 @@ class Turns:
 
         def once() -> dict[str, Int64]:
             groups, out = work.known_groups(self._engine, self._ring), dict[str, Int64]()
-            for found in self._rows(work):
-                for name, cells in work.counted(found, groups, self._ring, design).items():
+            for unit_rows in self._rows(work):
+                for name, cells in work.counted(unit_rows, groups, self._ring, design).items():
                     out[name] = cells + out[name] if name in out else cells
             return out
 
@@ -132,10 +132,10 @@ class Turns:
     def _rows(self, work: Work) -> Iterator[pa.Table]:
         """Rows of stage 1, shard by shard."""
         for shard in range(self._shards):
-            found = self._engine.run(work.stage_one(self._shards, shard))
+            unit_rows = self._engine.run(work.stage_one(self._shards, shard))
             self._engine.release()
-            yield found
-            del found  # the next rows and these are not in memory together
+            yield unit_rows
+            del unit_rows  # the next rows and these are not in memory together
 
 
 class Stage:
@@ -163,9 +163,9 @@ class Stage:
         plan = settled.plan
         budget = question.budget(plan)
         work = Work.of(question.asked, self._catalog, plan, self._name)
-        found = self._place.summed(work, budget.weights)
-        groups = found.groups
-        drawn = answer(plan, budget, found.totals, found.rows, groups.ids, self._ring, self._name)
+        sums = self._place.summed(work, budget.weights)
+        groups = sums.groups
+        drawn = answer(plan, budget, sums.totals, sums.rows, groups.ids, self._ring, self._name)
         return Found(drawn, plan, groups, settled.nulls, settled.cuts)
 
     def _bounds(self, design: BoundsDesign) -> Settled:
@@ -173,9 +173,9 @@ class Stage:
         question = self._question
         named = {column.name: column for column in question.plan.columns if column.automatic}
         asked_for = tuple(f for f in question.asked.functions if f.name in named)
-        asked = replace(question.asked, functions=asked_for)
+        statement = replace(question.asked, functions=asked_for)
         plan = replace(question.plan, columns=tuple(named.values()))
-        work = Work.of(asked, self._catalog, plan, self._name, wide=True)
+        work = Work.of(statement, self._catalog, plan, self._name, wide=True)
         counts = self._place.counted(work, design)
         settled = choose_bounds(question.plan, design, counts, self._ring, self._name)
         bounds = {

@@ -66,8 +66,16 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 #: A form that nobody foresaw has no proof, and the library's texts quote the statement.
-UNFORESEEN = (SqlglotError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError,
-              AttributeError, AssertionError)  # fmt: skip
+UNFORESEEN = (
+    SqlglotError,
+    RecursionError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+)
 #: Options of a private SELECT from its node, whether it groups, and whether it has norms.
 ReadOptions = Callable[[exp.Expr, bool, bool], Options]
 
@@ -90,10 +98,10 @@ def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> 
 def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """`statement_of` without its net for mistakes in this program."""
     tree = inlined(parsed(text))
-    asked = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
-    require(asked, "no-dp-select")
-    require(len(asked) == 1, "one-dp-select", asked[-1].args["hint"])
-    [core] = asked
+    dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
+    require(dp_selects, "no-dp-select")
+    require(len(dp_selects) == 1, "one-dp-select", dp_selects[-1].args["hint"])
+    [core] = dp_selects
     _group_distinct(core)
     normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
     options = read(core.args["hint"], core.args.get("group") is not None, normed)
@@ -157,8 +165,8 @@ class _Released:
         self.groups = tuple(self._group(core, node) for node in grouped)
         self._labels = {group.name for group in self.groups} | self.names
         for item in core.expressions:
-            whole = isinstance(item.unalias(), _CALLS)
-            self._collect(item.unalias(), item.alias if whole else None)
+            is_call = isinstance(item.unalias(), _CALLS)
+            self._collect(item.unalias(), item.alias if is_call else None)
         # Groups that are selected are an answer by themselves: which keys there are.
         require(self.functions or selects, "no-function", core.expressions[0])
         for part in ("having", "order"):
@@ -238,8 +246,8 @@ def _check_unit(core: exp.Select, scope: Scope, options: Options) -> None:
     if options.unit_column is None:
         return
     table, _, column = options.unit_column.rpartition(".")
-    found = {(table, column)} if table else {(t, c) for t, c in scope.partial if c == column}
-    require(any(cover <= found for cover in scope.covers), "unit-column", core.args["from_"])
+    places = {(table, column)} if table else {(t, c) for t, c in scope.partial if c == column}
+    require(any(cover <= places for cover in scope.covers), "unit-column", core.args["from_"])
 
 
 def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Select) -> None:

@@ -5,10 +5,10 @@ Nothing runs here: the result is the text of a complete job file, which any runn
 
 | statement | job |
 | --- | --- |
-| ``epsilon``, ``delta`` | ``privacy.epsilon``, ``delta`` |
-| ``max_rows_contributed`` | ``privacy.contributions``, C: rows of a unit that count |
-| ``min_privacy_units_per_group = m`` | ``privacy.pre_threshold = m - 1`` |
-| GROUP BY | ``schema.key`` |
+| ``epsilon``, ``delta`` | ``budget.epsilon``, ``delta`` |
+| ``max_rows_contributed`` | ``contributions``, C: rows of a unit that count |
+| ``min_privacy_units_per_group = m`` | ``mechanism.pre_threshold = m - 1`` |
+| GROUP BY | ``key`` |
 | COUNT(*), SUM, COUNT(DISTINCT unit) | aggregates of kind ``count``, ``sum``, ``units`` |
 | AVG | kind ``mean``, the engine's own: a noisy centred sum over the noisy count |
 | FROM, WHERE, expressions, public look-ups | ``[source.query]`` (`row_local`), if there are any |
@@ -30,12 +30,12 @@ from tomlkit.items import InlineTable
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.fields import Aggregate, Field, job_field
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.job import Job, decode_job, job_of, read_text, source_path
 from dpstream.pipelines.jobs.tables import LookUpConfig, QueryConfig, SourceConfig
-from dpstream.pipelines.jobs.text import parse_toml, raise_decode_error
+from dpstream.pipelines.project.text import parse_toml, raise_decode_error
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.functions import Function
@@ -88,15 +88,15 @@ def stream_job(path: Path, statement: str) -> StreamJob:
     """
     path = path.absolute()
     given = read_text(path)
-    known = _readable(parse_toml(given), path.parent)
+    job_tables = _readable(parse_toml(given), path.parent)
     checked_form(statement)
-    asked = statement_of(statement, known.tables, stream_options)
-    require(asked.functions, "no-function")
-    check_row_local(_whole(asked, []), known.tables)
-    check_functions(asked, statement)
+    parsed = statement_of(statement, job_tables.tables, stream_options)
+    require(parsed.functions, "no-function")
+    check_row_local(_whole(parsed, []), job_tables.tables)
+    check_functions(parsed, statement)
     fits: UsageError | None = None
     for bits in BITS:
-        text = _filled(given, asked, known, bits)
+        text = _filled(given, parsed, job_tables, bits)
         job = job_of(decode_job(text.encode()), path)
         check_tuning(job)
         try:
@@ -117,40 +117,40 @@ def _readable(tables: dict[str, Any], folder: Path) -> Readable:
     source = named.source
     if source.query is not None and source.query.text is not None:
         raise UsageError(
-            "source.query.text", "is what the statement says", "remove it, or run the job as it is"
+            "query", "is what the statement says", "remove it, or run the job as it is"
         )
     resolved = msgspec.structs.replace(source, path=source_path(folder, source))
     return readable(resolved, named.schema.unit, folder)
 
 
-def _whole(asked: Statement, items: list[exp.Expr]) -> exp.Select:
+def _whole(parsed: Statement, items: list[exp.Expr]) -> exp.Select:
     """The private relation with a select list."""
-    query = asked.source.copy()
+    query = parsed.source.copy()
     query.set("expressions", items)
     return query
 
 
-def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
+def _filled(given: bytes, parsed: Statement, job_tables: Readable, bits: int) -> str:
     """The job file's text with what the statement says; everything else as it was written."""
     try:
         document: Any = tomlkit.parse(given.decode("utf-8"))
     except (TOMLKitError, UnicodeDecodeError):
         raise UsageError("job file", "cannot be rewritten", "simplify its layout") from None
-    columns, query = _columns(asked, known)
+    columns, query = _columns(parsed, job_tables)
     document["source"].pop("query", None)
     if query is not None:
         inline = isinstance(document["source"], InlineTable)
         document["source"]["query"] = _plain(query) if inline else _query_table(query)
-    for name, table in (("schema.key", document["schema"]), ("aggregate", document)):
+    for name, table in (("key", document["schema"]), ("aggregate", document)):
         if name.rpartition(".")[2] in table:
             raise UsageError(name, "is what the statement says", "remove it from the job file")
     document["schema"]["key"] = [
-        {"column": columns[g.name], "type": KEYS[g.type]} for g in asked.groups
+        {"column": columns[g.name], "type": KEYS[g.type]} for g in parsed.groups
     ]
     document["aggregate"] = tomlkit.aot()
-    for function in asked.functions:
+    for function in parsed.functions:
         document["aggregate"].append(_aggregate(function, columns, bits))
-    options = asked.options
+    options = parsed.options
     privacy = document.setdefault("privacy", tomlkit.table())
     require(options.rows or "contributions" in privacy, "stream-contributions")
     _agree(privacy, "epsilon", options.epsilon)
@@ -166,50 +166,53 @@ def _filled(given: bytes, asked: Statement, known: Readable, bits: int) -> str:
 def _agree(privacy: Any, name: str, value: float) -> None:
     if name in privacy and privacy[name] != value:
         raise UsageError(
-            f"privacy.{name}", "differs from what the statement says", "remove it, or correct one"
+            job_field(name), "differs from what the statement says", "remove it, or correct one"
         )
     privacy[name] = value
 
 
-def _columns(asked: Statement, known: Readable) -> tuple[dict[str, str], QueryConfig | None]:
+def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], QueryConfig | None]:
     """The input column of each group and argument, and the query that makes them.
 
     A statement that takes columns of the source as they are needs no query: its job is the one
     that would be written by hand.
     """
-    arguments = {f.name: f.argument for f in asked.functions if f.argument is not None}
-    expressions = {g.name: g.expression for g in asked.groups} | arguments
-    own = {name: _own(node, known) for name, node in expressions.items()}
-    bare = isinstance(asked.source.args["from_"].this, exp.Table) and not any(
-        asked.source.args.get(part) for part in ("joins", "where")
+    arguments = {f.name: f.argument for f in parsed.functions if f.argument is not None}
+    expressions = {g.name: g.expression for g in parsed.groups} | arguments
+    own = {name: _own(node, job_tables) for name, node in expressions.items()}
+    bare = isinstance(parsed.source.args["from_"].this, exp.Table) and not any(
+        parsed.source.args.get(part) for part in ("joins", "where")
     )
-    plain = all(own[g.name] == g.name for g in asked.groups)
+    plain = all(own[g.name] == g.name for g in parsed.groups)
     plain &= all(own[name] and type_of(node) in _NUMBERS for name, node in arguments.items())
     if bare and plain:
         return {name: column or "" for name, column in own.items()}, None
-    names = {g.name: g.name for g in asked.groups}
+    names = {g.name: g.name for g in parsed.groups}
     for i, name in enumerate(arguments):
-        names[name] = next(n for n in (f"_x{i}" + "_" * k for k in range(99))
-                           if n not in known.reads and n not in names.values())  # fmt: skip
+        names[name] = next(
+            n
+            for n in (f"_x{i}" + "_" * k for k in range(99))
+            if n not in job_tables.reads and n not in names.values()
+        )
     items = [
         exp.alias_(_number(node) if name in arguments else node.copy(), names[name], quoted=True)
         for name, node in expressions.items()
     ]
-    tree = _whole(asked, items)
-    rows = known.tables.rows
+    tree = _whole(parsed, items)
+    rows = job_tables.tables.rows
     used = {c.name for c in tree.find_all(exp.Column)} & set(rows.columns)
     used -= {rows.unit}
     tables = {t.name for t in tree.find_all(exp.Table)}
-    look_ups = tuple(one for one in known.look_ups if one.name.lower() in tables)
+    look_ups = tuple(one for one in job_tables.look_ups if one.name.lower() in tables)
     text = tree.sql(dialect=DpSql, comments=False)
-    types = {known.reads[name]: rows.columns[name] for name in sorted(used)}
-    return names, QueryConfig(known.tables.source, types, text, look_ups)
+    types = {job_tables.reads[name]: rows.columns[name] for name in sorted(used)}
+    return names, QueryConfig(job_tables.tables.source, types, text, look_ups)
 
 
-def _own(node: exp.Expr, known: Readable) -> str | None:
+def _own(node: exp.Expr, job_tables: Readable) -> str | None:
     """The source's own column that an expression is."""
-    if isinstance(node, exp.Column) and node.name in known.tables.rows.columns:
-        return known.reads[node.name]
+    if isinstance(node, exp.Column) and node.name in job_tables.tables.rows.columns:
+        return job_tables.reads[node.name]
     return None
 
 
@@ -222,10 +225,10 @@ def _number(node: exp.Expr) -> exp.Expr:
 
 def _plain(config: QueryConfig | LookUpConfig) -> dict[str, Any]:
     """What a table of the job says, without what it leaves out."""
-    found = {k: v for k, v in msgspec.to_builtins(config).items() if v not in (None, ())}
+    fields = {k: v for k, v in msgspec.to_builtins(config).items() if v not in (None, ())}
     if isinstance(config, QueryConfig) and config.look_up:
-        found["look_up"] = [_plain(one) for one in config.look_up]
-    return found
+        fields["look_up"] = [_plain(one) for one in config.look_up]
+    return fields
 
 
 def _inline(values: dict[str, str]) -> Any:
@@ -258,20 +261,20 @@ def _aggregate(function: Function, columns: dict[str, str], bits: int) -> Any:
         low, high = function.low, function.high
         table.add("column", columns[function.name])
         table.add("clamp", [low, high])
-        whole = type_of(function.argument) == exp.DType.BIGINT if function.argument else False
-        grid = grid_of(low, high, bits, whole)
+        integer = type_of(function.argument) == exp.DType.BIGINT if function.argument else False
+        grid = grid_of(low, high, bits, integer)
         if grid != 1.0:
             table.add("grid", grid)
     msgspec.convert(table.unwrap(), Aggregate)
     return table
 
 
-def grid_of(low: float, high: float, bits: int, whole: bool) -> float:
+def grid_of(low: float, high: float, bits: int, integer: bool) -> float:
     """The step that values are counted in: 1 for whole numbers, else the largest power of two with
     more than 2^(bits - 1) of them in the largest of |low|, |high| and high - low."""
     most, step = max(abs(low), abs(high), high - low), 1.0
     while most / step > 2.0**bits:
         step *= 2
-    while most / step <= 2.0 ** (bits - 1) and not (whole and step == 1.0):
+    while most / step <= 2.0 ** (bits - 1) and not (integer and step == 1.0):
         step /= 2
     return step

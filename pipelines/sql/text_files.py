@@ -49,7 +49,8 @@ def text_view(table: Table, paths: Sequence[str], strict: bool = False) -> str:
         alike[header, packed(path)].append(path)
     read = _csv if table.kind == "csv" else _jsonl
     return " UNION ALL ".join(
-        read(table, header, some, how or "none", strict) for (header, how), some in alike.items()
+        read(table, header, file_paths, how or "none", strict)
+        for (header, how), file_paths in alike.items()
     )
 
 
@@ -98,7 +99,7 @@ def bad_lines(table: Table) -> str:
     alike: dict[str | None, list[str]] = defaultdict(list)
     for path in files_of(table):
         alike[packed(path)].append(path)
-    parts = (_lines(table, some, how or "none", True) for how, some in alike.items())
+    parts = (_lines(table, file_paths, how or "none", True) for how, file_paths in alike.items())
     return (
         f"SELECT COUNT(*) > 0 AS bad FROM ({' UNION ALL '.join(parts)}) "
         "WHERE TRY(json_type(source)) IS DISTINCT FROM 'OBJECT' "
@@ -135,5 +136,5 @@ def _header(table: Table, path: str) -> tuple[str, ...]:
             lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
             return tuple(next(csv.reader(lines), ()))
     except (OSError, EOFError, csv.Error):
-        found = is_not(table, "CSV")
-    raise found
+        failure = is_not(table, "CSV")
+    raise failure

@@ -24,8 +24,8 @@ def _joined(node: exp.Expr) -> exp.Expr:
     names = {f"p{i}": part for i, part in enumerate(parts)}
     size = "OCTET_LENGTH" if any(kind_of(part) in _BYTES for part in parts) else "STRLEN"
     long = " + ".join(f"{size}(it_.{name})" for name in names)
-    whole = " || ".join(f"it_.{name}" for name in names)
-    return once(f"CASE WHEN {long} <= {MAX_TEXT} THEN {whole} END", **names)
+    concatenation = " || ".join(f"it_.{name}" for name in names)
+    return once(f"CASE WHEN {long} <= {MAX_TEXT} THEN {concatenation} END", **names)
 
 
 def _replaced(node: exp.Expr) -> exp.Expr:
@@ -45,8 +45,8 @@ def _alike(node: exp.Expr) -> exp.Expr:
     if isinstance(pattern, exp.Literal) and "\\" not in pattern.name:
         return node
     open_ = "(LENGTH(it_.p) - LENGTH(RTRIM(it_.p, '\\'))) % 2 = 1"
-    whole = f"CASE WHEN {open_} THEN NULL ELSE it_.p END"
-    return once(f"it_.s LIKE ({whole}) ESCAPE '\\'", s=of, p=pattern)
+    pattern_text = f"CASE WHEN {open_} THEN NULL ELSE it_.p END"
+    return once(f"it_.s LIKE ({pattern_text}) ESCAPE '\\'", s=of, p=pattern)
 
 
 def _part(node: exp.Expr) -> exp.Expr:
@@ -75,6 +75,11 @@ def _end(node: exp.Expr) -> exp.Expr:
 
 #: By the nodes that have one.
 FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    exp.Concat: _joined, exp.DPipe: _joined, exp.Replace: _replaced, exp.Like: _alike,
-    exp.Substring: _part, exp.Left: _end, exp.Right: _end,
-}  # fmt: skip
+    exp.Concat: _joined,
+    exp.DPipe: _joined,
+    exp.Replace: _replaced,
+    exp.Like: _alike,
+    exp.Substring: _part,
+    exp.Left: _end,
+    exp.Right: _end,
+}

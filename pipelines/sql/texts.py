@@ -27,14 +27,14 @@ def split(text: str) -> list[str]:
         tokens = DpSql().tokenize(text)
     except (SqlglotError, RecursionError, ValueError, IndexError):
         raise refusal("syntax") from None
-    out, begin, some = [], 0, False
+    out, begin, has_token = [], 0, False
     for token in tokens:
         if token.token_type == TokenType.SEMICOLON:
-            out += [text[begin : token.start]] if some else []
-            begin, some = token.end + 1, False
+            out += [text[begin : token.start]] if has_token else []
+            begin, has_token = token.end + 1, False
         else:
-            some = True
-    return [*out, *([text[begin:]] if some else [])]
+            has_token = True
+    return [*out, *([text[begin:]] if has_token else [])]
 
 
 def explained(text: str) -> str | None:

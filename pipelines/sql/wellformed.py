@@ -35,12 +35,12 @@ def check_files(catalog: Catalog, table: Table) -> None:
     """
     if table.kind not in FILES:
         return
-    found = _parquet(table) if table.kind == "parquet" else _text(table)
-    if found is None and table.kind != "parquet":
-        found = _rows(catalog, table)
-    if found is not None:
+    fault = _parquet(table) if table.kind == "parquet" else _text(table)
+    if fault is None and table.kind != "parquet":
+        fault = _rows(catalog, table)
+    if fault is not None:
         raise RunError(
-            f"table {table.name}", f"has a malformed file: {found}", "write the file anew"
+            f"table {table.name}", f"has a malformed file: {fault}", "write the file anew"
         )
 
 

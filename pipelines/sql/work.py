@@ -32,10 +32,15 @@ from dpstream.state.numbers import valid_of, values_of
 
 #: What ids are made of, by the type of a group.
 KINDS = {
-    exp.DType.BIGINT: "int", exp.DType.DECIMAL: "decimal", exp.DType.BOOLEAN: "bool",
-    exp.DType.TEXT: "string", exp.DType.VARBINARY: "bytes", exp.DType.DATE: "date",
-    exp.DType.TIMESTAMP: "timestamp", exp.DType.TIMESTAMPTZ: "timestamp",
-}  # fmt: skip
+    exp.DType.BIGINT: "int",
+    exp.DType.DECIMAL: "decimal",
+    exp.DType.BOOLEAN: "bool",
+    exp.DType.TEXT: "string",
+    exp.DType.VARBINARY: "bytes",
+    exp.DType.DATE: "date",
+    exp.DType.TIMESTAMP: "timestamp",
+    exp.DType.TIMESTAMPTZ: "timestamp",
+}
 #: Bounds of what automatic bounds are looked for in, in grid steps.
 _WIDE = 1 << 40
 
@@ -62,22 +67,26 @@ class Work(NamedTuple):
 
     @classmethod
     def of(
-        cls, asked: Statement, catalog: Catalog, plan: QueryPlan, name: tuple[bytes, bytes],
+        cls,
+        statement: Statement,
+        catalog: Catalog,
+        plan: QueryPlan,
+        name: tuple[bytes, bytes],
         wide: bool = False,
-    ) -> "Work":  # fmt: skip
+    ) -> "Work":
         """The work of a statement; ``wide``: within bounds that nothing reaches."""
         if wide:
             low = {c.name: 0 if c.kind == "count" else -_WIDE for c in plan.columns}
             grids = {c.name: (c.grid, low[c.name], _WIDE) for c in plan.columns}
         else:
             grids = grids_of(plan)
-        query = stage_one(asked, catalog, grids)
+        query = stage_one(statement, catalog, grids)
         by = query.args["group"].sql("duckdb")
         query.set("group", None)
         public = None
-        if asked.public is not None:
-            public = typed_public(asked).sql("duckdb", comments=False)
-        groups = tuple((group.name, group.type) for group in asked.groups)
+        if statement.public is not None:
+            public = typed_public(statement).sql("duckdb", comments=False)
+        groups = tuple((group.name, group.type) for group in statement.groups)
         text = query.sql("duckdb", comments=False)
         return cls(text, by, public, groups, catalog.unit.type, plan, name)
 
@@ -92,68 +101,68 @@ class Work(NamedTuple):
         names, kinds = [name for name, _ in self.groups], [KINDS[kind] for _, kind in self.groups]
         return Groups(names, kinds, ring.key, public)
 
-    def partials(self, found: pa.Table, groups: Groups, ring: KeyRing) -> Partials:
+    def partials(self, unit_rows: pa.Table, groups: Groups, ring: KeyRing) -> Partials:
         """Stage 1's rows of some units."""
-        unit, unit_ids = self._units(found, ring)
-        group = self._codes(found, groups)
-        known = Partials(unit, group, unit_ids, groups.ids)
+        unit, unit_ids = self._units(unit_rows, ring)
+        group = self._codes(unit_rows, groups)
+        partials = Partials(unit, group, unit_ids, groups.ids)
         sums: list[Int64] = []
         rows: dict[str, Rows] = {}
         for i, column in enumerate(self.plan.columns):
             if column.kind in ("count", "sum", "mean"):
-                sums.append(_ints(found, f"value_{i}"))
+                sums.append(_ints(unit_rows, f"value_{i}"))
             if column.kind == "mean":
-                sums.append(_ints(found, f"count_{i}"))
+                sums.append(_ints(unit_rows, f"count_{i}"))
             if column.kind in ("var", "stddev", "quantiles"):
-                at, value = _lists(found, i)
+                at, value = _lists(unit_rows, i)
                 if column.kind == "quantiles":
                     rows[column.name] = Rows(unit[at], group[at], value)
                 else:
-                    sums += self._moments(column, known, at, value, ring)
-        return known._replace(sums=tuple(sums), rows=rows)
+                    sums += self._moments(column, partials, at, value, ring)
+        return partials._replace(sums=tuple(sums), rows=rows)
 
     def bounded(self, partials: Partials, ring: KeyRing) -> Bounded:
         """Partials of some units within the plan's bounds."""
         return bounded(self.plan, partials, ring, self.name)
 
     def counted(
-        self, found: pa.Table, groups: Groups, ring: KeyRing, design: BoundsDesign
+        self, unit_rows: pa.Table, groups: Groups, ring: KeyRing, design: BoundsDesign
     ) -> dict[str, Int64]:
         """PRIVATE exact histograms that bounds are chosen from, of some units; they add up."""
-        unit, ids = self._units(found, ring)
-        group = self._codes(found, groups)
+        unit, ids = self._units(unit_rows, ring)
+        group = self._codes(unit_rows, groups)
         out = {}
         for i, column in enumerate(self.plan.columns):
-            rows = _values(found, i, unit, group)
+            rows = _values(unit_rows, i, unit, group)
             of = next(h for h in design.histograms if h.name == column.name)
             out[of.name] = counted(of, rows, (ids, groups.ids), ring, self.name)
         return out
 
-    def _units(self, found: pa.Table, ring: KeyRing) -> tuple[Int64, Ids]:
+    def _units(self, unit_rows: pa.Table, ring: KeyRing) -> tuple[Int64, Ids]:
         """(rows,) slots of units, and their ids."""
-        slots, values = encoded(found.column("unit"))
+        slots, values = encoded(unit_rows.column("unit"))
         return slots, keyed(ring.unit, [self.unit], [values])
 
-    def _codes(self, found: pa.Table, groups: Groups) -> Int64:
+    def _codes(self, unit_rows: pa.Table, groups: Groups) -> Int64:
         if not self.groups:
-            return np.zeros(found.num_rows, np.int64)
-        return groups.codes([found.column(f"group_{i}") for i in range(len(self.groups))])
+            return np.zeros(unit_rows.num_rows, np.int64)
+        return groups.codes([unit_rows.column(f"group_{i}") for i in range(len(self.groups))])
 
     def _moments(
-        self, column: QueryColumn, known: Partials, at: Int64, value: Int64, ring: KeyRing
+        self, column: QueryColumn, partials: Partials, at: Int64, value: Int64, ring: KeyRing
     ) -> tuple[Int64, Int64, Int64]:
         """Sum, squares and count of at most r of each partial's rows, by a keyed choice."""
-        counts = np.bincount(at, minlength=len(known.unit))
+        counts = np.bincount(at, minlength=len(partials.unit))
         over = np.flatnonzero((counts > column.most_rows)[at])
         if over.size:
-            some = at[over]
-            few = Rows(known.unit[some], np.maximum(known.group[some], 0), value[over])
+            owners = at[over]
+            few = Rows(partials.unit[owners], np.maximum(partials.group[owners], 0), value[over])
             name = (b"of a group", *self.name, column.name.encode())
-            chosen = smallest(known, few, some, column.most_rows, ring, name)
+            chosen = smallest(partials, few, owners, column.most_rows, ring, name)
             left = counts[at] <= column.most_rows
             left[over[chosen]] = True
             at, value = at[left], value[left]
-        size, centred = len(known.unit), value - middle_of(column)
+        size, centred = len(partials.unit), value - middle_of(column)
         total, square = per_group(at, centred, size), centred * centred - centre_of(column)
         there = np.bincount(at, minlength=size).astype(np.int64)
         return total, per_group(at, square, size), there
@@ -166,29 +175,29 @@ def typed_public(statement: Statement) -> exp.Expr:
     return safe_query(statement.public)
 
 
-def _values(found: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
+def _values(unit_rows: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
     """What a column's bounds are for: each row's value, or each (unit, group)'s."""
-    if f"rows_{i}" in found.column_names:
-        at, value = _lists(found, i)
+    if f"rows_{i}" in unit_rows.column_names:
+        at, value = _lists(unit_rows, i)
         return Rows(unit[at], group[at], value)
-    there = valid_of(found.column(f"value_{i}"))
-    if f"count_{i}" in found.column_names:
-        there = _ints(found, f"count_{i}") > 0
-    rows = Rows(unit, group, _ints(found, f"value_{i}"))
+    there = valid_of(unit_rows.column(f"value_{i}"))
+    if f"count_{i}" in unit_rows.column_names:
+        there = _ints(unit_rows, f"count_{i}") > 0
+    rows = Rows(unit, group, _ints(unit_rows, f"value_{i}"))
     return rows if there.all() else Rows(*(part[there] for part in rows))
 
 
-def _ints(found: pa.Table, name: str) -> Int64:
+def _ints(unit_rows: pa.Table, name: str) -> Int64:
     """Whole numbers; 0 for a partial that is absent."""
-    column = found.column(name)
+    column = unit_rows.column(name)
     values = np.asarray(values_of(column), np.int64)
     return np.where(valid_of(column), values, 0) if column.null_count else values
 
 
-def _lists(found: pa.Table, i: int) -> tuple[Int64, Int64]:
+def _lists(unit_rows: pa.Table, i: int) -> tuple[Int64, Int64]:
     """Rows of a list column: the number of the partial, and the value."""
-    column = found.column(f"rows_{i}")
+    column = unit_rows.column(f"rows_{i}")
     lengths = pc.list_value_length(column)
     sizes = np.where(valid_of(lengths), values_of(lengths), 0).astype(np.int64)
     values = values_of(pc.list_flatten(column)).astype(np.int64)
-    return np.repeat(np.arange(found.num_rows), sizes), values
+    return np.repeat(np.arange(unit_rows.num_rows), sizes), values

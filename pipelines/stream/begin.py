@@ -33,13 +33,17 @@ from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.book import Accept
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.store import RunIdentity
 
 
 def begin(
-    job: Job, source: Sequence[bytes] | None = None, public: pa.Table | None = None
+    job: Job,
+    source: Sequence[bytes] | None = None,
+    public: pa.Table | None = None,
+    accept: Accept | None = None,
 ) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
@@ -52,6 +56,7 @@ def begin(
     Args:
         source: parts that tell the input from others, where it is not the job's own source.
         public: canonical public keys of the plan, where they are not in the job's own list.
+        accept: of a run that is not charged yet: may refuse it by the charges before it.
 
     Returns:
         (run, whether it goes on from an existing store).
@@ -59,8 +64,8 @@ def begin(
     Raises:
         PolicyError: the store, the input, the sink or the ledger forbids it.
     """
-    run, resumed, caught_up = prepare(job, source, public)
-    charge(job, run)
+    run, resumed, caught_up = prepare(job, source, public, accept)
+    charge(job, run, accept)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
     with contextlib.closing(sink_of(job)) as sink:
@@ -69,7 +74,10 @@ def begin(
 
 
 def prepare(
-    job: Job, source: Sequence[bytes] | None = None, public: pa.Table | None = None
+    job: Job,
+    source: Sequence[bytes] | None = None,
+    public: pa.Table | None = None,
+    accept: Accept | None = None,
 ) -> tuple[Run, bool, bool]:
     """``begin`` up to the charge: the store exists and its run id is committed.
 
@@ -79,7 +87,7 @@ def prepare(
     keys, plan = key_source(job), job.plan
     check_tuning(job)
     refuse_changed(job)
-    check_begin(job)  # a refused charge leaves no store behind
+    check_begin(job, accept=accept)  # a refused charge leaves no store behind
     sweep(dead_letter_folder(job))
     check_dead_letters(dead_letter_folder(job))
     own = input_of(job) if source is None else None
@@ -113,7 +121,7 @@ def prepare(
     return run, resumed, caught_up
 
 
-def charge(job: Ledgered, run: Run) -> None:
+def charge(job: Ledgered, run: Run, accept: Accept | None = None) -> None:
     """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
     store the one copy that goes on; see ``state.ledger.lineage``."""
     store = run.open()
@@ -123,7 +131,7 @@ def charge(job: Ledgered, run: Run) -> None:
         if job.ledger is not None and ledger is not None:
             identity = store.identity
             spend = spend_of(job, run.budget(), identity.run_id, identity.epoch)
-            tokens.enter(ledger, store, spend)
+            tokens.enter(ledger, store, spend, accept)
 
 
 def charge_restored(job: Job, identity: RunIdentity) -> None:

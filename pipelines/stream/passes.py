@@ -103,7 +103,7 @@ def due(job: Job, through: str | None) -> Iterator[Due | None]:
         yield _again(job, noted)
         noted = noted_of(job)
         if noted is None or noted.pending:
-            raise RunError("state.store", "a pass has not come to its end", "run it again")
+            raise RunError("store", "a pass has not come to its end", "run it again")
         if upto is None or upto <= noted.done:
             return
     yield _next(job, noted, upto)
@@ -124,14 +124,14 @@ def trigger_time_of(line: Timeline, through: str) -> int:
         micros = time.time_ns() // 1_000
     else:
         micros = (instant(FLAG, through) - _EPOCH) // timedelta(microseconds=1)
-    found = (micros - line.start) // line.trigger_every
-    if found < 1:
+    trigger_time = (micros - line.start) // line.trigger_every
+    if trigger_time < 1:
         raise UsageError(
             FLAG,
             "lies before the first trigger time, so nothing would be released",
-            "give an instant at or after time.start and one time.trigger_every",
+            "give an instant at or after start and one release_every",
         )
-    return int(min(found, line.last_trigger_time))
+    return int(min(trigger_time, line.last_trigger_time))
 
 
 def noted_of(job: Job) -> Passes | None:
@@ -190,7 +190,7 @@ def commit(run: Run, pass_: Due) -> Run:
     before, after = _encoded(pass_.noted), _encoded(pass_.passes)
     swapped = before == after or store.swap_metadata(_NOTE, before, after)
     if not swapped and store.metadata(_NOTE) != after:
-        raise RunError("state.store", "another run has begun a pass meanwhile", "run it again")
+        raise RunError("store", "another run has begun a pass meanwhile", "run it again")
     return run._replace(upto=pass_.through, joined=pass_.passes.joined)
 
 
@@ -201,7 +201,7 @@ def check_whole(run: Run) -> None:
         RunError: another process has begun the first pass meanwhile.
     """
     if run.open().metadata(_NOTE) is not None:
-        raise RunError("state.store", "its run reads its input in passes", "run it again")
+        raise RunError("store", "its run reads its input in passes", "run it again")
 
 
 def end(run: Run, pass_: Due) -> None:
@@ -245,9 +245,9 @@ def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
         return upto
     if noted.done == line.last_trigger_time:
         raise PolicyError(
-            "source.path" if new else FLAG,
-            "comes too late: everything through time.end is released",
-            "take the new files away, or begin a new run with a later time.end on a new store",
+            "table.path" if new else FLAG,
+            "comes too late: everything through end is released",
+            "take the new files away, or begin a new run with a later end on a new store",
         )
     after = _text(line, noted.done)
     if upto is None:

@@ -10,11 +10,11 @@ import apache_beam as beam
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.accounting.guarantee import warnings_of
-from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
 from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, resume_point
 from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
+from dpstream.dp_transforms.hand_over import HAND_OVER
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.connectors.cells import with_cells
@@ -41,8 +41,8 @@ from dpstream.pipelines.connectors.write import (
     WriteReleases,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.text import duration_micros
 from dpstream.pipelines.operate.summary import Summary, summarised
+from dpstream.pipelines.project.text import duration_micros
 from dpstream.pipelines.runners.errors import Warn, coded, say
 from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.table import Engine, make_runner
@@ -51,6 +51,7 @@ from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begin, leave
 from dpstream.pipelines.stream.passes import Due, due
 from dpstream.state import open as stores
+from dpstream.state.ledger.book import Accept
 from dpstream.state.retention import expire
 
 #: Told (steps done, steps in all); both are public.
@@ -84,6 +85,7 @@ def run_job(
     warn: Warn = say,
     through: str | None = None,
     fresh: bool = False,
+    accept: Accept | None = None,
 ) -> Result:
     """Run a job to its end; one whose source has no end, until it is stopped.
 
@@ -104,23 +106,24 @@ def run_job(
             `pipelines.stream.passes`).
         fresh: begin a new run at a new charge; the old one is moved away
             (`pipelines.operate.fresh`).
+        accept: of a run that is not charged yet: may refuse it by the charges before it.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
     if fresh:
-        _set_aside(job, warn)
-    asked = _Asked(runner, beam_args, progress, speed, stop, detach, warn)
+        _set_aside(job, warn, accept)
+    launch = _Asked(runner, beam_args, progress, speed, stop, detach, warn, accept)
     result = None
     for pass_ in due(job, through):
-        result = _run(job, asked, pass_)
+        result = _run(job, launch, pass_)
     return required(result, "there is at least one pass")
 
 
-def _set_aside(job: Job, warn: Warn) -> None:
+def _set_aside(job: Job, warn: Warn, accept: Accept | None) -> None:
     from dpstream.pipelines.operate.fresh import set_aside  # of few runs
 
-    for name, path in set_aside(job)._asdict().items():
+    for name, path in set_aside(job, accept)._asdict().items():
         if path is not None:
             warn(f"The old run's {name.replace('_', ' ')} moved to {path}.")
 
@@ -135,12 +138,13 @@ class _Asked(NamedTuple):
     stop: threading.Event | None
     detach: bool
     warn: Warn
+    accept: Accept | None
 
 
-def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
+def _run(job: Job, launch: _Asked, pass_: Due | None) -> Result:
     """``run_job``, of all of the input or of one pass over input that grows."""
-    progress, speed, stop, detach, warn = asked[2:]
-    engine = make_runner(asked.runner, asked.beam_args)
+    progress, speed, stop, detach, warn, accept = launch[2:]
+    engine = make_runner(launch.runner, launch.beam_args)
     source = input_of(job) if pass_ is None else pass_.source
     _check_engine(engine, source, speed)
     if pass_ is not None and (engine.kind.streaming or detach):
@@ -148,12 +152,12 @@ def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
     watch = InputWatch(source.files())
     # Whatever is wrong with recorded files is said before a run begins and is charged.
     reader = _recorded(job, source, engine, speed)
-    run, resumed = _begun(job, engine, warn, pass_)
+    run, resumed = _begun(job, engine, warn, pass_, accept)
     watch.begin(run, None if pass_ is None else pass_.passes.files)
     restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run, watch)
-    whole = finished(run) if pass_ is None else pass_.idle
+    is_complete = finished(run) if pass_ is None else pass_.idle
     upto = None if pass_ is None else pass_.instant(job.plan.timeline)
-    if source.bounded and not detach and not restoring and whole:
+    if source.bounded and not detach and not restoring and is_complete:
         summary = _complete(job, run, source, watch, sink, engine)
         if progress is not None:
             progress(steps, steps)
@@ -165,6 +169,9 @@ def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
     clock = None if pass_ is None else Announced(pass_.through, pass_.first)
     summary = None
     _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted, clock)
+    batches = contextlib.ExitStack()
+    if engine.kind.by_reference:
+        batches.enter_context(HAND_OVER.open())
     try:
         with _started(pipeline, engine, progress, steps) as started:
             if not detach:
@@ -182,10 +189,11 @@ def _run(job: Job, asked: _Asked, pass_: Due | None) -> Result:
             if source.bounded:
                 summary = _summary(job, run, sink, dict(operator_totals))
     finally:
-        identity = run.open().identity
-        _let_go(run, sink, None if detach else engine)
-    told = dict(operator_totals), stop is not None and stop.is_set(), summary, upto
-    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *told)
+        with batches:  # until the engine has ended: its last bundles may still ask for some
+            identity = run.open().identity
+            _let_go(run, sink, None if detach else engine)
+    outcome = dict(operator_totals), stop is not None and stop.is_set(), summary, upto
+    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *outcome)
 
 
 @contextlib.contextmanager
@@ -195,11 +203,7 @@ def _started(
     """The pipeline at work, its steps watched."""
     operator_totals.clear()
     forget_error()
-    with (
-        sparing_memory(),
-        watch_steps(progress, steps),
-        HAND_OVER.open() if engine.kind.by_reference else contextlib.nullcontext(),
-    ):
+    with sparing_memory(), watch_steps(progress, steps):
         started = pipeline.run()
         engine.check()
         yield started
@@ -237,8 +241,10 @@ def _summary(job: Job, run: Run, sink: Sink, counts: dict[str, int]) -> Summary 
     return None
 
 
-def _begun(job: Job, engine: Engine, warn: Warn, pass_: Due | None) -> tuple[Run, bool]:
-    run, resumed = begin(job, None if pass_ is None else pass_.source.identity())
+def _begun(
+    job: Job, engine: Engine, warn: Warn, pass_: Due | None, accept: Accept | None
+) -> tuple[Run, bool]:
+    run, resumed = begin(job, None if pass_ is None else pass_.source.identity(), accept=accept)
     if pass_ is not None:
         run = passes.commit(run, pass_)
     elif not job.source.unbounded:
@@ -287,7 +293,7 @@ def _finish(job: Job, run: Run, source: Input, watch: InputWatch, behind: Sink |
     watch.end()
     if isinstance(source, FilesInput) and {file.name for file in source.files()} - watch.names:
         raise PolicyError(
-            "source.path",
+            "table.path",
             "files joined it while the run read the others, and nothing of them is released",
             "move them away and run again; for input that grows begin a new run with `--through`",
         )
@@ -354,8 +360,8 @@ def _connect(
     refused = dead | "DeadLetters" >> WriteDeadLetters(job)
     if not ends:
         keep = job.state.keep_releases
-        kept = None if keep is None else duration_micros("state.keep_releases", keep)
-        delivered = Delivered(run, Catching(run, sink), kept)
+        retention = None if keep is None else duration_micros("keep_releases", keep)
+        delivered = Delivered(run, Catching(run, sink), retention)
         _ = (written, held, refused, output.clock_ticks) | "Delivered" >> delivered
 
 

@@ -65,14 +65,17 @@ def read_characteristics(folder: Path, faults: dict[str, Faults]) -> Characteris
         return None
     shared = pc.is_in(ethnicity.table[_CODE], race.table[_CODE].combine_chunks())
     faults[ETHNICITY_ITERATIONS].rows(
-        _bool(shared), ethnicity.numbers, _CODE,
-        "is an iteration of race too", "give iterations of race and ethnicity codes of their own",
-    )  # fmt: skip
+        _bool(shared),
+        ethnicity.numbers,
+        _CODE,
+        "is an iteration of race too",
+        "give iterations of race and ethnicity codes of their own",
+    )
     every = _together(race.table, ethnicity.table)
     _check_map(pairs, every, codes, faults[MAP])
-    found = _resolved(every, codes.table["RACE_ETH_CODE"], pairs.table)
-    _check_kinds(found, pairs, faults[MAP])
-    return None if any(faults[name].found for name in COLUMNS) else found
+    characteristics = _resolved(every, codes.table["RACE_ETH_CODE"], pairs.table)
+    _check_kinds(characteristics, pairs, faults[MAP])
+    return None if any(faults[name].found for name in COLUMNS) else characteristics
 
 
 def _check_iterations(rows: Rows, faults: Faults) -> None:
@@ -86,10 +89,10 @@ def _check_iterations(rows: Rows, faults: Faults) -> None:
         faults.rows(~alone, numbers, "ALONE", "is not True or False", "correct it")
     zero = _in(table["LEVEL"], ["0"])
     flags = {name: _in(table[name], ["True", "False"]) for name in _FLAGS}
-    for name, said in flags.items():
+    for name, flagged in flags.items():
         null = _in(table[name], [NONE])
-        faults.rows(~said & ~null, numbers, name, "is not True, False or Null", "correct it")
-        unlike = levels & (null != zero) & (said | null)
+        faults.rows(~flagged & ~null, numbers, name, "is not True, False or Null", "correct it")
+        unlike = levels & (null != zero) & (flagged | null)
         rule = "is Null where LEVEL is not 0, or is not where it is"
         faults.rows(unlike, numbers, name, rule, "correct one of them")
     both = _in(table["DETAILED_ONLY"], ["True"]) & _in(table["COARSE_ONLY"], ["True"])
@@ -117,11 +120,11 @@ def _check_map(rows: Rows, iterations: pa.Table, codes: Rows, faults: Faults) ->
     """Pairs are of codes of the lists, each once; a code may belong to no iteration."""
     table, numbers = rows
     code = codes.table["RACE_ETH_CODE"]
-    known = _bool(pc.is_in(table[_CODE], iterations["CODE"].combine_chunks()))
-    faults.rows(~known, numbers, _CODE, "is no iteration of the two lists", "correct or remove it")
-    known = _bool(pc.is_in(table["RACE_ETH_CODE"], code.combine_chunks()))
+    listed = _bool(pc.is_in(table[_CODE], iterations["CODE"].combine_chunks()))
+    faults.rows(~listed, numbers, _CODE, "is no iteration of the two lists", "correct or remove it")
+    listed = _bool(pc.is_in(table["RACE_ETH_CODE"], code.combine_chunks()))
     faults.rows(
-        ~known, numbers, "RACE_ETH_CODE", "is not in the list of codes", "correct or remove it"
+        ~listed, numbers, "RACE_ETH_CODE", "is not in the list of codes", "correct or remove it"
     )
     pair = pc.binary_join_element_wise(table[_CODE], table["RACE_ETH_CODE"], "|")
     faults.rows(repeated(pair), numbers, "", "is there before", "keep one of the rows")
@@ -131,8 +134,8 @@ def _together(race: pa.Table, ethnicity: pa.Table) -> pa.Table:
     """Iterations of both lists, those of race first, of level 0 too."""
 
     def flag(column: pa.ChunkedArray) -> pa.ChunkedArray:
-        said = pc.is_in(column, pa.array(["True", "False"]))
-        return pc.if_else(said, pc.equal(column, "True"), pa.scalar(None, pa.bool_()))
+        flagged = pc.is_in(column, pa.array(["True", "False"]))
+        return pc.if_else(flagged, pc.equal(column, "True"), pa.scalar(None, pa.bool_()))
 
     def typed(table: pa.Table, alone: pa.ChunkedArray, ethnicities: bool) -> pa.Table:
         level = pc.index_in(table["LEVEL"], pa.array(["0", "1", "2"])).cast(pa.int8())
@@ -164,11 +167,11 @@ def _resolved(every: pa.Table, codes: pa.ChunkedArray, pairs: pa.Table) -> Chara
     return Characteristics(counted, ordered, members[np.lexsort(members.T[::-1])])
 
 
-def _check_kinds(found: Characteristics, pairs: Rows, faults: Faults) -> None:
+def _check_kinds(characteristics: Characteristics, pairs: Rows, faults: Faults) -> None:
     """No code is in two iterations of a kind; names the later rows of the map."""
-    counted, table = found.iterations, pairs.table
+    counted, table = characteristics.iterations, pairs.table
     at = pc.index_in(table[_CODE], counted["CODE"].combine_chunks()).fill_null(-1).to_numpy()
-    code = pc.index_in(table["RACE_ETH_CODE"], found.codes).fill_null(-1).to_numpy()
+    code = pc.index_in(table["RACE_ETH_CODE"], characteristics.codes).fill_null(-1).to_numpy()
     usable = (at >= 0) & (code >= 0)
     usable &= ~repeated(pc.binary_join_element_wise(table[_CODE], table["RACE_ETH_CODE"], "|"))
     at, code = at[usable], code[usable].astype(np.int64)
@@ -178,10 +181,12 @@ def _check_kinds(found: Characteristics, pairs: Rows, faults: Faults) -> None:
         taken = ~_bool(counted[flag].fill_null(True))[at]
         of_kind = np.where(taken, code * 64 + kind[at], -1 - np.arange(len(at)))
         faults.rows(
-            repeated(pa.chunked_array([of_kind])), pairs.numbers[usable], "",
+            repeated(pa.chunked_array([of_kind])),
+            pairs.numbers[usable],
+            "",
             f"puts a code into a second iteration of one level and kind, counted for {regions}",
             "leave the code in one of them",
-        )  # fmt: skip
+        )
 
 
 def repeated(column: pa.ChunkedArray) -> Bool:

@@ -89,20 +89,23 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
     Returns:
         ``None`` if there is a fault.
     """
-    found = _decoded(path, faults)
-    if found is None:
+    entries = _decoded(path, faults)
+    if entries is None:
         return None
     before = len(faults.found)
     fields = fields_of(choice.program)
-    _check_optional(found, fields, faults)
+    _check_optional(entries, fields, faults)
     values = {
-        name: _typed(found, name, kind, required, faults)
+        name: _typed(entries, name, kind, required, faults)
         for name, (kind, required) in fields.items()
     }
     _check(values, choice.program, faults)
     if choice.noise == "rounded" and values["privacy_defn"] == "puredp":
-        faults.add("privacy_defn", "is puredp, for which there is no rounded noise",
-                   "write zcdp, or choose --noise census")  # fmt: skip
+        faults.add(
+            "privacy_defn",
+            "is puredp, for which there is no rounded noise",
+            "write zcdp, or choose --noise census",
+        )
     return None if len(faults.found) > before else _parameters(values, choice)
 
 
@@ -146,17 +149,17 @@ def _decoded(path: Path, faults: Faults) -> dict[str, Any] | None:
         return out
 
     try:
-        found = json.loads(data.removeprefix(BOM).decode("utf-8"), object_pairs_hook=once)
+        entries = json.loads(data.removeprefix(BOM).decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError):
         faults.add("", "is not JSON in UTF-8", "correct the file")
         return None
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         faults.add("", "is not one JSON object", "write fields in braces")
         return None
     if twice:
         faults.add("", "has a field or a threshold twice", "keep one of them")
         return None
-    return found
+    return entries
 
 
 def _check_optional(
@@ -170,13 +173,13 @@ def _check_optional(
             faults.add("", "has a field that is not known", f"did you mean '{near[0]}'?")
 
 
-def _typed(found: dict[str, Any], name: str, kind: Any, required: bool, faults: Faults) -> Any:
+def _typed(entries: dict[str, Any], name: str, kind: Any, required: bool, faults: Faults) -> Any:
     """The value of a field, ``None`` where it is missing or of another type."""
-    if name not in found:
+    if name not in entries:
         if required:
             faults.add(name, "is required", "add it")
         return None
-    value = found[name]
+    value = entries[name]
     try:
         if kind is _NUMBER and isinstance(value, str):
             return float(Fraction(value) if name == _FRACTION else value)
@@ -261,20 +264,20 @@ def _check_thresholds(
 
     Labels of no level are not looked at: a misspelt one is missing.
     """
-    found = values[name]
-    if found is None:
+    thresholds = values[name]
+    if thresholds is None:
         return
     for level in _running(values):
-        if level.label not in found:
+        if level.label not in thresholds:
             faults.add(f"{name} {level.label}", "is missing", f'add "{level.label}" to {name}')
-    for label in (level.label for level in _LEVELS if level.label in found):
-        some, where = found[label], f"{name} {label}"
-        if len(some) < count or (table == "t4" and len(some) != count):
+    for label in (level.label for level in _LEVELS if level.label in thresholds):
+        level_thresholds, where = thresholds[label], f"{name} {label}"
+        if len(level_thresholds) < count or (table == "t4" and len(level_thresholds) != count):
             least = f"exactly {count}" if table == "t4" else f"at least {count}"
             faults.add(where, f"does not have {least} thresholds", "correct the list")
-        if any(map(math.isnan, some)):
+        if any(map(math.isnan, level_thresholds)):
             faults.add(where, "has what is no number", "correct the list")
-        elif any(a > b for a, b in itertools.pairwise(some)):
+        elif any(a > b for a, b in itertools.pairwise(level_thresholds)):
             faults.add(where, "has thresholds that fall", "sort them")
 
 

@@ -45,11 +45,11 @@ def write(folder: Path, refused: Iterable[Refused]) -> int:
     Raises:
         RunError: they cannot be written.
     """
-    some = [letters(one) for one in refused if len(one.offsets)]
-    if not some:
+    batches = [letters(one) for one in refused if len(one.offsets)]
+    if not batches:
         return 0
     from dpstream.pipelines.connectors.write import write_dead_letters
 
     with file_errors("--dead-letter", "cannot be written"):
-        write_dead_letters(folder, some)
-    return sum(batch.num_rows for batch in some)
+        write_dead_letters(folder, batches)
+    return sum(batch.num_rows for batch in batches)

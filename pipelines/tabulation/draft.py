@@ -58,9 +58,12 @@ class Manifest(Header, frozen=True, kw_only=True):
 
 
 def manifest_of(
-    plan: TablePlan, head: dict[str, Any], insecure: bool, files: dict[str, Written],
+    plan: TablePlan,
+    head: dict[str, Any],
+    insecure: bool,
+    files: dict[str, Written],
     request: str = "",
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     """The manifest of an execution, which is its receipt.
 
     Args:
@@ -69,11 +72,18 @@ def manifest_of(
     """
     cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
     epsilon = None if plan.exact else cost.epsilon
-    shown = of_run(request, head["run_id"]) if request else ""
+    digest = of_run(request, head["run_id"]) if request else ""
     return Manifest(
-        **head, program=plan.parameters.program, request=shown, epsilon=epsilon, delta=cost.delta,
-        mu=cost.mu, rho=cost.rho, insecure=insecure, files=files,
-    )  # fmt: skip
+        **head,
+        program=plan.parameters.program,
+        request=digest,
+        epsilon=epsilon,
+        delta=cost.delta,
+        mu=cost.mu,
+        rho=cost.rho,
+        insecure=insecure,
+        files=files,
+    )
 
 
 def of_run(request: str, run_id: str) -> str:
@@ -82,8 +92,8 @@ def of_run(request: str, run_id: str) -> str:
     The fingerprint itself would be the same of any output of the same records, and another as soon
     as one record differs: two outputs would tell, without noise, whether anybody came or left.
     """
-    shown = hashlib.blake2b(run_id.encode(), key=request.encode(), digest_size=16)
-    return shown.hexdigest()
+    digest = hashlib.blake2b(run_id.encode(), key=request.encode(), digest_size=16)
+    return digest.hexdigest()
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -123,8 +123,8 @@ class TablesQuestion:
 
     kind: ChargeKind = "table"
 
-    def __init__(self, order: Order, found: Prepared, archive: Archive) -> None:
-        self._order, self._found, self._archive, self.drawn = order, found, archive, False
+    def __init__(self, order: Order, setup: Prepared, archive: Archive) -> None:
+        self._order, self._found, self._archive, self.drawn = order, setup, archive, False
 
     @property
     def identity(self) -> Sequence[bytes]:
@@ -136,7 +136,7 @@ class TablesQuestion:
         Output(self._order.out, MANIFEST).check(None)
         content_of(self._order.inputs.records)  # there, and readable
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says; where no account is, no cost is needed (an infinite
         budget has none)."""
         plan = self._found.plan
@@ -149,13 +149,13 @@ class TablesQuestion:
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        order, found = self._order, self._found
+        order, setup = self._order, self._found
         with self._archive.draft() as draft:
             draw = _here if order.runner is None else _spread
-            draw(order, found, keys, charge.run_id, draft)
-            files = self._archive.seal(draft, names_of(found))
+            draw(order, setup, keys, charge.run_id, draft)
+            files = self._archive.seal(draft, names_of(setup))
             insecure = order.key.insecure_test_key is not None
-            receipt = encoded(manifest_of(found.plan, answered_now(charge), insecure, files))
+            receipt = encoded(manifest_of(setup.plan, answered_now(charge), insecure, files))
             self._archive.keep(draft, receipt)
         self.drawn = True
         return receipt
@@ -184,14 +184,14 @@ def execute(order: Order) -> Executed:
     _check_letters(order)
     if order.runner is not None:
         check(order.runner)
-    found = prepared(order.inputs)
+    setup = prepared(order.inputs)
     output = Output(order.out, MANIFEST)
     with contextlib.ExitStack() as stack:
         if place is None:
-            return _uncharged(order, found, output, stack)
+            return _uncharged(order, setup, output, stack)
         keys = stack.enter_context(order.key.ring())
         archive = Archive(archive_of(place.path, order.out.parent))
-        question = TablesQuestion(order, found, archive)
+        question = TablesQuestion(order, setup, archive)
         ledger = stack.enter_context(contextlib.closing(open_ledger(place)))
         answer = sequence.ask(question, ledger, keys, order.how)
         manifest = question.publish(answer.receipt)
@@ -199,23 +199,24 @@ def execute(order: Order) -> Executed:
 
 
 def _uncharged(
-    order: Order, found: Prepared, output: Output, stack: contextlib.ExitStack
+    order: Order, setup: Prepared, output: Output, stack: contextlib.ExitStack
 ) -> Executed:
     """Without an account: what stands in OUT is never drawn again."""
-    standing = output.standing()
-    if standing is not None:
-        manifest = decoded(standing)
-        if manifest.plan_hash != found.plan.hash or order.fresh:
+    old_receipt = output.standing()
+    if old_receipt is not None:
+        manifest = decoded(old_receipt)
+        if manifest.plan_hash != setup.plan.hash or order.fresh:
             raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
         if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
             return Executed(manifest, False, False)
         raise PolicyError(
-            "OUT", "has a file that is missing or is not what was published",
+            "OUT",
+            "has a file that is missing or is not what was published",
             "put it away and run again: that is a new spend, which no account adds up",
-        )  # fmt: skip
+        )
     make_folder(order.out.parent)
     temporary = stack.enter_context(private_folder(order.out.parent, "OUT"))
-    question = TablesQuestion(order, found, Archive(temporary / "answers", "OUT"))
+    question = TablesQuestion(order, setup, Archive(temporary / "answers", "OUT"))
     with order.key.ring() as keys:
         receipt = ask_uncharged(question, keys)
     return Executed(question.publish(receipt), False, True)
@@ -239,9 +240,13 @@ def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
 
 
 def acceptance(
-    inputs: Inputs, plan: TablePlan, key: KeySource | None, place: AccountPlace | None,
-    how: Asking, out: Path | None = None,
-) -> Acceptance:  # fmt: skip
+    inputs: Inputs,
+    plan: TablePlan,
+    key: KeySource | None,
+    place: AccountPlace | None,
+    how: Asking,
+    out: Path | None = None,
+) -> Acceptance:
     """Whether an execution would be charged now, and what it would cost; charges nothing.
 
     Args:
@@ -252,9 +257,11 @@ def acceptance(
     def request() -> str:
         if key is None:
             raise UsageError(
-                "--key-file", "is required where these tables were charged before: it tells whether"
-                " they were of the same question", "give the noise key, as for `execute`",
-            )  # fmt: skip
+                "--key-file",
+                "is required where these tables were charged before: it tells whether"
+                " they were of the same question",
+                "give the noise key, as for `execute`",
+            )
         with key.ring() as keys:
             return sequence.request_of("table", identity_of(inputs, plan), keys, how.as_of)
 
@@ -272,25 +279,32 @@ def acceptance(
 def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
     """What a run of a plan costs a person, or a household."""
     return Charge(
-        run_id, plan.hash, UnitIdentity(plan.unit, "string").text, cost.epsilon, cost.delta,
-        cost.mu, 0.0, kind="table", rho=cost.rho,
-    )  # fmt: skip
+        run_id,
+        plan.hash,
+        UnitIdentity(plan.unit, "string").text,
+        cost.epsilon,
+        cost.delta,
+        cost.mu,
+        0.0,
+        kind="table",
+        rho=cost.rho,
+    )
 
 
-def _here(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
+def _here(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw in this process."""
-    tally = counted(found, read(order.inputs.records, found.lookup, order.letters))
-    parts = parts_of(found)
-    inputs = combined(counts_digest(found, p, pairs_of(found, tally, p), keys) for p in parts)
+    tally = counted(setup, read(order.inputs.records, setup.lookup, order.letters))
+    parts = parts_of(setup)
+    inputs = combined(counts_digest(setup, p, pairs_of(setup, tally, p), keys) for p in parts)
     for part in parts:
-        for file in finished(found, part, pairs_of(found, tally, part), keys, run_id, inputs):
+        for file in finished(setup, part, pairs_of(setup, tally, part), keys, run_id, inputs):
             write_file(draft, file)
 
 
-def _spread(order: Order, found: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
+def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw on a runner's workers."""
     if order.runner is None:
         raise InvariantError("a runner was asked for")
     bound = order.key.of_run(run_id, keys.fingerprint)
     letters = None if order.letters is None else str(order.letters)
-    spread(order.runner, order.inputs, found, bound, run_id, draft, letters)
+    spread(order.runner, order.inputs, setup, bound, run_id, draft, letters)

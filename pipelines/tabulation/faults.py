@@ -71,13 +71,13 @@ class Faults:
             self.add(column, f"{rule} (and {len(at) - MAX_LISTED:,} more rows)", fix)
 
 
-def refuse(found: Iterable[Fault]) -> None:
+def refuse(fault_stream: Iterable[Fault]) -> None:
     """Refuse public files that have faults; nothing is charged for them.
 
     Raises:
         UsageError: there is one; shows the first and how many there are.
     """
-    faults = list(found)
+    faults = list(fault_stream)
     if faults:
         first = faults[0]
         more = f" ({len(faults):,} faults)" if len(faults) > 1 else ""

@@ -56,8 +56,8 @@ def load(
         UsageError: there is a fault; names the first and says how many there are.  Or the choice
             makes no sense.
     """
-    loaded, found = _read(parameters, data, choice, records, totals)
-    refuse(found)
+    loaded, faults = _read(parameters, data, choice, records, totals)
+    refuse(faults)
     return required(loaded, "loaded is there")
 
 
@@ -79,16 +79,16 @@ def _read(
     choice.check()
     faults = {name: Faults(name) for name in (CONFIG, *characteristics.COLUMNS)}
     resolved = read_config(parameters / CONFIG, choice, faults[CONFIG])
-    found = characteristics.read_characteristics(parameters, faults)
+    iterations = characteristics.read_characteristics(parameters, faults)
     of_blocks = Faults(geography.GEOGRAPHY)
     states = () if resolved is None else states_of(resolved)
     blocks = geography.read_geography(data / geography.GEOGRAPHY, states, of_blocks)
     every = [fault for one in (*faults.values(), of_blocks) for fault in one.found]
     if records:
         every += _header_faults(data, choice.program)
-    if resolved is None or found is None or blocks is None:
+    if resolved is None or iterations is None or blocks is None:
         return None, every
-    files, published = PublicFiles(*found, blocks), None
+    files, published = PublicFiles(*iterations, blocks), None
     if choice.program == "h" and totals:
         published = read_totals(data, files, resolved, every)
     return Loaded(resolved, files, published), every

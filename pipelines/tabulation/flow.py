@@ -138,12 +138,12 @@ class Count(beam.DoFn):
     @guarded("records")
     def process(self, encoded: str) -> Iterator[Routed]:
         """Pairs of each part that the piece has a record of."""
-        piece, found = msgspec.json.decode(encoded, type=Piece), prepared(self._task.inputs)
+        piece, setup = msgspec.json.decode(encoded, type=Piece), prepared(self._task.inputs)
         letters = self._task.letters
         folder = None if letters is None else Path(letters)
-        tally = counted(found, read_one(piece, found.lookup, folder, _told))
-        for part in parts_of(found):
-            pairs = pairs_of(found, tally, part)
+        tally = counted(setup, read_one(piece, setup.lookup, folder, _told))
+        for part in parts_of(setup):
+            pairs = pairs_of(setup, tally, part)
             if len(pairs.keys):
                 yield part.number, _batch(pairs)
 
@@ -167,9 +167,9 @@ class Digest(Keyed):
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
         """Keyed, and of all numbers that noise is added to."""
-        found = prepared(self._task.inputs)
-        part = parts_of(found)[routed[0]]
-        yield 0, counts_digest(found, part, _pairs(routed[1]), self._ring)
+        setup = prepared(self._task.inputs)
+        part = parts_of(setup)[routed[0]]
+        yield 0, counts_digest(setup, part, _pairs(routed[1]), self._ring)
 
 
 class Publish(Keyed):
@@ -194,9 +194,9 @@ class Publish(Keyed):
         if task.stamp is not None:
             check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
             _check_run(task)
-        found, written = prepared(task.inputs), {}
-        part, pairs = parts_of(found)[number], _pairs(batch)
-        for file in finished(found, part, pairs, self._ring, task.run_id, inputs):
+        setup, written = prepared(task.inputs), {}
+        part, pairs = parts_of(setup)[number], _pairs(batch)
+        for file in finished(setup, part, pairs, self._ring, task.run_id, inputs):
             written[file.name] = put(task.folder, file)
         yield msgspec.json.encode(written).decode()
 
@@ -225,14 +225,14 @@ class Seal(beam.DoFn):
         task, files = self._task, dict[str, Written]()
         for text in met[1]:
             files |= msgspec.json.decode(text, type=dict[str, Written])
-        found = prepared(task.inputs)
-        if files.keys() != set(names_of(found)):
+        setup = prepared(task.inputs)
+        if files.keys() != set(names_of(setup)):
             raise RunError("runner", "has not handed over a part of the tables", "run again")
         if task.stamp is not None:
             check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
             _check_run(task)
-        head = {"run_id": task.run_id, "plan_hash": found.plan.hash}  # sealed again, it is the same
-        receipt = manifest_of(found.plan, head, self._insecure, files, task.request)
+        head = {"run_id": task.run_id, "plan_hash": setup.plan.hash}  # sealed again, it is the same
+        receipt = manifest_of(setup.plan, head, self._insecure, files, task.request)
         put(task.folder, File(MANIFEST, encoded(receipt)))
         yield MANIFEST
 

@@ -24,9 +24,10 @@ from dpstream.state.durable import make_folder, replacing
 #: Households for each person.
 _HOUSEHOLDS = 0.4
 #: Budgets (rho) of the 2020 tables by kind of region, for levels 1 and 2: persons, households.
-_LARGE, _SMALL = {"p": (0.008, 2.134), "h": (0.006915, 1.9208)}, {
-    "p": (0.008, 0.159), "h": (0.006915, 0.142869)
-}  # fmt: skip
+_LARGE, _SMALL = (
+    {"p": (0.008, 2.134), "h": (0.006915, 1.9208)},
+    {"p": (0.008, 0.159), "h": (0.006915, 0.142869)},
+)
 #: Thresholds of production; and of small data, in which no group would pass these.
 _BROAD, _NATION, _LOCAL = (4971, 19971, 149971), (471, 971, 6971), (971, 4971, 19971)
 _LOW = (20, 100, 400)
@@ -139,18 +140,18 @@ def _geography(made: Regions) -> bytes:
 def _config(size: Size) -> bytes:
     """The parameters of both programs."""
     mainland = sorted(state for state in size.states if state != PUERTO_RICO)
-    found: dict[str, Any] = {"max_race_codes": 8}
+    config: dict[str, Any] = {"max_race_codes": 8}
     for program, tables in TABLES.items():
         for table in tables:
             prefix, thresholds = names_of(program)[table.name]
             for level in (*US_LEVELS, *PR_LEVELS):
-                found[f"{prefix}_{level.name}"] = _budget(program, level)
+                config[f"{prefix}_{level.name}"] = _budget(program, level)
             count = 1 if table is T4 else 3
-            found[thresholds] = {
+            config[thresholds] = {
                 level.label: list(_thresholds(level, size.production)[:count])
                 for level in (*US_LEVELS, *PR_LEVELS)
             }
-    found |= {
+    config |= {
         "privacy_budget_p_stage_1_fraction": 0.1,
         "zero_suppression_chance": 0.9999 if size.production else 0.5,
         "allow_negative_counts": True,
@@ -160,7 +161,7 @@ def _config(size: Size) -> bytes:
         "state_filter_us": mainland,
         "privacy_defn": "zcdp",
     }
-    return (json.dumps(found, indent=2) + "\n").encode()
+    return (json.dumps(config, indent=2) + "\n").encode()
 
 
 def _budget(program: str, level: Level) -> float:

@@ -66,17 +66,19 @@ def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Ta
 
 def _part(rows: Rows, within: Int64, faults: Faults) -> _Part:
     """The rows of some that are of the run; faults of rows of other states are faults as well."""
-    found, good = dict[str, Int64](), np.ones(len(rows.numbers), np.bool_)
+    columns, good = dict[str, Int64](), np.ones(len(rows.numbers), np.bool_)
     for name, width in COLUMNS.items():
         column = rows.table[name].combine_chunks()
-        found[name], well = numbers_of(column, width)
+        columns[name], well = numbers_of(column, width)
         faults.rows(~well, rows.numbers, name, f"is not {width} digits", "correct it")
         good &= well
-    kept = good & is_in(found["TABBLKST"], within)
+    inside = good & is_in(columns["TABBLKST"], within)
     block = np.zeros(len(good), np.int64)
     for name, width in BLOCK.items():
-        block = block * 10**width + found[name]
-    return _Part(block[kept], found["PLACEFP"][kept], found["AIANNHCE"][kept], rows.numbers[kept])
+        block = block * 10**width + columns[name]
+    return _Part(
+        block[inside], columns["PLACEFP"][inside], columns["AIANNHCE"][inside], rows.numbers[inside]
+    )
 
 
 def is_in(values: Int64, ordered: Int64) -> Bool:

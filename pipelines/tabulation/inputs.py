@@ -75,8 +75,8 @@ def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
         RunError: one cannot be read.
     """
     public = public_paths(parameters, data, choice.program)
-    found = digest_of(public)
-    return Inputs(os.path.abspath(parameters), os.path.abspath(data), choice, found)
+    digest = digest_of(public)
+    return Inputs(os.path.abspath(parameters), os.path.abspath(data), choice, digest)
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,13 +88,14 @@ def prepared(inputs: Inputs) -> Prepared:
         RunError: the files are not those that the inputs were made of.
     """
     with fetched(inputs.parameters, inputs.data, inputs.choice.program) as (parameters, data):
-        found = prepared_of(load(parameters, data, inputs.choice), inputs.digest)
+        setup = prepared_of(load(parameters, data, inputs.choice), inputs.digest)
         if digest_of(public_paths(parameters, data, inputs.choice.program)) != inputs.digest:
             raise RunError(
-                "PARAMETERS", "have a file that changed while it was read",
+                "PARAMETERS",
+                "have a file that changed while it was read",
                 "run again when it is whole",
-            )  # fmt: skip
-    return found
+            )
+    return setup
 
 
 def prepared_of(loaded: Loaded, digest: str) -> Prepared:
@@ -132,8 +133,8 @@ def content_of(path: Path) -> bytes:
     """
     try:
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            return f"{path.name}\0{file.tell()}\0{found.hexdigest()}\0".encode()
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            return f"{path.name}\0{file.tell()}\0{digest.hexdigest()}\0".encode()
     except FileNotFoundError:
         error: UsageError | RunError = UsageError(path.name, "is missing", "put it into its folder")
     except OSError as refused:

@@ -91,14 +91,14 @@ def parsed(lines: Lines, lookup: Lookup) -> Parsed:
     layout = lookup.layout
     fault, table = _rows(lines, layout)
     well = np.flatnonzero(fault == _NOTHING)
-    found = _Columns(table, lookup)
-    rules = found.faults()
+    columns = _Columns(table, lookup)
+    rules = columns.faults()
     fault[well] = rules
-    kept = rules == _NOTHING
+    good = rules == _NOTHING
     bad = np.flatnonzero(fault >= 0)
     names = [rule.value for rule in Rule]
     refused = Refused(lines.positions[bad], [names[rule] for rule in fault[bad].tolist()])
-    return Parsed(found.records(kept), lines.positions[well[kept]], refused)
+    return Parsed(columns.records(good), lines.positions[well[good]], refused)
 
 
 def strict_refusal(file: str) -> PolicyError:
@@ -131,8 +131,8 @@ def _rows(lines: Lines, layout: Layout) -> tuple[Int8, pa.Table]:
     for bad, rule in of_line:
         fault[bad] = _ORDER[rule]
     fault[lines.blank] = _SKIPPED
-    kept = lines.lines.filter(pa.array(fault == _NOTHING))
-    return fault, parse(kept, columns, columns)
+    good_lines = lines.lines.filter(pa.array(fault == _NOTHING))
+    return fault, parse(good_lines, columns, columns)
 
 
 class _Columns:
@@ -145,16 +145,16 @@ class _Columns:
         self._codes = np.full((table.num_rows, len(RACE_COLUMNS) + 1), -1, np.int16)
         self._block = np.zeros(table.num_rows, np.int32)
 
-    def records(self, kept: Bool) -> Records:
+    def records(self, mask: Bool) -> Records:
         """The records of some rows without fault."""
-        if kept.all():
+        if mask.all():
             return Records(self._block, self._codes, self._leaf)
-        leaf = {name: values[kept] for name, values in self._leaf.items()}
-        return Records(self._block[kept], self._codes[kept], leaf)
+        leaf = {name: values[mask] for name, values in self._leaf.items()}
+        return Records(self._block[mask], self._codes[mask], leaf)
 
     def faults(self) -> Int8:
         """(n,) the first rule that each row breaks, or that it is none of the run's."""
-        found = np.full(self._rows, _NOTHING, np.int8)
+        fault_codes = np.full(self._rows, _NOTHING, np.int8)
         bad = self._races()
         bad |= self._persons() if self._lookup.program == "p" else self._households()
         group = _index(self._table[self._lookup.layout.race_group], _RACE_GROUPS)
@@ -162,9 +162,9 @@ class _Columns:
         bad[Rule.BLOCK_FORM], bad[Rule.BLOCK_UNKNOWN], outside = self._blocks()
         for rule in reversed(Rule):
             if rule in bad:
-                found[bad[rule]] = _ORDER[rule]
-        found[outside] = _SKIPPED
-        return found
+                fault_codes[bad[rule]] = _ORDER[rule]
+        fault_codes[outside] = _SKIPPED
+        return fault_codes
 
     def _blocks(self) -> tuple[Bool, Bool, Bool]:
         """Rows whose block is of no such form, is unknown, or lies in another state."""
@@ -176,9 +176,9 @@ class _Columns:
                 outside = well & ~is_in(part, self._lookup.states)
             good &= well
             block = block * 10**width + part
-        at, known = _search(block, self._lookup.blocks)
+        at, present = _search(block, self._lookup.blocks)
         self._block = at
-        return ~good, ~known, outside
+        return ~good, ~present, outside
 
     def _races(self) -> dict[Rule, Bool]:
         """Codes of race and ethnicity; `Null` is no code, and has none behind it."""
@@ -241,8 +241,8 @@ def _search(values: Int64, ordered: Int64) -> tuple[Int32, Bool]:
     """(n,) the place of each value among sorted ones, and which are there."""
     at = np.searchsorted(ordered, values)
     at = np.minimum(at, max(len(ordered) - 1, 0))
-    known = ordered[at] == values if len(ordered) else np.zeros(len(values), np.bool_)
-    return at.astype(np.int32), np.asarray(known)
+    present = ordered[at] == values if len(ordered) else np.zeros(len(values), np.bool_)
+    return at.astype(np.int32), np.asarray(present)
 
 
 def _array(column: pa.ChunkedArray) -> pa.StringArray:

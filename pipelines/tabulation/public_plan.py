@@ -52,17 +52,19 @@ def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
     Raises:
         UsageError: the choice itself makes no sense.
     """
-    found = validate(parameters, data, choice)
-    if not found:
+    fault_list = validate(parameters, data, choice)
+    if not fault_list:
         try:
             plan(parameters, data, choice).prepared.plan.measured()
         except UsageError as error:
             where = "" if error.field == CONFIG else error.field
-            found.append(Fault(CONFIG, None, where, error.rule, error.fix))
-    return found
+            fault_list.append(Fault(CONFIG, None, where, error.rule, error.fix))
+    return fault_list
 
 
-def figures(found: Planned, delta: float | None = None, units: int | None = None) -> dict[str, Any]:
+def figures(
+    planned: Planned, delta: float | None = None, units: int | None = None
+) -> dict[str, Any]:
     """Every public figure; see `accounting.tabulation.describe`.
 
     Args:
@@ -75,14 +77,17 @@ def figures(found: Planned, delta: float | None = None, units: int | None = None
     if not MIN_DELTA <= delta < 1:
         rule = f"must be at least {MIN_DELTA:g}, and below 1"
         raise UsageError("--delta", rule, "write e.g. 1e-10")
-    prepared = found.prepared
+    prepared = planned.prepared
     groups = {level.level: level.groups for level in prepared.domain.levels}
     out = describe(prepared.plan, delta, groups)
     empty = _without_block(prepared)
     if empty:
-        out["notes"] = [*out["notes"], f"{empty:,} groups of {TOTALS} are in regions without a "
-                        "block: their counts are noise alone"]  # fmt: skip
-    if not found.whole:
+        out["notes"] = [
+            *out["notes"],
+            f"{empty:,} groups of {TOTALS} are in regions without a "
+            "block: their counts are noise alone",
+        ]
+    if not planned.whole:
         out["plan_hash"] = None
         out["notes"] = [*out["notes"], f"the plan has no hash before {TOTALS} is there"]
     if units is not None:
@@ -100,13 +105,13 @@ def _without_block(prepared: Prepared) -> int:
     return count
 
 
-def words(shown: dict[str, Any]) -> str:
+def words(public_figures: dict[str, Any]) -> str:
     """The same for a person."""
-    known = shown["plan_hash"] or "none yet"
-    groups = {row["label"]: row["groups"] for row in shown["levels"]}
+    plan_hash = public_figures["plan_hash"] or "none yet"
+    groups = {row["label"]: row["groups"] for row in public_figures["levels"]}
     lines = [
-        f"Plan        {known}",
+        f"Plan        {plan_hash}",
         f"Groups      {sum(groups.values()):,} in {len(groups)} levels",
     ]
-    more = scale_text(shown["scale"]) if "scale" in shown else ""
-    return "\n".join([*lines, text(shown)]) + more
+    more = scale_text(public_figures["scale"]) if "scale" in public_figures else ""
+    return "\n".join([*lines, text(public_figures)]) + more

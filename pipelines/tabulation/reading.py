@@ -28,12 +28,12 @@ def read_one(
     piece: Piece,
     lookup: Lookup,
     letters: Path | None,
-    told: Callable[[int], None] = lambda _: None,
+    callback: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Records]:
     """The same of a piece; its dead letters are one file, whoever reads it.
 
     Args:
-        told: how many there are, for the operator.
+        callback: how many there are, for the operator.
     """
     name, refused = Path(piece.path).name, []
     with file_errors(name, "cannot be read"):
@@ -43,7 +43,7 @@ def read_one(
             refused.append(parsed.refused)
             yield parsed.records
     if letters is not None:
-        told(dead_letters.write(letters, refused))
+        callback(dead_letters.write(letters, refused))
 
 
 def _pieces(path: Path) -> list[Piece]:

@@ -61,7 +61,7 @@ def _totals(data: str) -> list[str]:
     try:
         if folder.info(TOTALS) is not None:
             return [TOTALS]
-        inside = [found.name for found in folder.list(TOTALS, recursive=False)]
+        inside = [entry.name for entry in folder.list(TOTALS, recursive=False)]
     except OSError:
         raise _unreadable(TOTALS) from None
     return sorted(name for name in inside if name.endswith(".csv")) or [TOTALS]
@@ -82,12 +82,12 @@ def stamp_of(data: str, program: str) -> Stamp:
 
     name = LAYOUTS[program].file
     try:
-        found = Folder(data).info(name)
+        entry = Folder(data).info(name)
     except OSError:
         raise _unreadable(name) from None
-    if found is None:
+    if entry is None:
         raise UsageError(name, "is missing", "put it into its folder")
-    return name, found.size, found.changed
+    return name, entry.size, entry.changed
 
 
 def check_still(data: str, program: str, stamp: Stamp) -> None:

@@ -84,25 +84,25 @@ def report(
     """
     inputs = inputs_of(parameters, data, choice)
     loaded = load(parameters, data, choice)
-    known, iterations = prepared_of(loaded, inputs.digest), loaded.files.iterations
+    setup, iterations = prepared_of(loaded, inputs.digest), loaded.files.iterations
     coarse = iterations["CODE"].filter(iterations["COARSE_ONLY"]).combine_chunks()
-    manifests = [_manifest(run, known) for run in runs]
+    manifests = [_manifest(run, setup) for run in runs]
     if not runs:
         raise UsageError("--run", "is missing", "name the folder of an output")
     _check_place(out, [*runs, parameters, data])
-    found = Found({}, {}, {})
+    error_totals = Found({}, {}, {})
     with file_errors("OUT", "cannot be written, or a file not read"):
         make_folder(out, PRIVATE)
-        tally = truth(known, inputs)
+        tally = truth(setup, inputs)
         with contextlib.ExitStack() as files:
             for number, run in enumerate(runs, 1):
                 folder = out / f"run-{number}" if len(runs) > 1 else out
                 make_folder(folder, PRIVATE)
-                file = files.enter_context(run_file(folder, known, coarse))
-                for table, level, parts in _held(known, tally, run):
+                file = files.enter_context(run_file(folder, setup, coarse))
+                for table, level, parts in _held(setup, tally, run):
                     file.add(table, level, parts)
-                    _gather(found, table, level, parts)
-        figures = _figures(known, manifests, found)
+                    _gather(error_totals, table, level, parts)
+        figures = _figures(setup, manifests, error_totals)
         write_runs(out, choice.program, figures["cells"], len(runs))
         for name, text in ((PAGE, render(figures)), (NOTICE, STAMP + "\n")):
             with replacing(out / name, PRIVATE) as draft:
@@ -110,17 +110,17 @@ def report(
     return figures
 
 
-def _manifest(run: Path, known: Prepared) -> Manifest:
-    found = standing(run)
-    if found is None:
+def _manifest(run: Path, setup: Prepared) -> Manifest:
+    manifest = standing(run)
+    if manifest is None:
         raise UsageError("--run", "is no output", "name the folder of an output")
-    if found.plan_hash != known.plan.hash:
+    if manifest.plan_hash != setup.plan.hash:
         raise UsageError(
             "--run",
             "is an output of another plan",
             "name the parameters, data, --program, --noise and --estimates it was made with",
         )
-    return found
+    return manifest
 
 
 def _check_place(out: Path, others: Sequence[Path]) -> None:
@@ -140,24 +140,24 @@ def _check_place(out: Path, others: Sequence[Path]) -> None:
         raise UsageError("OUT", "exists and holds no report", "name a new folder")
 
 
-def truth(known: Prepared, inputs: Inputs) -> Tally:
+def truth(setup: Prepared, inputs: Inputs) -> Tally:
     """Exact counts of all records.  NOT private."""
     batches = (
-        part.records for piece in pieces(inputs.records) for part in read_piece(piece, known.lookup)
+        part.records for piece in pieces(inputs.records) for part in read_piece(piece, setup.lookup)
     )
-    return counted(known, batches)
+    return counted(setup, batches)
 
 
 def _held(
-    known: Prepared, tally: Tally, run: Path
+    setup: Prepared, tally: Tally, run: Path
 ) -> Iterator[tuple[Table, LevelDomain, list[Part]]]:
     """Each table and level with what was published of it and the truth."""
-    on = {(table.name, level) for table, level, _ in known.plan.measured()}
-    for number, table in enumerate(known.plan.parameters.tables):
-        for place, level in enumerate(known.domain.levels):
+    on = {(table.name, level) for table, level, _ in setup.plan.measured()}
+    for number, table in enumerate(setup.plan.parameters.tables):
+        for place, level in enumerate(setup.domain.levels):
             if (table.name, level.level) in on:
-                whole = Shard(0, place, 0, 0, level.groups)
-                counts = aggregated(whole, table, tally.of(number, place))
+                shard = Shard(0, place, 0, 0, level.groups)
+                counts = aggregated(shard, table, tally.of(number, place))
                 parts = [
                     part_of(figures, table, level, counts)
                     for figures in released_figures(run, table, level)
@@ -165,36 +165,45 @@ def _held(
                 yield table, level, parts
 
 
-def _gather(found: Found, table: Table, level: LevelDomain, parts: list[Part]) -> None:
+def _gather(error_totals: Found, table: Table, level: LevelDomain, parts: list[Part]) -> None:
     for part in parts:
         for kind, errors, groups in kinds_of(part, table, level):
-            found.kinds.setdefault(kind, Errors()).add(errors, groups)
+            error_totals.kinds.setdefault(kind, Errors()).add(errors, groups)
         for cell, errors, groups in cells_of(part, table, level, part.measured):
-            found.cells.setdefault(cell, Errors()).add(errors, groups)
+            error_totals.cells.setdefault(cell, Errors()).add(errors, groups)
         if part.figures.output.folder == "t1":
             for cell, errors, groups in cells_of(part, table, level, [0]):
-                found.totals.setdefault(cell, Errors()).add(errors, groups)
+                error_totals.totals.setdefault(cell, Errors()).add(errors, groups)
 
 
-def _figures(known: Prepared, manifests: list[Manifest], found: Found) -> dict[str, Any]:
+def _figures(setup: Prepared, manifests: list[Manifest], error_totals: Found) -> dict[str, Any]:
     """What the page shows."""
-    plan, expected = describe(known.plan), _expected(known)
+    plan, expected = describe(setup.plan), _expected(setup)
     rows = []
-    for kind, errors in found.kinds.items():
+    for kind, errors in error_totals.kinds.items():
         target, rmse, cells = expected[kind]
-        rows.append({
-            **kind._asdict(), "cells": cells, "target": target, "measured": errors.quantile(),
-            "within": errors.within(target), "figures": errors.figures, "groups": errors.groups,
-            "rmse": errors.rmse, "census_rmse": rmse, "bias": errors.bias,
-        })  # fmt: skip
+        rows.append(
+            {
+                **kind._asdict(),
+                "cells": cells,
+                "target": target,
+                "measured": errors.quantile(),
+                "within": errors.within(target),
+                "figures": errors.figures,
+                "groups": errors.groups,
+                "rmse": errors.rmse,
+                "census_rmse": rmse,
+                "bias": errors.bias,
+            }
+        )
     return {
         "stamp": STAMP,
         "program": plan["program"],
         "plan": plan,
         "runs": [{"run_id": m.run_id, "insecure": m.insecure} for m in manifests],
         "margins": rows,
-        "cells": [_cell(known, *pair) for pair in sorted(found.cells.items(), key=_first)],
-        "totals": [_cell(known, *pair) for pair in sorted(found.totals.items(), key=_first)],
+        "cells": [_cell(setup, *pair) for pair in sorted(error_totals.cells.items(), key=_first)],
+        "totals": [_cell(setup, *pair) for pair in sorted(error_totals.totals.items(), key=_first)],
     }
 
 
@@ -202,11 +211,11 @@ def _first(pair: tuple[Cell, Errors]) -> Cell:
     return pair[0]
 
 
-def _expected(known: Prepared) -> dict[Kind, tuple[int, float, int]]:
+def _expected(setup: Prepared) -> dict[Kind, tuple[int, float, int]]:
     """Of each kind of figure: margin, RMSE of the sum of its measured cells, number of cells."""
     out = {}
-    for table, level, noise in known.plan.measured():
-        for row in figures_of(known.plan, table, level, noise):
+    for table, level, noise in setup.plan.measured():
+        for row in figures_of(setup.plan, table, level, noise):
             own = noise.total if row["detail"] is None else noise.detail
             rmse = math.sqrt(row["cells"] * margins.chances(required(own, "own is there")).variance)
             kind = Kind(level.label, row["table"], row["figure"], row["detail"])
@@ -214,16 +223,21 @@ def _expected(known: Prepared) -> dict[Kind, tuple[int, float, int]]:
     return out
 
 
-def _cell(known: Prepared, cell: Cell, errors: Errors) -> dict[str, Any]:
+def _cell(setup: Prepared, cell: Cell, errors: Errors) -> dict[str, Any]:
     """Figures of groups that are alike; ``target`` is the margin of a single measured cell."""
     level = Level(cell.iteration_level, cell.region_type)
-    table = next(t for t in known.plan.parameters.tables if t.name == cell.table)
-    noise = draws(known.plan.parameters, table, level, known.plan.stability[level].groups)
+    table = next(t for t in setup.plan.parameters.tables if t.name == cell.table)
+    noise = draws(setup.plan.parameters, table, level, setup.plan.stability[level].groups)
     if noise is None or noise.detail is None:
         raise InvariantError("noise is not None and noise.detail is not None")
     own = noise.total if cell.detailed_only and noise.total is not None else noise.detail
     return {
-        **cell._asdict(), "size": interval(cell.size), "power": cell.size,
-        "groups": errors.groups, "target": margins.margin(own), "measured": errors.quantile(),
-        "rmse": errors.rmse, "bias": errors.bias,
-    }  # fmt: skip
+        **cell._asdict(),
+        "size": interval(cell.size),
+        "power": cell.size,
+        "groups": errors.groups,
+        "target": margins.margin(own),
+        "measured": errors.quantile(),
+        "rmse": errors.rmse,
+        "bias": errors.bias,
+    }

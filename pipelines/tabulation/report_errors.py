@@ -65,9 +65,9 @@ class Errors:
         self.groups += groups
         self.total += int(errors.sum())
         self.squares += float((errors.astype(np.float64) ** 2).sum())
-        found = np.bincount(np.abs(errors).reshape(-1))
-        both = np.zeros(max(len(found), len(self._sizes)), np.int64)
-        both[: len(found)] += found
+        counts = np.bincount(np.abs(errors).reshape(-1))
+        both = np.zeros(max(len(counts), len(self._sizes)), np.int64)
+        both[: len(counts)] += counts
         both[: len(self._sizes)] += self._sizes
         self._sizes = both
 

@@ -36,8 +36,8 @@ _ERRORS = ("Total absolute error", "Total squared error")
 class RunFile:
     """Rows of one run's groups, level by level."""
 
-    def __init__(self, file: IO[bytes], known: Prepared, coarse_only: pa.StringArray) -> None:
-        self._file, self._program = file, known.plan.parameters.program
+    def __init__(self, file: IO[bytes], setup: Prepared, coarse_only: pa.StringArray) -> None:
+        self._file, self._program = file, setup.plan.parameters.program
         self._coarse = coarse_only
         self._households = dict[str, dict[str, Int64]]()
         names = [*_GROUP, _SIZE]
@@ -49,23 +49,29 @@ class RunFile:
 
     def add(self, table: Table, level: LevelDomain, parts: list[Part]) -> None:
         """Add the groups of a table and level; those of households come when both tables have."""
-        found = _groups(parts)
+        group_sums = _groups(parts)
         if table is PERSONS:
-            names = pa.array(WORKLOADS).take(pa.array(found["detail"]))
-            self._write(level, found, [found["size"], names, found["absolute"], found["squared"]])
+            names = pa.array(WORKLOADS).take(pa.array(group_sums["detail"]))
+            self._write(
+                level,
+                group_sums,
+                [group_sums["size"], names, group_sums["absolute"], group_sums["squared"]],
+            )
             return
         first = self._households.pop(level.level.label, None)
         if first is None:
-            self._households[level.level.label] = found
+            self._households[level.level.label] = group_sums
             return
-        t3, t4 = (found, first) if table is T3 else (first, found)
+        t3, t4 = (group_sums, first) if table is T3 else (first, group_sums)
         _, left, right = np.intersect1d(t3["groups"], t4["groups"], return_indices=True)
         t3, t4 = ({k: v[at] for k, v in t.items()} for t, at in ((t3, left), (t4, right)))
         columns = [t["absolute" if n == 0 else "squared"] for t in (t3, t4) for n in (0, 1)]
         self._write(level, t3, [t3["size"], *columns])
 
-    def _write(self, level: LevelDomain, found: dict[str, Int64], columns: Sequence[Any]) -> None:
-        region, iteration = np.divmod(found["groups"], len(level.iterations))
+    def _write(
+        self, level: LevelDomain, group_sums: dict[str, Int64], columns: Sequence[Any]
+    ) -> None:
+        region, iteration = np.divmod(group_sums["groups"], len(level.iterations))
         codes = level.iterations.take(pa.array(iteration))
         coarse = pc.is_in(codes, self._coarse)
         truths = pa.array(["False", "True"])
@@ -83,30 +89,33 @@ class RunFile:
 
 
 @contextlib.contextmanager
-def run_file(folder: Path, known: Prepared, coarse_only: pa.StringArray) -> Iterator[RunFile]:
+def run_file(folder: Path, setup: Prepared, coarse_only: pa.StringArray) -> Iterator[RunFile]:
     """The file of one run; it appears whole."""
     with replacing(folder / "error_report.csv", PRIVATE) as draft, open(draft, "wb") as file:
-        yield RunFile(file, known, coarse_only)
+        yield RunFile(file, setup, coarse_only)
 
 
 def _groups(parts: list[Part]) -> dict[str, Int64]:
     """Groups with measured cells, increasing: size, detail, and sums of errors of the cells."""
-    found = [part for part in parts if part.measured]
+    measured_parts = [part for part in parts if part.measured]
     columns: dict[str, list[Int64]] = {
         name: [np.zeros(0, np.int64)]
         for name in ("groups", "size", "detail", "absolute", "squared")
     }
-    for part in found:
+    for part in measured_parts:
         errors = np.abs(part.errors[:, part.measured])
         detail = np.full(len(errors), part.figures.detail, np.int64)
         for name, values in (
-            ("groups", part.figures.groups), ("size", part.totals), ("detail", detail),
-            ("absolute", errors.sum(axis=1)), ("squared", (errors**2).sum(axis=1)),
-        ):  # fmt: skip
+            ("groups", part.figures.groups),
+            ("size", part.totals),
+            ("detail", detail),
+            ("absolute", errors.sum(axis=1)),
+            ("squared", (errors**2).sum(axis=1)),
+        ):
             columns[name].append(values)
-    whole = {name: np.concatenate(values) for name, values in columns.items()}
-    order = np.argsort(whole["groups"])
-    return {name: values[order] for name, values in whole.items()}
+    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    order = np.argsort(joined["groups"])
+    return {name: values[order] for name, values in joined.items()}
 
 
 def write_runs(out: Path, program: str, cells: Sequence[dict[str, Any]], runs: int) -> None:
@@ -125,32 +134,48 @@ def write_runs(out: Path, program: str, cells: Sequence[dict[str, Any]], runs: i
 def _persons(cells: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     chosen = "Average proportion of pop groups with workload = {}"
     yield [
-        "REGION_TYPE", "ITERATION_LEVEL", "DETAILED_ONLY", _SIZE,
+        "REGION_TYPE",
+        "ITERATION_LEVEL",
+        "DETAILED_ONLY",
+        _SIZE,
         *(head.format(name) for name in WORKLOADS for head in (chosen, "MOE of {}")),
-    ]  # fmt: skip
+    ]
     rows: dict[tuple[str, int, bool, int], dict[int, dict[str, Any]]] = {}
     for cell in cells:
         key = (cell["region_type"], cell["iteration_level"], cell["detailed_only"], cell["power"])
         rows.setdefault(key, {})[cell["detail"]] = cell
     for (region, level, only, _), details in sorted(rows.items()):
-        whole = sum(cell["groups"] for cell in details.values())
+        total = sum(cell["groups"] for cell in details.values())
         row = [region, str(level), str(only), next(iter(details.values()))["size"]]
         for detail in range(len(WORKLOADS)):
-            found = details.get(detail)
-            row.append(_number(found["groups"] / whole if found else 0.0))
-            row.append(_number(found["measured"]) if found else "nan")
+            entry = details.get(detail)
+            row.append(_number(entry["groups"] / total if entry else 0.0))
+            row.append(_number(entry["measured"]) if entry else "nan")
         yield row
 
 
 def _households(cells: Sequence[dict[str, Any]], runs: int) -> Iterator[list[str]]:
-    yield ["Table", "REGION_TYPE", "ITERATION_LEVEL", _SIZE, "STAT_LEVEL", "Number of pop groups",
-           "Expected MOE", "MOE"]  # fmt: skip
+    yield [
+        "Table",
+        "REGION_TYPE",
+        "ITERATION_LEVEL",
+        _SIZE,
+        "STAT_LEVEL",
+        "Number of pop groups",
+        "Expected MOE",
+        "MOE",
+    ]
     for cell in sorted(cells, key=_place):
         yield [
-            cell["table"], cell["region_type"], str(cell["iteration_level"]), cell["size"],
-            str(cell["detail"]), f"{cell['groups'] / runs:g}", str(cell["target"]),
+            cell["table"],
+            cell["region_type"],
+            str(cell["iteration_level"]),
+            cell["size"],
+            str(cell["detail"]),
+            f"{cell['groups'] / runs:g}",
+            str(cell["target"]),
             _number(cell["measured"]),
-        ]  # fmt: skip
+        ]
 
 
 def _place(cell: dict[str, Any]) -> tuple[Any, ...]:

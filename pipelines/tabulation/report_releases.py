@@ -38,7 +38,7 @@ def released_figures(run: Path, table: Table, level: LevelDomain) -> list[Figure
     Raises:
         UsageError: a file is not as this program writes it.
     """
-    found, detail_of = list[Figures](), dict[int, Int64]()
+    figures, detail_of = list[Figures](), dict[int, Int64]()
     # A total does not say of which detail its group is: its further figures do, and come first.
     for output in reversed(outputs(table)):
         groups, labels, counts = _read(run, output, level)
@@ -48,10 +48,10 @@ def released_figures(run: Path, table: Table, level: LevelDomain) -> list[Figure
             if (labels[at] != expected).any():
                 raise _foreign(output.folder)
             of = groups[at][:: len(rows)]
-            found.append(Figures(output, detail, rows, of, counts[at].reshape(-1, len(rows))))
+            figures.append(Figures(output, detail, rows, of, counts[at].reshape(-1, len(rows))))
             if len(output.rows) > 1 and output.columns:
                 detail_of[detail] = of
-    return found[::-1]
+    return figures[::-1]
 
 
 def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, Int64]:
@@ -61,25 +61,25 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
     paths = sorted((run / output.folder).glob(pattern))
     if not paths:
         raise _foreign(output.folder)
-    whole = pa.concat_tables([_table(path, output) for path in paths]).unify_dictionaries()
-    region = _places(whole["REGION_ID"], level.regions)
-    iteration = _places(whole["ITERATION_CODE"], level.iterations)
-    label = np.zeros(whole.num_rows, np.int64)
+    table = pa.concat_tables([_table(path, output) for path in paths]).unify_dictionaries()
+    region = _places(table["REGION_ID"], level.regions)
+    iteration = _places(table["ITERATION_CODE"], level.iterations)
+    label = np.zeros(table.num_rows, np.int64)
     if output.columns:
-        texts = [whole[name].cast(pa.string()) for name in output.columns]
+        texts = [table[name].cast(pa.string()) for name in output.columns]
         joined = pc.binary_join_element_wise(*texts, SEPARATOR).dictionary_encode()
         label = _places(joined, pa.array(_every_label(output)))
     groups = region * len(level.iterations) + iteration
     if any(len(p) and p.min() < 0 for p in (region, iteration, label)) or _falls(groups):
         raise _foreign(output.folder)
-    return groups, label, np.asarray(whole["COUNT"].to_numpy(), np.int64)
+    return groups, label, np.asarray(table["COUNT"].to_numpy(), np.int64)
 
 
 def _table(path: Path, output: Output) -> pa.Table:
     names = [*GROUP_COLUMNS, *output.columns, "COUNT"]
     types = {name: pa.dictionary(pa.int32(), pa.string()) for name in names[:-1]}
     try:
-        found = pa_csv.read_csv(
+        table = pa_csv.read_csv(
             path,
             pa_csv.ReadOptions(use_threads=False),
             pa_csv.ParseOptions(delimiter=SEPARATOR, quote_char=False),
@@ -87,16 +87,16 @@ def _table(path: Path, output: Output) -> pa.Table:
         )
     except (OSError, pa.ArrowInvalid):
         raise _foreign(output.folder) from None
-    if found.column_names != names:
+    if table.column_names != names:
         raise _foreign(output.folder)
-    return found
+    return table
 
 
-def _places(column: pa.ChunkedArray, known: pa.StringArray) -> Int64:
+def _places(column: pa.ChunkedArray, names: pa.StringArray) -> Int64:
     """(n,) the place of each text among known ones, -1: none."""
     parts = [np.zeros(0, np.int64)]
     for chunk in column.chunks:
-        place = pc.index_in(chunk.dictionary, value_set=known).fill_null(-1)
+        place = pc.index_in(chunk.dictionary, value_set=names).fill_null(-1)
         of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
         parts.append(of[chunk.indices.to_numpy()])
     return np.concatenate(parts)
@@ -129,8 +129,8 @@ def _by_detail(output: Output, groups: Int64, detail_of: Mapping[int, Int64]) ->
         by_width = np.array([widths.get(width, 0) for width in range(max(widths) + 1)])
         details = np.repeat(by_width[sizes], sizes)
     else:
-        for detail, some in detail_of.items():
-            details[np.isin(groups, some)] = detail
+        for detail, detail_groups in detail_of.items():
+            details[np.isin(groups, detail_groups)] = detail
     return {detail: np.flatnonzero(details == detail) for detail in np.unique(details).tolist()}
 
 

@@ -52,16 +52,16 @@ def estimate(prepared: Prepared, units: int) -> dict[str, Any]:
     }
 
 
-def text(found: dict[str, Any]) -> str:
+def text(figures: dict[str, Any]) -> str:
     """The same for a person."""
-    cpu = found["cpu_seconds"]
+    cpu = figures["cpu_seconds"]
     time = f"{cpu:,.0f} s" if cpu < 7_200 else f"{cpu / 3_600:,.1f} h"
     lines = [
         "",
-        f"Scale       {found['units']:,} records, {found['groups']:,} groups with noise",
+        f"Scale       {figures['units']:,} records, {figures['groups']:,} groups with noise",
         f"Processor   {time} of one core; on a runner its cores share it",
-        f"Memory      {found['memory_gib']:,} GiB in one process; on a runner "
-        f"{found['shuffled_gib']:,} GiB are shuffled",
-        f"Output      {found['totals_gib']:,} GiB of totals if all are kept; more with detail",
+        f"Memory      {figures['memory_gib']:,} GiB in one process; on a runner "
+        f"{figures['shuffled_gib']:,} GiB are shuffled",
+        f"Output      {figures['totals_gib']:,} GiB of totals if all are kept; more with detail",
     ]
     return "\n".join(lines) + "\n"

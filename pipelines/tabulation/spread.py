@@ -24,7 +24,7 @@ def check(runner: Runner) -> None:
 def spread(
     runner: Runner,
     inputs: Inputs,
-    found: Prepared,
+    setup: Prepared,
     keys: KeySource,
     run_id: str,
     folder: Path,
@@ -41,10 +41,10 @@ def spread(
     """
     from dpstream.pipelines.tabulation.flow import Task, build
 
-    parts = parts_of(found)
+    parts = parts_of(setup)
     task = Task(inputs, run_id, str(folder), letters, keys)
     # The files of a part are written in this order.
-    last = [folder / names_of_part(found, part)[-1] for part in parts]
+    last = [folder / names_of_part(setup, part)[-1] for part in parts]
     try:
         run_to_end(
             runner,

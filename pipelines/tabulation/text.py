@@ -125,8 +125,8 @@ def _rows(
     for bad, rule, fix in line_faults(lines, len(names)):
         faults.rows(bad & ~blank, numbers, "", rule, fix)
         good &= ~bad
-    kept = lines if good.all() else lines.filter(pa.array(good))
-    return Rows(parse(kept, names, columns), numbers[good]), len(lines)
+    good_lines = lines if good.all() else lines.filter(pa.array(good))
+    return Rows(parse(good_lines, names, columns), numbers[good]), len(lines)
 
 
 def simple_rows(

@@ -29,8 +29,12 @@ COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "COUNT")
 _COUNT, _MOST = "^-?[0-9]{1,15}$", 10**15
 #: Column of the geography of each region type; the nation has none.
 _OF_TYPE = {
-    "STATE": "state", "COUNTY": "county", "TRACT": "tract", "PLACE": "place", "AIANNH": "aiannh",
-}  # fmt: skip
+    "STATE": "state",
+    "COUNTY": "county",
+    "TRACT": "tract",
+    "PLACE": "place",
+    "AIANNH": "aiannh",
+}
 #: Digits of a region's id by its type; `PR-` types have those of the type without it.
 _DIGITS = {"USA": 1, "STATE": 2, "COUNTY": 5, "TRACT": 11, "PLACE": 7, "AIANNH": 4}
 NATION = "1"
@@ -43,20 +47,20 @@ def total_files(data: Path) -> list[Path]:
 
 
 def read_totals(
-    data: Path, files: PublicFiles, parameters: Parameters, found: list[Fault]
+    data: Path, files: PublicFiles, parameters: Parameters, all_faults: list[Fault]
 ) -> pa.Table | None:
     """Totals of the groups that levels of the run count.
 
     Args:
         data: folder of the data files.
         files: whose regions and iterations there are.
-        found: takes faults.
+        all_faults: takes faults.
 
     Returns:
         REGION_TYPE and REGION_ID (dictionary of string), ITERATION_CODE (the same) and COUNT
         (int64), in the order of the files; ``None`` if there is a fault.
     """
-    before, domain = len(found), _Domain(files, parameters)
+    before, domain = len(all_faults), _Domain(files, parameters)
     tables, groups = list[pa.Table](), list[Int64]()
     where = list[tuple[Faults, Int64]]()
     for path in total_files(data):
@@ -66,12 +70,12 @@ def read_totals(
             tables.append(table)
             groups.append(group)
             where.append((faults, numbers))
-        found += faults.found
-    found += _again(groups, where)
-    if len(found) == before and not domain.has_block:
+        all_faults += faults.found
+    all_faults += _again(groups, where)
+    if len(all_faults) == before and not domain.has_block:
         rule = "has no group of a region with a block of the run: its tables would be of nobody"
-        found.append(Fault(TOTALS, None, "", rule, "give the t1 of the same geography"))
-    if len(found) > before:
+        all_faults.append(Fault(TOTALS, None, "", rule, "give the t1 of the same geography"))
+    if len(all_faults) > before:
         return None
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
@@ -86,8 +90,13 @@ def _again(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> Iterator[F
     begin = 0
     for group, (faults, numbers) in zip(groups, where, strict=True):
         own = Faults(faults.file)
-        own.rows(again[begin : begin + len(group)], numbers, "", "is a group that is there before",
-                 "keep one of the rows")  # fmt: skip
+        own.rows(
+            again[begin : begin + len(group)],
+            numbers,
+            "",
+            "is a group that is there before",
+            "keep one of the rows",
+        )
         yield from own.found
         begin += len(group)
 
@@ -111,11 +120,16 @@ class _Domain:
         numbers = rows.numbers
         texts = {name: _encoded(rows.table[name]) for name in COLUMNS[:3]}
         types, of_type = texts["REGION_TYPE"].dictionary, _indices(texts["REGION_TYPE"])
-        known = _bool(pc.is_in(types, self.all_types))[of_type]
-        faults.rows(~known, numbers, "REGION_TYPE", "is no region type", "correct it")
+        listed = _bool(pc.is_in(types, self.all_types))[of_type]
+        faults.rows(~listed, numbers, "REGION_TYPE", "is no region type", "correct it")
         code = _places(texts["ITERATION_CODE"], self.codes)
-        faults.rows(code < 0, numbers, "ITERATION_CODE", "is no iteration of level 1 or 2",
-                    "give the t1 of the same iterations")  # fmt: skip
+        faults.rows(
+            code < 0,
+            numbers,
+            "ITERATION_CODE",
+            "is no iteration of level 1 or 2",
+            "give the t1 of the same iterations",
+        )
         count, well = _counts(rows.table["COUNT"].combine_chunks())
         faults.rows(~well, numbers, "COUNT", "is not a whole number", "correct it")
         kind = _places(texts["REGION_TYPE"], self.types)
@@ -124,8 +138,9 @@ class _Domain:
         # One row more: types that do not run have no regions.
         region = np.stack([*(n for n, _ in numbered), np.full(len(ids), -1)])[kind, of_id]
         bad = np.stack([*(b for _, b in numbered), np.zeros(len(ids), np.bool_)])[kind, of_id]
-        faults.rows(bad, numbers, "REGION_ID", "is not the id of a region of its type",
-                    "correct it")  # fmt: skip
+        faults.rows(
+            bad, numbers, "REGION_ID", "is not the id of a region of its type", "correct it"
+        )
         counted = (region >= 0) & (code >= 0) & well
         counted &= self.taken[kind, code]
         lies = [_index(ids, regions) >= 0 for regions in self.regions]
@@ -174,8 +189,8 @@ def _regions(geography: pa.Table, region_type: str) -> pa.StringArray:
         return pa.array([NATION])
     puerto_rico = region_type.startswith("PR-")
     own = pc.equal(geography["state"], "72")
-    some = geography.filter(own if puerto_rico else pc.invert(own))
-    ids = some[_OF_TYPE[region_type.removeprefix("PR-")]].drop_null()
+    rows = geography.filter(own if puerto_rico else pc.invert(own))
+    ids = rows[_OF_TYPE[region_type.removeprefix("PR-")]].drop_null()
     return pc.unique(ids)
 
 
@@ -191,8 +206,8 @@ def _counts(column: pa.StringArray) -> tuple[Int64, Bool]:
         except pa.ArrowInvalid:  # its text shows the value
             pass
     well = _bool(pc.match_substring_regex(column, _COUNT))
-    kept = pc.if_else(pa.array(well), column, "0")
-    return np.asarray(kept.cast(pa.int64()).to_numpy(), np.int64), well
+    digits = pc.if_else(pa.array(well), column, "0")
+    return np.asarray(digits.cast(pa.int64()).to_numpy(), np.int64), well
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:

@@ -48,13 +48,13 @@ class Part(NamedTuple):
     shard: Shard
 
 
-def parts_of(found: Prepared) -> list[Part]:
+def parts_of(setup: Prepared) -> list[Part]:
     """All parts, in public order: of tables and levels that have a budget."""
-    plan, out = found.plan, list[Part]()
+    plan, out = setup.plan, list[Part]()
     on = {(table.name, level) for table, level, _ in plan.measured()}
     for number, table in enumerate(plan.parameters.tables):
-        for shard in found.shards:
-            if (table.name, found.domain.levels[shard.level].level) in on:
+        for shard in setup.shards:
+            if (table.name, setup.domain.levels[shard.level].level) in on:
                 out.append(Part(len(out), number, shard))
     return out
 
@@ -79,26 +79,26 @@ class Tally:
         """
         if not len(records):
             return
-        known = profiles(self._domain, records)
+        unit_profiles = profiles(self._domain, records)
         for place, level in enumerate(self._domain.levels):
             for number, table in enumerate(self._tables):
-                found = expand(self._domain, level, table, records, known)
-                if len(found.keys):
-                    self._put((number, place), found)
+                pairs = expand(self._domain, level, table, records, unit_profiles)
+                if len(pairs.keys):
+                    self._put((number, place), pairs)
 
     def of(self, table: int, level: int) -> Pairs:
         """All pairs of a table and level."""
         key = table, level
         if key not in self._pairs:
             return NONE
-        whole = summed(self._pairs[key])
-        self._pairs[key] = [whole]
-        return whole
+        pairs = summed(self._pairs[key])
+        self._pairs[key] = [pairs]
+        return pairs
 
-    def _put(self, key: tuple[int, int], found: Pairs) -> None:
+    def _put(self, key: tuple[int, int], pairs: Pairs) -> None:
         parts = self._pairs.setdefault(key, [])
-        parts.append(found)
-        size = self._sizes.get(key, 0) + len(found.keys)
+        parts.append(pairs)
+        size = self._sizes.get(key, 0) + len(pairs.keys)
         # What is summed already is summed again only when as much has come.
         if size > max(_PAIRS_AT_ONCE, 2 * len(parts[0].keys)):
             parts[:] = [summed(parts)]
@@ -106,25 +106,25 @@ class Tally:
         self._sizes[key] = size
 
 
-def counted(found: Prepared, batches: Iterable[Records]) -> Tally:
+def counted(setup: Prepared, batches: Iterable[Records]) -> Tally:
     """Exact counts of batches of records."""
-    tally = Tally(found.domain, found.plan.parameters.tables)
+    tally = Tally(setup.domain, setup.plan.parameters.tables)
     for records in batches:
         tally.add(records)
     return tally
 
 
-def pairs_of(found: Prepared, tally: Tally, part: Part) -> Pairs:
+def pairs_of(setup: Prepared, tally: Tally, part: Part) -> Pairs:
     """The pairs of a part."""
-    leaves = found.plan.parameters.tables[part.table].leaves
-    whole = tally.of(part.table, part.shard.level)
-    return whole.within(part.shard.first * leaves, part.shard.last * leaves)
+    leaves = setup.plan.parameters.tables[part.table].leaves
+    level_pairs = tally.of(part.table, part.shard.level)
+    return level_pairs.within(part.shard.first * leaves, part.shard.last * leaves)
 
 
-def counts_digest(found: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> bytes:
+def counts_digest(setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> bytes:
     """Digest of the counts of a part; those of all parts add up to that of the execution
     (`dp_transforms.noise.inputs`)."""
-    table, level = found.plan.parameters.tables[part.table], found.domain.levels[part.shard.level]
+    table, level = setup.plan.parameters.tables[part.table], setup.domain.levels[part.shard.level]
     items = np.zeros((len(pairs.keys), 2), np.uint64)
     items[:, 0] = pairs.keys
     label = f"{table.name} {level.level.name}"
@@ -132,7 +132,7 @@ def counts_digest(found: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> b
 
 
 def finished(
-    found: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str, inputs: bytes
+    setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str, inputs: bytes
 ) -> Iterator[File]:
     """Measure a part, with noise, and publish it.
 
@@ -140,8 +140,8 @@ def finished(
         pairs: of the part, of all pieces together.
         run_id: that was charged; inputs: digest of the counts of all parts.
     """
-    parameters = found.plan.parameters
-    table, level = parameters.tables[part.table], found.domain.levels[part.shard.level]
+    parameters = setup.plan.parameters
+    table, level = parameters.tables[part.table], setup.domain.levels[part.shard.level]
     kinds = draws(parameters, table, level.level, level.stability.groups)
     kinds = required(kinds, "a part is of a level that is on")
     measured = perturbed(
@@ -151,9 +151,9 @@ def finished(
         kinds,
         parameters.thresholds[table.name][level.level],
         CellNoise(keys, run_id, inputs),
-        None if found.published is None else found.published[level.level],
+        None if setup.published is None else setup.published[level.level],
     )
-    names = iter(names_of_part(found, part))
+    names = iter(names_of_part(setup, part))
     for output in outputs(table):
         text = released(level, output, measured, parameters)
         yield File(next(names), text.counts)
@@ -162,23 +162,23 @@ def finished(
         yield File(name, (NO_GUARANTEE + "\n").encode())
 
 
-def name_of(found: Prepared, part: Part) -> str:
+def name_of(setup: Prepared, part: Part) -> str:
     """Of a part among those of its table: ``tract-2-003``."""
-    level = found.domain.levels[part.shard.level].level
+    level = setup.domain.levels[part.shard.level].level
     return f"{level.region_type.lower()}-{level.iteration_level}-{part.shard.part:03d}"
 
 
-def names_of_part(found: Prepared, part: Part) -> list[str]:
+def names_of_part(setup: Prepared, part: Part) -> list[str]:
     """The files of a part, in the order in which they are written.
 
     The first part of an execution without a guarantee has its stamp too.
     """
-    own, out = f"{name_of(found, part)}.csv", list[str]()
-    for output in outputs(found.plan.parameters.tables[part.table]):
+    own, out = f"{name_of(setup, part)}.csv", list[str]()
+    for output in outputs(setup.plan.parameters.tables[part.table]):
         out += [f"{output.folder}/{own}", f"{MARGINS}/{output.folder}/{own}"]
-    return [*out, STAMP] if found.plan.exact and part.number == 0 else out
+    return [*out, STAMP] if setup.plan.exact and part.number == 0 else out
 
 
-def names_of(found: Prepared) -> list[str]:
+def names_of(setup: Prepared) -> list[str]:
     """Every file of an execution, by public files alone."""
-    return [name for part in parts_of(found) for name in names_of_part(found, part)]
+    return [name for part in parts_of(setup) for name in names_of_part(setup, part)]

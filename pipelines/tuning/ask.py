@@ -27,7 +27,7 @@ from dpstream.accounting.tuning.weighing import KEY_RECORDS
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import TuningConfig
-from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros
 from dpstream.pipelines.tuning import file as tuning_file
 
 
@@ -107,7 +107,7 @@ def ask(request: Request) -> Asked:
     private = request.proxy is None
     if private and job.source.unbounded:
         raise UsageError(
-            "source.kind",
+            "table.format",
             f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
             "choose from recorded files with --proxy, or write C and clamps into the job",
         )
@@ -120,7 +120,7 @@ def ask(request: Request) -> Asked:
         raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
     first, horizon = _horizon(request, job.plan)
     if not 0 < first <= horizon:
-        raise UsageError("--first", "must not exceed the stream or privacy.period", "shorten it")
+        raise UsageError("--first", "must not exceed the stream or budget.covers", "shorten it")
     rules = (request.quantile, request.cover, request.key_records)
     if sum(rule is not None for rule in rules) > 1:
         raise UsageError(
@@ -144,16 +144,16 @@ def ask(request: Request) -> Asked:
     )
     privacy = job.plan.privacy
     if private:
-        switch = "privacy.allow_large_delta = true in the job file"
+        switch = "mechanism.allow_large_delta = true in the job file"
         check_delta(question.delta, privacy.allow_large_delta, "--delta", switch)
     allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
     tuning_file.render(request.job, 1, widest, TuningConfig())  # or refused before it is paid for
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
-    asked = Asked(request, job, question, design(question, private), ranges)
-    answered = not request.fresh and tuning_file.question_of(request.out) == asked.digest
+    tuning = Asked(request, job, question, design(question, private), ranges)
+    answered = not request.fresh and tuning_file.question_of(request.out) == tuning.digest
     tuning_file.check_out(request.job, request.out, existing=answered)
-    return asked
+    return tuning
 
 
 def _check_asking(request: Request) -> None:
@@ -172,7 +172,7 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
         return (horizon if first is None else first), horizon
     if first is None or request.scale is None:
         raise UsageError(
-            "privacy.period",
+            "budget.covers",
             "is not set and the stream has no end: nothing says over what time C has to last",
             f"set a period (recommended{_with_it(plan)}), or give --first and --scale",
         )
@@ -183,7 +183,7 @@ def _with_it(plan: Plan) -> str:
     """What a period needs besides."""
     if plan.timeline.slide == plan.timeline.window or not plan.design.selects:
         return ""
-    return "; as windows slide and keys are selected, with privacy.periods_share_windows = true"
+    return "; as windows slide and keys are selected, with mechanism.periods_share_windows = true"
 
 
 def _scale(given: float | None, default: Fraction) -> str:
@@ -197,7 +197,7 @@ def _scale(given: float | None, default: Fraction) -> str:
 def _refuse_uncharged(job: Job) -> None:
     if job.ledger is None:
         raise PolicyError(
-            "ledger",
+            "account",
             "is required: tuning on the stream's own records is a release and is charged",
             "make an account (`dpstream account create`) and add [ledger] with its path, data_set "
             "and id, or choose from other data with --proxy",

@@ -30,8 +30,8 @@ from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
 from dpstream.pipelines.jobs.tables import TuningConfig
-from dpstream.pipelines.jobs.text import instant_micros
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
@@ -73,16 +73,16 @@ class Outcome(NamedTuple):
     insecure: bool
 
 
-def choose(asked: Asked) -> Outcome:
+def choose(tuning: Asked) -> Outcome:
     """Choose and write the new job file.
 
     Raises:
         PolicyError: beyond the ledger's limit, or too few units for an answer at this budget.
     """
-    if not asked.private:
-        return _proxy(asked)
-    with key_source(asked.job).ring() as ring:
-        return _private(asked, ring)
+    if not tuning.private:
+        return _proxy(tuning)
+    with key_source(tuning.job).ring() as ring:
+        return _private(tuning, ring)
 
 
 class TuningQuestion(NamedTuple):
@@ -104,10 +104,10 @@ class TuningQuestion(NamedTuple):
         """As `ask.question.Question` says: what is wrong with the files."""
         pieces(self.asked.job)
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says."""
         spend = _spend(self.asked, run_id)
-        refuse_useless(self.asked, book, spend)
+        refuse_useless(self.asked, account, spend)
         return Decision(spend)
 
     def stamp(self) -> object:
@@ -119,74 +119,76 @@ class TuningQuestion(NamedTuple):
         return _receipt(self.asked, charge, _draw(self.asked, keys, charge.run_id))
 
 
-def _private(asked: Asked, ring: KeyRing) -> Outcome:
-    place = asked.job.ledger
+def _private(tuning: Asked, ring: KeyRing) -> Outcome:
+    place = tuning.job.ledger
     place = required(place, "a private tuning has an account")
     with contextlib.closing(open_ledger(place)) as ledger:
-        answer = sequence.ask(TuningQuestion(asked), ledger, ring, asked.request.how)
-    return _tell(asked, answer)
+        answer = sequence.ask(TuningQuestion(tuning), ledger, ring, tuning.request.how)
+    return _tell(tuning, answer)
 
 
-def acceptance(asked: Asked) -> Acceptance:
+def acceptance(tuning: Asked) -> Acceptance:
     """Whether a tuning would be answered now, and what it would cost; charges nothing."""
-    place = asked.job.ledger
-    if not asked.private or place is None:
+    place = tuning.job.ledger
+    if not tuning.private or place is None:
         return Acceptance(None, None, None, None)
-    spend, how = _spend(asked, new_run_id()), asked.request.how
+    spend, how = _spend(tuning, new_run_id()), tuning.request.how
 
     def request() -> str:
-        question = TuningQuestion(asked)
-        with key_source(asked.job).ring() as ring:
+        question = TuningQuestion(tuning)
+        with key_source(tuning.job).ring() as ring:
             return sequence.request_of(question.kind, question.identity, ring, how.as_of)
 
     return of_requests(
-        place, [Request(spend, request)], how.fresh,
-        lambda book: refuse_useless(asked, book, spend),
-    )  # fmt: skip
+        place,
+        [Request(spend, request)],
+        how.fresh,
+        lambda account: refuse_useless(tuning, account, spend),
+    )
 
 
-def refuse_useless(asked: Asked, book: Book, spend: Charge) -> None:
+def refuse_useless(tuning: Asked, account: Book, spend: Charge) -> None:
     """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
-    stream, limit = spend_of(asked.job, allocate(asked.job.plan), ""), book.limit
-    book.check_unit(spend)
-    if limit is not None and not book.within([spend, stream]):
+    stream, limit = spend_of(tuning.job, allocate(tuning.job.plan), ""), account.limit
+    account.check_unit(spend)
+    if limit is not None and not account.within([spend, stream]):
         raise PolicyError(
-            "ledger.limit",
+            "account.limit",
             "the tuning and the stream it is for would together spend more than epsilon "
             f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
-            "lower --epsilon or privacy.epsilon, or ask the data steward for more",
+            "lower --epsilon or budget.epsilon, or ask the data steward for more",
         )
 
 
-def _spend(asked: Asked, run_id: str) -> Charge:
-    question = asked.question
-    identity = unit_of(asked.job).text
-    paid = (question.epsilon, question.delta, asked.design.mu, 0.0)
+def _spend(tuning: Asked, run_id: str) -> Charge:
+    question = tuning.question
+    identity = unit_of(tuning.job).text
+    paid = (question.epsilon, question.delta, tuning.design.mu, 0.0)
     # The first hours lie in one period: nobody has two units in them.
-    return Charge(run_id, asked.digest, identity, *paid, kind="choice")
+    return Charge(run_id, tuning.digest, identity, *paid, kind="choice")
 
 
-def _draw(asked: Asked, ring: KeyRing, run_id: str) -> Figures:
+def _draw(tuning: Asked, ring: KeyRing, run_id: str) -> Figures:
     """Read the first hours and draw every histogram's noise once."""
-    name = (bytes.fromhex(run_id), asked.digest.encode())
-    counts = tally(asked, asked.job, ring, name)
-    return read_off_runnable(asked, noisy(ring, name, asked.design.histograms, counts))
+    name = (bytes.fromhex(run_id), tuning.digest.encode())
+    counts = tally(tuning, tuning.job, ring, name)
+    return read_off_runnable(tuning, noisy(ring, name, tuning.design.histograms, counts))
 
 
-def _receipt(asked: Asked, spend: Charge, figures: Figures) -> bytes:
+def _receipt(tuning: Asked, spend: Charge, figures: Figures) -> bytes:
     header = Receipt(
         **answered_now(spend),
         identity=spend.identity,
         epsilon=spend.epsilon,
         delta=spend.delta,
-        mu=asked.design.mu,
-        first=asked.question.first,
+        mu=tuning.design.mu,
+        first=tuning.question.first,
         figures=figures,
     )
     return encoded(header)
 
 
-def _tell(asked: Asked, answer: Answer) -> Outcome:
+def _tell(tuning: Asked, answer: Answer) -> Outcome:
     """Write the job file of a committed answer."""
     receipt = header_of(answer.receipt, Receipt)
     figures = receipt.figures
@@ -200,8 +202,8 @@ def _tell(asked: Asked, answer: Answer) -> Outcome:
         )
     table = TuningConfig(
         how="private",
-        first=asked.request.first,
-        rule=rule_in_words(asked.question),
+        first=tuning.request.first,
+        rule=rule_in_words(tuning.question),
         clamps=tuple(name for name, _, _ in figures.clamps),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
@@ -209,27 +211,27 @@ def _tell(asked: Asked, answer: Answer) -> Outcome:
         run_id=receipt.run_id,
         question=receipt.plan_hash,
         receipt=answer.digest,
-        range=asked.ranges,
+        range=tuning.ranges,
     )
-    return _write(asked, figures, table, receipt.run_id, not answer.charged)
+    return _write(tuning, figures, table, receipt.run_id, not answer.charged)
 
 
-def _proxy(asked: Asked) -> Outcome:
+def _proxy(tuning: Asked) -> Outcome:
     """The same histograms of other data, exactly; labelled, not charged."""
-    request, line = asked.request, asked.job.plan.timeline
+    request, line = tuning.request, tuning.job.plan.timeline
     start = line.start
     if request.proxy_start is not None:
         start = instant_micros("--proxy-start", request.proxy_start)
-    moved = msgspec.structs.replace(line, start=start, end=start + asked.question.first)
+    moved = msgspec.structs.replace(line, start=start, end=start + tuning.question.first)
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
-    job = recorded(asked.job, pattern, "--proxy")
+    job = recorded(tuning.job, pattern, "--proxy")
     job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))
-    refuse_own_data(asked.job, job)
+    refuse_own_data(tuning.job, job)
     with named_by("--proxy"):
-        counts = tally(asked, job, KeyRing(_NO_SECRET), (b"proxy",))
-    histograms = asked.design.histograms
+        counts = tally(tuning, job, KeyRing(_NO_SECRET), (b"proxy",))
+    histograms = tuning.design.histograms
     nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
-    figures = read_off_runnable(asked, nodes)
+    figures = read_off_runnable(tuning, nodes)
     if figures.unanswered is not None:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
@@ -237,22 +239,22 @@ def _proxy(asked: Asked) -> Outcome:
     table = TuningConfig(
         how="proxy",
         first=request.first,
-        rule=rule_in_words(asked.question),
+        rule=rule_in_words(tuning.question),
         clamps=tuple(name for name, _, _ in figures.clamps),
-        range=asked.ranges,
+        range=tuning.ranges,
     )
-    return _write(asked, figures, table, None, False)
+    return _write(tuning, figures, table, None, False)
 
 
 def _write(
-    asked: Asked,
+    tuning: Asked,
     figures: Figures,
     table: TuningConfig,
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
-    out, clamps = asked.request.out, clamps_of(asked, figures.clamps)
-    text = tuning_file.render(asked.request.job, figures.contributions, figures.clamps, table)
+    out, clamps = tuning.request.out, clamps_of(tuning, figures.clamps)
+    text = tuning_file.render(tuning.request.job, figures.contributions, figures.clamps, table)
     tuning_file.write(out, text)
     return Outcome(
         out=str(out),
@@ -265,5 +267,5 @@ def _write(
         notes=figures.notes,
         run_id=run_id,
         resumed=resumed,
-        insecure=run_id is not None and asked.job.insecure,
+        insecure=run_id is not None and tuning.job.insecure,
     )

@@ -1,6 +1,6 @@
 """The job file of a tuning: read without C and clamps, written with them, comments kept.
 
-Before the tuning the job needs no ``privacy.contributions`` and no clamps.  For reading its
+Before the tuning the job needs no ``contributions`` and no clamps.  For reading its
 records C stands at 1 and each clamp to choose at the column's declared range: public both.
 """
 
@@ -20,7 +20,7 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
 from dpstream.pipelines.jobs.tables import TuningConfig
-from dpstream.pipelines.jobs.text import parse_toml
+from dpstream.pipelines.project.text import parse_toml
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_once
 
@@ -44,6 +44,10 @@ def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
     privacy = tables.get("privacy")
     if isinstance(privacy, dict):
         privacy["contributions"] = 1
+        # The family follows from the C that is chosen, and C is chosen by Gaussian noise.
+        if "public" not in _table(tables.get("keys")) and privacy.get("strategy") in (None, "auto"):
+            privacy["strategy"] = "blt"
+            privacy.pop("optimise", None)
     names = []
     listed = tables.get("aggregate")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
@@ -69,14 +73,14 @@ def _table(value: Any) -> dict[str, Any]:
 
 def _range(entry: dict[str, Any], declared: dict[str, Any]) -> Any:
     """The declared range of an aggregate: [choice] range, else the clamp it has."""
-    found = declared.get(str(entry.get("name")), entry.get("clamp"))
-    if found is None:
+    bounds = declared.get(str(entry.get("name")), entry.get("clamp"))
+    if bounds is None:
         raise UsageError(
             f"choice.range.{entry.get('name')}",
             "is required: candidates for a clamp come from a public range, never from the data",
             f"add [choice] range = {{ {entry.get('name')} = [low, high] }} to the job",
         )
-    return found
+    return bounds
 
 
 def question_of(out: Path) -> str | None:

@@ -37,7 +37,7 @@ from dpstream.state.disk_errors import file_error
 Content = tuple[int, bytes]
 
 
-def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
+def tally(tuning: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
     """Exact histograms of the first hours of ``job``'s input: PRIVATE, for ``noisy`` only.
 
     Args:
@@ -49,9 +49,9 @@ def tally(asked: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> lis
         RunError: the operating system cannot read a file.
     """
     line = job.plan.timeline
-    ends = msgspec.structs.replace(line, end=line.start + asked.question.first)
+    ends = msgspec.structs.replace(line, end=line.start + tuning.question.first)
     plan = msgspec.structs.replace(job.plan, timeline=ends)
-    counted = Tally(plan, ring, name, asked.design.histograms, asked.question.values_per_unit)
+    counted = Tally(plan, ring, name, tuning.design.histograms, tuning.question.values_per_unit)
     for records in canonical_records(job, plan, ring):
         counted.add(records)
     return counted.counts()
@@ -68,12 +68,12 @@ def refuse_own_data(job: Job, proxy: Job) -> None:
         given = set(_contents(proxy))
     try:
         own = _in_folder(job, given) if job.source.unbounded else _contents(job)
-        found = any(content in given for content in own)
+        overlap = any(content in given for content in own)
     except UsageError:
         return  # the stream's files are not there yet
     except OSError as error:
-        raise file_error("source.path", "cannot be read", error) from None
-    if found:
+        raise file_error("table.path", "cannot be read", error) from None
+    if overlap:
         raise PolicyError(
             "--proxy",
             "holds a file of the job's own source: its exact figures would be an uncharged release",
@@ -121,8 +121,8 @@ def content_of(path: str, kind: str) -> Content:
                 return size, digest.digest()
             except BrokenFileError:
                 raw.seek(0)
-        found = hashlib.file_digest(raw, _digest)
-        return raw.tell(), found.digest()
+        content_digest = hashlib.file_digest(raw, _digest)
+        return raw.tell(), content_digest.digest()
 
 
 def _digest() -> Any:

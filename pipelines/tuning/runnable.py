@@ -19,25 +19,25 @@ from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 
 
-def read_off_runnable(asked: Asked, nodes: list[Int64]) -> Figures:
+def read_off_runnable(tuning: Asked, nodes: list[Int64]) -> Figures:
     """Figures of the noisy nodes with which the job can be run."""
-    bound = asked.job.plan.privacy.per_key_bound
+    bound = tuning.job.plan.privacy.per_key_bound
 
     def noise_with(clamps: Clamps) -> NoiseOf:
-        plan = with_clamps(asked, clamps)
+        plan = with_clamps(tuning, clamps)
         return lambda contributions, per_key: _noise(plan, contributions, per_key)
 
-    return _runnable(asked, read_off(asked.question, asked.design, nodes, noise_with, bound))
+    return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
 
 
-def _runnable(asked: Asked, figures: Figures) -> Figures:
+def _runnable(tuning: Asked, figures: Figures) -> Figures:
     """The same with the largest C, at most the tuned one, whose noise can be drawn."""
-    if figures.unanswered is not None or _allowed(asked, figures, figures.contributions):
+    if figures.unanswered is not None or _allowed(tuning, figures, figures.contributions):
         return figures
     low, high = 1, figures.contributions  # low can be run: see ``ask``
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _allowed(asked, figures, middle) else (low, middle)
+        low, high = (middle, high) if _allowed(tuning, figures, middle) else (low, middle)
     note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
     notes = (*figures.notes, note)
     return msgspec.structs.replace(figures, contributions=low, notes=notes, cut=None, sd=None)
@@ -54,24 +54,24 @@ def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
         return math.inf
 
 
-def _allowed(asked: Asked, figures: Figures, contributions: int) -> bool:
+def _allowed(tuning: Asked, figures: Figures, contributions: int) -> bool:
     try:
-        allocate(with_privacy(with_clamps(asked, figures.clamps), contributions=contributions))
+        allocate(with_privacy(with_clamps(tuning, figures.clamps), contributions=contributions))
     except UsageError:
         return False
     return True
 
 
-def with_clamps(asked: Asked, chosen: Clamps) -> Plan:
+def with_clamps(tuning: Asked, chosen: Clamps) -> Plan:
     """The job's plan with these clamps."""
-    clamps, plan = clamps_of(asked, chosen), asked.job.plan
+    clamps, plan = clamps_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
         msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
     )
     return msgspec.structs.replace(plan, aggregates=aggregates)
 
 
-def clamps_of(asked: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
+def clamps_of(tuning: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
     """Tuned clamps in the columns' units, by aggregate."""
-    grids = {a.name: a.grid for a in asked.job.plan.aggregates}
+    grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
     return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}

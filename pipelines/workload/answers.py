@@ -33,9 +33,9 @@ def answers(
     if len(moments) * workload.queries > MAX_ANSWERS:
         return None
     labels, parts = labelled(workload), []
-    for moment, found in zip(moments, estimate.answers(workload, consistent), strict=True):
-        columns = _moment(moment, len(found.sd)) if over_time else {}
-        parts.append(pa.table({**columns, **labels, **_figures(found, estimate.half_width)}))
+    for moment, answer in zip(moments, estimate.answers(workload, consistent), strict=True):
+        columns = _moment(moment, len(answer.sd)) if over_time else {}
+        parts.append(pa.table({**columns, **labels, **_figures(answer, estimate.half_width)}))
     return pa.concat_tables(parts)
 
 

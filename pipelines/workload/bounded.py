@@ -46,8 +46,8 @@ def bounded(job: Job, domain: CellDomain, keys: KeyRing) -> Rows:
     plan = msgspec.structs.replace(job.plan, key=(_PACKED,), public_keys=None, cells=None)
     ingest, good, dead = Canonicaliser(plan, keys), [], 0
     for batch in queried(job, batches(job)):
-        found, letters = ingest(_packed(domain, batch))
-        good.append(found)
+        valid_records, letters = ingest(_packed(domain, batch))
+        good.append(valid_records)
         dead += letters.num_rows
     if not good:
         return Rows(np.zeros((0, len(domain.attributes)), np.int64), dead, 0)
@@ -64,9 +64,9 @@ def bounded(job: Job, domain: CellDomain, keys: KeyRing) -> Rows:
         np.zeros(int(unit.max(initial=-1)) + 1, np.int32),
         plan.privacy.contributions,
     )
-    kept = admitted > 0
+    mask = admitted > 0
     codes = np.concatenate([_unpacked(domain, one.column(CELL.column)) for one in good])
-    return Rows(codes[kept], dead, int((~kept).sum()))
+    return Rows(codes[mask], dead, int((~mask).sum()))
 
 
 def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -75,11 +75,11 @@ def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
     rows = np.ascontiguousarray(codes.T.clip(min=0)).astype(f"<u{_WIDTH}")
     width = rows.shape[1] * _WIDTH
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * width
-    whole = pa.LargeBinaryArray.from_buffers(
+    blobs = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     )
     outside = pa.array((codes < 0).any(axis=0))
-    column = pa.compute.if_else(outside, pa.scalar(None, pa.large_binary()), whole)
+    column = pa.compute.if_else(outside, pa.scalar(None, pa.large_binary()), blobs)
     at = batch.schema.get_field_index(CELL.column)
     if at < 0:
         return batch.append_column(CELL.column, column)

@@ -60,18 +60,18 @@ def solved(
     if objective not in OBJECTIVES:
         raise UsageError("--objective", f"is one of {', '.join(OBJECTIVES)}", "choose one")
     path = folder / f"{workload.structure}-{objective}-{strategy}.npz"
-    found = _read(path, workload.structure)
-    if found is not None:
-        return found, path, True
+    plan = _read(path, workload.structure)
+    if plan is not None:
+        return plan, path, True
     rows = workload.cells if len(workload.products) > 1 else max(workload.sizes)
     if _QUICK < rows <= MAX_SOLVED_CELLS:
         text = f"Searching a strategy over {rows:,} cells: minutes of a core; the cache keeps it."
         print(text, file=sys.stderr, flush=True)
-    found = _solve(workload, objective, strategy)
+    plan = _solve(workload, objective, strategy)
     with contextlib.suppress(OSError):  # without a cache it is solved again
         make_folder(folder, PRIVATE)
-        write(path, found, workload.structure)
-    return found, path, False
+        write(path, plan, workload.structure)
+    return plan, path, False
 
 
 def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, LatticeStrategy, bool]:
@@ -81,10 +81,10 @@ def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, Lat
         PolicyError: the workload is beyond what is solved.
     """
     path = folder / f"{workload.structure}-pure-{bits}.npz"
-    found = _arrays(path)
+    arrays = _arrays(path)
     with contextlib.suppress(UsageError, KeyError, ValueError):
-        if found is not None:
-            return *lattice_of_arrays(found, workload.structure), True
+        if arrays is not None:
+            return *lattice_of_arrays(arrays, workload.structure), True
     strategy = pure(workload, bits)
     made = strategy.lattice(bits)
     with contextlib.suppress(OSError):
@@ -106,9 +106,9 @@ def _keep(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _read(path: Path, structure: str) -> Plan | None:
-    found = _arrays(path)
+    arrays = _arrays(path)
     with contextlib.suppress(UsageError, KeyError, ValueError):
-        return None if found is None else from_arrays(found, structure)
+        return None if arrays is None else from_arrays(arrays, structure)
     return None
 
 
@@ -124,11 +124,11 @@ def _solve(workload: Workload, objective: str, strategy: str) -> Plan:
     best = auto(workload, objective)
     if strategy == "auto":
         return best
-    asked = workload.relative() if objective == "relative" else workload
+    weighted = workload.relative() if objective == "relative" else workload
     with one_thread():
-        found = named(asked, strategy)
+        named_strategy = named(weighted, strategy)
         worst = objective == "worst"
-        error = largest(asked, found) if worst else found.error(asked)
+        error = largest(weighted, named_strategy) if worst else named_strategy.error(weighted)
     if not math.isfinite(error):
         raise PolicyError("--strategy", "does not measure all that is asked", "choose another")
-    return best._replace(strategy=found, error=error)
+    return best._replace(strategy=named_strategy, error=error)

@@ -3,26 +3,83 @@
 Geometric noise answers once, through the register of an account (`registered`); Gaussian noise
 answers there or through a store.  A workload that is asked again is the same question, and keeps
 the family that it was charged for, whatever has been charged since.
+
+**Two who ask at once** are charged for one family.  The families have different identities and
+places of their charges, so that no identity joins both.  A choice therefore holds for the number of
+workloads that were charged before it.  `Choice.accept` compares that number in the transaction that
+charges, and whoever was overtaken chooses again (`by_choice`), which gives the family that was
+charged meanwhile.  A search for a strategy would be too slow for the transaction itself.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
-from dpstream.accounting.composition import epsilon_left, mu_left
-from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.workload.families import Budget, Family, Left, families_of
+from dpstream.pipelines.workload.families import Budget, families_of
 from dpstream.pipelines.workload.registered import (
     WorkloadQuestion,
     check_once,
     pure_mechanism,
 )
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.book import Accept, Book
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_book
+
+Result = TypeVar("Result")
+
+
+class OvertakenError(PolicyError):
+    """Another workload was charged between a choice and its charge; `by_choice` chooses again."""
+
+
+class Choice(NamedTuple):
+    """The family that is taken.
+
+    Attributes:
+        accept: refuses a new charge by `OvertakenError` if the choice may be another one by now;
+            ``None``: there is no other family.
+    """
+
+    family: Family
+    accept: Accept | None = None
+
+
+class Gaussian(NamedTuple):
+    """How Gaussian noise would be charged.
+
+    Attributes:
+        plan_hash: gives the plan hash of the charge.
+        registered: through the register of the account; otherwise through a store.
+    """
+
+    plan_hash: Callable[[], str]
+    registered: bool
+
+
+def by_choice(choose: Callable[[], Choice], ask: Callable[[Choice], Result]) -> Result:
+    """The result of ``ask`` for a choice that was not overtaken.
+
+    Each further turn follows another charge of the account, whose limit ends them.
+
+    Args:
+        choose: makes a choice by the account as it is now.
+        ask: charges, with ``Choice.accept`` in the transaction.
+
+    Raises:
+        DpstreamError: as ``choose`` and ``ask``.
+    """
+    while True:
+        choice = choose()
+        with contextlib.suppress(OvertakenError):
+            return ask(choice)
 
 
 def chosen(
@@ -30,18 +87,19 @@ def chosen(
     job: Job,
     plan: Plan,
     folder: Path,
-    gaussian_hash: Callable[[], str],
+    gaussian: Gaussian,
     optimise: str = "limit",
     fresh: bool = False,
-) -> Family:
-    """The family that is taken.
+) -> Choice:
+    """The family that is taken by the account as it is now.
 
     Args:
         plan: strategy for Gaussian noise.
         folder: where solved strategies are kept.
-        gaussian_hash: gives the plan hash of the charge with Gaussian noise.
+        gaussian: how Gaussian noise would be charged.
         optimise: how families are compared (`families`).
-        fresh: whether the question is charged anew, whatever was charged before.
+        fresh: whether the question is charged anew if it was answered; one that was cut off keeps
+            its family.
 
     Raises:
         PolicyError: no noise can answer.
@@ -51,48 +109,61 @@ def chosen(
     try:
         check_once(workload, job)
     except DpstreamError:
-        return "gaussian"
-    book = _book(job)
-    if book is not None and not fresh:
-        charged = _charged(workload, job, folder, book, gaussian_hash)
-        if charged is not None:
-            return charged
-    remaining = None if book is None or optimise == "answer" else left_of(book)
-    return families_of(workload, plan, budget, folder, remaining).taken
+        return Choice("gaussian")
+    account = _book(job)
+    before = _workloads(account)
+    accept = functools.partial(_check, len(before))
+    charges = [c for c in before if not fresh or _unanswered(c, account, gaussian)]
+    charged = _charged(workload, job, folder, charges, gaussian)
+    if charged is not None:
+        return Choice(charged, accept)
+    limit = None if optimise == "answer" else limit_of(account)
+    return Choice(families_of(workload, plan, budget, folder, limit).taken, accept)
 
 
-def left_of(book: Book) -> Left | None:
-    """What is left of an account's limit for one more charge; ``None`` without a limit, or where
-    costs do not add up (the charge is then refused)."""
-    limit = limit_of(book)
-    if limit is None:
-        return None
-    promise = limit.epsilon, limit.delta
-    return Left(mu_left(limit.total, *promise), epsilon_left(limit.total, *promise))
+def _check(number: int, account: Book) -> None:
+    """Refuse a charge if the number of workloads that were charged is another one."""
+    if len(_workloads(account)) != number:
+        raise OvertakenError(
+            "account.path",
+            "another workload was charged meanwhile",
+            "ask again, nothing is charged",
+        )
 
 
-def _book(job: Job) -> Book | None:
-    """The account; ``None`` where it cannot be read, which the charge refuses with the reason."""
-    if job.ledger is None:
-        return None
-    with contextlib.suppress(DpstreamError):
-        return read_book(job.ledger)
-    return None
+def _workloads(account: Book) -> list[Charge]:
+    return [charge for charge in account.charges if charge.kind == "workload"]
+
+
+def _book(job: Job) -> Book:
+    """The account; an empty one where it cannot be read, which the charge refuses with the
+    reason."""
+    if job.ledger is not None:
+        with contextlib.suppress(DpstreamError):
+            return read_book(job.ledger)
+    return Book()
+
+
+def _unanswered(charge: Charge, account: Book, gaussian: Gaussian) -> bool:
+    """Whether a fresh question continues a charge: the register has no answer of it.  A store has
+    no receipts: a fresh run is a new one."""
+    registered = charge.mu is None or gaussian.registered
+    return (
+        registered and charge.run_id not in account.receipts and charge.run_id not in account.closed
+    )
 
 
 def _charged(
-    workload: Workload, job: Job, folder: Path, book: Book, gaussian_hash: Callable[[], str]
+    workload: Workload, job: Job, folder: Path, charges: list[Charge], gaussian: Gaussian
 ) -> Family | None:
-    """The family of the last charge for this workload; ``None`` without such a charge."""
-    before = [charge for charge in book.charges if charge.kind == "workload"]
-    if not before:
-        return None
+    """The family of the last of some charges that is for this workload; ``None``: none is."""
     hashes: dict[str, Family] = {}
-    with contextlib.suppress(DpstreamError):
-        hashes[gaussian_hash()] = "gaussian"
-    if any(charge.mu is None for charge in before):
+    if any(charge.mu is not None for charge in charges):
+        with contextlib.suppress(DpstreamError):
+            hashes[gaussian.plan_hash()] = "gaussian"
+    if any(charge.mu is None for charge in charges):
         with contextlib.suppress(DpstreamError):
             mechanism = pure_mechanism(workload, job, folder)
             hashes[WorkloadQuestion(workload, job, mechanism).plan_hash] = "geometric"
-    families = [hashes[c.plan_hash] for c in before if c.plan_hash in hashes]
+    families = [hashes[c.plan_hash] for c in charges if c.plan_hash in hashes]
     return families[-1] if families else None

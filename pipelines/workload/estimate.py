@@ -60,9 +60,10 @@ class Estimate(NamedTuple):
         """
         if any(axis in self.summed for product in workload.products for axis in product.axes):
             raise PolicyError(
-                "queries", "asks an attribute of which only totals were measured",
+                "queries",
+                "asks an attribute of which only totals were measured",
                 "sum it out, or release another estimate",
-            )  # fmt: skip
+            )
 
     def answers(self, workload: Workload, consistent: bool = False) -> Iterator[Answers]:
         """Answers of each release.
@@ -73,13 +74,13 @@ class Estimate(NamedTuple):
         self.check(workload)
         norm = norms(workload, self.mix)
         for cells, scale in zip(self.cells, self.scale.tolist(), strict=True):
-            found = values(workload, cells)
-            shown = found
+            estimates = values(workload, cells)
+            published = estimates
             if consistent:
                 if self.summed:
                     raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
-                shown = values(workload, nonnegative(cells, self.mix))
-            yield Answers(found, norm * scale, shown)
+                published = values(workload, nonnegative(cells, self.mix))
+            yield Answers(estimates, norm * scale, published)
 
     def covariance(self, workload: Workload) -> Float64:
         """(queries, queries) covariance of the first release's answers."""
@@ -89,13 +90,13 @@ class Estimate(NamedTuple):
 
 def values(workload: Workload, cells: Float64) -> Float64:
     """(queries,) answers, product by product; axes that shrink are summed first."""
-    found = []
+    parts = []
     for product in workload.products:
         answers, factors = cells.reshape(workload.sizes), workload.factors_of(product)
         for axis in sorted(range(len(factors)), key=lambda k: factors[k].rows / factors[k].size):
             answers = factors[axis].apply(answers, axis)
-        found.append(answers.ravel())
-    return np.concatenate(found)
+        parts.append(answers.ravel())
+    return np.concatenate(parts)
 
 
 @one_thread()
@@ -103,11 +104,11 @@ def norms(workload: Workload, mix: Sequence[Float64]) -> Float64:
     """(queries,) norm of each row of W L: its standard error for components of sd 1."""
     if len(mix) == len(workload.sizes):
         covariances = [factor @ factor.T for factor in mix]
-        known: dict[tuple[int, int], Float64] = {}
-        squares = [_by_axes(workload, p, covariances, known) for p in workload.products]
+        variances: dict[tuple[int, int], Float64] = {}
+        squares = [_by_axes(workload, p, covariances, variances) for p in workload.products]
     else:
-        [whole] = mix
-        squares = [_by_columns(workload, product, whole) for product in workload.products]
+        [matrix] = mix
+        squares = [_by_columns(workload, product, matrix) for product in workload.products]
     return np.sqrt(np.concatenate(squares))
 
 
@@ -115,16 +116,16 @@ def _by_axes(
     workload: Workload,
     product: Product,
     covariances: Sequence[Float64],
-    known: dict[tuple[int, int], Float64],
+    variances: dict[tuple[int, int], Float64],
 ) -> Float64:
     """Of a Kronecker product of mixes: the product of each axis's variances."""
-    found = []
+    axis_variances = []
     for axis, factor in enumerate(workload.factors_of(product)):
         name = (axis, -1 if factor.kind == "total" else id(factor))
-        if name not in known:
-            known[name] = factor.variances(covariances[axis])
-        found.append(known[name])
-    return kron(found)
+        if name not in variances:
+            variances[name] = factor.variances(covariances[axis])
+        axis_variances.append(variances[name])
+    return kron(axis_variances)
 
 
 def _by_columns(workload: Workload, product: Product, mix: Float64) -> Float64:
@@ -158,8 +159,8 @@ def covariance(workload: Workload, mix: Sequence[Float64]) -> Float64:
     rows = []
     for product in workload.products:
         # W on the unit vectors of the cells: all columns at once.
-        found = [factor.dense() for factor in workload.factors_of(product)]
-        rows.append(kron(found))
+        matrices = [factor.dense() for factor in workload.factors_of(product)]
+        rows.append(kron(matrices))
     matrix = np.concatenate(rows)
     if len(mix) == 1:
         mixed = matrix @ mix[0]

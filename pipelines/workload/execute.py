@@ -26,6 +26,7 @@ from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of
 from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
 from dpstream.state import open as stores
+from dpstream.state.ledger.book import Accept
 from dpstream.state.store import Store
 
 
@@ -36,7 +37,7 @@ class Order(NamedTuple):
         strategy: of the cells; over_time: at every trigger of the job.
         out: folder of the answers; form: of the table in it.
         nonnegative: consistent non-negative estimates in the place of the linear ones.
-        runner, beam_args, fresh: as `run_job` takes them.
+        runner, beam_args, fresh, accept: as `run_job` takes them.
     """
 
     workload: Workload
@@ -49,6 +50,7 @@ class Order(NamedTuple):
     runner: str = "DirectRunner"
     beam_args: Sequence[str] = ()
     fresh: bool = False
+    accept: Accept | None = None
 
 
 class Done(NamedTuple):
@@ -66,7 +68,9 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
     """
     job = job_of(order)
     check(order, job)
-    result = run_job(job, order.runner, order.beam_args, progress, fresh=order.fresh)
+    result = run_job(
+        job, order.runner, order.beam_args, progress, fresh=order.fresh, accept=order.accept
+    )
     try:
         estimate, moments, receipt = _released(order, job, result.run_id)
     finally:
@@ -98,9 +102,10 @@ def check(order: Order, job: Job, named: bool = True) -> None:
         check_place(order.out, job.plan.hash, order.workload, order.fresh)
     if job.plan.timeline.end is None:
         raise PolicyError(
-            "time.end", "is required: answers are written when the run has ended",
+            "end",
+            "is required: answers are written when the run has ended",
             "give the job an end; a stream without end is answered by `--from` its releases",
-        )  # fmt: skip
+        )
 
 
 def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Moment], Receipt]:
@@ -124,6 +129,7 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
         workload=workload.digest,
         strategy=order.strategy.name,
         mixing=own.mixing.digest,
+        mechanism="gaussian",
         epsilon=budget.epsilon,
         delta=budget.delta,
         mu=budget.mu,
@@ -133,23 +139,23 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
         moments=moments,
         files={},
     )
-    found = Estimate(np.array(cells), np.array(scale), own.mixing.factors)
-    return found, moments, receipt
+    estimate = Estimate(np.array(cells), np.array(scale), own.mixing.factors)
+    return estimate, moments, receipt
 
 
 def _cells(store: Store, window: int, trigger: int, name: str, size: int) -> Float64:
     """(n,) estimates of a release, of all shards."""
-    found = np.full(size, np.nan)
+    cells = np.full(size, np.nan)
     for shard in range(store.identity.shards):
         rows = store.committed_releases(window, shard, trigger)
         if rows is None:
             raise PolicyError(
-                "state.store", "lost a step it says is committed", "restore it from a backup"
+                "store", "lost a step it says is committed", "restore it from a backup"
             )
-        found[rows.column(CELL.column).to_numpy()] = rows.column(name).to_numpy()
-    if np.isnan(found).any():
-        raise PolicyError("state.store", "lacks cells of a release", "restore it from a backup")
-    return found
+        cells[rows.column(CELL.column).to_numpy()] = rows.column(name).to_numpy()
+    if np.isnan(cells).any():
+        raise PolicyError("store", "lacks cells of a release", "restore it from a backup")
+    return cells
 
 
 def moment_of(line: Timeline, window: int, trigger: int) -> Moment:

@@ -11,7 +11,7 @@ workload may be one question of many: geometric charges add up in epsilon, Gauss
 ``limit`` therefore compares both at an equal share of what is left of the limit: Gaussian noise at
 its share, mu^2 of mu_left^2, and geometric noise at the same share of the epsilon that is left.
 ``answer`` compares this answer alone.  A family that the limit does not allow is never taken if the
-other one is allowed.
+other one is allowed (`composition.Limit`).
 
 The search for a strategy with geometric noise is slow.  L1 norms of columns are not below their L2
 norms, so that its error is at least the Gaussian floor with geometric noise instead of noise of sd
@@ -20,10 +20,13 @@ C / mu (`lattice.planned_purely`).  Where this bound is already too large, the s
 
 import math
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.query.calibration import Cost
+from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.cache import solved_purely
@@ -39,7 +42,6 @@ from dpstream.pipelines.workload.planning import Guarantee, Planned, figures
 #: Values of ``--mechanism`` and of ``--optimise``.
 MECHANISMS = ("auto", "gaussian", "geometric")
 OPTIMISE = ("limit", "answer")
-Family = Literal["gaussian", "geometric"]
 
 
 class Budget(NamedTuple):
@@ -48,14 +50,6 @@ class Budget(NamedTuple):
     epsilon: float
     delta: float
     contributions: int
-
-
-class Left(NamedTuple):
-    """What is left of an account's limit for one more charge: mu of a Gaussian charge, epsilon of
-    a plain one."""
-
-    mu: float
-    epsilon: float
 
 
 class Families(NamedTuple):
@@ -82,15 +76,25 @@ class Families(NamedTuple):
             cannot answer), whether that is a lower bound (``at_least``), and why it is ``refused``.
         """
         return [
-            {"mechanism": "gaussian", "taken": self.taken == "gaussian", "rmse": self.gaussian,
-             "at_least": False, "refused": "" if self.gaussian is not None else "delta is 0"},
-            {"mechanism": "geometric", "taken": self.taken == "geometric", "rmse": self.geometric,
-             "at_least": self.least, "refused": self.refused},
-        ]  # fmt: skip
+            {
+                "mechanism": "gaussian",
+                "taken": self.taken == "gaussian",
+                "rmse": self.gaussian,
+                "at_least": False,
+                "refused": "" if self.gaussian is not None else "delta is 0",
+            },
+            {
+                "mechanism": "geometric",
+                "taken": self.taken == "geometric",
+                "rmse": self.geometric,
+                "at_least": self.least,
+                "refused": self.refused,
+            },
+        ]
 
 
 def families_of(
-    workload: Workload, plan: Plan, budget: Budget, folder: Path, remaining: Left | None = None
+    workload: Workload, plan: Plan, budget: Budget, folder: Path, limit: Limit | None = None
 ) -> Families:
     """The family with the smaller error for a workload.
 
@@ -98,22 +102,26 @@ def families_of(
         plan: strategy of least total error with Gaussian noise.
         budget: promise to a unit.
         folder: where solved strategies are kept.
-        remaining: compare at an equal share of it; ``None``: this answer alone.
+        limit: compare at an equal share of what is left of it; ``None``: this answer alone.
 
     Raises:
         PolicyError: neither can answer.
     """
     epsilon, delta, contributions = budget
-    gaussian, limit, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
+    gaussian, most, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
     if delta > 0:
         mu = mu_of(epsilon, delta)
-        gaussian = limit = math.sqrt(plan.error / workload.weight) * contributions / mu
-        if remaining is not None:
-            part = _part(mu, epsilon, remaining)
-            if (mu <= remaining.mu) != (epsilon <= remaining.epsilon):  # one of them is not allowed
-                limit = 0.0 if mu <= remaining.mu else math.inf
+        gaussian = most = math.sqrt(plan.error / workload.weight) * contributions / mu
+        if limit is not None:
+            costs = Cost(epsilon, delta, mu, 0.0), Cost(epsilon, 0.0, None, 0.0)
+            allowed = [limit.holds(cost) > 0 for cost in costs]
+            if allowed[0] != allowed[1]:
+                most = 0.0 if allowed[0] else math.inf
+            elif allowed[0]:
+                part = limit.equal_share(*costs)
     bound = math.sqrt(plan.floor / workload.weight)
-    if gaussian is not None and sd_of(contributions / (epsilon * part)) * bound >= limit:
+    least = sd_of(contributions / (epsilon * part)) * bound if part else math.inf
+    if gaussian is not None and least >= most:
         return Families("gaussian", gaussian, sd_of(contributions / epsilon) * bound, least=True)
     try:
         bits = bits_of(len(workload.sizes))
@@ -126,16 +134,8 @@ def families_of(
         if gaussian is None:
             raise
         return Families("gaussian", gaussian, None, refused=f"{error.rule}; {error.fix}")
-    taken: Family = "geometric" if gaussian is None or shared < limit else "gaussian"
+    taken: Family = "geometric" if gaussian is None or shared < most else "gaussian"
     return Families(taken, gaussian, own)
-
-
-def _part(mu: float, epsilon: float, remaining: Left) -> float:
-    """Factor of epsilon, at most 1, at which geometric noise has Gaussian noise's share of what is
-    left."""
-    if not (remaining.mu > 0 and remaining.epsilon > 0):
-        return 1.0
-    return min(1.0, (mu / remaining.mu) ** 2 / (epsilon / remaining.epsilon))
 
 
 def compared(planned: Planned, guarantee: Guarantee, folder: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _no_number(_: str) -> float:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise PolicyError("workload", "an object names a key twice", "keep one of them")
-    return found
+    return entries

@@ -12,9 +12,18 @@ from dpstream.accounting.workloads.workload import Workload
 ALL = "all"
 #: Columns beside those of attributes, which get another name where theirs is one of these.
 RESERVED = frozenset(
-    ("product", "value", "sd", "low", "high", "window_start", "window_end", "trigger_time",
-     "trigger")
-)  # fmt: skip
+    (
+        "product",
+        "value",
+        "sd",
+        "low",
+        "high",
+        "window_start",
+        "window_end",
+        "trigger_time",
+        "trigger",
+    )
+)
 
 
 def labelled(workload: Workload) -> dict[str, pa.Array]:
@@ -25,7 +34,7 @@ def labelled(workload: Workload) -> dict[str, pa.Array]:
     texts: list[dict[str, int]] = [{} for _ in workload.attributes]
     numbers: list[list[Int32]] = [[] for _ in workload.attributes]
     products = []
-    known: dict[tuple[int, int], Int32] = {}
+    code_cache: dict[tuple[int, int], Int32] = {}
     for number, product in enumerate(workload.products):
         factors = workload.factors_of(product)
         rows = [factor.rows for factor in factors]
@@ -33,20 +42,20 @@ def labelled(workload: Workload) -> dict[str, pa.Array]:
         products.append(np.full(total, number, np.int32))
         for axis, factor in enumerate(factors):
             key = (axis, -1 if factor.kind == "total" else id(factor))
-            if key not in known:
+            if key not in code_cache:
                 codes = [
                     texts[axis].setdefault(text, len(texts[axis]))
                     for text in _of_factor(workload.attributes[axis], factor)
                 ]
-                known[key] = np.array(codes, np.int32)
+                code_cache[key] = np.array(codes, np.int32)
             after = int(np.prod(rows[axis + 1 :]))
-            each = np.repeat(known[key], after)
+            each = np.repeat(code_cache[key], after)
             numbers[axis].append(np.tile(each, total // len(each)))
     columns = {"product": pa.array(np.concatenate(products))}
-    for attribute, own, found in zip(workload.attributes, texts, numbers, strict=True):
+    for attribute, own, code_arrays in zip(workload.attributes, texts, numbers, strict=True):
         name = attribute.name + "_" * (attribute.name in RESERVED)
         columns[name] = pa.DictionaryArray.from_arrays(
-            pa.array(np.concatenate(found)), pa.array(list(own), pa.string())
+            pa.array(np.concatenate(code_arrays)), pa.array(list(own), pa.string())
         )
     return columns
 

@@ -86,9 +86,10 @@ def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) ->
     rows = math.prod(len(factor) for factor in strategy.factors)
     if not scale <= MAX_REAL_SIGMA or rows > MAX_HISTOGRAM_CELLS:
         raise PolicyError(
-            "privacy.epsilon", "asks for noise, or for more rows, than are drawn exactly",
+            "budget.epsilon",
+            "asks for noise, or for more rows, than are drawn exactly",
             "use fewer cells or a larger epsilon",
-        )  # fmt: skip
+        )
     return Lattice(strategy, scale)
 
 
@@ -109,11 +110,14 @@ def better_lattice(
     Raises:
         PolicyError: see ``lattice_of``.
     """
-    alone = LatticeStrategy(tuple(
-        np.eye(factor.shape[1], dtype=np.int64) if len(factor) >= factor.shape[1] else
-        np.ones((1, factor.shape[1]), np.int64)
-        for factor in strategy.factors
-    ))  # fmt: skip
+    alone = LatticeStrategy(
+        tuple(
+            np.eye(factor.shape[1], dtype=np.int64)
+            if len(factor) >= factor.shape[1]
+            else np.ones((1, factor.shape[1]), np.int64)
+            for factor in strategy.factors
+        )
+    )
     solved_one = lattice_of(strategy, epsilon, contributions)
     cell_lattice = lattice_of(alone, epsilon, contributions)
     if rmse_of(cell_lattice, workload) < rmse_of(solved_one, workload):
@@ -202,10 +206,10 @@ def published(
     return np.asarray(exact + drawn.reshape(exact.shape), np.int64)
 
 
-def estimate_of(lattice: Lattice, found: Int64) -> Estimate:
+def estimate_of(lattice: Lattice, counts: Int64) -> Estimate:
     """Least-squares cells of what was published, and the mix of their noise: L L^T =
     (B^T B)^-1."""
-    cells: Float64 = found.astype(np.float64)
+    cells: Float64 = counts.astype(np.float64)
     mix, summed = [], []
     for axis, factor in enumerate(lattice.strategy.factors):
         matrix = factor.astype(np.float64)

@@ -36,11 +36,11 @@ def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
     shape = [len(factor) for factor in mix]
 
     def times(x: Float64, transposed: bool) -> Float64:
-        found = x.reshape(shape)
+        tensor = x.reshape(shape)
         for axis, inverse in enumerate(inverses):
             matrix = inverse.T if transposed else inverse
-            found = np.moveaxis(np.tensordot(matrix, found, (1, axis)), 0, axis)
-        return np.asarray(found.ravel())
+            tensor = np.moveaxis(np.tensordot(matrix, tensor, (1, axis)), 0, axis)
+        return np.asarray(tensor.ravel())
 
     def value(x: Float64) -> tuple[float, Float64]:
         rest = times(x - cells, False)
@@ -48,12 +48,21 @@ def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
 
     start = np.maximum(cells, 0.0)
     steepest = float(np.abs(value(start)[1]).max()) or 1.0
-    found = minimize(
-        value, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(cells),
-        options={"maxiter": 10_000, "maxfun": 20_000, "maxcor": 30, "ftol": 0.0,
-                 "gtol": TOLERANCE * steepest / 4},
-    )  # fmt: skip
-    x = np.maximum(found.x, 0.0)
+    solution = minimize(
+        value,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0, None)] * len(cells),
+        options={
+            "maxiter": 10_000,
+            "maxfun": 20_000,
+            "maxcor": 30,
+            "ftol": 0.0,
+            "gtol": TOLERANCE * steepest / 4,
+        },
+    )
+    x = np.maximum(solution.x, 0.0)
     if slope(x, value(x)[1]) > TOLERANCE * steepest:
         raise RunError("--nonnegative", "did not come to an end", "leave it out")
     return np.asarray(x)

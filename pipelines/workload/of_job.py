@@ -7,10 +7,9 @@ strategy: another workload is answered from what was released, or is another run
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import cells_of
-from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
@@ -26,8 +25,8 @@ def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
     Raises:
         PolicyError, UsageError: too many cells, or no invertible mix.
     """
-    found = mixed(strategy, workload.sizes)
-    return Mixing(found.mix, found.inverse_norm2)
+    mixture = mixed(strategy, workload.sizes)
+    return Mixing(mixture.mix, mixture.inverse_norm2)
 
 
 def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> Job:
@@ -46,12 +45,17 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
     privacy = replace(plan.privacy, weights=None) if job.privacy.weights == "auto" else plan.privacy
     timeline = plan.timeline
     if not over_time:
-        timeline = once(timeline)
+        timeline = timeline.once()
         privacy = replace(privacy, strategy="dense", refresh_every=None, select_every=None)
     plan = replace(
-        plan, key=(CELL,), public_keys=domain.digest, cells=cells_of(mixing), timeline=timeline,
-        privacy=privacy, remember=None,
-    ).check()  # fmt: skip
+        plan,
+        key=(CELL,),
+        public_keys=domain.digest,
+        cells=cells_of(mixing),
+        timeline=timeline,
+        privacy=privacy,
+        remember=None,
+    ).check()
     return replace(job, plan=plan, cells=JobCells(domain, mixing))
 
 
@@ -61,23 +65,19 @@ def asked_once(job: Job) -> Job:
     Raises:
         UsageError, PolicyError: it has no end, or a budget for every period.
     """
-    replace = msgspec.structs.replace
-    privacy = replace(job.plan.privacy, refresh_every=None, select_every=None)
-    return replace(
-        job, plan=replace(job.plan, timeline=once(job.plan.timeline), privacy=privacy).check()
-    )
+    return msgspec.structs.replace(job, plan=job.plan.once().check())
 
 
-def domain_of_job(job: Job, workload: Workload, some: bool = False) -> CellDomain:
-    """The domain with its input columns; ``some``: see `jobs.cells.cell_key`.
+def domain_of_job(job: Job, workload: Workload, partial: bool = False) -> CellDomain:
+    """The domain with its input columns; ``partial``: see `jobs.cells.cell_key`.
 
     Raises:
         UsageError: they do not fit.
     """
-    key = cell_key(workload.attributes, job.plan.key, some)
+    key = cell_key(workload.attributes, job.plan.key, partial)
     if CELL.column in set(job.columns) - {field.column for field in key}:
         raise UsageError(
-            "schema", f"reads a column '{CELL.column}', as the cells are called", "rename it"
+            "table", f"reads a column '{CELL.column}', as the cells are called", "rename it"
         )
     return CellDomain(workload.attributes, key)
 
@@ -89,7 +89,7 @@ def check_job(job: Job) -> None:
         UsageError: it has a list of keys, or another aggregate than one count or sum.
     """
     if job.keys.public is not None:
-        raise UsageError("keys.public", "is not for a workload: its cells are the keys", "omit it")
+        raise UsageError("public_keys", "is not for a workload: its cells are the keys", "omit it")
     aggregates = job.plan.aggregates
     if len(aggregates) != 1 or aggregates[0].kind not in _KINDS:
         raise UsageError(
@@ -97,18 +97,3 @@ def check_job(job: Job) -> None:
             "a workload is asked of one count or one sum",
             "keep one [[aggregate]] of kind 'count' or 'sum'",
         )
-
-
-def once(line: Timeline) -> Timeline:
-    """The whole time as one window with one trigger."""
-    if line.end is None:
-        raise UsageError("time.end", "is required for one answer", "add it, or use --over-time")
-    if line.period is not None:
-        raise PolicyError(
-            "privacy.period",
-            "gives every period a budget of its own, and one answer is of all of them",
-            "omit it, or use --over-time",
-        )
-    whole = line.end - line.start
-    replace = msgspec.structs.replace
-    return replace(line, window=whole, slide=whole, trigger_every=whole, allowed_lateness=0)

@@ -41,12 +41,12 @@ def curve(planned: Planned) -> Float64:
         UsageError: more queries than are computed one by one.
     """
     workload, objective = planned.workload, planned.plan.objective
-    asked = workload.relative() if objective == "relative" else workload
-    pairs = zip(workload.products, asked.products, strict=True)
+    weighted = workload.relative() if objective == "relative" else workload
+    pairs = zip(workload.products, weighted.products, strict=True)
     factors = [
         own.weight if objective == "worst" else scaled.weight / own.weight for own, scaled in pairs
     ]
-    listed = errors(asked, planned.plan.strategy)
+    listed = errors(weighted, planned.plan.strategy)
     each = [math.sqrt(f) * sds for f, sds in zip(factors, listed, strict=True)]
     return np.sort(np.concatenate(each))
 
@@ -58,9 +58,11 @@ def draw(planned: Planned, guarantee: Guarantee) -> Figure:
     values = curve(planned)
     at = np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(np.int64)
     axes.plot(
-        (at + 0.5) / len(values), values[at] * guarantee.scale,
-        label=planned.plan.strategy.name, linewidth=2.4,
-    )  # fmt: skip
+        (at + 0.5) / len(values),
+        values[at] * guarantee.scale,
+        label=planned.plan.strategy.name,
+        linewidth=2.4,
+    )
     floor = planned.per_query(planned.plan.floor) * guarantee.scale
     words, unit = _FLOORS[planned.plan.objective]
     axes.axhline(floor, color="#4a4a4a", linestyle="--", label=words, zorder=1)
@@ -77,11 +79,11 @@ def strategy_matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Fl
     Raises:
         PolicyError: a strategy that is one matrix over more cells than a limit.
     """
-    found = []
+    roots = []
     for matrix in matrices(strategy, sizes):
         values, vectors = scipy.linalg.eigh(matrix / matrix.diagonal().max())
-        found.append(np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T))
-    return found
+        roots.append(np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T))
+    return roots
 
 
 def draw_matrices(planned: Planned) -> Figure:
@@ -91,12 +93,12 @@ def draw_matrices(planned: Planned) -> Figure:
         DpstreamError: it is no matrix of cells.
     """
     workload = planned.workload
-    found = strategy_matrices(planned.plan.strategy, workload.sizes)
-    figure = Figure(figsize=(1 + 4.2 * len(found), 4.4), layout="constrained")
-    whole = len(found) == 1 and len(workload.sizes) > 1
-    names = ["all cells"] if whole else [a.name for a in workload.attributes]
+    roots = strategy_matrices(planned.plan.strategy, workload.sizes)
+    figure = Figure(figsize=(1 + 4.2 * len(roots), 4.4), layout="constrained")
+    joint = len(roots) == 1 and len(workload.sizes) > 1
+    names = ["all cells"] if joint else [a.name for a in workload.attributes]
     for axes, name, matrix in zip(
-        figure.subplots(1, len(found), squeeze=False)[0], names, found, strict=True
+        figure.subplots(1, len(roots), squeeze=False)[0], names, roots, strict=True
     ):
         show_matrix(figure, axes, matrix)
         axes.set_title(f"{name}: {len(matrix):,} cells", fontsize=10)
@@ -109,9 +111,9 @@ def show_matrix(figure: Any, axes: Any, matrix: Float64) -> None:
     """Numbers as colours, white 0, on a scale that is linear below a hundredth of the largest."""
     most = float(np.abs(matrix).max())
     scale = SymLogNorm(most / 100, vmin=-most, vmax=most)
-    shown = axes.imshow(matrix, norm=scale, cmap="RdBu_r", interpolation="nearest")
+    image = axes.imshow(matrix, norm=scale, cmap="RdBu_r", interpolation="nearest")
     bar = figure.colorbar(
-        shown, ax=axes, shrink=0.85, ticks=[-most, -most / 10, 0, most / 10, most]
+        image, ax=axes, shrink=0.85, ticks=[-most, -most / 10, 0, most / 10, most]
     )
     bar.ax.set_yticklabels([f"{value:.2g}" for value in bar.get_ticks()], fontsize=7)
     axes.tick_params(labelsize=7)

@@ -67,10 +67,11 @@ def guarantee_of(
         raise UsageError("--epsilon", "and --delta belong together", "give both")
     if delta == 0:
         raise PolicyError(
-            "--delta", "is 0, and Gaussian noise needs a delta",
+            "--delta",
+            "is 0, and Gaussian noise needs a delta",
             "use --mechanism geometric, without options of strategies and pictures; or a --delta"
             " such as 1e-9",
-        )  # fmt: skip
+        )
     if not (0 < epsilon < math.inf and MIN_DELTA <= delta < 1):
         raise PolicyError(
             "--epsilon", f"must be positive, and --delta from {MIN_DELTA:g} to 1", "correct them"
@@ -119,9 +120,10 @@ def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:
     """
     if workload.queries > MAX_LISTED:
         raise UsageError(
-            "--picture", f"is drawn of at most {MAX_LISTED:,} queries",
+            "--picture",
+            f"is drawn of at most {MAX_LISTED:,} queries",
             "omit it, or plan a part of the workload",
-        )  # fmt: skip
+        )
     return [np.sqrt(variances) for variances in strategy.variances(workload)]
 
 
@@ -219,12 +221,12 @@ def words(result: dict[str, Any], most: int = 12) -> str:
         lines.append(f"Certificate {proof}, with the strategy in {result['stored']}")
     lines += ["", f"{'Queries':<40}{'number':>10}{'RMSE':>12}{'least':>12}{'most':>12}"]
     for product in result["products"][:most]:
-        asked = " x ".join(f"{a}: {k}" for a, k in product["attributes"].items()) or "total"
+        label = " x ".join(f"{a}: {k}" for a, k in product["attributes"].items()) or "total"
         each = [product["rmse"], product["least"], product["most"]]
         figures = "".join(f"{'-' if each is None else f'{each:.6g}':>12}" for each in each)
         count = product["queries"]
         number = f"{count:,}" if count < 10**8 else f"{count:.3g}"
-        lines.append(f"{asked[:39]:<40}{number:>10}{figures}")
+        lines.append(f"{label[:39]:<40}{number:>10}{figures}")
     left = len(result["products"]) - most
     lines += [f"... and {left:,} more products (--json)"] if left > 0 else []
     lines += [f"Warning     {warning}" for warning in result["warnings"]]

@@ -52,7 +52,7 @@ from dpstream.pipelines.workload.release import (
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.book import Accept, Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
@@ -110,8 +110,8 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
         cells = np.bincount(flat, minlength=workload.cells).reshape(workload.sizes)
         return lattice.estimate_of(made, lattice.published(made, cells, keys, name))
 
-    whole = all(f.shape[0] >= f.shape[1] for f in made.strategy.factors)
-    return Mechanism(strategy, digest.hexdigest(), privacy.epsilon, 0.0, None, whole, draw)
+    full_rank = all(f.shape[0] >= f.shape[1] for f in made.strategy.factors)
+    return Mechanism(strategy, digest.hexdigest(), privacy.epsilon, 0.0, None, full_rank, draw)
 
 
 def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mechanism:
@@ -161,6 +161,7 @@ class WorkloadQuestion:
     Args:
         some: the job's key names a part of the attributes only.
         out: where it is to be published.
+        accept: may refuse a new charge by the charges before it.
 
     Attributes:
         archive: keeps the estimate.
@@ -174,11 +175,12 @@ class WorkloadQuestion:
         workload: Workload,
         job: Job,
         mechanism: Mechanism,
-        some: bool = False,
+        partial: bool = False,
         out: Path | None = None,
+        accept: Accept | None = None,
     ) -> None:
-        self._out = out
-        job, self._domain = asked_once(job), domain_of_job(job, workload, some)
+        self._out, self._accept = out, accept
+        job, self._domain = asked_once(job), domain_of_job(job, workload, partial)
         _check(job)
         if job.ledger is None:
             raise InvariantError("a job that is asked once has an account")
@@ -186,7 +188,7 @@ class WorkloadQuestion:
         # The source hands over the columns of the domain.
         self._reading = job.reading(self._domain.key)
         self.plan_hash = _plan_hash(job, mechanism, self._domain)
-        self.archive = Archive(archive_of(job.ledger.path, job.path.parent), "ledger.path")
+        self.archive = Archive(archive_of(job.ledger.path, job.path.parent), "account.path")
         self.ledger, self.dead_letters = job.ledger, 0
 
     @property
@@ -200,8 +202,10 @@ class WorkloadQuestion:
             Output(self._out, RECEIPT, "--out").check(None)
         pieces(self._reading)
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         """As `ask.question.Question` says."""
+        if self._accept is not None:
+            self._accept(account)
         return Decision(_charge(self._job, self._mechanism, self.plan_hash, run_id))
 
     def stamp(self) -> object:
@@ -238,6 +242,7 @@ class WorkloadQuestion:
             workload=self._workload.digest,
             strategy=mechanism.name,
             mixing=None,
+            mechanism="geometric" if mechanism.mu is None else "gaussian",
             epsilon=mechanism.epsilon,
             delta=mechanism.delta,
             mu=mechanism.mu,
@@ -250,19 +255,27 @@ class WorkloadQuestion:
 
 
 def answer_once(
-    workload: Workload, job: Job, mechanism: Mechanism, out: Path, form: str = "parquet",
-    some: bool = False, nonnegative: bool = False, how: Asking = ONCE,
-) -> Answered:  # fmt: skip
+    workload: Workload,
+    job: Job,
+    mechanism: Mechanism,
+    out: Path,
+    form: str = "parquet",
+    partial: bool = False,
+    nonnegative: bool = False,
+    how: Asking = ONCE,
+    accept: Accept | None = None,
+) -> Answered:
     """Ask, and write the answers of the workload.
 
     Args:
-        some: the job's key names a part of the attributes only.
+        partial: the job's key names a part of the attributes only.
         how: whether it is asked anew, and of which state of the data.
+        accept: may refuse a new charge by the charges before it.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
     """
-    question = WorkloadQuestion(workload, job, mechanism, some, out)
+    question = WorkloadQuestion(workload, job, mechanism, partial, out, accept)
     if nonnegative and not mechanism.whole:
         raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
     place = question.ledger
@@ -280,9 +293,13 @@ def answer_once(
 
 
 def acceptance(
-    workload: Workload, job: Job, mechanism: Mechanism, some: bool = False, how: Asking = ONCE,
+    workload: Workload,
+    job: Job,
+    mechanism: Mechanism,
+    partial: bool = False,
+    how: Asking = ONCE,
     out: Path | None = None,
-) -> Acceptance:  # fmt: skip
+) -> Acceptance:
     """Whether `answer_once` would be charged now, and what it would cost; charges nothing.
 
     Args:
@@ -291,7 +308,7 @@ def acceptance(
     Raises:
         DpstreamError: the job is refused for another reason than its ledger.
     """
-    question = WorkloadQuestion(workload, job, mechanism, some)
+    question = WorkloadQuestion(workload, job, mechanism, partial)
 
     def request() -> str:
         with key_source(job).ring() as keys:
@@ -322,12 +339,16 @@ def _check(job: Job) -> None:
             "aggregate.kind", "must be 'count' here", "count records, or use --strategy product"
         )
     if job.source.unbounded:
-        raise UsageError("source.kind", "must be files that are all there", "name such a source")
+        raise UsageError("table.format", "must be files that are all there", "name such a source")
     if job.ledger is None:
-        raise UsageError("ledger", "is required for answers that no store keeps", "add [ledger]")
+        raise UsageError(
+            "account",
+            "is required for answers that no store keeps",
+            "type `dpstream account create`",
+        )
     if job.plan.privacy.per_key_bound:
         raise UsageError(
-            "privacy.per_key_bound",
+            "per_key_bound",
             "saves nothing where cells share their noise: the effects of a unit's records on "
             "several cells add up",
             "omit it",
@@ -342,6 +363,12 @@ def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
 
 def _charge(job: Job, mechanism: Mechanism, plan_hash: str, run_id: str) -> Charge:
     return Charge(
-        run_id, plan_hash, unit_of(job).text, mechanism.epsilon,
-        mechanism.delta, mechanism.mu, 0.0, kind="workload",
-    )  # fmt: skip
+        run_id,
+        plan_hash,
+        unit_of(job).text,
+        mechanism.epsilon,
+        mechanism.delta,
+        mechanism.mu,
+        0.0,
+        kind="workload",
+    )

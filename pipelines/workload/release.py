@@ -26,6 +26,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.bases import Fitted
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
@@ -59,6 +60,7 @@ class Receipt(Header, frozen=True, kw_only=True):
         domain: attributes as workload files write them; domain_digest: names, values and edges.
         workload: digest of the workload that was answered; strategy: what was measured.
         mixing: digest of the mix of noise; null where there is none.
+        mechanism: family of the noise.
         epsilon, delta, mu: what it cost.
         contributions: records of a unit that count.
         aggregate: name and kind of what is counted or summed.
@@ -71,6 +73,7 @@ class Receipt(Header, frozen=True, kw_only=True):
     workload: str
     strategy: str
     mixing: str | None
+    mechanism: Family
     epsilon: float
     delta: float
     mu: float | None
@@ -182,17 +185,17 @@ def released_of(receipt: Receipt, data: bytes) -> Released:
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as held:
-            found = Released(receipt, of_arrays({name: held[name] for name in held.files}))
-            if _fits(found):
-                return found
+            released = Released(receipt, of_arrays({name: held[name] for name in held.files}))
+            if _fits(released):
+                return released
     except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
         pass
     raise PolicyError(_FIELD, "has an estimate of another form", "restore it")
 
 
-def _fits(found: Released) -> bool:
+def _fits(released: Released) -> bool:
     """Whether an estimate has the shapes that its receipt says, and finite numbers."""
-    receipt, estimate = found
+    receipt, estimate = released
     sizes = tuple(len(a["edges"]) - 1 if "edges" in a else len(a["values"]) for a in receipt.domain)
     releases, cells = len(receipt.moments), math.prod(sizes)
     if isinstance(estimate, TableEstimate):

@@ -24,7 +24,7 @@ def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
         "counts": np.array([len(key) for key in estimate.keys], np.int64),
         "keys": np.array([axis for key in estimate.keys for axis in key], np.int64),
         "sds": estimate.sds,
-        "found": np.concatenate([found.ravel() for found in estimate.found]),
+        "found": np.concatenate([array.ravel() for array in estimate.found]),
         **bases_arrays(estimate.bases),
     }
 
@@ -42,11 +42,9 @@ def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
     bases = bases_of(held)
     sizes = [basis.size for basis in bases]
     ends = np.cumsum(held["counts"])
-    keys = tuple(
-        tuple(key.tolist()) for key in np.split(held["keys"], ends[:-1])
-    )  # fmt: skip
+    keys = tuple(tuple(key.tolist()) for key in np.split(held["keys"], ends[:-1]))
     shapes = [[sizes[axis] - 1 for axis in key] for key in keys]
     cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])
     parts = np.split(held["found"], cuts[:-1])
-    found = tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
-    return TableEstimate(bases, keys, held["sds"], found)
+    arrays = tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+    return TableEstimate(bases, keys, held["sds"], arrays)

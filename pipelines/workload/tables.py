@@ -64,8 +64,8 @@ class TableEstimate(NamedTuple):
                 table = factor.apply(table, axis)
             values.append(table.ravel())
             variances.append(variance)
-        found = np.concatenate(values)
-        yield Answers(found, np.sqrt(np.concatenate(variances)), found)
+        estimates = np.concatenate(values)
+        yield Answers(estimates, np.sqrt(np.concatenate(variances)), estimates)
 
     def covariance(self, workload: Workload) -> Float64:
         """Not kept for tables.
@@ -93,9 +93,10 @@ class TableEstimate(NamedTuple):
                     continue  # no differences: nothing beyond the smaller table
                 if key not in place:
                     raise PolicyError(
-                        "queries", "asks a table of attributes that was not measured",
+                        "queries",
+                        "asks a table of attributes that was not measured",
                         "ask tables of the attributes that were asked together",
-                    )  # fmt: skip
+                    )
                 part = restored(self.found[place[key]], [bases[k] for k in chosen])
                 missing = tuple(k for k in range(len(axes)) if k not in chosen)
                 part = np.expand_dims(part, missing)

@@ -10,6 +10,7 @@ from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_C
 from dpstream.accounting.strategies.cells.fitting import fit
 from dpstream.accounting.strategies.cells.residual import Tables, residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron
+from dpstream.accounting.strategies.cells.tridiagonal import MANY_CELLS
 from dpstream.accounting.workloads.workload import Workload
 
 #: Rows of one table of answers.
@@ -38,9 +39,11 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
             f" {MAX_FACTOR:,} of an attribute",
             "use coarser cells, or ask tables of fewer attributes each",
         )
-    if not isinstance(gram, Kron) and strategy.name != "identity" and (
-        workload.cells > MAX_SOLVED_CELLS
-    ):  # fmt: skip
+    if (
+        not isinstance(gram, Kron)
+        and strategy.name != "identity"
+        and (workload.cells > MAX_SOLVED_CELLS)
+    ):
         raise PolicyError(
             "strategy",
             f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
@@ -53,7 +56,8 @@ def tables_of(workload: Workload, strategy: CellStrategy) -> CellStrategy:
     """The strategy if it is of residual tables, else one of residual tables for the workload."""
     if isinstance(strategy.gram, Tables):
         return strategy
-    if workload.marginal:  # the table of all cells: the same errors
+    # Of tables of counts: the same errors.  Bases of very many cells take minutes.
+    if workload.marginal or max(workload.sizes) > MANY_CELLS:
         return residual(workload)[0]
     return fit(workload).strategy
 

@@ -67,7 +67,7 @@ class BigQuerySink(WriteOnlySink):
         for name in self._schema.names:
             if not _NAME.fullmatch(name) or name.lower() in seen:  # it does not see the case
                 raise UsageError(
-                    f"schema.key.{name}", "is no name of a BigQuery column", "rename the column"
+                    f"key.{name}", "is no name of a BigQuery column", "rename the column"
                 )
             seen.add(name.lower())
 

@@ -67,7 +67,7 @@ def bigquery_type(kind: pa.DataType) -> ColumnType:
     for is_kind, types in tests:
         if is_kind(kind):
             return ColumnType(*types)
-    raise UsageError("schema.key", f"of Arrow type {kind} has no column in BigQuery", "cast it")
+    raise UsageError("key", f"of Arrow type {kind} has no column in BigQuery", "cast it")
 
 
 @functools.lru_cache(maxsize=8)
@@ -95,10 +95,11 @@ def rows_of(batch: pa.RecordBatch) -> list[bytes]:
             micros = table.column(i).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
             table = table.set_column(i, field.name, micros)
     return [
-        make(**{k: v for k, v in row.items() if v is not None}, **{CHANGE_TYPE: UPSERT})
-        .SerializeToString(deterministic=True)
+        make(
+            **{k: v for k, v in row.items() if v is not None}, **{CHANGE_TYPE: UPSERT}
+        ).SerializeToString(deterministic=True)
         for row in table.to_pylist()
-    ]  # fmt: skip
+    ]
 
 
 def requests_of(stream: str, schema: pa.Schema, rows: Iterable[bytes]) -> Iterator[Any]:
@@ -159,15 +160,17 @@ class BigQueryTables(ServiceClient):
         client, types = self._reached(), imported("bigquery", f"{_STORAGE}.types")
         from google.api_core import exceptions
 
-        asked = {"name": _stream(table), "view": types.WriteStreamView.FULL}
+        request = {"name": _stream(table), "view": types.WriteStreamView.FULL}
         try:
-            stream = client.get_write_stream(asked, timeout=LOOK_SECONDS, retry=retry(LOOK_SECONDS))
-            found = stream.table_schema.fields
+            stream = client.get_write_stream(
+                request, timeout=LOOK_SECONDS, retry=retry(LOOK_SECONDS)
+            )
+            fields = stream.table_schema.fields
         except exceptions.NotFound:
             raise RunError("sink.table", f"{_which(table)}is not there", _MAKE) from None
         except Exception as error:
             raise failed("sink.table", error, "cannot be reached") from None
-        wrong = _misfits(schema, found)
+        wrong = _misfits(schema, fields)
         if wrong:
             raise PolicyError("sink.table", f"{_which(table)}does not fit: {wrong}", _MAKE)
 
@@ -226,9 +229,9 @@ def _accepted(answers: Any) -> Iterator[Any]:
         yield answer
 
 
-def _misfits(schema: pa.Schema, found: Iterable[Any]) -> str:
+def _misfits(schema: pa.Schema, fields: Iterable[Any]) -> str:
     """What hinders a table from taking rows of a schema, in words; '': nothing."""
-    there = {column.name.lower(): column for column in found}
+    there = {column.name.lower(): column for column in fields}
     wrong = []
     for field in schema:
         column = there.pop(field.name.lower(), None)

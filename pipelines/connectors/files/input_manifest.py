@@ -42,16 +42,16 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
     pattern = job.source.path
     root = _fixed_folder(pattern)
     folders = "**" in Path(pattern).parts
-    found = {path: _status(path, folders) for path in glob.glob(pattern, recursive=True)}
-    paths = {path: status for path, status in found.items() if status is not None}
+    statuses = {path: _status(path, folders) for path in glob.glob(pattern, recursive=True)}
+    paths = {path: status for path, status in statuses.items() if status is not None}
     if not paths:
         raise UsageError(
-            "source.path",
+            "table.path",
             f"matches no file: {_unescaped(pattern)}",
             "correct the path or the pattern",
         )
     if len(paths) > MAX_FILES:
-        raise UsageError("source.path", f"matches more than {MAX_FILES} files", "narrow it")
+        raise UsageError("table.path", f"matches more than {MAX_FILES} files", "narrow it")
     if job.sink.folder is not None and _lies_in(job.sink.folder, paths):
         raise UsageError(
             "sink.path", "holds files of the source", "write releases to a folder of their own"
@@ -96,7 +96,7 @@ def _status(path: str, folders: bool) -> os.stat_result | None:
         status = os.stat(path)
     except OSError as error:
         if error.errno not in _NOWHERE:
-            raise file_error("source.path", "cannot be read", error) from None
+            raise file_error("table.path", "cannot be read", error) from None
         what = "a link that leads to no file"
     else:
         if stat.S_ISREG(status.st_mode):
@@ -105,7 +105,7 @@ def _status(path: str, folders: bool) -> os.stat_result | None:
             return None
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
     raise UsageError(
-        "source.path", f"matches {what}", "take it away, or write a pattern that matches files only"
+        "table.path", f"matches {what}", "take it away, or write a pattern that matches files only"
     )
 
 
@@ -152,7 +152,7 @@ def named(file: SourceFile) -> str:
 def unreadable(partition: int) -> RunError:
     """The operating system refuses a file of the manifest: the run fails, nothing is lost."""
     return RunError(
-        "source.path",
+        "table.path",
         f"file {partition} of the manifest cannot be read",
         "check that it exists, its permissions and its disk, and run again",
     )

@@ -64,11 +64,11 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def joined(self) -> tuple[tuple[int, int], ...]:
         """Of every pass but the first: its first partition, and what was released before it."""
-        found, partition = list[tuple[int, int]](), 0
+        passes, partition = list[tuple[int, int]](), 0
         for before, _ in itertools.pairwise(self.passes):
             partition += len(before.files)
-            found.append((partition, before.through))
-        return tuple(found)
+            passes.append((partition, before.through))
+        return tuple(passes)
 
     @property
     def pending(self) -> bool:
@@ -119,20 +119,20 @@ def arrange(files: Sequence[SourceFile], noted: Passes | None, digest: Digest) -
     gone = [partition for partition, name in enumerate(order) if name not in by_digest]
     if gone:
         raise PolicyError(
-            "source.path",
+            "table.path",
             f"{len(gone)} of the {len(order)} files that this run has read are gone, renamed or"
             f" changed (the first: file {gone[0]} in the order in which they joined)",
             "bring them back as they were, corrections in a new file; or begin a new run on a new"
             " store",
         )
-    known = [by_digest.pop(name) for name in order]
+    partitions = [by_digest.pop(name) for name in order]
     new = sorted(by_digest.values())
-    placed = [files[at]._replace(partition=n) for n, at in enumerate([*known, *new])]
-    begun = new if noted is None else known[: len(noted.passes[0].files)]
+    placed = [files[at]._replace(partition=n) for n, at in enumerate([*partitions, *new])]
+    begun = new if noted is None else partitions[: len(noted.passes[0].files)]
     names = {at: name for name, at in by_digest.items()}
     return Arranged(
-        tuple(placed[: len(known)]),
-        tuple(placed[len(known) :]),
+        tuple(placed[: len(partitions)]),
+        tuple(placed[len(partitions) :]),
         [parts[at] for at in begun],
         tuple(names[at] for at in new),
     )

@@ -6,7 +6,6 @@ and message ids of its own, which no file has: there the event time is the stamp
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import PurePath
 
 import msgspec
 import pyarrow as pa
@@ -22,14 +21,10 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried
-from dpstream.pipelines.connectors.records.packed_names import unpacked_name
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS, FileKind
-
-_KINDS: dict[str, FileKind] = {
-    ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl"
-}  # fmt: skip
+from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS
+from dpstream.pipelines.project.file_kinds import file_kind
 
 
 def recorded(job: Job, pattern: str, field: str) -> Job:
@@ -45,11 +40,11 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
     replace, source = msgspec.structs.replace, job.source
     if not source.unbounded:
         return replace(job, source=replace(source, path=pattern))
-    kind = _KINDS.get(PurePath(unpacked_name(pattern)).suffix.lower()) or source.format
+    kind = file_kind(pattern) or source.format
     if kind not in ("parquet", "csv", "jsonl"):
         raise UsageError(
             field,
-            f"names no kind of files, and source.kind is '{source.kind}'",
+            f"names no kind of files, and table.format is '{source.kind}'",
             "give a path that ends in .parquet, .csv or .jsonl",
         )
     plan = job.plan
@@ -86,6 +81,6 @@ def named_by(field: str) -> Iterator[None]:
     try:
         yield
     except DpstreamError as error:
-        if error.field != "source.path":
+        if error.field != "table.path":
             raise
         raise type(error)(field, error.rule, error.fix) from None

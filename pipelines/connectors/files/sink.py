@@ -34,7 +34,7 @@ from dpstream.pipelines.connectors.sink import (
     name_of_release,
 )
 from dpstream.pipelines.jobs.charging import folder_used
-from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
 
@@ -100,15 +100,15 @@ class FileSink(ReadableSink):
 
     @override
     def content(self) -> str | None:
-        whole = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         try:
             for path in release_files(self.folder):
                 data = path.read_bytes()
                 name = path.relative_to(self.folder).as_posix()
-                whole.update(f"{name}\0{len(data)}\0".encode() + hashlib.blake2b(data).digest())
+                digest.update(f"{name}\0{len(data)}\0".encode() + hashlib.blake2b(data).digest())
         except OSError:
             return None
-        return whole.hexdigest()
+        return digest.hexdigest()
 
     @override
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
@@ -151,12 +151,12 @@ class FileSink(ReadableSink):
             else:
                 missing.append((path, batch))
         for begin in range(0, len(missing), SINK_FILES):
-            some = missing[begin : begin + SINK_FILES]
-            data = encode_all([batch for _, batch in some], self.kind, self.guard)
+            chunk = missing[begin : begin + SINK_FILES]
+            data = encode_all([batch for _, batch in chunk], self.kind, self.guard)
             new = put_entries(
-                [(path, of_one) for (path, _), of_one in zip(some, data, strict=True)]
+                [(path, of_one) for (path, _), of_one in zip(chunk, data, strict=True)]
             )
-            for (path, batch), made in zip(some, new, strict=True):
+            for (path, batch), made in zip(chunk, new, strict=True):
                 if not made:  # by another writer, meanwhile
                     self._check(path, batch, only_compare)
         return paths
@@ -178,9 +178,9 @@ class FileSink(ReadableSink):
         Raises:
             RunError: it is damaged, and it is what a restored store must be compared with.
         """
-        found = self._verdict(path, batch)
-        if found is not Verdict.DAMAGED:
-            return found is Verdict.SAME
+        verdict = self._verdict(path, batch)
+        if verdict is not Verdict.DAMAGED:
+            return verdict is Verdict.SAME
         window, trigger = name_of_release(batch)
         name = f"release of window {window}, trigger {trigger}"
         if not repairs:

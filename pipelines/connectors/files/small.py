@@ -63,13 +63,13 @@ def read_texts(kind: str, files: Iterable[File], columns: Sequence[str]) -> Iter
             continue
         lines, file, row = _lines(bodies)
         if kind == "csv":
-            found = csv_lines(lines, len(header), csv_positions(header, columns), columns)
+            parsed = csv_lines(lines, len(header), csv_positions(header, columns), columns)
         else:
-            found = json_lines(lines, Objects(columns), columns)
-        if found.reasons:
-            yield Located(named[file[found.bad]], row[found.bad], found.reasons)
-        if found.batch is not None:
-            yield Located(named[file[found.good]], row[found.good], found.batch)
+            parsed = json_lines(lines, Objects(columns), columns)
+        if parsed.reasons:
+            yield Located(named[file[parsed.bad]], row[parsed.bad], parsed.reasons)
+        if parsed.batch is not None:
+            yield Located(named[file[parsed.good]], row[parsed.good], parsed.batch)
 
 
 def _content(partition: int, path: str) -> bytes:
@@ -88,8 +88,8 @@ def _lines(texts: list[bytes]) -> tuple[pa.BinaryArray, Int64, Int64]:
         begins = np.frombuffer(lines.buffers()[1], np.int32)[: len(lines)]
     file = np.searchsorted(np.cumsum([len(text) for text in texts]), begins, "right")[~blank]
     first = np.searchsorted(file, np.arange(len(texts)))
-    kept = lines.filter(pa.array(~blank)) if blank.any() else lines
-    return kept, file, np.arange(len(kept)) - first[file]
+    records = lines.filter(pa.array(~blank)) if blank.any() else lines
+    return records, file, np.arange(len(records)) - first[file]
 
 
 def joined(parts: Iterable[tuple[int, Rows]], most: int) -> Iterator[Located]:

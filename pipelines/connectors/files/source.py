@@ -76,10 +76,10 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
     """The pieces of the source (or of some of its files), those of small files together; see
     `pieces`."""
     files = manifest(job) if files is None else files
-    with file_errors("source.path", "cannot be read"):
-        found = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
+    with file_errors("table.path", "cannot be read"):
+        pieces = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
     out, size = list[list[Piece]](), 0
-    for piece, bytes_ in found:
+    for piece, bytes_ in pieces:
         alone = bytes_ > SMALL_BYTES or piece[0] not in ("parquet", "csv", "jsonl")
         full = size + bytes_ > TOGETHER_BYTES or not out or len(out[-1]) >= TOGETHER_FILES
         if alone or full:
@@ -93,15 +93,15 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
 def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
     kind = job.source.kind
     if kind == "parquet":
-        starts = row_groups(file.path, job.columns, "source.path", named(file))
+        starts = row_groups(file.path, job.columns, "table.path", named(file))
         if starts is None:
-            refuse_packed_parquet(file.path, "source.path", named(file))
+            refuse_packed_parquet(file.path, "table.path", named(file))
             yield "unreadable", file.partition, file.path, 0, 0
         for group, first_row in enumerate(starts or ()):
             yield kind, file.partition, file.path, group, first_row
         return
     with open(file.path, "rb") as raw:
-        codec = checked_codec(raw, file.path, kind, "source.path", named(file))
+        codec = checked_codec(raw, file.path, kind, "table.path", named(file))
         header = csv_header(plain(raw, codec)) if kind == "csv" else None
     if header is not None:
         csv_positions(header, job.columns)
@@ -153,9 +153,9 @@ def batches(job: Job) -> Iterator[pa.RecordBatch]:
     Raises:
         UsageError, RunError: see `pieces`; or the operating system cannot read a file.
     """
-    for found in _all_of(job):
-        if isinstance(found, pa.RecordBatch):
-            yield found
+    for part in _all_of(job):
+        if isinstance(part, pa.RecordBatch):
+            yield part
 
 
 def _all_of(job: Job) -> Iterator[Found]:
@@ -190,8 +190,8 @@ def _many_parquet(
             except OSError:
                 raise unreadable(piece[1]) from None
 
-    for some in joined(rows(), batch_rows):
-        yield from positioned_runs(some, batch_rows)
+    for batch in joined(rows(), batch_rows):
+        yield from positioned_runs(batch, batch_rows)
 
 
 class _ReadPiece(beam.DoFn):
@@ -203,11 +203,11 @@ class _ReadPiece(beam.DoFn):
     @guarded("source")
     def process(self, element: Group) -> Iterable[Any]:
         """Read some pieces; yields `pa.RecordBatch` and tagged dead letters."""
-        for found in read_group(element, self.columns, self.batch_rows):
-            if isinstance(found, pa.RecordBatch):
-                yield found
+        for part in read_group(element, self.columns, self.batch_rows):
+            if isinstance(part, pa.RecordBatch):
+                yield part
             else:
-                yield TaggedOutput(DEAD_LETTER, refusal(*found))
+                yield TaggedOutput(DEAD_LETTER, refusal(*part))
 
 
 class ReadFiles(beam.PTransform):  # type: ignore[misc]
@@ -217,7 +217,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
     `pa.RecordBatch`.  The manifest and the columns are checked when the transform is made.
 
     Args:
-        job: source, schema and ``performance.batch_rows`` are used.
+        job: source, schema and ``batch_rows`` are used.
         files: those that are read (default: all), with their partitions.
 
     Raises:

@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Bool
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.records.compression import BrokenFileError
-from dpstream.pipelines.connectors.records.fields import columns_of
+from dpstream.pipelines.connectors.records.fields import arrow_columns, columns_of
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
 from dpstream.pipelines.connectors.records.lines import (
     BOM,
     MAX_LINE_BYTES,
     Lines,
+    bytes_of,
     line_blocks,
     lines_of,
     too_long,
@@ -68,16 +69,16 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
     for column in columns:
         if len(header) == 1 and header[0] != column and re.search(r"[;\t|]", header[0]):
             raise UsageError(
-                "source.path",
+                "table.path",
                 "the header of a CSV file has no comma, and fields are separated by commas",
                 ANEW,
             )
         if header.count(column) != 1:
-            found = [c for c in columns if header.count(c) == 1]
+            present = [c for c in columns if header.count(c) == 1]
             raise UsageError(
                 f"column '{column}'",
                 f"is not, or not just once, in the header of a CSV file of {len(header)} columns "
-                f"(found: {', '.join(found) or 'none of those the job names'})",
+                f"(found: {', '.join(present) or 'none of those the job names'})",
                 "correct [schema], [[aggregate]] or the file's first line",
             )
     return [header.index(column) for column in columns]
@@ -96,11 +97,11 @@ def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
     where = csv_positions(header, columns)
     stream.seek(0)
     for row, lines in line_blocks(stream, header=True):
-        found = csv_lines(lines, len(header), where, columns)
-        if found.reasons:
-            yield Refused(row + found.bad, found.reasons)
-        if found.batch is not None:
-            yield from runs(row + found.good, found.batch)
+        parsed = csv_lines(lines, len(header), where, columns)
+        if parsed.reasons:
+            yield Refused(row + parsed.bad, parsed.reasons)
+        if parsed.batch is not None:
+            yield from runs(row + parsed.good, parsed.batch)
 
 
 def csv_lines(
@@ -109,17 +110,46 @@ def csv_lines(
     """What lines of a file with ``width`` columns become, each on its own.
 
     Args:
+        lines: (n,) without a gap between two of them, each with its line feed, none blank.
         where: the needed columns' places; ``columns``: their names.
     """
+    arrays = _together(lines, width, where)
+    if arrays is not None:
+        good = np.ones(len(lines), np.bool_)
+        return lines_of(good, ~good, ~good, _batch_of(arrays, columns))
     malformed, miscounted = _faults(lines, width)
     longer = too_long(lines)
     good = ~(malformed | miscounted | longer)
     rows = lines if good.all() else lines.filter(pa.array(good))
     batch = None
     if len(rows):
-        arrays = map(repair_text, columns_of(rows, width, where, ",", quotes=True))
-        batch = pa.RecordBatch.from_arrays(list(arrays), list(columns))
+        batch = _batch_of(columns_of(rows, width, where, ",", quotes=True), columns)
     return lines_of(good, malformed, longer, batch)
+
+
+def _batch_of(arrays: Sequence[pa.StringArray], columns: Sequence[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(map(repair_text, arrays)), list(columns))
+
+
+def _together(
+    lines: pa.BinaryArray, width: int, where: Sequence[int]
+) -> list[pa.StringArray] | None:
+    """The needed columns, if a few looks at all lines together show that each is a row.
+
+    Arrow refuses lines of another number of fields; what else is wrong with a line it may read in
+    its own way, so that is looked for first.
+    """
+    if len(lines) == 0:
+        return None
+    code, ends = bytes_of(lines)
+    if too_long(lines).any() or not code.all():
+        return None
+    returns = np.count_nonzero(code == 13)
+    if returns and returns != np.count_nonzero(code[ends[1:] - 2] == 13):
+        return None
+    if (code == 34).any() and not pc.all(pc.match_substring_regex(lines, _WELL_FORMED)).as_py():
+        return None
+    return arrow_columns(lines, width, where, ",", quotes=True)
 
 
 def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
@@ -132,10 +162,10 @@ def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
     fields = pc.count_substring(lines, ",").to_numpy() + 1
     quoted = np.flatnonzero(pc.match_substring(lines, '"').to_numpy(False))
     if len(quoted):
-        some = lines.take(pa.array(quoted))
+        quoted_lines = lines.take(pa.array(quoted))
         malformed = malformed.copy()
-        malformed[quoted] |= ~pc.match_substring_regex(some, _WELL_FORMED).to_numpy(False)
-        bare = pc.replace_substring_regex(some, r'"(?:[^"]|"")*"', "")
+        malformed[quoted] |= ~pc.match_substring_regex(quoted_lines, _WELL_FORMED).to_numpy(False)
+        bare = pc.replace_substring_regex(quoted_lines, r'"(?:[^"]|"")*"', "")
         fields = fields.copy()
         fields[quoted] = pc.count_substring(bare, ",").to_numpy() + 1
     return malformed, ~malformed & (fields != width)

@@ -61,9 +61,9 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
     if files and not any(schemas):
         empty = " (the first has no byte)" if not files[0].size else ""
         raise UsageError(
-            "source.path",
+            "table.path",
             f"names no file that is readable as Parquet{empty}",
-            "make the files again, or correct source.kind",
+            "make the files again, or correct table.format",
         )
     for file, schema in zip(files, schemas, strict=True):
         for role in roles:
@@ -86,14 +86,14 @@ def _check_headers(files: Sequence[SourceFile]) -> None:
     for file in files:
         with open(file.path, "rb") as raw:
             try:
-                found = csv_header(plain_by_name(raw, file.path, "csv"))
+                header = csv_header(plain_by_name(raw, file.path, "csv"))
             except BrokenFileError:
-                found = None
-        if found is not None:
+                header = None
+        if header is not None:
             return
     if files:
         raise UsageError(
-            "source.path",
+            "table.path",
             "names no CSV file whose first line has the names of its columns, separated by commas",
             f"write that line; if other characters separate the fields, {ANEW}",
         )
@@ -119,17 +119,17 @@ def _schema(path: str) -> pa.Schema | None:
 def _roles(job: Job) -> Iterator[_Role]:
     """The columns that come from the files as they are; others go through the job's query."""
     plan, source = job.plan, job.source
-    yield _identity("schema.unit", "unit = %s", plan.unit, job)
+    yield _identity("table.unit_column", "unit = %s", plan.unit, job)
     if plan.record_id is not None:
-        yield _identity("schema.record_id", "record_id = %s", plan.record_id, job)
+        yield _identity("table.record_id", "record_id = %s", plan.record_id, job)
     micros = job.schema.event_time.type == "micros"
-    yield _time("schema.event_time", plan.event_time, micros, job)
+    yield _time("table.time_column", plan.event_time, micros, job)
     if plan.stamp != "event_time":
-        yield _time("source.stamp", plan.stamp, True, job)
+        yield _time("table.stamp", plan.stamp, True, job)
     if source.query is not None:
         return
     for field in plan.key if job.cells is None else ():
-        yield _identity("schema.key", "key = [..., %s]", field, job)
+        yield _identity("key", "key = [..., %s]", field, job)
     for aggregate in plan.aggregates:
         if aggregate.column is not None:
             yield _number(aggregate.column, job)
@@ -137,9 +137,9 @@ def _roles(job: Job) -> Iterator[_Role]:
 
 def _identity(where: str, form: str, field: Field, job: Job) -> _Role:
     def fix(kind: pa.DataType) -> str:
-        found = _declared(kind)
-        if found is not None:
-            table = f'{{ column = "{field.column}", type = "{found}" }}'
+        declared = _declared(kind)
+        if declared is not None:
+            table = f'{{ column = "{field.column}", type = "{declared}" }}'
             return f"write {form % table}"
         if _types.is_struct(kind) and kind.num_fields:
             inner = kind.field(0).name
@@ -175,8 +175,8 @@ def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
 
 def _number(column: str, job: Job) -> _Role:
     def fits(kind: pa.DataType) -> bool:
-        whole = _types.is_integer(kind) or _types.is_decimal(kind)
-        return bool(whole or _types.is_floating(kind))
+        integral = _types.is_integer(kind) or _types.is_decimal(kind)
+        return bool(integral or _types.is_floating(kind))
 
     def fix(kind: pa.DataType) -> str:
         if _is_text(kind):
@@ -245,5 +245,7 @@ def _rewrite(job: Job, select: str) -> str:
     """Words for new files with another column."""
     path = job.source.path
     folder = f"{job.path.parent}/"
-    shown = path.removeprefix(folder) if path.startswith(folder) else Path(path).name
-    return f"write new files, in DuckDB: COPY (SELECT {select} FROM '{shown}') TO 'data.parquet'"
+    short_path = path.removeprefix(folder) if path.startswith(folder) else Path(path).name
+    return (
+        f"write new files, in DuckDB: COPY (SELECT {select} FROM '{short_path}') TO 'data.parquet'"
+    )

@@ -63,8 +63,8 @@ def new_files(path: str | Path) -> list[str]:
     with file_errors("folder", "cannot be read"):
         steps = Markers(folder).steps(nothing_seen(0, True), 1 << 62)
         named = {file[0] for step in steps for file in step.files}
-        found = {file.name for file in folder.list()}
-    return sorted(name for name in found - named if is_name(name) and not is_hidden(name))
+        names = {file.name for file in folder.list()}
+    return sorted(name for name in names - named if is_name(name) and not is_hidden(name))
 
 
 def rfc3339(micros: int) -> str:

@@ -50,17 +50,17 @@ class Files(NamedTuple):
         """
         name, closed, rows, size = file
         try:
-            found = patiently(lambda: self.folder.info(name))
-            starts = self._starts(name) if found is not None else None
+            info = patiently(lambda: self.folder.info(name))
+            starts = self._starts(name) if info is not None else None
         except (OSError, UnpacksTooLargeError):
-            found, starts = None, None
+            info, starts = None, None
         except UsageError:
             yield refuse(0, Reason.MISSING_COLUMN)
             return
-        if found is None or starts is None:
+        if info is None or starts is None:
             yield refuse(0, Reason.UNREADABLE_FILE)
             return
-        size = found.size if size < 0 else size
+        size = info.size if size < 0 else size
         for group, row in enumerate(starts):
             yield name, group, row, closed, rows, size, group == len(starts) - 1
 
@@ -73,8 +73,8 @@ class Files(NamedTuple):
             with self._arrow(name) as source:
                 return row_groups(source, self.data_columns)
 
-        found: list[int] | None = patiently(ask)
-        return found
+        starts: list[int] | None = patiently(ask)
+        return starts
 
     def parts(self, piece: FilePiece) -> Iterator[tuple[Place, Part]]:
         """Rows, with all columns, and refused positions of a piece.
@@ -108,8 +108,8 @@ class Files(NamedTuple):
         if rows not in (-1, end):
             yield Reason.ROW_COUNT
         with contextlib.suppress(OSError):
-            found = patiently(lambda: self.folder.info(name))
-            if found is not None and found.size != size:
+            info = patiently(lambda: self.folder.info(name))
+            if info is not None and info.size != size:
                 yield Reason.FILE_CHANGED
 
     def _open(self, piece: FilePiece) -> Iterator[Part]:

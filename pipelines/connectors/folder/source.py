@@ -61,7 +61,7 @@ from dpstream.pipelines.connectors.unbounded import (
     wall_micros,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros
 
 #: Seconds between two looks: at least `POLL`, at least `SHARE` times as long as one takes.
 POLL_SECONDS, MOST_POLL_SECONDS, POLL_SHARE = 0.25, 60.0, 5.0
@@ -110,7 +110,7 @@ class FolderInput(Input):
 
     def _check(self) -> None:
         if not self.folder.is_there():
-            raise UsageError("source.path", "is not a folder", "make it, or correct the path")
+            raise UsageError("table.path", "is not a folder", "make it, or correct the path")
         if self.folder.local:
             inside, sink = Path(self.folder.path("")), self.job.sink.folder
             if sink is not None and inside in (sink.resolve(), *sink.resolve().parents):
@@ -139,7 +139,7 @@ class _Watch(beam.DoFn):
         self, element: bytes, tracker: Any = TRACKER, watermark: Any = WATERMARK
     ) -> Iterator[Any]:
         """Newly closed files until there are none, or the bundle has lasted long enough."""
-        progress, bundle, asked = tracker.current_restriction(), Bundle(), time.monotonic()
+        progress, bundle, started = tracker.current_restriction(), Bundle(), time.monotonic()
         now = watermark.current_watermark()
         if self._backpressure and now is not None and self._backpressure.holds(now.micros):
             give_back(tracker, BACKPRESSURE_SECONDS)
@@ -160,7 +160,7 @@ class _Watch(beam.DoFn):
                 self._left = left
                 tracker.defer_remainder()
                 return
-        took = time.monotonic() - asked
+        took = time.monotonic() - started
         pause = min(max(POLL_SECONDS, POLL_SHARE * took), MOST_POLL_SECONDS)
         give_back(tracker, pause)
 
@@ -199,7 +199,7 @@ def _at(where: Place, refused: Refused) -> tuple[Refused, int]:
 def _readers(job: Job, begin: int) -> tuple[Markers | Settled, Files]:
     """What says which files of a job's folder are closed, and what reads them."""
     folder, kind = Folder(job.source.path), str(job.source.format)
-    settle = duration_micros("source.settle", job.source.settle)
+    settle = duration_micros("table.settle", job.source.settle)
     watch: Markers | Settled = Settled(folder, f".{kind}", settle)
     if job.plan.stamp != "_closed":
         watch = Markers(folder, begin, 0 if job.plan.stamp == "_manifest" else settle)
@@ -245,7 +245,7 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
     """The records of a folder that grows: outputs ``records`` and ``dead_letter``.
 
     Args:
-        job: its source, columns and ``performance.batch_rows`` are used.
+        job: its source, columns and ``batch_rows`` are used.
         begin: files that were closed before it (micros) are passed over.
         backpressure: keeps it from running ahead of the releases.
     """

@@ -82,7 +82,7 @@ class Folder:
                 base = None
             if base is None:
                 raise UsageError(
-                    "source.path",
+                    "table.path",
                     "is neither a folder nor a URL of a known store",
                     "write a path, or a URL such as gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
                 )
@@ -212,7 +212,7 @@ def patiently(call: Callable[[], Any]) -> Any:
 def away() -> RunError:
     """The store has been away for too long."""
     return RunError(
-        "source.path",
+        "table.path",
         f"cannot be read for {PATIENCE_SECONDS // 60} minutes",
         "check the store, the network and permissions, and run again",
     )
@@ -245,8 +245,8 @@ class Place(NamedTuple):
 def place(name: str) -> Place:
     """Position of the first row of the file ``name`` (relative to the folder, with ``/``)."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
-    whole = int.from_bytes(digest, "big")
-    return Place(whole >> 97, (whole >> 35) & ((1 << 62) - 1))
+    number = int.from_bytes(digest, "big")
+    return Place(number >> 97, (number >> 35) & ((1 << 62) - 1))
 
 
 def is_name(name: str) -> bool:
@@ -271,9 +271,9 @@ def is_hidden(name: str) -> bool:
 
 def find(names: Iterable[str], partition: int, offset: int) -> list[tuple[str, int]]:
     """Files and rows that a position can stand for: (name, row)."""
-    found = []
+    matches = []
     for name in names:
         at = place(name)
         if at.partition == partition and 0 <= offset - at.base < _MAX_ROWS:
-            found.append((name, offset - at.base))
-    return found
+            matches.append((name, offset - at.base))
+    return matches

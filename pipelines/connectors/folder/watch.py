@@ -31,9 +31,9 @@ from dpstream.pipelines.connectors.folder.store import (
     place,
 )
 from dpstream.pipelines.connectors.records.jsonl import read_jsonl
-from dpstream.pipelines.connectors.records.packed_names import READ_SUFFIXES
 from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, refuse
-from dpstream.pipelines.jobs.text import instant_micros
+from dpstream.pipelines.project.file_kinds import READ_SUFFIXES
+from dpstream.pipelines.project.text import instant_micros
 
 #: Entries above the floor.
 LOOK_BACK = 512
@@ -59,8 +59,8 @@ class SeenFiles(NamedTuple):
 
     def more(self, entries: Iterable[Entry]) -> "SeenFiles":
         """With new entries done."""
-        known = sorted({*self.recent, *entries})
-        low, high = known[:-LOOK_BACK], tuple(known[-LOOK_BACK:])
+        merged = sorted({*self.recent, *entries})
+        low, high = merged[:-LOOK_BACK], tuple(merged[-LOOK_BACK:])
         return SeenFiles(max([self.floor, *low[-1:]]), high)
 
     def names(self) -> dict[int, int]:
@@ -113,8 +113,8 @@ class Markers:
         Raises:
             OSError: the store cannot be read.
         """
-        found = sorted((at, place(name).base, name) for at, name in self.instants(seen))
-        for at, digest, name in found:
+        entries = sorted((at, place(name).base, name) for at, name in self.instants(seen))
+        for at, digest, name in entries:
             if at > now or seen.has((at, digest)):
                 continue
             files, refused = self._read(name, at)
@@ -123,13 +123,13 @@ class Markers:
 
     def instants(self, seen: SeenFiles) -> Iterator[tuple[int, str]]:
         """(instant, name) of markers above the floor's day."""
-        for found in self.folder.list(MARKERS, recursive=False):
-            yield from _instant(found.name)
+        for entry in self.folder.list(MARKERS, recursive=False):
+            yield from _instant(entry.name)
         for day in self.folder.folders(MARKERS):
             begins = _instant(f"{MARKERS}/{day.rpartition('/')[2]}T00:00:00Z.jsonl")
             if any(at + 86_400_000_000 > seen.floor[0] for at, _ in begins):
-                for found in self.folder.list(day, recursive=False):
-                    yield from _instant(found.name)
+                for entry in self.folder.list(day, recursive=False):
+                    yield from _instant(entry.name)
 
     def _read(self, name: str, before: int) -> tuple[list[ClosedFile], list[tuple[Place, Refused]]]:
         """Files that a marker names, none closed after its instant; lines that name none.
@@ -151,8 +151,8 @@ class Markers:
             if isinstance(part, Refused):
                 refused.append((where, part))
                 continue
-            closed, known = instant(part.batch.column("closed"))
-            lines = zip(part.batch.to_pylist(), closed.tolist(), known.tolist(), strict=True)
+            closed, valid = instant(part.batch.column("closed"))
+            lines = zip(part.batch.to_pylist(), closed.tolist(), valid.tolist(), strict=True)
             for row, (line, at, good) in enumerate(lines, part.offset):
                 file, rows = line["file"], _rows(line["rows"])
                 reason = _fault(file, good and at <= before, rows, files)
@@ -164,13 +164,13 @@ class Markers:
 
 
 def _fault(
-    name: str | None, timed: bool, rows: int | None, known: dict[str, ClosedFile]
+    name: str | None, timed: bool, rows: int | None, closed_files: dict[str, ClosedFile]
 ) -> Reason | None:
     if name is None or not timed or rows == -1:
         return Reason.MALFORMED
     if not is_name(name):
         return Reason.BAD_NAME
-    return Reason.LISTED_TWICE if name in known else None
+    return Reason.LISTED_TWICE if name in closed_files else None
 
 
 def _rows(text: str | None) -> int | None:
@@ -213,24 +213,24 @@ class Settled:
             OSError: the store cannot be read.
         """
         ready: list[tuple[Entry, Found]] = []
-        for found in self.folder.list():
-            entry = (found.changed, place(found.name).base)
-            if found.changed <= now - self.settle and not seen.has(entry) and self._counts(found):
-                ready.append((entry, found))
+        for file in self.folder.list():
+            entry = (file.changed, place(file.name).base)
+            if file.changed <= now - self.settle and not seen.has(entry) and self._counts(file):
+                ready.append((entry, file))
         ready.sort(key=lambda each: each[0])
         before = seen.names()
         for start in range(0, len(ready), FILES_AT_ONCE):
-            some = ready[start : start + FILES_AT_ONCE]
-            seen = seen.more(entry for entry, _ in some)
-            again = [found.name for entry, found in some if entry[1] in before]
+            chunk = ready[start : start + FILES_AT_ONCE]
+            seen = seen.more(entry for entry, _ in chunk)
+            again = [info.name for entry, info in chunk if entry[1] in before]
             yield Step(
                 seen,
-                [(f.name, f.changed, -1, f.size) for entry, f in some if entry[1] not in before],
+                [(f.name, f.changed, -1, f.size) for entry, f in chunk if entry[1] not in before],
                 [(place(name), refuse(0, Reason.FILE_CHANGED)) for name in again],
                 None,
             )
         yield Step(seen, [], [], now - self.settle - MARGIN)
 
-    def _counts(self, found: Found) -> bool:
-        name = found.name
+    def _counts(self, file: Found) -> bool:
+        name = file.name
         return name.endswith(self.suffixes) and is_name(name) and not is_hidden(name)

@@ -34,7 +34,7 @@ _OURS = {
     "debug": "",
     "plugin.library.paths": "",
 }
-#: Settings that ``source.options`` may change.
+#: Settings that ``table.options`` may change.
 _USUAL = {
     "client.id": "dpstream",
     "group.id": "dpstream",  # asked for by the client; nothing is committed to it
@@ -45,9 +45,7 @@ _USUAL = {
 }
 
 
-_REFUSED = (
-    "source.options", "are not accepted by Kafka's client", "see librdkafka's settings"
-)  # fmt: skip
+_REFUSED = ("table.options", "are not accepted by Kafka's client", "see librdkafka's settings")
 
 
 class Kafka(msgspec.Struct, frozen=True):
@@ -70,7 +68,7 @@ class Kafka(msgspec.Struct, frozen=True):
         Raises:
             UsageError: see `check_options`.
         """
-        check_options("source", source.options, _OURS)
+        check_options("table", source.options, _OURS)
         options = tuple(sorted(source.options.items()))
         return cls(source.servers or "", source.topic or "", options)
 
@@ -82,7 +80,7 @@ class Kafka(msgspec.Struct, frozen=True):
         ours = {name: value for name, value in _OURS.items() if value != ""}
         return {
             **_USUAL,
-            **looked_up("source", dict(self.options)),
+            **looked_up("table", dict(self.options)),
             **ours,
             "bootstrap.servers": self.servers,
         }
@@ -101,8 +99,8 @@ class Kafka(msgspec.Struct, frozen=True):
 
     def cluster_id(self) -> str:
         """The cluster's own name."""
-        asked = self.admin().describe_cluster(request_timeout=START_SECONDS)
-        return str(answer(asked, START_SECONDS).cluster_id)
+        future = self.admin().describe_cluster(request_timeout=START_SECONDS)
+        return str(answer(future, START_SECONDS).cluster_id)
 
     def described(self, seconds: float = START_SECONDS) -> tuple[str, int]:
         """(id of the topic, number of partitions): a topic made again has another id.
@@ -111,8 +109,8 @@ class Kafka(msgspec.Struct, frozen=True):
             KafkaException: no answer, or no such topic.
         """
         names = TopicCollection([self.topic])
-        found = self.admin().describe_topics(names, request_timeout=seconds)
-        topic = answer(found[self.topic], seconds)
+        futures = self.admin().describe_topics(names, request_timeout=seconds)
+        topic = answer(futures[self.topic], seconds)
         return str(topic.topic_id), len(topic.partitions)
 
     def config(self) -> dict[str, str]:
@@ -122,9 +120,9 @@ class Kafka(msgspec.Struct, frozen=True):
             KafkaException: no answer, or no such topic.
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
-        asked = self.admin().describe_configs([resource], request_timeout=START_SECONDS)
-        found = answer(asked[resource], START_SECONDS)
-        return {name: str(entry.value) for name, entry in found.items()}
+        futures = self.admin().describe_configs([resource], request_timeout=START_SECONDS)
+        entries = answer(futures[resource], START_SECONDS)
+        return {name: str(entry.value) for name, entry in entries.items()}
 
     def earliest(self, partition: int) -> int:
         """First offset that is still there."""
@@ -141,32 +139,32 @@ class Kafka(msgspec.Struct, frozen=True):
     def at(self, partition: int, millis: int) -> int:
         """First offset with an append time of ``millis`` or later, else the end."""
         end = self.end(partition)  # asked first: what comes in between is read
-        found = self._offset(partition, OffsetSpec.for_timestamp(millis))
-        return end if found < 0 else found
+        offset = self._offset(partition, OffsetSpec.for_timestamp(millis))
+        return end if offset < 0 else offset
 
     def _offset(self, partition: int, spec: OffsetSpec) -> int:
         place = self.partition(partition)
-        found = self.admin().list_offsets(
+        futures = self.admin().list_offsets(
             {place: spec},
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=ASK_SECONDS,
         )
-        return int(answer(found[place], ASK_SECONDS).offset)
+        return int(answer(futures[place], ASK_SECONDS).offset)
 
 
 @functools.cache
 def _admin(kafka: Kafka) -> AdminClient:
-    known = {n: v for n, v in kafka.settings().items() if n not in CONSUMERS_OWN}
-    return make_client("admin", known, _REFUSED)
+    settings = {n: v for n, v in kafka.settings().items() if n not in CONSUMERS_OWN}
+    return make_client("admin", settings, _REFUSED)
 
 
 def refused_at_start(error: BaseException) -> DpstreamError:
     """What a person can do about a client's error at the start."""
     name = name_of(error)
     if name == "UNKNOWN_TOPIC_OR_PART":
-        return UsageError("source.topic", "is not on the broker", "create it, or correct the name")
+        return UsageError("table.topic", "is not on the broker", "create it, or correct the name")
     return RunError(
-        "source.servers", f"did not answer ({name})", "check the address and source.options"
+        "table.servers", f"did not answer ({name})", "check the address and table.options"
     )
 
 
@@ -179,13 +177,13 @@ def check_topic(config: dict[str, str], topic: str) -> None:
     alter = f"kafka-configs --alter --topic {topic} --add-config"
     if config.get("message.timestamp.type") != "LogAppendTime":
         raise UsageError(
-            "source.topic",
+            "table.topic",
             "has message.timestamp.type=CreateTime, so that producers choose the stamps",
             f"{alter} message.timestamp.type=LogAppendTime",
         )
     if "compact" in _words(config.get("cleanup.policy", "")):
         raise UsageError(
-            "source.topic",
+            "table.topic",
             "has cleanup.policy=compact, so that a message removes earlier ones with its key",
             f"{alter} cleanup.policy=delete",
         )

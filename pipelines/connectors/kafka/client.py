@@ -71,7 +71,7 @@ def looked_up(table: str, options: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UsageError: a variable is not set here.
     """
-    found = {}
+    settings = {}
     for name, value in options.items():
         variable = value.removeprefix(_ENV)
         if variable != value and variable not in os.environ:
@@ -80,9 +80,9 @@ def looked_up(table: str, options: Mapping[str, str]) -> dict[str, str]:
                 "names an environment variable that is not set",
                 "set it on the launcher and on every worker",
             )
-        found[name] = os.environ[variable] if variable != value else value
-    _refuse_kerberos(table, found)
-    return found
+        settings[name] = os.environ[variable] if variable != value else value
+    _refuse_kerberos(table, settings)
+    return settings
 
 
 def _refuse_reaching(table: str, name: str) -> None:
@@ -99,8 +99,8 @@ def _refuse_kerberos(table: str, options: Mapping[str, str]) -> None:
     """Refuse the mechanism that runs a command; it is what the client takes if none is named."""
     protocol = options.get("security.protocol", "").upper()
     named = [name for name in _MECHANISMS if name in options]
-    asked = protocol.startswith("SASL") and not named
-    if asked or any(options[name].upper() == "GSSAPI" for name in named):
+    defaulted = protocol.startswith("SASL") and not named
+    if defaulted or any(options[name].upper() == "GSSAPI" for name in named):
         raise UsageError(
             f"{table}.options.sasl.mechanism",
             "must be named, and not GSSAPI, which runs a command",
@@ -164,10 +164,10 @@ def make_client(
         raise UsageError(*refused) from None
 
 
-def answer(asked: Any, seconds: float) -> Any:
+def answer(future: Any, seconds: float) -> Any:
     """What the client found; its own limit comes first, a longer one is for a client that hangs."""
     try:
-        return asked.result(seconds + _GRACE_SECONDS)
+        return future.result(seconds + _GRACE_SECONDS)
     except TimeoutError:
         kafka = library()
         raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT)) from None
@@ -197,8 +197,8 @@ def connect(admin: Any, where: str) -> None:
 
 def name_of(error: Any) -> str:
     """The public name of a client's error, or of what its exception carries; never its text."""
-    for found in (error, *getattr(error, "args", ())[:1]):
-        if callable(name := getattr(found, "name", None)):
+    for candidate in (error, *getattr(error, "args", ())[:1]):
+        if callable(name := getattr(candidate, "name", None)):
             return str(name())
     return type(error).__name__
 
@@ -254,9 +254,10 @@ def failed(name: str, what: str) -> DpstreamError:
     """The error for one of the client's error codes."""
     if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
         return RunError(
-            "sink.topic", "is not there",
+            "sink.topic",
+            "is not there",
             "make it: kafka-topics --create --topic NAME --config cleanup.policy=compact",
-        )  # fmt: skip
+        )
     if name == "_AUTO_OFFSET_RESET":
         return PolicyError(
             "sink.topic",

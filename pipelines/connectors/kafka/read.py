@@ -71,7 +71,7 @@ class TopicRegister:
     @property
     def owner(self) -> str | None:
         """The run whose topic it is: the first that named itself in it."""
-        named = (found.run_id for found in self._manifests.values() if found is not None)
+        named = (manifest.run_id for manifest in self._manifests.values() if manifest is not None)
         return next(named, None)
 
     @property
@@ -171,8 +171,8 @@ def _sealed(
         mine = order[begin:end]
         if goes and len(mine) < seal.rows:
             continue
-        found = digest_of((names[i], rows[names[i]]) for i in mine)
-        if (len(mine), found) != (seal.rows, seal.digest):
+        digest = digest_of((names[i], rows[names[i]]) for i in mine)
+        if (len(mine), digest) != (seal.rows, seal.digest):
             raise PolicyError(
                 "sink.topic",
                 f"holds not what the seal of window {of_window}, trigger {of_trigger} says",
@@ -181,8 +181,8 @@ def _sealed(
             )
         keep[mine] = True
     keys = [(f.name, "ascending") for f in key_fields(job.plan)]
-    kept = table.filter(pa.array(keep))
-    return kept.sort_by([("window_start", "ascending"), ("trigger", "ascending"), *keys])
+    filtered = table.filter(pa.array(keep))
+    return filtered.sort_by([("window_start", "ascending"), ("trigger", "ascending"), *keys])
 
 
 def decoded(value: bytes, kind: type[Any]) -> Any:

@@ -156,32 +156,32 @@ class Reader:
         """
         if self._consumer is None:
             raise InvariantError("self._consumer is not None")
-        found: list[Any] = []
+        messages: list[Any] = []
         size, end = 0, time.monotonic() + seconds
-        while len(found) < rows and size < _BATCH_BYTES:
+        while len(messages) < rows and size < _BATCH_BYTES:
             left = max(end - time.monotonic(), 0.0)
-            wait = left if found else min(left, _READY_SECONDS)
-            got = self._consumer.consume(min(_ASK_FOR, rows - len(found)), wait)
-            good, said = got, []
+            wait = left if messages else min(left, _READY_SECONDS)
+            got = self._consumer.consume(min(_ASK_FOR, rows - len(messages)), wait)
+            good, errors = got, []
             if any(map(methodcaller("error"), got)):
                 good = [message for message in got if message.error() is None]
-                said = [message for message in got if message.error() is not None]
+                errors = [message for message in got if message.error() is not None]
             if good:
-                found += good
+                messages += good
                 size += sum(map(len, good))
                 self._position = good[-1].offset() + 1
-            if self._told(said):
-                return self._lost(found)
-            if not found or not left:
+            if self._told(errors):
+                return self._lost(messages)
+            if not messages or not left:
                 break
-        if found:
+        if messages:
             self._heard, self._denied = time.monotonic(), None
-        return FetchedMessages(found, self._position)
+        return FetchedMessages(messages, self._position)
 
-    def _told(self, said: list[Any]) -> bool:
+    def _told(self, errors: list[Any]) -> bool:
         """Heed what is not a message; whether the position is not in the log."""
         lost = False
-        for message in said:
+        for message in errors:
             code = message.error().code()
             if code == KafkaError._PARTITION_EOF:
                 self._position = max(self._position, message.offset())
@@ -192,23 +192,23 @@ class Reader:
             lost |= code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
         return lost
 
-    def _lost(self, found: list[Any]) -> FetchedMessages:
+    def _lost(self, messages: list[Any]) -> FetchedMessages:
         """The log does not hold the position: retention was faster, or the log was cut."""
         position = self._position
         with contextlib.suppress(KafkaException):
             first, end = self._kafka.earliest(self._partition), self._kafka.end(self._partition)
             if end < position:
                 raise RunError(
-                    "source.topic",
+                    "table.topic",
                     "has lost messages at its end that were read already",
                     "begin a new run; use replicas and no unclean election of leaders",
                 )
             if first > position:
                 self.seek(first)
-                return FetchedMessages(found, first, position)
+                return FetchedMessages(messages, first, position)
         self._position = -1
         self.seek(position)
-        return FetchedMessages(found, position)
+        return FetchedMessages(messages, position)
 
     def first(self, begin: int) -> int | None:
         """The first offset with an append time of ``begin`` (micros) or later; ``None``: unknown.
@@ -228,9 +228,9 @@ class Reader:
         """
         if self._denied is not None and time.monotonic() - self._denied[0] > LOST_SECONDS:
             raise RunError(
-                "source.topic",
+                "table.topic",
                 f"may not be read ({self._denied[1]})",
-                "check source.options and the topic's access rules",
+                "check table.options and the topic's access rules",
             )
         end = self._answer(lambda: self._kafka.end(self._partition))
         return end is not None and end <= self._position
@@ -241,7 +241,7 @@ class Reader:
         except KafkaException as error:
             if time.monotonic() - self._heard > LOST_SECONDS:
                 raise RunError(
-                    "source.servers",
+                    "table.servers",
                     f"did not answer for {LOST_SECONDS:.0f} s ({name_of(error)})",
                     "check the broker; the run goes on where it stopped",
                 ) from None

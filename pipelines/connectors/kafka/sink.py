@@ -200,7 +200,7 @@ class KafkaSink(ReadableSink):
     def _unsealed_rows(self) -> dict[Name, dict[str, bytes]]:
         """Rows of releases without a seal: release -> name -> digest of the row, which is empty
         if the row has come with several values."""
-        sealed, found = self._register.seals, dict[Name, dict[str, bytes]]()
+        sealed, unsealed = self._register.seals, dict[Name, dict[str, bytes]]()
         for key, value in self._topic.read(range(self._count()), self._patience()):
             if not is_row(key):
                 continue
@@ -210,9 +210,9 @@ class KafkaSink(ReadableSink):
             begin = round(row.window_start.timestamp() * MICROS_PER_SECOND)
             name = ((begin - self._line.start) // self._line.slide, row.trigger)
             if name not in sealed:
-                digest, rows = _digest(value), found.setdefault(name, {})
+                digest, rows = _digest(value), unsealed.setdefault(name, {})
                 rows[key] = digest if rows.setdefault(key, digest) == digest else b""
-        return found
+        return unsealed
 
 
 def _rows(release: ReleaseMessages, partitions: int) -> Iterator[tuple[str, bytes, int]]:
@@ -227,29 +227,29 @@ def _digest(value: bytes) -> bytes:
     return hashlib.blake2b(value, digest_size=16).digest()
 
 
-def refuse_unfit(found: TopicDescription, restoring: bool = False) -> None:
+def refuse_unfit(description: TopicDescription, restoring: bool = False) -> None:
     """Refuse a topic that would forget or lose what it has acknowledged.
 
     Args:
-        found: what it is.
+        description: what it is.
         restoring: the run is to be compared with all that was ever published there.
 
     Raises:
         PolicyError: names the setting.
     """
-    if "compact" not in found.policies:
+    if "compact" not in description.policies:
         raise PolicyError(
             "sink.topic",
             "is not compacted: it would keep repetitions, and forget what was published",
             "set cleanup.policy=compact on the topic",
         )
-    if restoring and found.policies != {"compact"}:
+    if restoring and description.policies != {"compact"}:
         raise PolicyError(
             "sink.topic",
             "lets releases go, and a restored store must be compared with all of them",
             "set cleanup.policy=compact, if nothing is gone yet; else restore with --abandon",
         )
-    if found.replicas > 1 and found.in_sync < 2:
+    if description.replicas > 1 and description.in_sync < 2:
         raise PolicyError(
             "sink.topic",
             "is replicated, but one replica acknowledges alone: with it releases would be lost",

@@ -6,7 +6,7 @@ leaves to this module what the guarantee rests on: stamps are the broker's appen
 (producers could choose theirs), positions are (partition, offset), and the watermark follows
 the source's progress alone.
 
-The watermark of a partition, always less ``source.settle``:
+The watermark of a partition, always less ``table.settle``:
 
 * after reading: the append time of what was read, since append times grow with offsets;
 * at the partition's end: the clock before the end was asked for, since whatever is appended
@@ -75,7 +75,7 @@ from dpstream.pipelines.connectors.unbounded import (
     wall_micros,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros
 
 #: Pause when there is nothing to read.
 IDLE_SECONDS = 0.1
@@ -92,7 +92,7 @@ class KafkaInput(Input):
         super().__init__(job)
         if job.plan.stamp != APPEND_TIME:
             raise PolicyError(
-                "source.stamp",
+                "table.stamp",
                 "must be the broker's append time: producers fill everything else",
                 "use stamp = 'append_time'",
             )
@@ -101,7 +101,7 @@ class KafkaInput(Input):
     @override
     def identity(self) -> list[bytes]:
         """Cluster and topic by their own ids: a topic made again is another input."""
-        connect(self.kafka.admin(), "source")
+        connect(self.kafka.admin(), "table")
         check_topic(self._asked(self.kafka.config), self.kafka.topic)
         return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
 
@@ -154,7 +154,7 @@ def _to_the_end(reader: Reader, rows: int) -> Iterator[FetchedMessages]:
             last, position = time.monotonic(), taken.position
             yield taken
     raise RunError(
-        "source.topic",
+        "table.topic",
         f"no message arrived within {SCAN_SECONDS:.0f} s",
         "check that the brokers of its partitions run",
     )
@@ -173,25 +173,25 @@ class _Watch(beam.DoFn):
         last = tracker.current_restriction().after
         if last is not None:
             time.sleep(WATCH_SECONDS)
-        asked = wall_micros()
+        now = wall_micros()
         partitions = self.partitions(element)
         for number in range(0 if last is None else last + 1, partitions):
             if not tracker.try_claim(number):
                 return
             yield TimestampedValue(number, stands(watermark))
         if partitions:
-            advance(watermark, asked - self.settle)
+            advance(watermark, now - self.settle)
         tracker.defer_remainder()
 
     def partitions(self, topic_id: str) -> int:
         """How many there are now; 0 if nobody answers."""
         try:
-            found, partitions = self.kafka.described(ASK_SECONDS)
+            current_id, partitions = self.kafka.described(ASK_SECONDS)
         except KafkaException:
             return 0
-        if found != topic_id:
+        if current_id != topic_id:
             raise RunError(
-                "source.topic", "was deleted and made again while it was read", "begin a new run"
+                "table.topic", "was deleted and made again while it was read", "begin a new run"
             )
         return partitions
 
@@ -265,9 +265,9 @@ class _ReadPartition(beam.DoFn):
 
     def _idle(self, reader: Reader, watermark: Any) -> None:
         """At the partition's end the clock before asking for it is a promise."""
-        asked = wall_micros()
+        now = wall_micros()
         if reader.caught_up():
-            advance(watermark, asked - self.settle)
+            advance(watermark, now - self.settle)
 
     def _outputs(self, taken: FetchedMessages, partition: int, watermark: Any) -> Iterator[Any]:
         self._objects = self._objects or Objects(self.data_columns)
@@ -345,13 +345,13 @@ class _ReadTopic(_ReadPartition):
         """With partitions that were added; asked for now and then."""
         if time.monotonic() - self._looked < WATCH_SECONDS:
             return progress
-        asked = wall_micros()
+        now = wall_micros()
         more = _Watch(self.kafka, self.settle).partitions(topic_id) - len(progress.parts)
         if more + len(progress.parts) <= 0:
             return progress
         self._looked = time.monotonic()
         fresh = ((None, MIN_TIMESTAMP.micros),) * more
-        return TopicProgress(progress.parts + fresh, max(progress.known, asked - self.settle))
+        return TopicProgress(progress.parts + fresh, max(progress.known, now - self.settle))
 
     def _taken(
         self, reader: Reader, number: int, progress: TopicProgress
@@ -382,7 +382,7 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
     """The messages of a topic: outputs ``records`` and ``dead_letter``.
 
     Args:
-        job: its columns and ``performance.batch_rows`` are used.
+        job: its columns and ``batch_rows`` are used.
         kafka: the topic.
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.
@@ -410,7 +410,7 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
 
     @override
     def expand(self, begin: Any) -> Any:
-        settle = duration_micros("source.settle", self._job.source.settle)
+        settle = duration_micros("table.settle", self._job.source.settle)
         kind = _ReadPartition if self._spread else _ReadTopic
         dofn = kind(self._job, self._kafka, settle, self._begin, self._backpressure)
         topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)

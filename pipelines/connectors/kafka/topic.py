@@ -89,18 +89,18 @@ class KafkaTopic:
         if seconds <= LOOK_SECONDS:  # while a run goes on it waits longer for an answer
             connect(admin, "sink")
         try:
-            asked = kafka.TopicCollection([self.topic])
-            topics = admin.describe_topics(asked, request_timeout=seconds)
-            found = answer(topics[self.topic], seconds).partitions
+            request = kafka.TopicCollection([self.topic])
+            topics = admin.describe_topics(request, request_timeout=seconds)
+            partitions = answer(topics[self.topic], seconds).partitions
             resource = kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, self.topic)
-            asked = admin.describe_configs([resource], request_timeout=seconds)
-            config = answer(asked[resource], seconds)
+            request = admin.describe_configs([resource], request_timeout=seconds)
+            config = answer(request[resource], seconds)
         except kafka.KafkaException as error:
             refuse(error.args[0], "cannot be described")
         policies = {part.strip() for part in config["cleanup.policy"].value.split(",")}
-        replicas = max(len(partition.replicas) for partition in found)
+        replicas = max(len(partition.replicas) for partition in partitions)
         return TopicDescription(
-            len(found), policies, replicas, int(config["min.insync.replicas"].value)
+            len(partitions), policies, replicas, int(config["min.insync.replicas"].value)
         )
 
     def written(self) -> bool:
@@ -108,16 +108,16 @@ class KafkaTopic:
         kafka, partitions = library(), self.describe().partitions
         admin = self._client("admin")  # held: without its client an answer never comes
         latest = kafka.admin.OffsetSpec.latest()
-        asked = {kafka.TopicPartition(self.topic, n): latest for n in range(partitions)}
+        specs = {kafka.TopicPartition(self.topic, n): latest for n in range(partitions)}
 
         @with_exponential_backoff(7, 0.1, retry_filter=has_no_leader, logger=lambda *_: None)
         def ends() -> list[int]:
-            found = admin.list_offsets(
-                asked,
+            futures = admin.list_offsets(
+                specs,
                 isolation_level=kafka.IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=LOOK_SECONDS,
             )
-            return [answer(end, LOOK_SECONDS).offset for end in found.values()]
+            return [answer(end, LOOK_SECONDS).offset for end in futures.values()]
 
         try:
             return any(end > 0 for end in ends())
@@ -199,15 +199,15 @@ class KafkaTopic:
         at_end = library().KafkaError._PARTITION_EOF
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            found = []
+            messages = []
             for message in consumer.consume(_CHUNK, timeout=0.05):
                 error = message.error()
                 if error is None or error.code() == at_end:
-                    found.append(message)
+                    messages.append(message)
                 elif not passes(error):
                     refuse(error, "cannot be read")
-            if found:
-                return found
+            if messages:
+                return messages
         raise failed("_TIMED_OUT", "cannot be read")
 
     def _consumer(self) -> Any:
@@ -259,14 +259,14 @@ class KafkaTopic:
             self.close()  # a producer that gave up may refuse what comes after
             refuse(untaken[0], "did not take a release")
 
-    def _queue(self, key: str, value: bytes, partition: int, told: Any) -> None:
+    def _queue(self, key: str, value: bytes, partition: int, callback: Any) -> None:
         """Hand a message to the client; where its queue is full, wait until some are through.
 
         One by one: the client's ``produce_batch`` takes no partition by message, and is slower.
         """
         while True:
             try:
-                self._producer.produce(self.topic, value, key, partition, told)
+                self._producer.produce(self.topic, value, key, partition, callback)
                 return
             except BufferError:
                 self._producer.poll(0.1)

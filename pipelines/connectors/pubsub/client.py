@@ -53,28 +53,32 @@ def described(subscription: str) -> Subscription:
     """
     if not _NAME.fullmatch(subscription):
         raise UsageError(
-            "source.subscription", "is no full name", "write projects/PROJECT/subscriptions/NAME"
+            "table.subscription", "is no full name", "write projects/PROJECT/subscriptions/NAME"
         )
-    reach(client().transport.grpc_channel, "source.subscription", "Pub/Sub")
-    found = _asked(lambda: client().get_subscription(subscription=subscription, **_patience()))
-    if found.push_config.push_endpoint or found.bigquery_config.table or (
-        found.cloud_storage_config.bucket
-    ):  # fmt: skip
+    reach(client().transport.grpc_channel, "table.subscription", "Pub/Sub")
+    description = _asked(
+        lambda: client().get_subscription(subscription=subscription, **_patience())
+    )
+    if (
+        description.push_config.push_endpoint
+        or description.bigquery_config.table
+        or (description.cloud_storage_config.bucket)
+    ):
         raise _unusable("is delivered elsewhere, not pulled", _CREATE)
-    if found.topic == "_deleted-topic_":
+    if description.topic == "_deleted-topic_":
         raise _unusable("belongs to a topic that was deleted", _CREATE)
-    if not found.retain_acked_messages and not found.topic_message_retention_duration:
+    if not description.retain_acked_messages and not description.topic_message_retention_duration:
         raise _unusable(
             "forgets acknowledged messages, which a restart reads again",
             "`gcloud pubsub subscriptions update NAME --retain-acked-messages "
             "--message-retention-duration=7d`",
         )
-    if found.ack_deadline_seconds < LEAST_ACK_DEADLINE:
+    if description.ack_deadline_seconds < LEAST_ACK_DEADLINE:
         raise _unusable(
             f"has an acknowledgement deadline below {LEAST_ACK_DEADLINE} s",
             "`gcloud pubsub subscriptions update NAME --ack-deadline=60`",
         )
-    return Subscription(str(found.topic), int(found.ack_deadline_seconds))
+    return Subscription(str(description.topic), int(description.ack_deadline_seconds))
 
 
 def seek(subscription: str, begin: int) -> None:
@@ -91,9 +95,9 @@ def seek(subscription: str, begin: int) -> None:
 def acknowledge(subscription: str, ack_ids: Sequence[str]) -> None:
     """The runner has stored these messages; what cannot be told comes again, and counts once."""
     for start in range(0, len(ack_ids), ACK_MESSAGES):
-        some = list(ack_ids[start : start + ACK_MESSAGES])
+        chunk = list(ack_ids[start : start + ACK_MESSAGES])
         with suppress(exceptions.GoogleAPICallError, exceptions.RetryError):
-            client().acknowledge(subscription=subscription, ack_ids=some, **_patience())
+            client().acknowledge(subscription=subscription, ack_ids=chunk, **_patience())
 
 
 def _patience() -> dict[str, Any]:
@@ -101,7 +105,7 @@ def _patience() -> dict[str, Any]:
 
 
 def _unusable(rule: str, fix: str) -> UsageError:
-    return UsageError("source.subscription", rule, fix)
+    return UsageError("table.subscription", rule, fix)
 
 
 def _asked(ask: Any) -> Any:
@@ -112,10 +116,10 @@ def _asked(ask: Any) -> Any:
     except exceptions.NotFound:
         refused = _unusable("does not exist", _CREATE)
     except (exceptions.PermissionDenied, exceptions.Unauthenticated):
-        refused = RunError("source.subscription", "may not be read", "grant roles/pubsub.editor")
+        refused = RunError("table.subscription", "may not be read", "grant roles/pubsub.editor")
     except exceptions.GoogleAPIError as error:
         kind = type(error).__name__
         refused = RunError(
-            "source.subscription", f"cannot be reached ({kind})", "check network and credentials"
+            "table.subscription", f"cannot be reached ({kind})", "check network and credentials"
         )
     raise refused

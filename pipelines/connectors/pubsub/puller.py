@@ -117,20 +117,20 @@ class Puller:
         Raises:
             RunError: the subscription is gone, may not be read, or is away for too long.
         """
-        found: list[Any] = []
+        messages: list[Any] = []
         until = time.monotonic() + seconds
-        while len(found) < most and (left := until - time.monotonic()) > 0:
+        while len(messages) < most and (left := until - time.monotonic()) > 0:
             answer = self._answer(left)
             if answer is None:
                 break
             if answer:
-                if not found:
+                if not messages:
                     until = min(until, time.monotonic() + more_seconds)
-                found += answer
+                messages += answer
                 self._ages.came(time.monotonic(), _oldest(answer))
         self.used = time.monotonic()
-        self.claimed = None if self.claimed is None else self.claimed + len(found)
-        return PulledMessages(found, self._ages.age(self.used))
+        self.claimed = None if self.claimed is None else self.claimed + len(messages)
+        return PulledMessages(messages, self._ages.age(self.used))
 
     def stands(self, claimed: int, hold: float) -> None:
         """A bundle begins.  Where the runner went back, or a bundle failed, what this puller
@@ -176,7 +176,7 @@ class Puller:
         self._pause_until = now + PAUSE_SECONDS
         if code.name not in PASSING or now - self._lost_since > LOST_SECONDS:
             raise RunError(
-                "source.subscription",
+                "table.subscription",
                 f"cannot be pulled ({code.name})",
                 "check that it exists, the network and credentials, and run again",
             ) from None

@@ -6,7 +6,7 @@ A run that is begun again on its store seeks the subscription back to what the s
 yet, so the subscription must retain acknowledged messages.
 
 The watermark of a reader is the clock, less the age of messages that may still come
-(`puller.Ages`), less ``source.settle``.  Pub/Sub has no order, so this assumes what is said
+(`puller.Ages`), less ``table.settle``.  Pub/Sub has no order, so this assumes what is said
 there.  What a dead worker held comes again only after the acknowledgement deadline, so for that
 long a reader that takes over says nothing.  A message that breaks this is late and joins the next
 open trigger time.  The guarantee rests on that assumption: as long as it holds nobody is late, and
@@ -64,7 +64,7 @@ from dpstream.pipelines.connectors.unbounded import (
     wall_micros,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros
 
 PUBLISH_TIME, MESSAGE_ID = "_publish_time", "_message_id"
 ROWS, LETTERS = 0, 1
@@ -124,7 +124,7 @@ class PubSubInput(Input):
         super().__init__(job)
         if job.plan.stamp != PUBLISH_TIME:
             raise PolicyError(
-                "source.stamp",
+                "table.stamp",
                 "must be the service's publish time: publishers fill everything else",
                 "use stamp = 'publish_time'",
             )
@@ -132,15 +132,15 @@ class PubSubInput(Input):
 
     @override
     def identity(self) -> list[bytes]:
-        found = pubsub_client.described(self.subscription)
-        return [b"pubsub", self.subscription.encode(), found.topic.encode()]
+        description = pubsub_client.described(self.subscription)
+        return [b"pubsub", self.subscription.encode(), description.topic.encode()]
 
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
-        found = pubsub_client.described(self.subscription)
+        description = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
-        return ReadPubSub(self.job, begin > 0, found.ack_deadline, backpressure)
+        return ReadPubSub(self.job, begin > 0, description.ack_deadline, backpressure)
 
 
 class _ReadMessages(beam.DoFn):
@@ -153,7 +153,7 @@ class _ReadMessages(beam.DoFn):
         self._again, self._ack_deadline = again, ack_deadline
         self._subscription = str(job.source.subscription)
         self._columns, self._batch_rows = job.columns, job.performance.batch_rows
-        self._settle = duration_micros("source.settle", job.source.settle)
+        self._settle = duration_micros("table.settle", job.source.settle)
 
     @guarded("source")
     def setup(self) -> None:
@@ -215,7 +215,7 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
     """The messages of a subscription: outputs ``records`` and ``dead_letter``.
 
     Args:
-        job: its source, columns and ``performance.batch_rows`` are used.
+        job: its source, columns and ``batch_rows`` are used.
         again: the run is begun again on its store.
         ack_deadline: of the subscription, in seconds.
         backpressure: keeps it from running ahead of the releases.

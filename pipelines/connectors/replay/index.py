@@ -102,13 +102,13 @@ def index_of(recording: Recording) -> Index:
         RunError: the operating system cannot read a file.
     """
     parts = [_parts(number, piece, recording) for number, piece in enumerate(recording.pieces)]
-    whole = np.concatenate(parts, axis=1) if parts else np.zeros((6, 0), np.int64)
-    piece, row, end, due, behind, last = whole[:, np.lexsort((whole[1], whole[0], whole[3]))]
+    table = np.concatenate(parts, axis=1) if parts else np.zeros((6, 0), np.int64)
+    piece, row, end, due, behind, last = table[:, np.lexsort((table[1], table[0], table[3]))]
     stops = np.cumsum(end - row)
     rows = int(stops[-1]) if len(stops) else 0
-    known = last != NONE
-    low = int(due[known].min()) if known.any() else recording.begin
-    bounds = low, int(last[known].max()) if known.any() else low
+    timed = last != NONE
+    low = int(due[timed].min()) if timed.any() else recording.begin
+    bounds = low, int(last[timed].max()) if timed.any() else low
     return Index(stops - (end - row), piece, row, end, due, behind, last, rows, bounds)
 
 
@@ -131,10 +131,10 @@ def _stamp_ranges(piece: Piece, recording: Recording) -> _StampRanges:
             rows = max(rows, int(part.offsets[-1]) + 1 - piece[4])
             continue
         start = part.offset - piece[4]
-        stamp, known = clipped(part, recording)
+        stamp, timed = clipped(part, recording)
         edges = np.arange(-(start % done.size), len(stamp), done.size).clip(0)
-        least = np.minimum.reduceat(np.where(known, stamp, NEVER), edges)
-        largest = np.maximum.reduceat(np.where(known, stamp, NONE), edges)
+        least = np.minimum.reduceat(np.where(timed, stamp, NEVER), edges)
+        largest = np.maximum.reduceat(np.where(timed, stamp, NONE), edges)
         new.append(np.stack([(start + edges) // done.size, least, largest]))
         held, rows = held + len(edges), max(rows, start + len(stamp))
         if held > MAX_GRAINS // 2:
@@ -168,8 +168,8 @@ def _read(piece: Piece, column: str) -> Iterator[Part]:
 
 def clipped(rows: Rows, recording: Recording) -> tuple[Int64, npt.NDArray[np.bool_]]:
     """Stamps of rows inside the job's time, and which rows have one."""
-    stamp, known = instant(rows.batch.column(recording.stamp))
-    return stamp.clip(recording.begin, recording.end), known
+    stamp, timed = instant(rows.batch.column(recording.stamp))
+    return stamp.clip(recording.begin, recording.end), timed
 
 
 def due_times(least: Int64, behind: int, before: int) -> Int64:
@@ -178,8 +178,8 @@ def due_times(least: Int64, behind: int, before: int) -> Int64:
     Entries at the end without any stamp are due with the one before them, at least ``before``.
     """
     due = np.minimum(np.minimum.accumulate(least[::-1])[::-1], behind)
-    known = due[due != NEVER]
-    return np.where(due == NEVER, known[-1] if len(known) else before, due)
+    times = due[due != NEVER]
+    return np.where(due == NEVER, times[-1] if len(times) else before, due)
 
 
 def _parts(number: int, piece: Piece, recording: Recording) -> Int64:

@@ -9,11 +9,10 @@ reads.
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
@@ -30,6 +29,7 @@ from dpstream.pipelines.connectors.kafka.client import (
 )
 from dpstream.pipelines.connectors.pubsub.sink import Message, PubsubTopic
 from dpstream.pipelines.connectors.records.rows import Rows
+from dpstream.pipelines.connectors.records.text_rows import json_lines
 from dpstream.pipelines.connectors.replay.index import recording_of
 from dpstream.pipelines.connectors.replay.source import OpenPieces
 from dpstream.pipelines.connectors.unbounded import wall_micros
@@ -115,7 +115,7 @@ def republish(job: Job, target: Target, speed: float | None) -> Republished:
         published.
     """
     if job.source.unbounded:
-        raise UsageError("source.kind", "is not a recording", "name a job on files")
+        raise UsageError("table.format", "is not a recording", "name a job on files")
     pieces, begun = OpenPieces(recording_of(job, speed)), time.monotonic()
     row = rows = refused = 0
     while row < pieces.index.rows:
@@ -123,12 +123,12 @@ def republish(job: Job, target: Target, speed: float | None) -> Republished:
         if speed is not None:
             now = pieces.index.bounds[0] + int((time.monotonic() - begun) * speed * 1_000_000)
         for part in pieces.slices(row, now):
-            for found in part.parts:
-                if isinstance(found, Rows):
-                    target.put(found.batch)
-                    rows += found.batch.num_rows
+            for piece in part.parts:
+                if isinstance(piece, Rows):
+                    target.put(piece.batch)
+                    rows += piece.batch.num_rows
                 else:
-                    refused += len(found.offsets)
+                    refused += len(piece.offsets)
             row = part.last + 1
             target.tick()
         target.tick()
@@ -137,10 +137,9 @@ def republish(job: Job, target: Target, speed: float | None) -> Republished:
     return Republished(rows, refused, time.monotonic() - begun)
 
 
-def json_rows(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """Rows as JSON objects: times in RFC 3339, bytes in base64, NaN as null."""
-    encode = msgspec.json.Encoder().encode
-    return map(encode, batch.to_pylist())
+def json_rows(batch: pa.RecordBatch) -> list[bytes]:
+    """Rows as JSON objects, in the text form of the JSON Lines files."""
+    return json_lines(batch).split(b"\n")[:-1]
 
 
 class IntoFolder(Target):
@@ -197,9 +196,13 @@ class IntoKafka(Target):
     def __init__(self, servers: str, topic: str, options: Mapping[str, str] | None = None) -> None:
         library("--to")  # or it is named as missing
         settings = {
-            "bootstrap.servers": servers, "log_level": 0, "linger.ms": 20, "acks": "all",
-            "enable.idempotence": True, "message.timeout.ms": int(FLUSH_SECONDS * 1000),
-        }  # fmt: skip
+            "bootstrap.servers": servers,
+            "log_level": 0,
+            "linger.ms": 20,
+            "acks": "all",
+            "enable.idempotence": True,
+            "message.timeout.ms": int(FLUSH_SECONDS * 1000),
+        }
         given = options or {}
         check_options("--option", given, {*settings, *_ALIASES})
         self._topic, self._failed = topic, 0

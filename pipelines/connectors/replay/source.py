@@ -138,10 +138,10 @@ class OpenPieces:
         first = int(index.row[number] + row - index.start[number])
         end = int(index.end[number])
         opened = self._open_piece(int(index.piece[number]), piece, first)
-        whole = now is None or index.last[number] <= now
+        all_due = now is None or index.last[number] <= now
         due, to = int(index.due[number]), end
         rest = self._next(number)
-        if not whole:
+        if not all_due:
             times = self._due(index, number, opened.upto(end), first, end)
             ready = int(np.searchsorted(times, now or 0, "right"))
             if not ready:
@@ -156,9 +156,9 @@ class OpenPieces:
         stamps = np.full(end - first, NEVER)
         for part in parts:
             if isinstance(part, Rows):
-                stamp, known = clipped(part, self.recording)
+                stamp, timed = clipped(part, self.recording)
                 at = part.offset - first
-                stamps[at : at + len(stamp)] = np.where(known, stamp, NEVER)
+                stamps[at : at + len(stamp)] = np.where(timed, stamp, NEVER)
         return due_times(stamps, int(index.behind[number]), int(index.due[number]))
 
     def _open_piece(self, number: int, piece: Piece, row: int) -> "_OpenPiece":
@@ -281,12 +281,12 @@ class _ReplayFn(beam.DoFn):
         return pieces.index.bounds[0] + int((wall_micros() - begun) * speed)
 
     def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:
-        for found in part.parts:
-            if isinstance(found, Refused):
-                letters = TimestampedValue(refusal(found, part.partition), at)
+        for piece in part.parts:
+            if isinstance(piece, Refused):
+                letters = TimestampedValue(refusal(piece, part.partition), at)
                 yield TaggedOutput(DEAD_LETTER, letters)
                 continue
-            for batch in positioned(found, part.partition, self._recording.batch_rows):
+            for batch in positioned(piece, part.partition, self._recording.batch_rows):
                 yield TimestampedValue(batch, at)
 
 
@@ -312,7 +312,7 @@ class Replay(beam.PTransform):  # type: ignore[misc]
         super().__init__()
         if job.source.unbounded:
             raise UsageError(
-                "source.kind", "is not a recording", "replay files: parquet, csv or jsonl"
+                "table.format", "is not a recording", "replay files: parquet, csv or jsonl"
             )
         _check_speed(speed)
         self.speed = speed

@@ -131,8 +131,10 @@ class _Lists:
     def __init__(self, names: Iterator[str]) -> None:
         self._names = names
         self.rows: dict[str, list[tuple[str, ...]]] = {
-            files.RACE_ITERATIONS: [], files.ETHNICITY_ITERATIONS: [], files.MAP: []
-        }  # fmt: skip
+            files.RACE_ITERATIONS: [],
+            files.ETHNICITY_ITERATIONS: [],
+            files.MAP: [],
+        }
         self._next = {files.RACE_ITERATIONS: 1, files.ETHNICITY_ITERATIONS: 4_001}
 
     def races(self, shape: Shape, codes: Int64, group: Int64, broad: Int64) -> None:
@@ -168,8 +170,8 @@ class _Lists:
     def _pair(self, level: int, alone: str, combined: str, codes: Int64) -> None:
         name = next(self._names)
         kinds = (("True", "alone", alone), ("False", "alone or in combination", combined))
-        for said, words, only in kinds:
-            self._add(files.RACE_ITERATIONS, f"{name} {words}", level, said, only, codes)
+        for flag, words, only in kinds:
+            self._add(files.RACE_ITERATIONS, f"{name} {words}", level, flag, only, codes)
 
     def _add(
         self, file: str, name: str, level: int, alone: str | None, only: str, codes: Int64
@@ -178,6 +180,6 @@ class _Lists:
         code = f"{self._next[file]:04d}"
         self._next[file] += 1
         flags = (str(only == "DL"), str(only == "CO")) if level else (files.NONE, files.NONE)
-        said = () if alone is None else (alone,)
-        self.rows[file].append((code, name, str(level), *said, *flags))
+        alone_flag = () if alone is None else (alone,)
+        self.rows[file].append((code, name, str(level), *alone_flag, *flags))
         self.rows[files.MAP] += [(code, str(own)) for own in codes.tolist()]

@@ -41,23 +41,23 @@ class _Draws(NamedTuple):
 def persons(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator[bytes]:
     """Lines of ``person-records.txt``, some at a time."""
     draws = _draws(groups, regions)
-    for rng, some in _chunks(count, seed, 3):
-        lines = _Lines(some)
-        lines.digits(_drawn(np.cumsum(_AGES) / _AGES.sum(), some, rng), 3)
-        lines.digits(1 + rng.integers(0, 2, some), 1)
-        drop = lines.householders(rng.random(some) < _HOUSEHOLDERS)
-        _place_and_race(lines, some, draws, groups, regions, rng)
+    for rng, size in _chunks(count, seed, 3):
+        lines = _Lines(size)
+        lines.digits(_drawn(np.cumsum(_AGES) / _AGES.sum(), size, rng), 3)
+        lines.digits(1 + rng.integers(0, 2, size), 1)
+        drop = lines.householders(rng.random(size) < _HOUSEHOLDERS)
+        _place_and_race(lines, size, draws, groups, regions, rng)
         yield lines.text(drop)
 
 
 def households(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator[bytes]:
     """Lines of ``household-records.txt``, some at a time."""
     draws = _draws(groups, regions)
-    for rng, some in _chunks(count, seed, 4):
-        lines = _Lines(some)
-        _place_and_race(lines, some, draws, groups, regions, rng)
-        lines.digits(1 + _drawn(np.cumsum(_TYPES), some, rng), 1)
-        lines.digits(1 + _drawn(np.cumsum(_TENURES), some, rng), 1)
+    for rng, size in _chunks(count, seed, 4):
+        lines = _Lines(size)
+        _place_and_race(lines, size, draws, groups, regions, rng)
+        lines.digits(1 + _drawn(np.cumsum(_TYPES), size, rng), 1)
+        lines.digits(1 + _drawn(np.cumsum(_TENURES), size, rng), 1)
         yield lines.text(None)
 
 
@@ -83,9 +83,13 @@ def _drawn(sums: npt.NDArray[np.float64], count: int, rng: np.random.Generator) 
 
 
 def _place_and_race(
-    lines: "_Lines", count: int, draws: _Draws, groups: Groups, regions: Regions,
+    lines: "_Lines",
+    count: int,
+    draws: _Draws,
+    groups: Groups,
+    regions: Regions,
     rng: np.random.Generator,
-) -> None:  # fmt: skip
+) -> None:
     """The fields that both kinds of records share: block, race group, race codes, ethnicity."""
     block = regions.block[_drawn(draws.block, count, rng)]
     left = BLOCK_DIGITS
@@ -136,7 +140,7 @@ class _Lines:
         self.digits(values, 4)
         self._bytes[~there, self._at - 5 : self._at - 1] = _NULL
 
-    def householders(self, said: Bool) -> int:
+    def householders(self, mask: Bool) -> int:
         """A field of True or False, with room for the longer one.
 
         Returns:
@@ -144,7 +148,7 @@ class _Lines:
         """
         begin, end = self._at, self._at + 5
         self._bytes[:, begin:end] = np.frombuffer(b"False", np.uint8)
-        self._bytes[said, begin:end] = np.frombuffer(b"True\0", np.uint8)
+        self._bytes[mask, begin:end] = np.frombuffer(b"True\0", np.uint8)
         self._at = end + 1
         return end - 1
 
@@ -158,6 +162,6 @@ class _Lines:
         lines = self._bytes[:, : self._at]
         if drop is None:
             return lines.tobytes()
-        kept = np.ones(lines.shape, np.bool_)
-        kept[:, drop] = lines[:, drop] != 0
-        return lines[kept].tobytes()
+        mask = np.ones(lines.shape, np.bool_)
+        mask[:, drop] = lines[:, drop] != 0
+        return lines[mask].tobytes()

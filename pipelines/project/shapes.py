@@ -10,30 +10,31 @@ from typing import Any
 
 from dpstream.accounting.errors import UsageError
 
-#: A line that may be copied, for each key whose shape is often another, or that is forgotten.
+#: A line that may be copied, for each field whose shape is often another, or that is forgotten.
 EXAMPLES = {
-    "source": '[source] with kind = "parquet" and path = "FILE"',
-    "source.kind": 'kind = "parquet"',
-    "schema": '[schema] with unit = "COLUMN", key = ["COLUMN"] and event_time = "COLUMN"',
-    "schema.unit": 'unit = "COLUMN", or unit = { column = "COLUMN", type = "int" }',
-    "schema.key": 'key = ["COLUMN"], or key = [{ column = "COLUMN", type = "int" }]',
-    "schema.event_time": 'event_time = "COLUMN"',
-    "schema.record_id": 'record_id = "COLUMN"',
-    "aggregate": '[[aggregate]] with name = "records" and kind = "count"',
-    "aggregate[...].clamp": "clamp = [0, 100]",
-    "time": '[time] with start = "2024-01-01T00:00:00Z", window = "1d" and trigger_every = "1d"',
-    "time.start": 'start = "2024-01-01T00:00:00Z"',
-    "time.end": 'end = "2025-01-01T00:00:00Z"',
-    "time.window": 'window = "7d"',
-    "time.trigger_every": 'trigger_every = "7d"',
-    "privacy": "[privacy] with epsilon = 1.0, delta = 1e-8 and contributions = 10",
-    "privacy.epsilon": "epsilon = 1.0",
-    "privacy.delta": "delta = 1e-8",
-    "privacy.contributions": "contributions = 10; `dpstream choose` then finds a better one",
-    "sink": '[sink] with kind = "parquet" and path = "releases"',
-    "sink.kind": 'kind = "parquet"',
-    "ledger.id": "the line that `dpstream account create` or `dpstream account show` prints",
-    "source.query": "[source.query] with text = 'SELECT ...'",
+    "data_set.unit": 'unit = { name = "user", type = "string" }',
+    "data_set.account": 'account = { id = "ID", path = "PATH" }, see `dpstream account show`',
+    "data_set.secret": 'secret = "file:noise.secret"',
+    "table.path": 'path = "visits/*.parquet"',
+    "table.unit_column": 'unit_column = "COLUMN"',
+    "table.time_column": 'time_column = "COLUMN"',
+    "table.record_id": 'record_id = "COLUMN"',
+    "table.unit_via": 'unit_via = { table = "TABLE", on = [["COLUMN", "KEY"]] }',
+    "job.table": 'table = "visits"',
+    "job.key": 'key = ["COLUMN"], or key = [{ column = "COLUMN", type = "int" }]',
+    "job.aggregate": 'aggregate.records = { kind = "count" }',
+    "job.aggregate.bounds": "bounds = [0, 100]",
+    "job.start": 'start = "2024-01-01T00:00:00Z"',
+    "job.end": 'end = "2025-01-01T00:00:00Z"',
+    "job.window": 'window = "7 days"',
+    "job.release_every": 'release_every = "7 days"',
+    "job.budget": 'budget = { epsilon = 1.0, delta = 1e-8, covers = "window" }',
+    "job.budget.epsilon": "epsilon = 1.0",
+    "job.budget.delta": "delta = 1e-8",
+    "job.budget.covers": 'covers = "window", "lifetime" or a length such as "28 days"',
+    "job.contributions": "contributions = 10; `dpstream choose` then finds a better one",
+    "job.sink": 'sink = { kind = "parquet", path = "releases" }',
+    "job.sink.kind": 'kind = "parquet"',
 }
 
 
@@ -47,7 +48,7 @@ def with_columns(tables: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(
             "aggregate",
             "is one table in single brackets, and there may be several",
-            f"write {EXAMPLES['aggregate']}",
+            'write [[aggregate]] with name = "records" and kind = "count"',
         )
     schema = tables.get("schema")
     if not isinstance(schema, dict):
@@ -73,30 +74,31 @@ def _single(key: Any) -> Any:
 
 
 def example(path: str) -> str | None:
-    """A line that may be copied, for the key at ``path``; ``None``: none is known."""
-    return EXAMPLES.get(re.sub(r"\[\d+\]", "[...]", path)) or EXAMPLES.get(
-        re.sub(r"\[(\d+|\.\.\.)\]$", "", path)
-    )
+    """A line that may be copied, for the field at ``path``; ``None``: none is known."""
+    parts = re.sub(r"\[[^\]]*\]", "", path).split(".")
+    field = ".".join((parts[0], *parts[2:]))
+    named = ".".join((parts[0], *parts[2:3], *parts[4:]))  # without the name of an aggregate
+    return EXAMPLES.get(field) or (EXAMPLES.get(named) if len(parts) > 4 else None)
 
 
 def fix_of(path: str, rule: str) -> str:
     """What to write where a value has another shape than its key.
 
     Args:
-        path: of the key, such as ``schema.unit``.
+        path: of the key, such as ``table.unit_column``.
         rule: the decoder's own words, such as ``Expected `object`, got `str```.
     """
-    shown = example(path)
-    if shown is not None:
+    sample = example(path)
+    if sample is not None:
         quotes = "it in quotes, " if "got `date" in rule else ""
-        return f"write {quotes}{shown}"
+        return f"write {quotes}{sample}"
     name = re.sub(r"\[.*", "", path.rpartition(".")[2])
     if "Expected `str" in rule or "got `datetime`" in rule or "got `date`" in rule:
         return f'write it in quotes, {name} = "..."'
     if "Expected `array" in rule:
         return f"write it in square brackets, {name} = [...]"
     if "Expected `object" in rule:
-        return f"write a table, [{path}], with its keys below"
+        return f"write a table, {name} = {{ ... }}, or [{path}] with its fields below"
     if "Expected `int" in rule and "got `str`" in rule:
         return f"write a whole number without quotes, {name} = 1"
     if "Expected `int" in rule:

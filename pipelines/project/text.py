@@ -1,21 +1,21 @@
-"""Texts of a job file: durations, instants, and decoding errors in the job's own words.
+"""Texts of the project file: durations, instants, and decoding errors in the file's own words.
 
-Nothing here sees a record.  Durations and instants are parsed exactly (integers and
-rationals, never floats); an error names the field of the job file, the rule and the fix.
+Nothing here sees a record.  Durations and instants are parsed exactly (integers and rationals,
+never floats); an error names the field of the file, the rule and the fix.
 """
 
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.jobs.shapes import example, fix_of
+from dpstream.pipelines.project.shapes import example, fix_of
 
 _UNIT_MICROS = {
     "us": 1,
@@ -26,7 +26,9 @@ _UNIT_MICROS = {
     "d": 86_400_000_000,
     "w": 604_800_000_000,
 }
-_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(us|ms|s|m|h|d|w)")
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(us|ms|s|m|h|d|w)")
+_WORDS = {"second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
+_IN_WORDS = re.compile(r"(?:([0-9]{1,18}) )?(second|minute|hour|day|week)s?")
 _INSTANT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
     r"(?:\.([0-9]{1,18}))?(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
@@ -51,11 +53,14 @@ _DATA_DEPENDENT = {
 
 
 def duration_micros(field: str, text: str) -> int:
-    """Micros of a duration such as ``7d``, ``12h``, ``86.4s`` or ``100ms``; exact.
+    """Micros of a duration such as ``7d``, ``6 hours``, ``week``, ``86.4s`` or ``100ms``; exact.
 
     Raises:
         UsageError: no such duration, or not a whole number of microseconds.
     """
+    words = _IN_WORDS.fullmatch(text.strip())
+    if words is not None:
+        text = f"{words[1] or 1}{_WORDS[words[2]]}"
     match = _DURATION.fullmatch(text.strip())
     calendar = None if match else _CALENDAR.fullmatch(text)
     if calendar is not None:
@@ -69,7 +74,7 @@ def duration_micros(field: str, text: str) -> int:
         raise UsageError(
             field,
             "is not a duration",
-            "write a number and one of us, ms, s, m, h, d, w, for example '15m'",
+            "write it like '6 hours' or '15m': a number and one of us, ms, s, m, h, d, w",
         )
     micros = Fraction(match[1]) * _UNIT_MICROS[match[2]]
     if micros.denominator != 1 or micros >= _MAX_MICROS:
@@ -119,7 +124,7 @@ def parse_toml(text: bytes) -> dict[str, Any]:
         rule = f"is not TOML: {str(error).rstrip('.')}"
     except (ValueError, RecursionError):
         rule = "is not TOML in UTF-8 with values of a usable size"
-    raise UsageError("job file", rule, "correct the file")
+    raise UsageError("project file", rule, "correct the file")
 
 
 def refuse_data_dependent(tables: dict[str, Any]) -> None:
@@ -141,60 +146,104 @@ def refuse_data_dependent(tables: dict[str, Any]) -> None:
                 )
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, candidates: Iterable[str]) -> str:
     """``did you mean 'x'; known: ...`` for a name that is not known."""
-    names = sorted(known)
+    names = sorted(candidates)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"{hint}known here: {', '.join(names)}"
 
 
-def raise_decode_error(error: msgspec.ValidationError, root: type[msgspec.Struct]) -> NoReturn:
+def raise_decode_error(
+    error: msgspec.ValidationError,
+    root: type[msgspec.Struct],
+    tables: Mapping[str, Any] | None = None,
+    prefix: str = "",
+) -> NoReturn:
     """Turn a decoding error into field, rule and fix.
 
     Args:
         error: what ``msgspec.convert(tables, root)`` raised.
-        root: the struct of the whole job file.
+        root: the struct of the whole file.
+        tables: of the file, to tell which entry of a table of named entries is wrong.
+        prefix: the field of the file that the tables are.
     """
     match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", str(error), re.DOTALL)
     rule, path = (match[1], match[2] or "") if match else (str(error), "")
+    path, kind = _resolved(root, path, tables)
+    path = ".".join(part for part in (prefix, path) if part)
+    struct = kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else root
     named = re.search(r"field `([^`]*)`", rule)
     if named and rule.startswith("Object contains unknown"):
-        known = (f.encode_name for f in msgspec.structs.fields(_struct_at(root, path)))
+        field_names = (f.encode_name for f in msgspec.structs.fields(struct))
         name = _short(named[1])
         where = f"{path}.{name}" if path else name
-        raise UsageError(where, "is not a known key", closest(named[1], known)) from None
+        raise UsageError(where, "is not a known key", closest(named[1], field_names)) from None
     if named and rule.startswith("Object missing"):
         where = f"{path}.{named[1]}" if path else named[1]
-        shown = example(where)
-        raise UsageError(where, "is required", f"add {shown}" if shown else "add it") from None
+        sample = example(where)
+        raise UsageError(where, "is required", f"add {sample}" if sample else "add it") from None
     if rule.startswith("Invalid enum value"):
-        parent, _, last = path.rpartition(".")
-        choices = _choices(_struct_at(root, parent), last)
-        raise UsageError(path, "is not one of the choices", f"choose from {choices}") from None
-    said = rule.replace("`", "").lower()
-    raise UsageError(path or "job file", said, fix_of(path, rule)) from None
+        choices = [repr(option) for option in _literals(kind)]
+        fix = f"choose from {', '.join(choices) or 'the documented values'}"
+        raise UsageError(path, "is not one of the choices", fix) from None
+    reason = rule.replace("`", "").lower()
+    raise UsageError(path or "project file", reason, fix_of(path, rule)) from None
+
+
+def _literals(kind: Any) -> Iterator[Any]:
+    """Values of a literal type, or of the literals in a union."""
+    for option in get_args(kind):
+        if get_args(option):
+            yield from _literals(option)
+        else:
+            yield option
+
+
+def _resolved(
+    root: type[msgspec.Struct], path: str, tables: Mapping[str, Any] | None
+) -> tuple[str, Any]:
+    """The path with the name of each entry that the decoder writes as ``[...]``, and the type of
+    what is there."""
+    kind: Any = root
+    value: Any = tables
+    out = ""
+    for token in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
+        options = [option for option in (kind, *get_args(kind)) if option is not type(None)]
+        if token == "[...]":
+            table = next(option for option in options if get_origin(option) is dict)
+            kind = get_args(table)[1]
+            name = _wrong_entry(value, kind)
+            value = value.get(name) if isinstance(value, dict) else None
+            out += f".{_short(name)}" if name else token
+        elif token.startswith("["):
+            kind = next((get_args(o)[0] for o in options if get_origin(o) in (list, tuple)), Any)
+            number = int(token[1:-1])
+            value = value[number] if isinstance(value, list) and number < len(value) else None
+            out += token
+        else:
+            struct = next(
+                (o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None
+            )
+            hints = {} if struct is None else get_type_hints(struct)
+            kind = hints.get(token, Any)
+            value = value.get(token) if isinstance(value, dict) else None
+            out += f".{token}" if out else token
+    structs = [o for o in get_args(kind) if isinstance(o, type) and issubclass(o, msgspec.Struct)]
+    return out, structs[0] if structs else kind
+
+
+def _wrong_entry(value: Any, kind: Any) -> str:
+    """The name of the first entry that is not of a type; empty: nobody knows."""
+    for name, entry in value.items() if isinstance(value, dict) else ():
+        try:
+            msgspec.convert(entry, kind)
+        except msgspec.ValidationError:
+            return str(name)
+    return ""
 
 
 def _short(name: str) -> str:
     """A name that somebody wrote, as a terminal may show it."""
     printable = "".join(char if char.isprintable() else "?" for char in name[:_SHOWN])
     return printable if len(name) <= _SHOWN else f"{printable}..."
-
-
-def _struct_at(root: type[msgspec.Struct], path: str) -> type[msgspec.Struct]:
-    """The struct that describes a path such as ``schema.key[0]``."""
-    kind: type[msgspec.Struct] = root
-    for name in re.findall(r"[A-Za-z_]\w*", path):
-        hint = get_type_hints(kind)[name]
-        options = [hint, *get_args(hint)]
-        structs = [o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)]
-        if not structs:
-            break
-        kind = structs[0]
-    return kind
-
-
-def _choices(struct: type[msgspec.Struct], name: str) -> str:
-    options = get_args(get_type_hints(struct).get(name, None))
-    return ", ".join(repr(o) for o in options if isinstance(o, str)) or "the documented values"

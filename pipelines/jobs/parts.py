@@ -1,0 +1,268 @@
+"""The parts of a job, gathered from the sections of the project file that it names.
+
+``[job.NAME]`` names a table, and the table a data set: unit, account and secret come from there.
+An error in a part names the field of the section that it came from (`relocate`).
+"""
+
+import re
+from typing import Any, NoReturn
+
+import msgspec
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, required
+from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.pipelines.jobs.tables import (
+    JobFile,
+    KeysConfig,
+    LedgerConfig,
+    LookUpConfig,
+    PerformanceConfig,
+    PrivacyConfig,
+    QueryConfig,
+    SchemaConfig,
+    SinkConfig,
+    SourceConfig,
+    StateConfig,
+    TimeConfig,
+    TuningConfig,
+)
+from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.pipelines.project.job_section import JobSection
+from dpstream.pipelines.project.project import Project
+from dpstream.pipelines.project.sections import (
+    DataSetSection,
+    TableSection,
+    TimeColumn,
+    UnitSection,
+)
+from dpstream.state.disk_errors import unreadable
+
+MAX_QUERY_BYTES = 1 << 16
+#: Where a field stands, by its first part, if not in the job's own section.
+_SECTIONS = {
+    "table": ("table.{table}", "table."),
+    "secret": ("data_set.{data_set}", ""),
+    "insecure_test_secret": ("data_set.{data_set}", ""),
+    "account": ("data_set.{data_set}", ""),
+    "unit": ("data_set.{data_set}", ""),
+}
+
+
+def parts_of(project: Project, name: str) -> JobFile:
+    """The parts of a job.
+
+    Raises:
+        UsageError: a section that it needs is absent or lacks a field.
+        PolicyError: its table is public.
+    """
+    _, job = project.job(name)
+    table, data_set_name, data_set, unit = _described(project, name, job)
+    account = data_set.account
+    covers = job.budget.covers
+    return JobFile(
+        source=_source(project, name, job, table),
+        schema=_schema(job, table, unit),
+        aggregate=_aggregates(job),
+        time=TimeConfig(
+            start=job.start,
+            window=job.window,
+            trigger_every=job.release_every,
+            end=job.end,
+            slide=job.slide,
+            allowed_lateness=job.allowed_lateness,
+            max_skew=job.max_skew,
+        ),
+        privacy=PrivacyConfig(
+            epsilon=job.budget.epsilon,
+            delta=job.budget.delta,
+            contributions=job.contributions,
+            period={"lifetime": None, "window": job.window}.get(covers, covers),
+            per_key_bound=job.per_key_bound,
+            key=data_set.secret,
+            insecure_test_key=data_set.insecure_test_secret,
+            insecure_test_run_id=job.insecure_test_run_id,
+            **_fields(job.mechanism),
+        ),
+        sink=SinkConfig(dead_letter=job.dead_letter, **_fields(job.sink)),
+        keys=KeysConfig(job.public_keys, job.remember_keys),
+        state=StateConfig(
+            _store(job.store) or f"sqlite:{name}.store.db", job.shards, job.keep_releases
+        ),
+        ledger=None
+        if account is None
+        else LedgerConfig(account.path, data_set_name, account.id, unit.name),
+        performance=_performance(job),
+        choice=None if job.choice is None else TuningConfig(**_fields(job.choice)),
+    )
+
+
+def _described(
+    project: Project, name: str, job: JobSection
+) -> tuple[TableSection, str, DataSetSection, UnitSection]:
+    """A job's table, its data set with its name, and the unit; raises as `parts_of` does."""
+    table = project.table(job.table, f"job.{name}.table")
+    owner = f"table.{job.table}.data_set"
+    data_set_name, data_set = project.data_set(table.data_set, owner)
+    if table.public:
+        raise PolicyError(
+            f"table.{job.table}.public",
+            "a job protects units, and a public table has none",
+            "name a private table",
+        )
+    if data_set.unit is None:
+        raise UsageError(
+            f"data_set.{data_set_name}.unit",
+            "is required by a job",
+            'add unit = { name = "user", type = "string" }',
+        )
+    for field in ("unit_column", "time_column"):
+        if getattr(table, field) is None:
+            raise UsageError(
+                f"table.{job.table}.{field}", "is required by a job", f'add {field} = "COLUMN"'
+            )
+    return table, data_set_name, data_set, data_set.unit
+
+
+def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
+    """Raise an error about a job's parts again, with its field as the project file has it."""
+    _, job = project.job(name)
+    table = project.sections.table.get(job.table)
+    data_set = "" if table is None else table.data_set
+    data_set = data_set or next(iter(project.sections.data_set), "NAME")
+    field = error.field
+    numbered = re.match(r"aggregate\[(\d+)\]", field)
+    if numbered and int(numbered[1]) < len(job.aggregate):
+        field = f"aggregate.{list(job.aggregate)[int(numbered[1])]}{field[numbered.end() :]}"
+    field = re.sub(r"^(aggregate\.[^.]+)\.clamp$", r"\1.bounds", field)
+    first = re.split(r"[.\[]", field)[0]
+    if first in _SECTIONS:
+        section, own = _SECTIONS[first]
+        place = section.format(table=job.table, data_set=data_set)
+        field = f"{place}.{field.removeprefix(own)}"
+    elif first in job.__struct_fields__:
+        field = f"job.{name}.{field}"
+    raise type(error)(field, error.rule, error.fix) from None
+
+
+def _schema(job: JobSection, table: TableSection, unit: UnitSection) -> SchemaConfig:
+    record_id = Field(table.record_id) if isinstance(table.record_id, str) else table.record_id
+    key = tuple(Field(part) if isinstance(part, str) else part for part in job.key)
+    unit_field = Field(required(table.unit_column, "a job's table has a unit column"), unit.type)
+    return SchemaConfig(unit_field, key, _time_column(table), record_id)
+
+
+def _aggregates(job: JobSection) -> tuple[Aggregate, ...]:
+    return tuple(
+        Aggregate(name, part.kind, part.column, part.bounds, part.grid, part.share)
+        for name, part in job.aggregate.items()
+    )
+
+
+def _performance(job: JobSection) -> PerformanceConfig:
+    given = {name: getattr(job, name) for name in PerformanceConfig.__struct_fields__}
+    return PerformanceConfig(**{name: v for name, v in given.items() if v is not None})
+
+
+def _fields(section: msgspec.Struct) -> dict[str, Any]:
+    return {field: getattr(section, field) for field in section.__struct_fields__}
+
+
+def _time_column(table: TableSection) -> TimeColumn:
+    column = table.time_column
+    if isinstance(column, str):
+        return TimeColumn(column)
+    return TimeColumn(
+        "" if column is None else column.column, None if column is None else column.type
+    )
+
+
+def _store(text: str | None) -> str | None:
+    """A store's URL; a path alone is a SQLite file."""
+    return text if text is None or "://" in text else f"sqlite:{text.removeprefix('sqlite:')}"
+
+
+def source_kind(where: str, table: TableSection) -> str:
+    """Kind of a table's source, of those that a job reads.
+
+    Raises:
+        UsageError: it names none or several places, or a file of no known kind.
+    """
+    places = {
+        "path": table.path,
+        "folder": table.folder,
+        "kafka": table.topic,
+        "pubsub": table.subscription,
+        "uri": table.uri,
+    }
+    given = [kind for kind, place in places.items() if place is not None]
+    if len(given) != 1:
+        raise UsageError(
+            where,
+            "names no place of its records" if not given else "names several places",
+            "give one of path, folder, topic and subscription",
+        )
+    if given == ["uri"]:
+        raise UsageError(
+            f"{where}.uri",
+            "is a database, which a job cannot read",
+            "ask it with `dpstream sql`, or export its records to files",
+        )
+    if given != ["path"]:
+        return given[0]
+    kind = table.format or file_kind(table.path or "")
+    if kind is None:
+        raise UsageError(
+            f"{where}.path",
+            "has an ending that tells no kind of files",
+            'add format = "parquet", "csv" or "jsonl"',
+        )
+    return kind
+
+
+def _source(project: Project, name: str, job: JobSection, table: TableSection) -> SourceConfig:
+    """Where records come from."""
+    kind: Any = source_kind(f"table.{job.table}", table)
+    files = table.path is not None
+    return SourceConfig(
+        kind=kind,
+        path=table.path or table.folder or "",
+        stamp=table.stamp,
+        format=None if files else table.format,
+        topic=table.topic,
+        servers=table.servers,
+        subscription=table.subscription,
+        options=table.options,
+        settle=table.settle,
+        query=None if job.query is None else _query(project, name, job, table),
+    )
+
+
+def written_source_name(project: Project, name: str) -> str:
+    """What a plan calls the input: as the file has it, without environment and settings."""
+    _, job = project.job(name)
+    table = project.written.table[job.table]
+    kind = source_kind(f"table.{job.table}", table)
+    return f"{kind}:{table.topic or table.subscription or table.path or table.folder}"
+
+
+def _query(project: Project, name: str, job: JobSection, table: TableSection) -> QueryConfig:
+    """The SELECT of a job's query file, and the public tables that it may look up."""
+    path = project.folder / (job.query or "")
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_QUERY_BYTES + 1)
+        if len(text) > MAX_QUERY_BYTES:
+            raise UsageError(
+                f"job.{name}.query", f"exceeds {MAX_QUERY_BYTES} bytes", "shorten the statement"
+            )
+        statement = text.decode("utf-8-sig")
+    except OSError as error:
+        raise unreadable(f"job.{name}.query", error) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"job.{name}.query", "is not UTF-8", "save it in UTF-8") from None
+    look_ups = tuple(
+        LookUpConfig(public, other.path, other.key_columns, other.columns)
+        for public, other in project.sections.table.items()
+        if other.public and other.path is not None and other.key_columns
+    )
+    return QueryConfig(job.table, table.columns, statement, look_ups)

@@ -1,0 +1,1 @@
+"""The project file dpstream.toml: finding, decoding and naming what it describes."""

@@ -1,0 +1,139 @@
+"""``[job.NAME]`` of the project file as frozen structs, as written."""
+
+from typing import Literal
+
+import msgspec
+
+from dpstream.accounting.plan.fields import Field, KindName
+from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
+from dpstream.accounting.tuning.answer import How
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.pipelines.project.sections import Section
+
+#: Where releases go: files in a folder, or a topic or table of a service.
+SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
+
+
+class AggregateSection(Section, frozen=True):
+    """``aggregate.NAME`` of a job: one published column; see `accounting.plan.fields.Aggregate`."""
+
+    kind: KindName
+    column: str | None = None
+    bounds: tuple[float, float] | None = None
+    grid: float = 1.0
+    share: float | None = None
+
+
+class BudgetSection(Section, frozen=True):
+    """``budget``: the guarantee for one unit, and what it covers: ``window`` (each separately),
+    ``lifetime`` (all that the job publishes), or a length such as ``"week"`` or ``"28 days"``."""
+
+    epsilon: float
+    delta: float
+    covers: str
+
+
+class MechanismSection(Section, frozen=True):
+    """``[job.NAME.mechanism]``: how noise is made; see `accounting.plan.privacy.Privacy`."""
+
+    mode: Mode = "sticky"
+    strategy: StrategyName | None = None
+    optimise: Optimise | None = None
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
+    combine: bool = False
+    select_every: int | None = None
+    periods_share_windows: bool = False
+    tests: int | tuple[int, ...] | None = None
+    skip: bool | None = None
+    allow_large_delta: bool = False
+
+
+class SinkSection(Section, frozen=True):
+    """``sink`` of a job: where releases go.
+
+    Attributes:
+        kind: files, or a service; path: the folder of files.
+        topic, servers, options: of Kafka; of Pub/Sub topic is ``projects/P/topics/T``.
+        table: of BigQuery, ``project.dataset.table``.
+        formulas: of CSV: ``guard`` (default) or ``keep``.
+    """
+
+    kind: SinkKind
+    path: str = ""
+    topic: str | None = None
+    servers: str | None = None
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    table: str | None = None
+    formulas: Literal["guard", "keep"] | None = None
+
+
+class ChoiceSection(Section, frozen=True):
+    """``[job.NAME.choice]``: where C and bounds come from; `dpstream choose` writes it, but for
+    ``range``: the declared [low, high] of an aggregate whose bounds are to be chosen."""
+
+    how: How = "public"
+    first: str | None = None
+    rule: str | None = None
+    clamps: tuple[str, ...] = msgspec.field(default=(), name="bounds")
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    run_id: str | None = None
+    question: str | None = None
+    receipt: str | None = None
+    range: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+
+
+class JobSection(Section, frozen=True):
+    """``[job.NAME]``: what is published again and again.
+
+    Attributes:
+        table: where its records come from.
+        query: a file of one row-local SELECT that every row goes through first; its columns are
+            the key's and the aggregates'.
+        key: columns that are grouped by, each a name, or a name with its type.
+        aggregate: published columns by name, in their order.
+        start, end, window, slide, release_every, allowed_lateness, max_skew: the public clock.
+        budget, contributions: the guarantee, and the most records of a unit that count in what
+            the budget covers; per_key_bound: the most of them on one key.
+        public_keys: a CSV file of the keys; without it keys are selected privately.
+        remember_keys: how long later windows publish a key again: ``run``, ``never``, a duration.
+        store: of what was released; keep_releases: how long it keeps releases that the sink has.
+        shards: of the keys; fixed when the store is made.
+        dead_letter: the private folder of records that cannot be used.
+        threads, batch_rows, look_ahead: speed; they change no released byte.
+        insecure_test_run_id: 32 hex digits, for tests on public data.
+    """
+
+    table: str
+    key: tuple[str | Field, ...]
+    aggregate: dict[str, AggregateSection]
+    start: str
+    window: str
+    release_every: str
+    budget: BudgetSection
+    contributions: int
+    sink: SinkSection
+    query: str | None = None
+    end: str | None = None
+    slide: str | None = None
+    allowed_lateness: str = "0s"
+    max_skew: str = "0s"
+    per_key_bound: int | None = None
+    mechanism: MechanismSection = MechanismSection()
+    public_keys: str | None = None
+    remember_keys: str | None = None
+    store: str | None = None
+    keep_releases: str | None = None
+    shards: int = 4
+    dead_letter: str | None = None
+    threads: int | None = None
+    batch_rows: int | None = None
+    look_ahead: int | None = None
+    choice: ChoiceSection | None = None
+    insecure_test_run_id: str | None = None

@@ -1,0 +1,317 @@
+"""The project file ``dpstream.toml``: finding it, decoding it, and the places that an environment
+changes.
+
+A command finds the file in the current folder or in a parent, up to the root of the repository.
+``--env NAME`` takes the places of ``[env.NAME]``, ``--set FIELD=VALUE`` one place.  Neither can
+change what a plan's hash depends on: a plan names its input as the file does, without them.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.project.sections import (
+    CensusSection,
+    DataSetSection,
+    ProjectSections,
+    TableSection,
+    WorkloadSection,
+)
+from dpstream.pipelines.project.text import (
+    closest,
+    parse_toml,
+    raise_decode_error,
+    refuse_data_dependent,
+)
+from dpstream.state.disk_errors import unreadable
+from dpstream.state.private_log import keep_beside
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.project.job_section import JobSection
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+#: The file's name.
+NAME = "dpstream.toml"
+MAX_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+#: Fields that an environment and ``--set`` may change: places, and what changes no released byte.
+PLACES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"data_set\.[^.]+\.(secret|account\.path)",
+        r"table\.[^.]+\.(path|folder|topic|servers|subscription|uri|coordinates|settle)",
+        r"table\.[^.]+\.options\.[^.]+(\.[^.]+)*",
+        r"job\.[^.]+\.(store|dead_letter|public_keys|threads|batch_rows|look_ahead)",
+        r"job\.[^.]+\.sink\.(path|topic|servers|table|options\..+)",
+        r"workload\.[^.]+\.file",
+        r"census\.[^.]+\.(parameters|data)",
+    )
+)
+
+
+class Project(NamedTuple):
+    """A decoded project file.
+
+    Attributes:
+        path: of the file, absolute; places in it start from its folder.
+        sections: with the places of the environment and of ``--set``.
+        written: as the file has them; plans name inputs by these.
+        environment: its name, ``None``: none was chosen.
+    """
+
+    path: Path
+    sections: ProjectSections
+    written: ProjectSections
+    environment: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where places start."""
+        return self.path.parent
+
+    def job(self, name: str | None = None) -> tuple[str, "JobSection"]:
+        """A job by its name; without one the only job.
+
+        Raises:
+            UsageError: there is no such job, or it has an unknown field or lacks one.
+        """
+        name, table = _named(self.sections.job, "job", name)
+        from dpstream.pipelines.project.job_section import JobSection  # loads the mathematics
+
+        return name, decoded(table, JobSection, f"job.{name}")
+
+    def workload(self, name: str | None = None) -> tuple[str, WorkloadSection]:
+        """A workload by its name; without one the only workload."""
+        return _named(self.sections.workload, "workload", name)
+
+    def census(self, name: str | None = None) -> tuple[str, CensusSection]:
+        """A census run by its name; without one the only one."""
+        return _named(self.sections.census, "census", name)
+
+    def table(self, name: str, field: str) -> TableSection:
+        """A table by its name.
+
+        Args:
+            field: that names it.
+        """
+        if name not in self.sections.table:
+            raise UsageError(field, f"no table '{name}'", closest(name, self.sections.table))
+        return self.sections.table[name]
+
+    def data_set(self, name: str | None, field: str) -> tuple[str, DataSetSection]:
+        """A data set by its name; without one the only data set.
+
+        Args:
+            field: that names it, or would.
+        """
+        data_sets = self.sections.data_set
+        if name is not None and name not in data_sets:
+            raise UsageError(field, f"no data set '{name}'", closest(name, data_sets))
+        return _named(data_sets, "data_set", name, field)
+
+
+def _named(
+    sections: Mapping[str, Any], kind: str, name: str | None, field: str | None = None
+) -> tuple[str, Any]:
+    """A section by its name; without one the only section of its kind."""
+    where = field or kind
+    if name is None and len(sections) == 1:
+        return next(iter(sections.items()))
+    if not sections:
+        raise UsageError(
+            where, f"{NAME} has no [{kind}.NAME]", "type `dpstream init FILE`, which adds it"
+        )
+    if name is None:
+        raise UsageError(
+            where, f"{NAME} has several: {', '.join(sorted(sections))}", "name one of them"
+        )
+    if name not in sections:
+        raise UsageError(where, f"no {kind} '{name}' in {NAME}", closest(name, sections))
+    return name, sections[name]
+
+
+def find(start: Path) -> Path | None:
+    """The project file of a folder: there or in a parent, up to the root of the repository."""
+    for folder in (start.absolute(), *start.absolute().parents):
+        if (folder / NAME).is_file():
+            return folder / NAME
+        if (folder / ".git").exists():
+            return None
+    return None
+
+
+def locate(path: Path | None = None) -> Path:
+    """The project file that a command uses.
+
+    Args:
+        path: of ``--project``: the file, or its folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if path is not None:
+        path = path.absolute()
+        return path / NAME if path.is_dir() else path
+    located = find(Path.cwd())
+    if located is None:
+        raise UsageError(
+            NAME,
+            "is neither in this folder nor in a parent up to the root of the repository",
+            "type `dpstream init FILE`, which writes it, or name it with --project FILE",
+        )
+    return located
+
+
+def load_project(
+    path: Path | None = None,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+    tries: Sequence[str] = (),
+) -> Project:
+    """The decoded project file.
+
+    Args:
+        path: as of `locate`.
+        environment: of ``--env``; settings: ``FIELD=VALUE`` of ``--set``, the last one counts.
+        tries: the same of ``plan --try``: of any field, as if the file had it.
+
+    Raises:
+        UsageError: unreadable, not TOML, an unknown field, or a setting that is no place.
+        PolicyError: a setting through which records would decide when something is published.
+    """
+    path = locate(path)
+    keep_beside(path)
+    return decode_project(read_text(path), path, environment, settings, tries)
+
+
+def read_text(path: Path) -> bytes:
+    """The text of a project file.
+
+    Raises:
+        UsageError: unreadable or too long.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise unreadable(path.name, error) from None
+    if len(text) > MAX_BYTES:
+        raise UsageError(path.name, f"exceeds {MAX_BYTES} bytes", f"give a {NAME}")
+    return text
+
+
+def decode_project(
+    text: bytes,
+    path: Path,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+    tries: Sequence[str] = (),
+) -> Project:
+    """The project of a text; raises as `load_project` does."""
+    tables = parse_toml(text)
+    for field, value in (_setting("--try", setting) for setting in tries):
+        _put(tables, field, value)
+    for name, job in _tables(tables.get("job")).items():
+        refuse_data_dependent({f"job.{name}": job})
+    written = _sections(tables)
+    _check_names(written)
+    changes = dict[str, Any]()
+    if environment is not None:
+        if environment not in written.env:
+            raise UsageError("--env", f"no [env.{environment}]", closest(environment, written.env))
+        changes |= dict(_leaves(f"env.{environment}", "", written.env[environment]))
+    for name in written.env:
+        for field, _ in _leaves(f"env.{name}", "", written.env[name]):
+            _check_place(f"env.{name}", field)
+    for setting in settings:
+        field, value = _setting("--set", setting)
+        _check_place("--set", field)
+        changes[field] = value
+    if not changes:
+        return Project(path, written, written, environment)
+    for field, value in changes.items():
+        _put(tables, field, value)
+    return Project(path, _sections(tables), written, environment)
+
+
+def _sections(tables: dict[str, Any]) -> ProjectSections:
+    if "version" not in tables:
+        raise UsageError("version", "is required", "begin the file with version = 1")
+    return decoded(tables, ProjectSections)
+
+
+def decoded(tables: Any, kind: type[Struct], where: str = "") -> Struct:
+    """Parsed TOML as a struct.
+
+    Args:
+        where: the field of the project file that has it.
+
+    Raises:
+        UsageError: an unknown field, one that is missing, or a value of another type.
+    """
+    try:
+        return msgspec.convert(tables, kind)
+    except msgspec.ValidationError as error:
+        raise_decode_error(error, kind, tables, where)
+
+
+def _check_names(sections: ProjectSections) -> None:
+    for kind in ("data_set", "table", "job", "workload", "census", "env"):
+        for name in getattr(sections, kind):
+            if not _NAME.fullmatch(name):
+                raise UsageError(
+                    kind, "has a name that is not usable", "use letters, digits, _ and -"
+                )
+
+
+def _leaves(where: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """Dotted fields of an environment with their values."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(where, f"{field}.{name}" if field else name, part)
+    else:
+        yield field, value
+
+
+def _setting(option: str, text: str) -> tuple[str, Any]:
+    """A field and its value of ``FIELD=VALUE``; the value is TOML, or a text without quotes."""
+    field, equals, value = text.partition("=")
+    field = field.strip()
+    if not equals or len(field.split(".")) < 3:
+        raise UsageError(option, "is not FIELD=VALUE", "write it like job.daily.store=daily.db")
+    try:
+        return field, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return field, value
+
+
+def _check_place(where: str, field: str) -> None:
+    if not any(pattern.fullmatch(field) for pattern in PLACES):
+        raise UsageError(
+            where,
+            f"{field} is not a place: an environment changes where data, secret, store, account "
+            "and releases are, never what a plan promises",
+            "change it in the file itself, or look at it with `dpstream plan --try`",
+        )
+
+
+def _put(tables: dict[str, Any], field: str, value: Any) -> None:
+    """Write a value at a dotted field of decoded TOML."""
+    *parents, last = field.split(".")
+    if parents[1] not in _tables(tables.get(parents[0])):
+        raise UsageError(field, f"no {parents[0]} '{parents[1]}' in {NAME}", "correct the name")
+    table = tables
+    for name in parents:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(field, "is in no table", "correct the field")
+    table[last] = value
+
+
+def _tables(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
