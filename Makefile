@@ -60,9 +60,9 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.table1 --users 1000000 --modes sticky rounds paper --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.state --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.load --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.stream --runner prism --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.stream --runner prism --latency --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.stream --runner flink --workers 1 2 --shards 1 4 16 --users 340000 --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.stream --engines prism flink --records 6000000 20000000 --sinks parquet jsonl --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.stream --latency --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.stream --engines flink flink_threads --workers 1 2 --shards 1 4 16 --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.week --picture runs/week.png --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.unbounded --windows 20000
 	$(BIN)/python -m tests.bench.microbatch --picture runs/microbatch.png --out runs/bench.jsonl

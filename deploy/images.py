@@ -61,7 +61,7 @@ def read(file: Path = FILE) -> dict[str, str]:
     Raises:
         RefusedError: a line is neither pinned nor marked, or has no tag of its own.
     """
-    found: dict[str, str] = {}
+    tags: dict[str, str] = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -71,10 +71,10 @@ def read(file: Path = FILE) -> dict[str, str]:
             raise RefusedError(
                 f"line {number} is not NAME_IMAGE=IMAGE:TAG with a digest or '# unpinned'"
             )
-        if match[1] in found:
+        if match[1] in tags:
             raise RefusedError(f"line {number} names an image twice")
-        found[match[1]] = match[2] + match[3]
-    return found
+        tags[match[1]] = match[2] + match[3]
+    return tags
 
 
 def write(images: dict[str, str], file: Path = FILE) -> None:
@@ -134,12 +134,14 @@ def digest(reference: str, by: str) -> str:
     Raises:
         FailedError: the registry could not be asked, or its answer is no digest.
     """
-    command = [part.format(reference) if part == "{}" or part.endswith("//{}") else part
-               for part in CLIENTS[by][1]]  # fmt: skip
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    answer = shown.stdout.strip()
-    if shown.returncode or not _DIGEST.fullmatch(answer):
-        raise FailedError(f"{by} gave no digest for {reference}: {shown.stderr.strip()[-300:]}")
+    command = [
+        part.format(reference) if part == "{}" or part.endswith("//{}") else part
+        for part in CLIENTS[by][1]
+    ]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = process.stdout.strip()
+    if process.returncode or not _DIGEST.fullmatch(answer):
+        raise FailedError(f"{by} gave no digest for {reference}: {process.stderr.strip()[-300:]}")
     return answer
 
 
@@ -147,8 +149,8 @@ def pin(images: dict[str, str], names: Iterable[str], by: str | None) -> dict[st
     """The images with the digests of now; those built here only where they are named."""
     wanted = list(names) or [name for name in images if name not in BUILDS]
     tags = {name: images[name].partition("@")[0] for name in named(images, wanted)}
-    asked = by or client()
-    return {name: f"{tag}@{digest(tag, asked)}" for name, tag in tags.items()}
+    tool = by or client()
+    return {name: f"{tag}@{digest(tag, tool)}" for name, tag in tags.items()}
 
 
 def arguments(dockerfile: Path) -> list[str]:
@@ -184,10 +186,18 @@ def release(images: dict[str, str], registry: str, dry_run: bool) -> dict[str, s
         plain = images[name].partition("@")[0].rpartition("/")[2]
         pushed[name] = f"{registry.rstrip('/')}/{plain}"
         command = [
-            "docker", "buildx", "build", "--sbom=true", "--provenance=mode=max", "--push",
-            f"--file={file}", *([f"--target={stage}"] if stage else []),
-            f"--tag={pushed[name]}", *build_args(images, ROOT / file), context,
-        ]  # fmt: skip
+            "docker",
+            "buildx",
+            "build",
+            "--sbom=true",
+            "--provenance=mode=max",
+            "--push",
+            f"--file={file}",
+            *([f"--target={stage}"] if stage else []),
+            f"--tag={pushed[name]}",
+            *build_args(images, ROOT / file),
+            context,
+        ]
         print(shlex.join(command), flush=True)
         if not dry_run and subprocess.run(command, cwd=ROOT, check=False).returncode:
             raise FailedError(f"{name} was not built")

@@ -118,7 +118,10 @@ def job_schema() -> dict[str, Any]:
     """JSON schema of a job file."""
     schema: dict[str, Any] = msgspec.json.schema(found("job file"))
     columns = schema["$defs"]["SchemaConfig"]["properties"]
-    for name, field in columns.items():  # a column by its name alone, see `pipelines.jobs.shapes`
+    for (
+        name,
+        field,
+    ) in columns.items():  # a column by its name alone, see `pipelines.project.shapes`
         columns[name] = {"anyOf": [field, {"type": "string"}]}
     names = {"anyOf": [columns["key"]["anyOf"][0]["items"], {"type": "string"}]}
     columns["key"]["anyOf"][0]["items"] = names
@@ -176,8 +179,10 @@ def job_file() -> str:
         title = f"`{written}`" if "." in written else f"`[{written}]`"
         title = title.replace("`[aggregate]`", "`[[aggregate]]`")
         summary = inspect.cleandoc(definition.get("description", "")).split("Attributes:")[0]
-        told = meanings()["top"].get(written)
-        plain = f"{told[0].upper()}{told[1:]}." if told else summary.replace("``", "`").strip()
+        meaning = meanings()["top"].get(written)
+        plain = (
+            f"{meaning[0].upper()}{meaning[1:]}." if meaning else summary.replace("``", "`").strip()
+        )
         fields = struct_table(definition, written)
         parts.append(f"## {title} {{#{name.lower()}}}\n\n{plain}\n\n{fields}")
     parts.append(

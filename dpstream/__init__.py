@@ -129,8 +129,8 @@ if not TYPE_CHECKING:
             from dpstream.accounting.extras import missing_extra
 
             raise missing_extra(error, f"dpstream.{name}") or error from None
-        globals()[name] = found = getattr(home, name)
-        return found
+        globals()[name] = attribute = getattr(home, name)
+        return attribute
 
 
 def __dir__() -> list[str]:

@@ -48,10 +48,10 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         self.downloads = folder / "downloads"
         self.downloads.mkdir(parents=True)
-        told, self._tell = os.pipe()
+        read_end, self._tell = os.pipe()
         self._hear, heard = os.pipe()
-        found = program()
-        assert found is not None
+        executable = program()
+        assert executable is not None
         flags = [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
             "--hide-scrollbars", "--no-first-run", "--disable-background-networking",
@@ -60,12 +60,12 @@ class Browser:
         ]  # fmt: skip
         quiet = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in (0, 1, 2)]
         # Lifted first, so that neither end lies where the other has to go.
-        high = [_lifted(end) for end in (told, heard)]
+        high = [_lifted(end) for end in (read_end, heard)]
         pipes = [(os.POSIX_SPAWN_DUP2, end, n) for end, n in zip(high, (3, 4), strict=True)]
         self._pid = os.posix_spawn(
-            found, [found, *flags], os.environ, file_actions=[*quiet, *pipes], setpgroup=0
+            executable, [executable, *flags], os.environ, file_actions=[*quiet, *pipes], setpgroup=0
         )
-        for end in (told, heard, *high):
+        for end in (read_end, heard, *high):
             os.close(end)
         self._number, self._rest = 0, b""
         self.events: list[dict[str, Any]] = []
@@ -87,21 +87,21 @@ class Browser:
         os.write(self._tell, json.dumps(message).encode() + b"\0")
         until = time.monotonic() + _PATIENCE
         while True:
-            found = self._next(until)
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return dict(found["result"])
-            self._keep(found)
+            reply = self._next(until)
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply
+                return dict(reply["result"])
+            self._keep(reply)
 
     def wait(self, method: str) -> dict[str, Any]:
         """The next event of a name, of those that happened too."""
         until = time.monotonic() + _PATIENCE
         seen = 0
         while True:
-            for found in self.events[seen:]:
-                if found.get("method") == method:
-                    self.events.remove(found)
-                    return dict(found["params"])
+            for event in self.events[seen:]:
+                if event.get("method") == method:
+                    self.events.remove(event)
+                    return dict(event["params"])
             seen = len(self.events)
             self._keep(self._next(until))
 
@@ -113,9 +113,9 @@ class Browser:
     def _next(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
             assert select.select([self._hear], [], [], until - time.monotonic())[0], "no answer"
-            some = os.read(self._hear, 1 << 20)
-            assert some, "the browser has ended"
-            self._rest += some
+            chunk = os.read(self._hear, 1 << 20)
+            assert chunk, "the browser has ended"
+            self._rest += chunk
         message, _, self._rest = self._rest.partition(b"\0")
         return dict(json.loads(message))
 
@@ -127,8 +127,8 @@ class Browser:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._target = target
         self.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
-        found = self.ask("Target.attachToTarget", targetId=target, flatten=True)
-        self._session, self.events = found["sessionId"], []
+        reply = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self._session, self.events = reply["sessionId"], []
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
         width, height, mobile = screen
@@ -151,18 +151,18 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited."""
-        found = self._browser.ask(
+        reply = self._browser.ask(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def until(self, script: str) -> Any:
         """The value of an expression once it is true; a page that is loading has none."""
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
-            found = self._browser.ask("Runtime.evaluate", expression=script, returnByValue=True)
-            if value := found["result"].get("value"):
+            reply = self._browser.ask("Runtime.evaluate", expression=script, returnByValue=True)
+            if value := reply["result"].get("value"):
                 return value
             time.sleep(0.05)
         raise AssertionError(f"never true: {script}")
@@ -176,10 +176,10 @@ class Tab:
         """The whole page as PNG."""
         width, height = self.screen[0], self.run("document.documentElement.scrollHeight")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        found = self._browser.ask(
+        reply = self._browser.ask(
             "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
         )
-        return base64.b64decode(found["data"])
+        return base64.b64decode(reply["data"])
 
     def _events(self, method: str) -> list[dict[str, Any]]:
         self.run("0")  # what happened before has come
@@ -189,16 +189,16 @@ class Tab:
 
     def complaints(self) -> list[str]:
         """Errors and warnings on the console, exceptions, and what a policy refused."""
-        found = [str(event["entry"]) for event in self._events("Log.entryAdded")]
-        found += [str(event) for event in self._events("Runtime.exceptionThrown")]
+        messages = [str(event["entry"]) for event in self._events("Log.entryAdded")]
+        messages += [str(event) for event in self._events("Runtime.exceptionThrown")]
         calls = self._events("Runtime.consoleAPICalled")
-        return found + [str(call) for call in calls if call["type"] in ("error", "warning")]
+        return messages + [str(call) for call in calls if call["type"] in ("error", "warning")]
 
     def requests(self) -> set[str]:
         """Addresses that were asked for, the page's own and what it holds itself left out."""
-        asked = {event["request"]["url"] for event in self._events("Network.requestWillBeSent")}
+        urls = {event["request"]["url"] for event in self._events("Network.requestWillBeSent")}
         return {
-            url for url in asked if url != self._address and not url.startswith(("data:", "blob:"))
+            url for url in urls if url != self._address and not url.startswith(("data:", "blob:"))
         }
 
 

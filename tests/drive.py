@@ -85,10 +85,10 @@ class Drive:
         assert mark is None or timed.timestamp >= mark, "an output behind the watermark"
         if self.stamp is None:
             return
-        stamps, known = instant(timed.value.column(self.stamp))
-        known &= stamps >= self.begin
-        if known.any():
-            least = int(np.min(stamps[known]))
+        stamps, mask = instant(timed.value.column(self.stamp))
+        mask &= stamps >= self.begin
+        if mask.any():
+            least = int(np.min(stamps[mask]))
             assert timed.timestamp.micros <= least, "an output later than a stamp of its"
             assert mark is None or mark.micros <= least, "a stamp before the watermark"
 

@@ -38,13 +38,13 @@ def binary() -> str | None:
         return None
     folder = Path(gcloud).resolve().parent
     if not (folder / _PROGRAM).exists():  # slow, so asked last
-        shown = subprocess.run(
+        completed = subprocess.run(
             [gcloud, "info", "--format=value(installation.sdk_root)"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        folder = Path(shown.stdout.strip()) / "bin"
-    found = folder / _PROGRAM
-    return str(found) if found.exists() else None
+        folder = Path(completed.stdout.strip()) / "bin"
+    program = folder / _PROGRAM
+    return str(program) if program.exists() else None
 
 
 def free_port() -> int:

@@ -80,7 +80,7 @@ class Flowing:
                 parts[name].append(batch)
             if held.waiting is not None and held.waiting.num_rows:
                 self.keys[shard].append(held.waiting)
-        self._write([self.seal(*name, some) for name, some in parts.items()])
+        self._write([self.seal(*name, batches) for name, batches in parts.items()])
         waiting = self.delivered(0, self.names, upto, self.at).waiting
         self.names = [waiting] if waiting is not None and waiting.num_rows else []
         self.bound = self.at = upto

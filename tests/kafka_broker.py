@@ -115,9 +115,9 @@ class Broker:
         self._producer = None
         from confluent_kafka import KafkaException
 
-        with (self.folder / "stderr").open("wb") as told:
+        with (self.folder / "stderr").open("wb") as log:
             self._process = guarded.start(
-                self._java("kafka.Kafka", self._config), stdout=subprocess.DEVNULL, stderr=told
+                self._java("kafka.Kafka", self._config), stdout=subprocess.DEVNULL, stderr=log
             )
         admin = self.admin()
         end = time.monotonic() + _START_SECONDS

@@ -35,17 +35,17 @@ class Heard:
 @contextmanager
 def heard(pause: float = 0.05) -> Iterator[Heard]:
     """Look again and again while the block runs."""
-    found, ended = Heard(), threading.Event()
+    watcher, ended = Heard(), threading.Event()
 
     def go() -> None:
         while not ended.wait(pause):
-            found.look()
+            watcher.look()
 
     thread = threading.Thread(target=go, daemon=True)
     thread.start()
     try:
-        yield found
+        yield watcher
     finally:
         ended.set()
         thread.join()
-        found.look()
+        watcher.look()

@@ -96,17 +96,17 @@ def partial(column: QueryColumn, what: str, values: list[float]) -> int:
 
 def stage_one(plan: QueryPlan, rows: Raw, units: int = 64, groups: int = 64) -> Partials:
     """Partials of raw rows; of more than r rows of a (unit, group) the smallest are taken."""
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    group_values: dict[tuple[int, int], list[float]] = defaultdict(list)
     for u, g, v in zip(*(part.tolist() for part in rows), strict=True):
-        found[u, g] += [] if math.isnan(v) else [v]
+        group_values[u, g] += [] if math.isnan(v) else [v]
     parts, columns = parts_of(plan), {column.name: column for column in plan.columns}
     sums = []
     for index in stored_parts(plan):
         column, what = columns[parts[index].column], parts[index].what
         each = column.per == "row"
-        chosen = [sorted(v)[: column.rows] if each else v for v in found.values()]
+        chosen = [sorted(v)[: column.rows] if each else v for v in group_values.values()]
         sums.append(np.array([partial(column, what, values) for values in chosen], np.int64))
-    pairs = np.array(list(found), np.int64).reshape(-1, 2)
+    pairs = np.array(list(group_values), np.int64).reshape(-1, 2)
     tables = {}
     for column in plan.columns:
         if column.kind == "quantiles":

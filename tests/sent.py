@@ -32,17 +32,17 @@ def shuffled(folder: Path, seed: int) -> None:
 
 def sent(folder: Path, kind: str, seed: int) -> str:
     """The digest of all that a run sends: what belongs together in the order it was sent."""
-    published, found = Published(folder), defaultdict[str, list[str]](list)
+    published, contents = Published(folder), defaultdict[str, list[str]](list)
     if seed:
         shuffled(folder, seed)
 
     def send(_: Any, messages: Iterable[Message]) -> None:
         for message in messages:
             release = f"{message.order} {message.attributes.get('trigger')}"
-            found[release].append(repr((message.value, sorted(message.attributes.items()))))
+            contents[release].append(repr((message.value, sorted(message.attributes.items()))))
 
     def append(_: Any, table: str, schema: Any, rows: Iterable[bytes]) -> None:
-        found[table] += [row.hex() for row in rows]
+        contents[table] += [row.hex() for row in rows]
 
     with (
         mock.patch.object(PubsubTopic, "send", send),
@@ -52,8 +52,8 @@ def sent(folder: Path, kind: str, seed: int) -> str:
     ):
         published.run(SINKS[kind])
     stores.close_all()
-    assert sum(map(len, found.values())) > 20
-    return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=16).hexdigest()
+    assert sum(map(len, contents.values())) > 20
+    return hashlib.blake2b(repr(sorted(contents.items())).encode(), digest_size=16).hexdigest()
 
 
 if __name__ == "__main__":

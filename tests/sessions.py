@@ -118,16 +118,16 @@ def cost(of: Space, question: Question, boxes: Int64, one: Noisy, other: Noisy) 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> Draws:
     """All noise is 0; what was asked for, by law and name."""
-    asked: Draws = []
+    draws: Draws = []
 
     def silent(law: str) -> Callable[[OneShot, Ids, float], Int64]:
         def draw(self: OneShot, items: Ids, scale: float) -> Int64:
             of = {label.label: prefix for label, prefix in self._prefix.items()}
-            asked.append((of[law.encode()].tobytes(), scale, items.copy()))
+            draws.append((of[law.encode()].tobytes(), scale, items.copy()))
             return np.zeros(len(items), np.int64)
 
         return draw
 
     monkeypatch.setattr(OneShot, "discrete_laplace", silent("discrete Laplace"))
     monkeypatch.setattr(OneShot, "rounded_gaussian", silent(""))
-    return asked
+    return draws

@@ -38,12 +38,17 @@ def assemble(folder: Path) -> Path:
     lib = folder / "lib"
     subprocess.run(
         [
-            "mvn", "--quiet", "--batch-mode", "--file", str(Path(__file__).with_name("pom.xml")),
-            "dependency:copy-dependencies", "-DincludeScope=runtime",
+            "mvn",
+            "--quiet",
+            "--batch-mode",
+            "--file",
+            str(Path(__file__).with_name("pom.xml")),
+            "dependency:copy-dependencies",
+            "-DincludeScope=runtime",
             f"-DoutputDirectory={lib.resolve()}",
         ],
         check=True,
-    )  # fmt: skip
+    )
     loopback.mend(lib)
     jars = sorted(path.name for path in lib.glob("*.jar") if path.name != loopback.JAR)
     jar, draft = folder / "job-server.jar", folder / ".job-server.draft"

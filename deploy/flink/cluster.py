@@ -92,9 +92,13 @@ class Cluster:
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         self.rest = _free_port()
         text = SETTINGS.format(
-            rpc=_free_port(), rest=self.rest, slots=slots, folder=self.folder,
-            attempts=attempts, backend=backend,
-        )  # fmt: skip
+            rpc=_free_port(),
+            rest=self.rest,
+            slots=slots,
+            folder=self.folder,
+            attempts=attempts,
+            backend=backend,
+        )
         (self.folder / "flink-conf.yaml").write_text(text)
         self.manager: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
@@ -140,8 +144,8 @@ class Cluster:
     def ask(self, path: str) -> dict[str, int]:
         """An answer of the job manager's REST interface."""
         with urllib.request.urlopen(f"http://{self.master}/{path}", timeout=5) as answer:
-            found: dict[str, int] = json.load(answer)
-        return found
+            status: dict[str, int] = json.load(answer)
+        return status
 
     def stop(self) -> None:
         """End all processes; those that do not within ten seconds are killed."""
@@ -159,9 +163,16 @@ class Cluster:
     def _java(self, main: str, name: str, heap: int) -> "subprocess.Popen[bytes]":
         opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENS]
         command = [
-            "java", f"-Xmx{heap}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=info", *opens,
-            "-cp", f"{self._lib}/*", main, "--configDir", str(self.folder),
-        ]  # fmt: skip
+            "java",
+            f"-Xmx{heap}m",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
+            *opens,
+            "-cp",
+            f"{self._lib}/*",
+            main,
+            "--configDir",
+            str(self.folder),
+        ]
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(with_parent(command), stdout=log, stderr=subprocess.STDOUT)
 

@@ -52,13 +52,16 @@ def fetch(folder: Path) -> Path:
     """Beam's sources, by Maven."""
     subprocess.run(
         [
-            "mvn", "--quiet", "--batch-mode",
+            "mvn",
+            "--quiet",
+            "--batch-mode",
             "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy",
             f"-Dartifact=org.apache.beam:beam-sdks-java-core:{VERSION}:jar:sources",
             f"-DoutputDirectory={folder}",
         ],
-        check=True, cwd=folder,
-    )  # fmt: skip
+        check=True,
+        cwd=folder,
+    )
     return folder / SOURCES
 
 
@@ -70,10 +73,20 @@ def mend(lib: Path) -> None:
         java.write_text(mended(source(fetch(place))))
         out = place / "classes"
         subprocess.run(
-            ["javac", "-nowarn", "-proc:none", "--release", "11", "-cp", f"{lib}/*",
-             "-d", str(out), str(java)],
+            [
+                "javac",
+                "-nowarn",
+                "-proc:none",
+                "--release",
+                "11",
+                "-cp",
+                f"{lib}/*",
+                "-d",
+                str(out),
+                str(java),
+            ],
             check=True,
-        )  # fmt: skip
+        )
         classes = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.class")}
         draft = lib / f".{MENDED}.draft"
         with (

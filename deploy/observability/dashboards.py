@@ -44,28 +44,41 @@ _LATENCY = "dpstream_release_latency_seconds"
 _AFTER = "dpstream_operator_release_after_watermark_seconds"
 PUBLIC = (
     Panel(
-        "Behind the public clock", "s",
-        (("time() - dpstream_last_cut_timestamp_seconds", "since the last published trigger time"),
-         ("dpstream_trigger_interval_seconds", "trigger interval")),
+        "Behind the public clock",
+        "s",
+        (
+            (
+                "time() - dpstream_last_cut_timestamp_seconds",
+                "since the last published trigger time",
+            ),
+            ("dpstream_trigger_interval_seconds", "trigger interval"),
+        ),
         "Of a live stream: about one trigger interval at most; more: releases are late.",
     ),
     Panel(
-        "Release latency after the trigger time", "s",
+        "Release latency after the trigger time",
+        "s",
         ((_quantile(0.5, _LATENCY), "median"), (_quantile(0.99, _LATENCY), "p99")),
     ),
     Panel(
-        "Steps", "ops",
-        ((_rate("dpstream_steps_committed_total"), "committed"),
-         (_rate("dpstream_steps_reemitted_total"), "emitted again")),
+        "Steps",
+        "ops",
+        (
+            (_rate("dpstream_steps_committed_total"), "committed"),
+            (_rate("dpstream_steps_reemitted_total"), "emitted again"),
+        ),
         "Emitted again: work was repeated after a fault; the bytes are the same.",
     ),
     Panel(
-        "Releases", "ops",
-        ((_rate("dpstream_releases_sealed_total"), "sealed"),
-         (_rate("dpstream_releases_delivered_total"), "in the sink")),
+        "Releases",
+        "ops",
+        (
+            (_rate("dpstream_releases_sealed_total"), "sealed"),
+            (_rate("dpstream_releases_delivered_total"), "in the sink"),
+        ),
     ),
     Panel("Plan", "none", (("dpstream_plan_info", "{{plan_hash}}"),)),
-)  # fmt: skip
+)
 
 
 def _operator_panels() -> tuple[Panel, ...]:

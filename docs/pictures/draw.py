@@ -23,13 +23,13 @@ ONE_PER_KEY = ("per_key", "fused", "combined")
 def points(text: str) -> list[tuple[str, int, int, float]]:
     """(mode, T, keys, L1 in millions) of the rows of the table at the paper's scale."""
     table = text.partition("| mode | T = 100: keys / L1 | T = 1000: keys / L1 |\n")[2]
-    found = []
+    points = []
     for row in table.partition("\n\n")[0].splitlines()[1:]:
         mode, *cells = (cell.strip(" *") for cell in row.strip("|").split("|"))
         for triggers, cell in zip((100, 1000), cells, strict=True):
             if match := re.fullmatch(r"([\d,]+) / ([\d.]+)M", cell):
-                found.append((mode, triggers, int(match[1].replace(",", "")), float(match[2])))
-    return found
+                points.append((mode, triggers, int(match[1].replace(",", "")), float(match[2])))
+    return points
 
 
 def kind(mode: str) -> str:

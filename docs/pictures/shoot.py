@@ -26,8 +26,10 @@ def shoot(page: Path) -> None:
     with browser(Path(tempfile.mkdtemp())) as running:
         for name, screen, top, bottom in SHOTS:
             tab = running.open(page.absolute().as_uri(), screen)
-            whole = Image.open(io.BytesIO(tab.picture()))
-            part = whole.crop((0, top, whole.width, min(bottom, whole.height))).convert("RGB")
+            screenshot = Image.open(io.BytesIO(tab.picture()))
+            part = screenshot.crop(
+                (0, top, screenshot.width, min(bottom, screenshot.height))
+            ).convert("RGB")
             part.quantize(48).save(HERE / f"{name}.png", optimize=True)
 
 

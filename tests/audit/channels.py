@@ -57,8 +57,8 @@ class Seen:
 class _Display(PipelineVisitor):
     """Display data of every transform and its function."""
 
-    def __init__(self, found: list[str]) -> None:
-        self.found = found
+    def __init__(self, labels: list[str]) -> None:
+        self.found = labels
 
     def visit_transform(self, node: Any) -> None:
         self._add(node)
@@ -92,7 +92,7 @@ def observe(job: Job, temporary: Path) -> dict[str, bytes | str]:
     Args:
         temporary: the folder that temporary files go to.
     """
-    out, err, seen, told = io.StringIO(), io.StringIO(), Seen(), list[str]()
+    out, err, seen, messages = io.StringIO(), io.StringIO(), Seen(), list[str]()
     error: BaseException | None = None
     result = None
     operator_totals.clear()
@@ -101,7 +101,7 @@ def observe(job: Job, temporary: Path) -> dict[str, bytes | str]:
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
     ):  # fmt: skip
         try:
-            result = run_job(job, progress=lambda *steps: told.append(repr(steps)))
+            result = run_job(job, progress=lambda *steps: messages.append(repr(steps)))
         except DpstreamError as failed:
             error = failed
     budget = allocate(job.plan)
@@ -115,7 +115,7 @@ def observe(job: Job, temporary: Path) -> dict[str, bytes | str]:
         "display data": "\n".join(seen.display),
         "pipeline": b"\n".join(opened(graph) for graph in seen.graphs),
         "plan": text(job.plan, budget) + repr(describe(job.plan, budget)) + repr(job.plan),
-        "progress": "\n".join(told),
+        "progress": "\n".join(messages),
         "result": repr(result),
         "dead letters": "" if letters is None else repr(letters.to_pylist()) + str(letters.schema),
         "files": "\n".join(f"leaked {name}" for name in leaked_files(job.path.parent)),
@@ -123,7 +123,7 @@ def observe(job: Job, temporary: Path) -> dict[str, bytes | str]:
     }
 
 
-def leaks(found: dict[str, bytes | str]) -> set[str]:
+def leaks(channels: dict[str, bytes | str]) -> set[str]:
     """Channels that show a canary."""
-    files = {name for name in ("files", "temporary files") if found[name]}
-    return files | {name for name, shows in found.items() if hits(shows)}
+    files = {name for name in ("files", "temporary files") if channels[name]}
+    return files | {name for name, shows in channels.items() if hits(shows)}

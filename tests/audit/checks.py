@@ -85,7 +85,7 @@ def _ranked(trace: Trace) -> bool:
         by_unit.setdefault(row.unit, []).append((row.order, row.window, row.rank))
     # With a bound per key only first pairs have one.
     ranks = ([rank for *_, rank in sorted(rows) if rank >= 0] for rows in by_unit.values())
-    return all(found == list(range(len(found))) for found in ranks)
+    return all(order == list(range(len(order))) for order in ranks)
 
 
 def decided(mechanism: Mechanism, row: Row) -> int:
@@ -104,10 +104,10 @@ def _indices(mechanism: Mechanism, trace: Trace) -> Iterator[str]:
     remembered = remembered_keys(mechanism.plan, first)
     for row in trace.rows:
         by_unit.setdefault(row.unit, []).append(row)
-        known = first.get((row.window, row.page), 1 << 40) < decided(mechanism, row)
+        published = first.get((row.window, row.page), 1 << 40) < decided(mechanism, row)
         if row.page in remembered[row.window]:
-            known |= base(row.window) < decided(mechanism, row)
-        if known != (row.index < 0):
+            published |= base(row.window) < decided(mechanism, row)
+        if published != (row.index < 0):
             yield "index: a pair does not know what was published before it, and no more"
     for own in by_unit.values():
         taken = [row.index for row in sorted(own, key=_admission) if row.index >= 0]

@@ -120,8 +120,8 @@ def _substitute(rows: list[list[Any]], inputs: list[int], noise: list[Any]) -> l
     out, up = [], flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
     for t, row in enumerate(rows):
         node = sum((a * x for a, x in zip(row, inputs, strict=False)), flint.arb(0)) + noise[t]
-        known = sum((a * e for a, e in zip(row, estimates, strict=False)), flint.arb(0))
-        estimates.append((node - known) / row[t])
+        partial_sum = sum((a * e for a, e in zip(row, estimates, strict=False)), flint.arb(0))
+        estimates.append((node - partial_sum) / row[t])
         total = sum(estimates, flint.arb(0))
         out.append(int((total * (1 << DECODE_BITS) + up).floor().unique_fmpz()))
     return out
@@ -133,8 +133,8 @@ def _solve(column: list[Any], nodes: list[Any]) -> list[int]:
     total, out = flint.arb(0), []
     up = flint.arb(1) / 2 + flint.arb(1) / (3 << 12)
     for t, node in enumerate(nodes):
-        known = sum((column[t - k] * estimates[k] for k in range(t)), flint.arb(0))
-        estimates.append((node - known) / column[0])
+        partial_sum = sum((column[t - k] * estimates[k] for k in range(t)), flint.arb(0))
+        estimates.append((node - partial_sum) / column[0])
         total += estimates[-1]
         out.append(int((total * (1 << DECODE_BITS) + up).floor().unique_fmpz()))
     return out

@@ -54,6 +54,7 @@ end = "2024-01-02T00:00:00Z"
 window = "1d"
 trigger_every = "6h"
 [privacy]
+strategy = "blt"
 epsilon = 60.0
 delta = 1e-2
 contributions = 2
@@ -189,9 +190,9 @@ def leaked_files(folder: Path) -> Iterator[str]:
             continue
         if path.name == private_log.NAME and path.stat().st_mode & 0o077 == 0:
             continue  # tracebacks, for the operator alone
-        found = hits(path.read_bytes())
+        matches = hits(path.read_bytes())
         allowed = name.startswith(("releases/window-", "state/s.db"))
-        if found and not (allowed and set(found) <= {KEY, "XWV3306"}):
+        if matches and not (allowed and set(matches) <= {KEY, "XWV3306"}):
             yield name
     database = folder / "state" / "s.db"
     if database.exists():

@@ -265,16 +265,16 @@ def _one_period_more(
     line = plan.timeline
     assert line.period is not None
     serial = max(r.serial for r in (*others, *unit)) + 1
-    known = [_ordinary(plan, rng, serial + n, "X") for n in range(12)]
+    base_records = [_ordinary(plan, rng, serial + n, "X") for n in range(12)]
     edge = START + int(rng.integers(1, (_end(plan) - START) // line.period)) * line.period
     ends = (-STEP // 4, -1, 0, STEP // 4)
     unit = [
         dataclasses.replace(r, event=edge + int(rng.choice(ends)), stamp=edge + STEP)
-        for r in [*unit, *known[:3]]
+        for r in [*unit, *base_records[:3]]
     ]
     unit = [dataclasses.replace(r, serial=serial + 12 + n) for n, r in enumerate(unit)]
     chosen = period_of(plan, unit[0])
-    rest = [r for r in (*known, *unit) if period_of(plan, r) != chosen]
+    rest = [r for r in (*base_records, *unit) if period_of(plan, r) != chosen]
     return [*others, *rest], unit
 
 

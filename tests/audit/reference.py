@@ -230,14 +230,14 @@ def replay(mechanism: Mechanism, rows: Iterable[Row]) -> dict[tuple[int, str], K
     selected: dict[str, list[int]] = {}  # page -> trigger times at which tests selected it
     for window in range(plan.timeline.windows):
         start = plan.timeline.base(window)
-        known = {
+        remembered = {
             page
             for page, times in selected.items()
             if remembers(plan) and any(_lasts(plan, start - time) for time in times)
         }
-        for page in sorted(known | {p for w, p in by_key if w == window}):
+        for page in sorted(remembered | {p for w, p in by_key if w == window}):
             mine = by_key.get((window, page), [])
-            run = out[window, page] = _replay_key(mechanism, window, page, mine, page in known)
+            run = out[window, page] = _replay_key(mechanism, window, page, mine, page in remembered)
             selected.setdefault(page, []).extend(start + t for t in run.selected if t)
     return out
 
@@ -249,11 +249,11 @@ def _lasts(plan: Plan, ago: int) -> bool:
 
 
 def _replay_key(
-    mechanism: Mechanism, window: int, page: str, rows: list[Row], known: bool
+    mechanism: Mechanism, window: int, page: str, rows: list[Row], remembered: bool
 ) -> KeyRun:
-    """``known``: the window knows it from earlier ones; it is selected at trigger 0."""
+    """``remembered``: the window knows it from earlier ones; it is selected at trigger 0."""
     plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
-    run.selected += [0] * known
+    run.selected += [0] * remembered
     sticky = not plan.design.restarts
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:

@@ -82,10 +82,10 @@ def _row_is_unit(real: Any) -> Any:
 def _largest_groups(real: Any) -> Any:
     """Each unit keeps its groups with the most rows, of all units."""
 
-    def sampled(found: Any, keys: Any, name: Any, most: int) -> Any:
-        size = np.bincount(found.group, found.sums[0])
-        order = np.lexsort((found.group, -size[found.group], found.unit))
-        unit = found.unit[order]
+    def sampled(groups: Any, keys: Any, name: Any, most: int) -> Any:
+        size = np.bincount(groups.group, groups.sums[0])
+        order = np.lexsort((groups.group, -size[groups.group], groups.unit))
+        unit = groups.unit[order]
         first = np.flatnonzero(np.diff(unit, prepend=-1))
         rank = np.arange(len(unit)) - np.repeat(first, np.diff(first, append=len(unit)))
         return np.sort(order[rank < most])
@@ -103,7 +103,7 @@ _EIGHT = [(g, 0.0) for g in range(8)]
 _OTHERS = [[(0, 5.0), (0, 10.0)]]
 BROKEN = {
     "kappa bound left out": Broken(
-        wrapped(bounding, "_sampled", lambda real: lambda found, *_: np.arange(len(found.unit))),
+        wrapped(bounding, "_sampled", lambda real: lambda groups, *_: np.arange(len(groups.unit))),
         Trial(f"COUNT(*, {PER_GROUP}(0, 1)) AS n", [(g, 1) for g in range(6)], groups=6),
     ),
     "clamp left out": Broken(
@@ -111,7 +111,7 @@ BROKEN = {
     ),
     "rows of a group left unbounded": Broken(
         wrapped(bounding, "smallest",
-                lambda real: lambda found, rows, slot, *_: np.arange(len(slot))),
+                lambda real: lambda groups, rows, slot, *_: np.arange(len(slot))),
         Trial(f"MEDIAN(x, {HUNDRED}) AS m", [(0, 99)] * 60, _OTHERS * 6, options=TWO_ROWS),
     ),
     "noise a fifth too small": Broken(

@@ -107,8 +107,8 @@ def question(folder: Path, trial: Trial) -> tuple[Question, Catalog]:
 
 def claim_of(folder: Path, trial: Trial) -> Claim:
     """What the question says that it costs."""
-    found, catalog = question(folder, trial)
-    charge = found.charge(catalog, "00" * 16)
+    query, catalog = question(folder, trial)
+    charge = query.charge(catalog, "00" * 16)
     assert charge.mu is not None
     rest = charge.delta - charge.threshold_delta
     tail = charge.threshold_delta
@@ -171,15 +171,17 @@ def _numbers(column: pa.ChunkedArray) -> list[npt.NDArray[np.float64]]:
 def proven(folder: Path, trial: Trial, trials: int, seed: int = 3) -> tuple[ProvenBound, Claim]:
     """What so many trials prove about the question."""
     added = np.random.default_rng(seed).random(trials) < 0.5
-    found = published(folder, trial, added)
-    features = np.concatenate([found.values.reshape(trials, -1), found.present], axis=1)
+    outcomes = published(folder, trial, added)
+    features = np.concatenate([outcomes.values.reshape(trials, -1), outcomes.present], axis=1)
     features = features[:, features.std(axis=0) > 0]
-    total = found.values.sum(axis=1)
+    total = outcomes.values.sum(axis=1)
     if trial.most:
         total = (total / trial.most).sum(axis=1, keepdims=True)
-    shown = found.present.sum(axis=1)[:, None]
-    scores = np.concatenate([shown, total] if trial.shown else [total, shown], axis=1)
-    return bound(statistics(scores, features, added), found.claim, TAIL), found.claim
+    present_counts = outcomes.present.sum(axis=1)[:, None]
+    scores = np.concatenate(
+        [present_counts, total] if trial.shown else [total, present_counts], axis=1
+    )
+    return bound(statistics(scores, features, added), outcomes.claim, TAIL), outcomes.claim
 
 
 Patch = Callable[[], Any]

@@ -94,8 +94,8 @@ def write(folder: Path, cells: int, factor: Any) -> Float64:
     text = JOB.replace("END", f"{end}Z").replace("KEY", "5e" * 32).replace("RUN", "a7" * 16)
     accounts.write(folder / "job.toml", text)
     domain = [{"name": "cell", "size": cells // sides}, {"name": "side", "size": sides}]
-    asked = {"domain": domain, "queries": [{"factors": factor}]}
-    (folder / "asked.json").write_text(json.dumps(asked))
+    workload = {"domain": domain, "queries": [{"factors": factor}]}
+    (folder / "asked.json").write_text(json.dumps(workload))
     counts = np.zeros((hours, TRIGGERS, cells))
     step = at % HOUR // (HOUR // TRIGGERS)
     np.add.at(counts, (at // HOUR, step, cell), 1)
@@ -218,8 +218,8 @@ def test_a_singular_mix_would_show_exact_counts(tmp_path: Path) -> None:
     exact = write(tmp_path, CELLS, SUMS)
     bare = np.array([1.0, -1.0, 0, 0])
     with singular(), mock.patch.object(mixing, "inverse_norm2", lambda mix: 1.0):
-        shown = answered(tmp_path, "--over-time").cells.reshape(exact.shape)
-    assert np.abs((shown - exact) @ bare).max() < 2.0**-14
+        answers = answered(tmp_path, "--over-time").cells.reshape(exact.shape)
+    assert np.abs((answers - exact) @ bare).max() < 2.0**-14
     for name in ("cache", "out", "releases"):
         assert (tmp_path / name).exists()
     honest = tmp_path / "honest"
@@ -233,14 +233,14 @@ def relative_variance(folder: Path, option: str) -> float:
     """Of 2,000 cells asked once: their noise's mean square over what the guarantee needs."""
     exact = write(folder, MANY, {"cell": "identity", "side": "identity"})
     answered(folder, option)
-    found = pq.read_table(folder / "out" / "answers.parquet").column("value").to_numpy()
+    answers = pq.read_table(folder / "out" / "answers.parquet").column("value").to_numpy()
     ratio = np.exp(-EPSILON / C)
     needed = (
         2 * ratio / (1 - ratio) ** 2
         if option == "--mechanism=geometric"
         else (C / mu_of(EPSILON, DELTA)) ** 2
     )
-    return float(np.mean((found - exact[0, -1]) ** 2) / needed)
+    return float(np.mean((answers - exact[0, -1]) ** 2) / needed)
 
 
 #: 4.5 sds of the mean of so many squares; the fourth moment of geometric noise at epsilon / C = 3

@@ -90,8 +90,8 @@ def make_job(
     return load_job(folder / "job.toml")
 
 
-def run(job: Job, trials: int, **asked: Any) -> AuditResult:
-    return audit(job, Ask(trials=trials, fixed=FIXED, **asked))
+def run(job: Job, trials: int, **settings: Any) -> AuditResult:
+    return audit(job, Ask(trials=trials, fixed=FIXED, **settings))
 
 
 COMBINED = {"per_key_bound": "1", "combine": "true", "weights": "{ offset = 3, power = 1.5 }"}

@@ -139,7 +139,7 @@ def test_no_error_has_the_key(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_pat
                 with pytest.raises(DpstreamError) as caught:
                     run_job(job)
             errors.append(caught.value)
-    assert {error.field for error in errors} == {"privacy.key"}
+    assert {error.field for error in errors} == {"secret"}
     assert not key_hits(logs.text + "".join(shown(e) + kept(e) for e in errors))
     assert files_with_key(tmp_path) == []
 

@@ -145,12 +145,12 @@ LEAKY: dict[str, tuple[Callable[[], Leak], str]] = {
 
 
 def test_a_good_run_leaks_nowhere(tmp_path: Path) -> None:
-    found = observe(make_job(tmp_path / "job"), tmp_path / "tmp")
-    assert leaks(found) == set()
+    channels = observe(make_job(tmp_path / "job"), tmp_path / "tmp")
+    assert leaks(channels) == set()
     # The channels were there to be searched.
     for name in ("metrics", "display data", "pipeline", "plan", "progress", "dead letters"):
-        assert len(found[name]) > 10, name
-    packed = found["pipeline"]
+        assert len(channels[name]) > 10, name
+    packed = channels["pipeline"]
     assert isinstance(packed, bytes) and b"SplitByShard" in packed and b"_schema" in packed
 
 
@@ -159,8 +159,8 @@ def test_a_leak_is_caught(tmp_path: Path, name: str) -> None:
     patch, channel = LEAKY[name]
     job = make_job(tmp_path / "job")
     with patch():
-        found = observe(job, tmp_path / "tmp")
-    assert channel in leaks(found)
+        channels = observe(job, tmp_path / "tmp")
+    assert channel in leaks(channels)
 
 
 @pytest.mark.parametrize("number", range(0, len(PLACES), 4))
@@ -169,9 +169,9 @@ def test_failed_runs_leak_nowhere(tmp_path: Path, number: int) -> None:
     forced = Forced(ERRORS[number % len(ERRORS)])
     job = make_job(tmp_path / "job")
     with mock.patch.object(*PLACES[number], forced):
-        found = observe(job, tmp_path / "tmp")
-    assert forced.calls and found["exceptions"]
-    assert leaks(found) == set()
+        channels = observe(job, tmp_path / "tmp")
+    assert forced.calls and channels["exceptions"]
+    assert leaks(channels) == set()
 
 
 def test_packed_bytes_are_opened() -> None:

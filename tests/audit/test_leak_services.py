@@ -61,9 +61,9 @@ def before(nth: int, owner: Any, name: str, does: Callable[[], Any]) -> Any:
 
 def nowhere(job: Job, folder: Path, capfd: pytest.CaptureFixture[str], failed: bool) -> None:
     """A run of which no channel shows a canary."""
-    found = observe(job, folder / "tmp")
-    assert bool(found["exceptions"]) == failed
-    assert leaks(found) == set()
+    channels = observe(job, folder / "tmp")
+    assert bool(channels["exceptions"]) == failed
+    assert leaks(channels) == set()
     assert hits("".join(capfd.readouterr())) == []
 
 

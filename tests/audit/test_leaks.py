@@ -115,11 +115,11 @@ class Forced:
 
 def search(folder: Path, error: BaseException | None, *texts: str) -> None:
     """Fail if a canary is anywhere but where it may be."""
-    found = [canary for text in texts for canary in hits(text)]
+    matches = [canary for text in texts for canary in hits(text)]
     if error is not None:
         assert isinstance(error, DpstreamError)
-        found += hits(shown(error))
-    assert found == []
+        matches += hits(shown(error))
+    assert matches == []
     assert list(leaked_files(folder)) == []
 
 

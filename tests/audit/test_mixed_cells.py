@@ -50,22 +50,22 @@ def seen(
     stream = generate(plan, records=4 * windows, users=1 << 40, keys=mixing.size)
     text = None if change is None else committed_text(plan, change(plan))
     run = begin_mixed(plan, folder, mixing, 1, text)
-    found = matrices(released(run, stream.batches(5000)), ["n"])["n"]
-    return plan, (found - exact_counts(plan, stream, mixing.size)).reshape(windows, -1)
+    estimates = matrices(released(run, stream.batches(5000)), ["n"])["n"]
+    return plan, (estimates - exact_counts(plan, stream, mixing.size)).reshape(windows, -1)
 
 
 def whitened(plan: Plan, noise: Float64, parts: list[Float64]) -> Float64:
     """The noise by what the guarantee asks for, from the definitions alone."""
-    whole = parts[0]
+    product = parts[0]
     for part in parts[1:]:
-        whole = np.kron(whole, part)
+        product = np.kron(product, part)
     encoder = make_strategy(plan.privacy.strategy, plan.timeline.triggers).matrix()
     decoder = np.tril(np.ones(encoder.shape)) @ np.linalg.inv(encoder)
-    longest = np.sqrt((np.linalg.inv(whole) ** 2).sum(axis=0).max())
+    longest = np.sqrt((np.linalg.inv(product) ** 2).sum(axis=0).max())
     column = np.sqrt((encoder**2).sum(axis=0).max())
     privacy = plan.privacy
     sigma = privacy.contributions * longest * column / mu_of(privacy.epsilon, privacy.delta)
-    return np.asarray(np.linalg.solve(sigma * np.kron(decoder, whole), noise.T).T)
+    return np.asarray(np.linalg.solve(sigma * np.kron(decoder, product), noise.T).T)
 
 
 def least(noise: Float64) -> float:

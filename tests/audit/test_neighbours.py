@@ -27,8 +27,8 @@ def mechanism_of(name: str) -> Mechanism:
 
 def audit(pair: Pair, folder: Path) -> tuple[list[str], list[Trace]]:
     """Every breach of a pair, and what its two runs did."""
-    known = plans() | skipping_plans()
-    mechanism = mechanism_of(next(n for n, plan in known.items() if plan == pair.plan))
+    named_plans = plans() | skipping_plans()
+    mechanism = mechanism_of(next(n for n, plan in named_plans.items() if plan == pair.plan))
     everyone = pair.others + pair.unit
     without = record(pair.plan, pair.others, folder, pair.shards)
     # The neighbour comes in another order, in other batches, some twice, on other shards.

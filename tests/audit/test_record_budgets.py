@@ -98,7 +98,7 @@ def query(rng: np.random.Generator, model: SessionTable, answers: list[int]) -> 
 
 def paths(folder: Path, many: int, grid: int = 1, cap: int = 1_000, steps: int = 12) -> list[float]:
     """|ln p0/p1| as a part of the bound, on so many paths of answers."""
-    found = []
+    ratios = []
     for number in range(many):
         rng, model = np.random.default_rng(number), table(grid, cap)
         records, answers, loss = Records(rng, model, steps), list[int](), 0.0
@@ -107,25 +107,25 @@ def paths(folder: Path, many: int, grid: int = 1, cap: int = 1_000, steps: int =
         ledger._db.execute("PRAGMA synchronous = OFF")
         account, lean = Payer(ledger, model, RULES), int(rng.choice(3, p=[0.4, 0.4, 0.2]))
         for step in range(steps):
-            asked = query(rng, model, answers)
+            question = query(rng, model, answers)
             try:
-                paid = account.pay(f"{step}", asked)
+                paid = account.pay(f"{step}", question)
             except SessionRefusedError:
                 answers.append(0)
                 continue
             zero, one = records.counts(step, paid.region.read)
             answers.append((-3, max(zero, one) + 3, int(rng.integers(-3, 9)))[lean])
-            loss += asked.amount / MICRO * (abs(answers[-1] - one) - abs(answers[-1] - zero))
+            loss += question.amount / MICRO * (abs(answers[-1] - one) - abs(answers[-1] - zero))
         ledger.close()
-        found.append(abs(loss) / float(records.budgets[records.differ].sum()))
-    return found
+        ratios.append(abs(loss) / float(records.budgets[records.differ].sum()))
+    return ratios
 
 
 def within(folder: Path) -> None:
     """No path tells more, whatever the grid and the cap; some tell nearly all."""
     for grid, cap in ((1, 1_000), (3, 1_000), (1, 5)):
-        found = paths(folder, 14, grid, cap)
-        assert max(found) <= 1 + 1e-9 and max(found) > 0.8
+        ratios = paths(folder, 14, grid, cap)
+        assert max(ratios) <= 1 + 1e-9 and max(ratios) > 0.8
 
 
 def test_no_path_of_answers_tells_more_than_the_budgets(tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_no_path_of_very_many(tmp_path: Path) -> None:
 
 def inward(space: Any, boxes: Int64) -> Int64:
     """Sabotaged: the low edge moves to the grid line inside."""
-    found = boxes.copy()
+    snapped_boxes = boxes.copy()
     grid = space.grids[0]
-    found[:, 0, 0] = np.minimum(-(-boxes[:, 0, 0] // grid) * grid, boxes[:, 0, 1] - 1)
-    return found
+    snapped_boxes[:, 0, 0] = np.minimum(-(-boxes[:, 0, 0] // grid) * grid, boxes[:, 0, 1] - 1)
+    return snapped_boxes
 
 
 def skipping(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,9 +65,9 @@ SOUND: dict[str, tuple[Trial, float]] = {
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_questions_are_accepted(name: str, tmp_path: Path) -> None:
     trial, least = SOUND[name]
-    found, claim = proven(tmp_path, trial, TRIALS)
-    assert not found.refutes(claim)
-    assert least * claim.mu <= found.mu <= claim.mu
+    proven_bound, claim = proven(tmp_path, trial, TRIALS)
+    assert not proven_bound.refutes(claim)
+    assert least * claim.mu <= proven_bound.mu <= claim.mu
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -76,8 +76,8 @@ def test_broken_questions_are_refuted(name: str, tmp_path: Path) -> None:
     honest, claim = proven(tmp_path, trial, TRIALS)
     assert not honest.refutes(claim)
     with patch():
-        found, _ = proven(tmp_path, trial, TRIALS)
-    assert found.refutes(claim) and found.mu > claim.mu
+        proven_bound, _ = proven(tmp_path, trial, TRIALS)
+    assert proven_bound.refutes(claim) and proven_bound.mu > claim.mu
 
 
 @pytest.mark.slow
@@ -85,14 +85,14 @@ def test_broken_questions_are_refuted(name: str, tmp_path: Path) -> None:
 def test_at_full_size(name: str, tmp_path: Path) -> None:
     """Ten times the trials prove no more than is claimed."""
     trial, least = SOUND[name]
-    found, claim = proven(tmp_path, trial, 25 * TRIALS, seed=4)
-    assert not found.refutes(claim) and least * claim.mu <= found.mu <= claim.mu
+    proven_bound, claim = proven(tmp_path, trial, 25 * TRIALS, seed=4)
+    assert not proven_bound.refutes(claim) and least * claim.mu <= proven_bound.mu <= claim.mu
 
 
 def shown_alone(folder: Path, trial: Trial, trials: int) -> tuple[int, Claim]:
     """In how many trials any group is there whose only unit is the trial's."""
-    found = published(folder, trial, np.ones(trials, bool))
-    return int(found.present.any(axis=1).sum()), found.claim
+    outcomes = published(folder, trial, np.ones(trials, bool))
+    return int(outcomes.present.any(axis=1).sum()), outcomes.claim
 
 
 _LARGE = "epsilon = 3, delta = 0.1, allow_large_delta = TRUE"
@@ -133,14 +133,14 @@ _AUTOMATIC = Trial(
 
 def _chosen(folder: Path, trial: Trial, added: int, runs: int) -> Float64:
     """(runs,) upper bounds that runs of the question choose."""
-    asked, catalog = question(folder, trial)
+    query, catalog = question(folder, trial)
     write(folder, trial, np.array([bool(added)]))
     out = []
     with KeyRing(bytearray.fromhex(KEY)) as ring, Engine(catalog, catalog.tables) as engine:
         for run in range(runs):
             name = (added * runs + run + 1).to_bytes(16, "big").hex()
-            found = Stage(asked, catalog, Turns(engine, ring, 1), ring, name).run()
-            out.append(found.plan.columns[0].high or 0.0)
+            stage_plan = Stage(query, catalog, Turns(engine, ring, 1), ring, name).run()
+            out.append(stage_plan.plan.columns[0].high or 0.0)
     return np.array(out)
 
 
@@ -193,6 +193,6 @@ def _covered(folder: Path, options: str, groups: int, run: int) -> dict[str, flo
 def test_intervals_cover_what_they_say(
     options: str, groups: int, runs: int, tmp_path: Path
 ) -> None:
-    found = [_covered(tmp_path, options, groups, run) for run in range(runs)]
-    shares = {name: np.mean([one[name] for one in found]) for name in found[0]}
+    coverages = [_covered(tmp_path, options, groups, run) for run in range(runs)]
+    shares = {name: np.mean([one[name] for one in coverages]) for name in coverages[0]}
     assert all(0.94 <= share <= 0.96 for share in shares.values()), shares

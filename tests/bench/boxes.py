@@ -25,12 +25,12 @@ def box_sums(x: npt.NDArray[Any], lo: Int64, hi: Int64) -> npt.NDArray[Any]:
     for axis in range(x.ndim):
         np.cumsum(inner, axis=axis, out=inner)
     flat, strides = sums.ravel(), [math.prod(sums.shape[k + 1 :]) for k in range(x.ndim)]
-    found = np.zeros(len(lo), sums.dtype)
+    totals = np.zeros(len(lo), sums.dtype)
     for corner in itertools.product((0, 1), repeat=x.ndim):
         at = sum((hi[:, k] + 1 if high else lo[:, k]) * strides[k] for k, high in enumerate(corner))
         sign = 1 if (x.ndim - sum(corner)) % 2 == 0 else -1
-        found += sign * flat[at]
-    return found
+        totals += sign * flat[at]
+    return totals
 
 
 def box_variances(covariances: Sequence[Float64], lo: Int64, hi: Int64) -> Float64:
@@ -40,10 +40,10 @@ def box_variances(covariances: Sequence[Float64], lo: Int64, hi: Int64) -> Float
         covariances: (n, n) for each axis.
         lo: (k, axes) first and ``hi`` last cell on each axis.
     """
-    found = np.ones(len(lo))
+    variances = np.ones(len(lo))
     for axis, covariance in enumerate(covariances):
         sums = np.zeros((len(covariance) + 1,) * 2)
         sums[1:, 1:] = covariance.cumsum(0).cumsum(1)
         a, b = lo[:, axis], hi[:, axis] + 1
-        found *= sums[b, b] - sums[a, b] - sums[b, a] + sums[a, a]
-    return found
+        variances *= sums[b, b] - sums[a, b] - sums[b, a] + sums[a, a]
+    return variances

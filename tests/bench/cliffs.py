@@ -92,5 +92,5 @@ def run(shape: Shape, folder: Path, mode: str) -> dict[str, Any]:
 
 def measured(job: Path) -> dict[str, Any]:
     """A run of a job, and another one on its finished store, in processes of their own."""
-    found, again = (in_child("tests.bench.paper.one_run", str(job)) for _ in range(2))
-    return {**found, "again_cpu_seconds": again["cpu_seconds"]}
+    first, again = (in_child("tests.bench.paper.one_run", str(job)) for _ in range(2))
+    return {**first, "again_cpu_seconds": again["cpu_seconds"]}

@@ -37,8 +37,10 @@ def child_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def tree_seconds() -> float:
-    """CPU seconds of this process and of all that it has started: job servers, workers."""
+def tree_seconds(root: int | None = None) -> float:
+    """CPU seconds of a process, by default this one, and of all that it has started: job servers,
+    workers; 0 if it has ended."""
+    root = os.getpid() if root is None else root
     parents, used = dict[int, int](), dict[int, int]()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -47,8 +49,8 @@ def tree_seconds() -> float:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 number = int(entry.name)
                 parents[number], used[number] = int(fields[1]), sum(map(int, fields[11:15]))
-    mine, found = {os.getpid()}, 0
-    while len(mine) > found:
-        found = len(mine)
-        mine |= {number for number, parent in parents.items() if parent in mine}
-    return sum(used[number] for number in mine) / os.sysconf("SC_CLK_TCK")
+    tree, size = {root}, 0
+    while len(tree) > size:
+        size = len(tree)
+        tree |= {number for number, parent in parents.items() if parent in tree}
+    return sum(used.get(number, 0) for number in tree) / os.sysconf("SC_CLK_TCK")

@@ -61,7 +61,7 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
     run_of(combined)
     truth = Truth(load(data, users=False), TRIGGERS)
     size = f"{users // 1000}k users"
-    found = {
+    figures = {
         f"{size}: cpu": least_ratio(
             (own["cpu_seconds"], plain["cpu_seconds"]) for own, plain in pairs
         ),
@@ -70,8 +70,8 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
     }
     for name, path in (("default", job), ("combined", combined)):
         score = errors(truth, read_releases(path.parent / "releases"))
-        found |= {f"{size}, {name}: keys": score["keys"], f"{size}, {name}: l1": score["l1"]}
-    return found
+        figures |= {f"{size}, {name}: keys": score["keys"], f"{size}, {name}: l1": score["l1"]}
+    return figures
 
 
 def _job(frame: Frame, mode: str) -> Path:
@@ -127,7 +127,7 @@ def commands(folder: Path, say: Say) -> Figures:
     accounts.create(folder / "ledger.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
-    asked = {
+    command_lines = {
         "import: cpu": [
             sys.executable,
             "-c",
@@ -143,12 +143,12 @@ def commands(folder: Path, say: Say) -> Figures:
         return child_seconds() - before
 
     seconds(base)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+    timings: dict[str, list[tuple[float, float]]] = {name: [] for name in command_lines}
     for _ in range(REPEATS):
         beside = seconds(base)
-        for name, command in asked.items():
-            found[name].append((seconds(command), beside))
-    return {name: least_ratio(pairs) for name, pairs in found.items()}
+        for name, command in command_lines.items():
+            timings[name].append((seconds(command), beside))
+    return {name: least_ratio(pairs) for name, pairs in timings.items()}
 
 
 def least_ratio(pairs: Iterable[tuple[float, float]]) -> float:
@@ -164,22 +164,22 @@ def median(values: "list[float] | Iterator[float]") -> float:
 
 def measure(sizes: list[int], folder: Path, say: Say) -> Figures:
     """Every figure."""
-    found: Figures = {}
+    figures: Figures = {}
     for users in sizes:
-        found |= stream(folder, users, say)
-    return found | one_shot(folder, say) | parts(say) | commands(folder, say)
+        figures |= stream(folder, users, say)
+    return figures | one_shot(folder, say) | parts(say) | commands(folder, say)
 
 
-def compare(found: Figures, recorded: Figures) -> list[str]:
+def compare(figures: Figures, recorded: Figures) -> list[str]:
     """What is not as recorded, in words."""
     wrong = []
-    for name in sorted({*found, *recorded}):
-        if name not in found or name not in recorded:
+    for name in sorted({*figures, *recorded}):
+        if name not in figures or name not in recorded:
             wrong.append(f"{name}: {'not measured' if name in recorded else 'not recorded'}")
             continue
-        change = found[name] / recorded[name] - 1
+        change = figures[name] / recorded[name] - 1
         if abs(change) > tolerance(name):
-            wrong.append(f"{name}: {found[name]:g}, recorded {recorded[name]:g} ({change:+.0%})")
+            wrong.append(f"{name}: {figures[name]:g}, recorded {recorded[name]:g} ({change:+.0%})")
     return wrong
 
 
@@ -197,15 +197,15 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as scratch:
-        found = measure(args.users, Path(scratch), lambda what: print(what, file=sys.stderr))
-    emit({"benchmark": "figures", **machine(), "figures": found}, args.out)
+        figures = measure(args.users, Path(scratch), lambda what: print(what, file=sys.stderr))
+    emit({"benchmark": "figures", **machine(), "figures": figures}, args.out)
     before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"figures": {}}
     if args.record:
-        content = {**before, "reason": args.record, "figures": found}
+        content = {**before, "reason": args.record, "figures": figures}
         RECORDED.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return
-    wrong = compare(found, before["figures"])
-    print("\n".join([*wrong, f"{len(found)} figures, {len(wrong)} not as recorded"]))
+    wrong = compare(figures, before["figures"])
+    print("\n".join([*wrong, f"{len(figures)} figures, {len(wrong)} not as recorded"]))
     raise SystemExit(bool(wrong))
 
 

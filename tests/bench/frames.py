@@ -52,12 +52,12 @@ def table(rows: int, users: int, keys: int) -> pa.Table:
 
 def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
     """Of each call."""
-    found = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return found
+        times.append(time.perf_counter() - began)
+    return times
 
 
 def exact(data: Any) -> Callable[[], Any]:
@@ -71,15 +71,15 @@ def exact(data: Any) -> Callable[[], Any]:
 
 def cpu(program: str, repeats: int) -> float:
     """Least CPU seconds of a process that runs a program, less those of an empty one."""
-    found = []
+    times = []
     for text in (program, ""):
         tries = []
         for _ in range(repeats):
             before = child_seconds()
             subprocess.run([sys.executable, "-c", text], check=True, stdout=subprocess.DEVNULL)
             tries.append(child_seconds() - before)
-        found.append(min(tries))
-    return found[0] - found[1]
+        times.append(min(tries))
+    return times[0] - times[1]
 
 
 def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -89,32 +89,32 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     both: dict[str, Any] = {"unit": "user", "key": "key", "epsilon": 1.0}
     value: dict[str, Any] = {"value": "value", "bounds": (0, 100)}
     calls = {"histogram": {}, "count": {}, "sum": value, "mean": value}
-    found: dict[str, Any] = {"first_call": seconds(
+    timings: dict[str, Any] = {"first_call": seconds(
         lambda: dpstream.histogram(arrow.slice(0, 1_000), **both), 1)[0]}  # fmt: skip
     for name, data in frames.items():
         plain = exact(data)
         plain()
         baseline = statistics.median(seconds(plain, args.repeats))
-        found[name] = {"exact_histogram": baseline}
+        timings[name] = {"exact_histogram": baseline}
         for called, more in calls.items():
             ask = getattr(dpstream, called)
             runs = seconds(functools.partial(ask, data, **both, **more),
                            args.repeats)  # fmt: skip
-            found[name][called] = statistics.median(runs)
-        found[name]["times_exact"] = found[name]["histogram"] / baseline
+            timings[name][called] = statistics.median(runs)
+        timings[name]["times_exact"] = timings[name]["histogram"] / baseline
     new_key(folder / "noise.key")
     place = accounts.create(folder / "ledger.db", "bench", (100.0, 1e-6))
-    book = dpstream.LedgerAccount(place.path, "bench", id=place.id)
-    paid: dict[str, Any] = {**both, "account": book, "noise_key": f"file:{folder / 'noise.key'}"}
-    found["charged_histogram"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
-    found["asked_again"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
+    account = dpstream.LedgerAccount(place.path, "bench", id=place.id)
+    paid: dict[str, Any] = {**both, "account": account, "noise_key": f"file:{folder / 'noise.key'}"}
+    timings["charged_histogram"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
+    timings["asked_again"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
     loaded = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True)
     return {
         "benchmark": "frames",
         "rows": args.rows,
         "users": args.users,
         **machine(),
-        "seconds": found,
+        "seconds": timings,
         "import_cpu_seconds": {
             "name": cpu(NAME, args.repeats), "all": cpu(IMPORT, args.repeats),
             "numpy_pyarrow": cpu("import numpy, pyarrow", args.repeats),

@@ -79,9 +79,9 @@ def point(setting: dict[str, Any], triggers: int, records: Sorted) -> dict[str, 
         design = Design.of(plan, allocate(plan))
     except UsageError as error:
         return {**named, "refused": error.rule}
-    found = sweep(design, records, seed=2)
-    figures = {"keys": found.published[-1], "l1": round(found.l1), "l2": round(found.l2)}
-    early = {"by_tenth": found.by(triggers / 10), "by_half": found.by(triggers / 2)}
+    averages = sweep(design, records, seed=2)
+    figures = {"keys": averages.published[-1], "l1": round(averages.l1), "l2": round(averages.l2)}
+    early = {"by_tenth": averages.by(triggers / 10), "by_half": averages.by(triggers / 2)}
     return {**named, "default": default_of(setting), **figures, **early}
 
 
@@ -115,8 +115,8 @@ def draw(points: list[dict[str, Any]], reference: dict[str, Any], path: Path) ->
     for kind, colour in colours.items():
         here = [p for p in points if p["kind"] == kind and "keys" in p]
         for skips in (False, True):
-            some = [p for p in here if p["skips"] == skips]
-            keys, wrong = (np.array([p[name] for p in some], float) for name in ("keys", "l1"))
+            series = [p for p in here if p["skips"] == skips]
+            keys, wrong = (np.array([p[name] for p in series], float) for name in ("keys", "l1"))
             face = colour if skips else "none"
             axis.scatter(wrong / 1e6, keys, s=16, facecolors=face, edgecolors=colour, lw=0.9,
                          alpha=0.6)  # fmt: skip

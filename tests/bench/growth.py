@@ -194,7 +194,7 @@ def far_out(
     args: argparse.Namespace, folder: Path, start_up: dict[str, float]
 ) -> dict[str, dict[str, Any]]:
     """Exponents of the shapes of `tests.bench.cliffs`, measured as the others are."""
-    found: dict[str, dict[str, Any]] = {}
+    measures: dict[str, dict[str, Any]] = {}
     for name in args.cliffs:
         series = cliffs.shapes(name, args.doublings)
         runs = [[cliffs.run(s, folder, args.mode) for s in series] for _ in range(args.repeats)]
@@ -202,8 +202,8 @@ def far_out(
         at = [getattr(shape, cliffs.CLIFFS[name][0]) for shape in series]
         values = {m: [round(cost[m], 3) for cost in costs] for m in costs[0]}
         exponents = {m: exponent(at, values[m]) for m in MEASURES}
-        found[name] = {"at": at, **values, "exponents": exponents}
-    return found
+        measures[name] = {"at": at, **values, "exponents": exponents}
+    return measures
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -234,8 +234,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axis.yaxis.set_minor_formatter(NullFormatter())
             axis.spines[["top", "right"]].set_visible(False)
             if row == 0:
-                shown = {"triggers": "T", "contributions": "C"}.get(name, name)
-                axis.set_title(f"{shown}, from {data['at'][0]:,}", fontsize=10)
+                title = {"triggers": "T", "contributions": "C"}.get(name, name)
+                axis.set_title(f"{title}, from {data['at'][0]:,}", fontsize=10)
             if column == 0:
                 axis.set_ylabel(label)
     figure.suptitle(

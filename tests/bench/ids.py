@@ -32,19 +32,19 @@ from tests.bench.common import emit, machine
 def columns(rows: int) -> dict[str, tuple[str, pa.Array]]:
     """Kinds and columns; strings are of 8 to 12 bytes."""
     numbers = np.random.default_rng(0).integers(0, 10**9, rows)
-    whole = pa.array(numbers)
+    integers = pa.array(numbers)
     text = pa.array([f"key{n}" for n in numbers.tolist()])
     absent = pa.array(numbers % 10 == 0)
     none = pa.scalar(None, pa.string())
     return {
         "string": ("string", text),
         "string, a tenth null": ("string", pc.if_else(absent, none, text)),
-        "int": ("int", whole),
+        "int": ("int", integers),
         "date": ("date", pa.array((numbers % 40_000).astype(np.int32)).view(pa.date32())),
-        "timestamp[us]": ("timestamp", whole.view(pa.timestamp("us"))),
-        "timestamp[ns]": ("timestamp", whole.view(pa.timestamp("ns", "UTC"))),
-        "decimal128(21, 2)": ("decimal", whole.cast(pa.decimal128(19, 0)).cast(DECIMAL)),
-        "decimal256(76, 30)": ("decimal", whole.cast(pa.decimal256(76, 30))),
+        "timestamp[us]": ("timestamp", integers.view(pa.timestamp("us"))),
+        "timestamp[ns]": ("timestamp", integers.view(pa.timestamp("ns", "UTC"))),
+        "decimal128(21, 2)": ("decimal", integers.cast(pa.decimal128(19, 0)).cast(DECIMAL)),
+        "decimal256(76, 30)": ("decimal", integers.cast(pa.decimal256(76, 30))),
     }
 
 
@@ -74,8 +74,10 @@ def carried(rows: int, repeats: int, shards: int = 4) -> dict[str, Any]:
     """CPU seconds of computing ids again, and of carrying them."""
     prf, text = KeyRing(bytes(32)).key, columns(rows)["string"][1]
     ids = typed_ids(prf, [("string", text)])
-    whole = pa.array(np.arange(rows))
-    plain = pa.RecordBatch.from_arrays([id_array(ids[::-1]), text, whole, whole], list("ukwv"))
+    integers = pa.array(np.arange(rows))
+    plain = pa.RecordBatch.from_arrays(
+        [id_array(ids[::-1]), text, integers, integers], list("ukwv")
+    )
     wide = plain.append_column("id", id_array(ids))
     shard = shard_of(ids, shards)
 

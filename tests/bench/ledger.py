@@ -60,10 +60,10 @@ def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any
         with contextlib.closing(accounts.opened(path, "rides")) as other:
             other.book()
 
-    found: dict[str, Any] = {"entries": entries, "zcdp": zcdp, "open": least(opened, 3)}
+    timings: dict[str, Any] = {"entries": entries, "zcdp": zcdp, "open": least(opened, 3)}
     with contextlib.closing(accounts.opened(path, "rides")) as ledger:
         ledger.charge(charge(next(names), zcdp))  # composes what is there, once
-        found["charge"] = least(lambda: ledger.charge(charge(next(names), zcdp)), repeats)
+        timings["charge"] = least(lambda: ledger.charge(charge(next(names), zcdp)), repeats)
         with contextlib.closing(accounts.opened(path, "rides")) as other:
             other.charge(charge(next(names), zcdp))
 
@@ -72,7 +72,7 @@ def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any
                 ledger.charge(charge(next(names), zcdp))
 
             two = least(in_turn, repeats)
-            found["charge_of_two_in_turn"] = {name: ms / 2 for name, ms in two.items()}
+            timings["charge_of_two_in_turn"] = {name: ms / 2 for name, ms in two.items()}
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = FULL")
         number = iter(range(1_000_000))
@@ -83,8 +83,8 @@ def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any
             db.execute("INSERT OR REPLACE INTO account_meta VALUES (?, ?)", row)
             db.execute("COMMIT")
 
-        found["durable_row"] = least(durable, repeats)
-    return found
+        timings["durable_row"] = least(durable, repeats)
+    return timings
 
 
 def main() -> None:

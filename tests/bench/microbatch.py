@@ -151,20 +151,20 @@ def measure(url: str, size: Size, folder: Path) -> dict[str, Any]:
     run, _ = begin_run(job.plan, key_source(job), url, 1, source=[b"microbatch"])
     shard, rng = Shard(run), np.random.default_rng(1)
     names = pa.array([f"key {n:09d}" for n in range(keys)])
-    found = []
+    timings = []
     for trigger in range(1, steps + 3):
         if cold:
             stores.close_all()
             shard = Shard(run)
         batch = batch_of(job.plan, rng, rows, keys, trigger, names)
-        found.append(shard.take(batch, trigger))
-    found = found[2:]
+        timings.append(shard.take(batch, trigger))
+    timings = timings[2:]
     stores.close_all()
     middle = {
-        name: round(statistics.median(one.get(name, 0.0) for one in found), 6)
+        name: round(statistics.median(one.get(name, 0.0) for one in timings), 6)
         for name in (*ORDER, "total", "cpu")
     }
-    spread = statistics.pstdev(one["total"] for one in found) / math.sqrt(len(found))
+    spread = statistics.pstdev(one["total"] for one in timings) / math.sqrt(len(timings))
     return {
         "rows": rows,
         "keys": keys,
@@ -193,12 +193,12 @@ def series(name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
     return {"store": name, "points": points, "exponent": grows}
 
 
-def draw(found: list[dict[str, Any]], picture: Path) -> None:
+def draw(all_series: list[dict[str, Any]], picture: Path) -> None:
     """Seconds against rows, log by log, one panel a store."""
     figure, panels = plt.subplots(
-        1, len(found), figsize=(6 * len(found), 4.5), squeeze=False, layout="constrained"
+        1, len(all_series), figsize=(6 * len(all_series), 4.5), squeeze=False, layout="constrained"
     )
-    for panel, one in zip(panels[0], found, strict=True):
+    for panel, one in zip(panels[0], all_series, strict=True):
         at = [point["rows"] for point in one["points"]]
         for stage in (*ORDER, "total"):
             seconds = [max(point["seconds"][stage], 1e-6) for point in one["points"]]
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
-    found = []
+    all_series = []
 
     def sizes(rows: list[int]) -> list[Size]:
         return [Size(n, 2 * n if args.cold else args.keys, args.steps, args.cold) for n in rows]
@@ -238,16 +238,16 @@ def main() -> None:
                 measure(f"sqlite:{folder}/{size.rows}.db", size, folder)
                 for size in sizes(args.rows)
             ]
-            found.append(series("sqlite", points))
+            all_series.append(series("sqlite", points))
         if "spanner" in args.stores:
             with emulator.running():
                 points = [
                     measure(fresh_database(), size, folder) for size in sizes(args.spanner_rows)
                 ]
-            found.append(series("spanner emulator", points))
+            all_series.append(series("spanner emulator", points))
     if args.picture is not None:
-        draw(found, args.picture)
-    emit({"benchmark": "microbatch", **machine(), "stores": found}, args.out)
+        draw(all_series, args.picture)
+    emit({"benchmark": "microbatch", **machine(), "stores": all_series}, args.out)
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ def numpy_insecure(data: Path, out: Path) -> None:
     order = np.argsort(user, kind="stable")
     first = np.searchsorted(user[order], user[order])
     index = np.arange(len(order)) - first
-    kept, index = order[index < C], index[index < C]
-    user, code = user[kept], code[kept].astype(np.int64)
-    value = np.clip(np.rint(table["value"].to_numpy()[kept]), LOWEST, HIGHEST)
+    rows, index = order[index < C], index[index < C]
+    user, code = user[rows], code[rows].astype(np.int64)
+    value = np.clip(np.rint(table["value"].to_numpy()[rows]), LOWEST, HIGHEST)
     size = len(names.dictionary)
     pairs, earliest = np.unique(user * size + code, return_index=True)
     units = tested = np.bincount(pairs % size, minlength=size)
@@ -190,9 +190,9 @@ def errors(data: Path, out: Path) -> dict[str, float]:
     keys, exact = truth.field("values"), truth.field("counts").to_numpy()
     released = pq.read_table(out)
     at = pc.index_in(released["key"].cast(pa.string()), value_set=keys.cast(pa.string()))
-    shown = np.zeros(len(exact))
-    shown[at.to_numpy()] = released["count"].to_numpy()
-    return {"keys": released.num_rows, "count_l1": round(float(np.abs(shown - exact).sum()))}
+    counts = np.zeros(len(exact))
+    counts[at.to_numpy()] = released["count"].to_numpy()
+    return {"keys": released.num_rows, "count_l1": round(float(np.abs(counts - exact).sum()))}
 
 
 def main() -> None:

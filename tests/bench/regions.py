@@ -100,12 +100,12 @@ def speed(regions: int, repeats: int) -> dict[str, Any]:
         start = time.thread_time()
         charge(spent, decision.charged, 1_000)
         seconds["charge"][shape].append(time.thread_time() - start)
-    found: dict[str, Any] = {"what": "regions", "regions": len(spent.boxes)}
+    figures: dict[str, Any] = {"what": "regions", "regions": len(spent.boxes)}
     for what, by in seconds.items():
         every = np.concatenate([by[shape] for shape in SHAPES]) * 1e3
-        found |= {f"{what}_ms": np.median(every), f"{what}_p99_ms": np.percentile(every, 99)}
-        found |= {f"{what}_{shape}_ms": np.median(by[shape]) * 1e3 for shape in SHAPES}
-    return {name: round(v, 4) if isinstance(v, float) else v for name, v in found.items()}
+        figures |= {f"{what}_ms": np.median(every), f"{what}_p99_ms": np.percentile(every, 99)}
+        figures |= {f"{what}_{shape}_ms": np.median(by[shape]) * 1e3 for shape in SHAPES}
+    return {name: round(v, 4) if isinstance(v, float) else v for name, v in figures.items()}
 
 
 def whole(regions: int, repeats: int) -> dict[str, Any]:
@@ -184,15 +184,15 @@ def unaligned(queries: int, cap: int, grid: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def within(found: dict[str, Any]) -> bool:
+def within(figures: dict[str, Any]) -> bool:
     """Whether a measurement keeps the limits."""
-    if found["what"] == "unaligned":
-        return bool(found["most_regions"] <= found["cap"])
-    regions = found["regions"]
-    if found["what"] == "whole":
-        return bool(found["cpu_ms"] <= CHARGE.get(regions, float("inf")))
-    slow = found["charge_ms"] > CHARGE.get(regions, float("inf"))
-    return bool(found["decide_ms"] <= LIMITS[regions] and not slow)
+    if figures["what"] == "unaligned":
+        return bool(figures["most_regions"] <= figures["cap"])
+    regions = figures["regions"]
+    if figures["what"] == "whole":
+        return bool(figures["cpu_ms"] <= CHARGE.get(regions, float("inf")))
+    slow = figures["charge_ms"] > CHARGE.get(regions, float("inf"))
+    return bool(figures["decide_ms"] <= LIMITS[regions] and not slow)
 
 
 def main() -> int:
@@ -203,17 +203,17 @@ def main() -> int:
     parser.add_argument("--cap", type=int, default=1_000)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    kept = []
+    checks = []
     for regions in LIMITS:
         for measure in (speed, whole):
-            found = measure(regions, given.repeats)
-            emit(found | machine(), given.out)
-            kept.append(within(found))
+            figures = measure(regions, given.repeats)
+            emit(figures | machine(), given.out)
+            checks.append(within(figures))
     for grid in (1, SIZE // 4):
-        found = unaligned(given.unaligned, given.cap, grid)
-        emit(found | machine(), given.out)
-        kept.append(within(found))
-    return 0 if all(kept) else 1
+        figures = unaligned(given.unaligned, given.cap, grid)
+        emit(figures | machine(), given.out)
+        checks.append(within(figures))
+    return 0 if all(checks) else 1
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def write(folder: Path, rows: int, individual: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(2013)
     for part, begin in enumerate(range(0, rows, _CHUNK)):
-        found = _rides(draw, min(_CHUNK, rows - begin), individual)
-        pq.write_table(found, folder / f"rides-{part:03}.parquet")
+        table = _rides(draw, min(_CHUNK, rows - begin), individual)
+        pq.write_table(table, folder / f"rides-{part:03}.parquet")
     text = _TABLE.replace("KEY", "5e" * 31 + "a1")
     text += "".join(_DIMENSION.format(name, size) for name, size in SIZES.items())
     path = folder / "TABLE.toml"
@@ -78,10 +78,10 @@ def _rides(draw: np.random.Generator, count: int, individual: bool) -> pa.Table:
         "fare": fare,
         "tip": fare * draw.beta(1, 6, count),
     }
-    whole = {
+    fields = {
         name: np.clip(values, 0, SIZES[name] - 1).astype(np.int32)
         for name, values in columns.items()
     }
     if individual:
-        whole["budget"] = draw.integers(10, 81, count) / 10
-    return pa.table(whole)
+        fields["budget"] = draw.integers(10, 81, count) / 10
+    return pa.table(fields)

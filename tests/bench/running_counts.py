@@ -40,8 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epsilon", type=float, default=6.0)
     parser.add_argument("--delta", type=float, default=1e-9)
-    asked = parser.parse_args()
-    promise = Privacy(asked.epsilon, asked.delta, 1)
+    options = parser.parse_args()
+    promise = Privacy(options.epsilon, options.delta, 1)
     print("    T    C       blt     dense  geometric  auto")
     for triggers, contributions in ROWS:
         sds = []

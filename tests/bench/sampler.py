@@ -67,7 +67,7 @@ def bench_cells(draws: int, nodes: int, repeats: int) -> list[dict[str, Any]]:
     prf, rng = KeyRing(bytes(32)).node, np.random.default_rng(0)
     tweaks = rng.integers(0, 2**63, (_NAMES, 2)).astype(np.uint64)
     first, last = np.zeros(_NAMES, np.int64), np.full(_NAMES, nodes)
-    calls, found = max(1, draws // (nodes * _NAMES)), []
+    calls, entries = max(1, draws // (nodes * _NAMES)), []
     for law, (make, scale) in _CELLS.items():
         sampler = TableSampler(make(scale))
         sampler.draw(prf, tweaks, first, last)
@@ -79,14 +79,14 @@ def bench_cells(draws: int, nodes: int, repeats: int) -> list[dict[str, Any]]:
             seconds.append(time.perf_counter() - start)
             used.append(time.process_time() - begun)
         size = calls * nodes * _NAMES
-        found.append({
+        entries.append({
             "law": law,
             "scale": scale,
             "nodes": nodes,
             "draws_per_second": round(size / statistics.median(seconds)),
             "draws_per_cpu_second": round(size / statistics.median(used)),
         })  # fmt: skip
-    return found
+    return entries
 
 
 def bench_mixed(least: float, largest: float, draws: int, repeats: int) -> list[dict[str, Any]]:

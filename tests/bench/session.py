@@ -93,8 +93,8 @@ def session_of(queries: int, widened: bool) -> "Iterator[Query]":
     for name, span in HISTOGRAMS.items():
         for part in _parts(name, span, min(bars, span[1] - span[0]), widened):
             yield Query(COUNT, {name: part})
-    asked = sum(min(bars, b - a) for a, b in HISTOGRAMS.values())
-    left = queries - asked - 2 * squares**2
+    bar_count = sum(min(bars, b - a) for a, b in HISTOGRAMS.values())
+    left = queries - bar_count - 2 * squares**2
     averaged = min(left * 220 // 641, squares**2)
     counts = yield from _grid(squares, widened)
     for figure in (average("fare"), average("distance")):
@@ -177,8 +177,8 @@ class Ways:
             for name, (a, b) in query.ranges.items()
         )
         text = f"SELECT {what} FROM t WHERE {' AND '.join(tests)}"
-        [[found]] = self._scan._db.sql(text).fetchall()
-        return float(found or 0)
+        [[total]] = self._scan._db.sql(text).fetchall()
+        return float(total or 0)
 
     def pinq(self, query: Query) -> float:
         """The same scan and noise, one durable charge."""
@@ -195,8 +195,8 @@ class Ways:
         )
         needs = question.needs(self._space, box)
         totals = self._scan.totals(box, question.cells, needs)
-        found = answered(self._space, question, box, totals, self._ring, run)
-        return float(found.column(0)[0].as_py() or 0.0)
+        answer = answered(self._space, question, box, totals, self._ring, run)
+        return float(answer.column(0)[0].as_py() or 0.0)
 
     def unitrax(self, query: Query) -> float:
         """By the session."""
@@ -217,15 +217,15 @@ def measured(toml: Path, queries: int, runs: int, held: bool) -> dict[str, Any]:
                 while True:
                     query = asking.send(reply)  # type: ignore[attr-defined]
                     tracked.append(ways.regions)
-                    found, row = dict[str, float](), dict[str, float]()
+                    answers, row = dict[str, float](), dict[str, float]()
                     turn = (len(took) + run) % len(WAYS)
                     for way in (*WAYS[turn:], *WAYS[:turn]):
                         ask: Callable[[Query], float] = getattr(ways, way)
                         begin = time.perf_counter()
-                        found[way] = ask(query)
+                        answers[way] = ask(query)
                         row[way] = time.perf_counter() - begin
                     took.append([row[way] for way in WAYS])
-                    reply = found["direct"]
+                    reply = answers["direct"]
             seconds.append(took)
             regions = tracked
     return {"seconds": np.array(seconds), "regions": regions}
@@ -236,26 +236,26 @@ def balanced(toml: Path, queries: int, counts: Callable[[Query], float]) -> list
     _forget(toml)
     with Ways(toml, False) as ways:
         tracked, asking, reply = list[int](), session_of(queries, widened=True), None
-        desk = ways.session.desk
+        open_table = ways.session.desk
         with contextlib.suppress(StopIteration):
             while True:
                 query = asking.send(reply)  # type: ignore[attr-defined]
                 tracked.append(ways.regions)
                 reply = counts(query)
                 where = ways.session.where(f"initial >= {NEEDED} AND {query.predicate}")
-                wish = where.wish((query.figure,), BUDGET)
-                _charged(desk, order_of(desk, wish))
+                question = where.wish((query.figure,), BUDGET)
+                _charged(open_table, order_of(open_table, question))
     return tracked
 
 
-def _charged(desk: Desk, order: Order) -> None:
+def _charged(open_table: Desk, order: Order) -> None:
     """Charge an order; nothing is drawn."""
 
     def decide(run_id: str, _: Book) -> Decision:
-        return Decision(desk.account.decide(order, run_id))
+        return Decision(open_table.account.decide(order, run_id))
 
-    desk.register.begin(secrets.token_hex(16), decide)
-    desk.account.refresh()
+    open_table.register.begin(secrets.token_hex(16), decide)
+    open_table.account.refresh()
 
 
 def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:
@@ -266,17 +266,17 @@ def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:
     with Session(toml, held=held) as session:
         base = session.where(f"initial >= {NEEDED}")
         base.count(BUDGET)  # everything is open
-        begin, asked = time.perf_counter(), 0
+        begin, query_count = time.perf_counter(), 0
         for name, (low, high) in HISTOGRAMS.items():
             edges = np.linspace(low, high, min(bars, high - low) + 1).astype(int).tolist()
-            asked += base.histogram(name, BUDGET, edges=edges).table.num_rows
+            query_count += base.histogram(name, BUDGET, edges=edges).table.num_rows
         edges = np.linspace(*rides.DENSE, squares + 1).astype(int).tolist()
         for figure in (COUNT, average("fare"), average("distance"), COUNT, median("tip")):
-            found = base.grid({"x": edges, "y": edges}, BUDGET, (figure,), fresh=True)
-            asked += found.table.num_rows
+            answer = base.grid({"x": edges, "y": edges}, BUDGET, (figure,), fresh=True)
+            query_count += answer.table.num_rows
         took = time.perf_counter() - begin
         most = session.desk.account.spent("epsilon").most_in(session.desk.space.whole)
-    return {"seconds": took, "queries": asked, "most": most}
+    return {"seconds": took, "queries": query_count, "most": most}
 
 
 def _forget(toml: Path) -> None:
@@ -289,33 +289,33 @@ def _forget(toml: Path) -> None:
 def ratios(seconds: Float64) -> dict[str, Any]:
     """Of the medians of the runs: mean, median and 99th percentile over the queries."""
     took = np.median(seconds, axis=0)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         f"{way}_ms": round(float(np.median(took[:, i])) * 1e3, 2) for i, way in enumerate(WAYS)
     }
     for name, base in (("to_pinq", 1), ("to_direct", 0)):
         each = took[:, 2] / took[:, base]
-        found[name] = {
+        figures[name] = {
             "mean": round(float(each.mean()), 3),
             "median": round(float(np.median(each)), 3),
             "p99": round(float(np.percentile(each, 99)), 3),
         }
-    return found
+    return figures
 
 
-def within(found: dict[str, Any], individual: bool, full: bool) -> list[str]:
+def within(figures: dict[str, Any], individual: bool, full: bool) -> list[str]:
     """What exceeds its limit."""
     to_pinq, to_direct, p99 = LIMITS[individual]
     wrong = []
     for name, most in (("to_pinq", to_pinq), ("to_direct", to_direct)):
         for part in ("mean", "median"):
-            if full and found[name][part] > most:
-                wrong.append(f"{part} {name}: {found[name][part]} > {most}")
-        if full and found[name]["p99"] > p99:
-            wrong.append(f"p99 {name}: {found[name]['p99']} > {p99}")
-    if found["regions_balanced"] > 8 or found["regions"] < 10 * found["regions_balanced"]:
-        wrong.append(f"regions: {found['regions']} and {found['regions_balanced']}")
-    if full and found["batches"]["faster"] < 20:
-        wrong.append(f"batches: {found['batches']['faster']} times as fast")
+            if full and figures[name][part] > most:
+                wrong.append(f"{part} {name}: {figures[name][part]} > {most}")
+        if full and figures[name]["p99"] > p99:
+            wrong.append(f"p99 {name}: {figures[name]['p99']} > {p99}")
+    if figures["regions_balanced"] > 8 or figures["regions"] < 10 * figures["regions_balanced"]:
+        wrong.append(f"regions: {figures['regions']} and {figures['regions_balanced']}")
+    if full and figures["batches"]["faster"] < 20:
+        wrong.append(f"batches: {figures['batches']['faster']} times as fast")
     return wrong
 
 
@@ -368,7 +368,7 @@ def run(folder: Path, given: argparse.Namespace) -> tuple[dict[str, Any], dict[s
             return exact[query.predicate]
 
         took["balanced"] = balanced(toml, given.queries, counts)
-    found = batches(toml, given.queries, given.held)
+    batch_figures = batches(toml, given.queries, given.held)
     alone = float(np.median(took["seconds"], axis=0)[:, 2].sum())
     result = {
         "bench": "session", "rows": given.rows, "queries": took["seconds"].shape[1],
@@ -376,8 +376,9 @@ def run(folder: Path, given: argparse.Namespace) -> tuple[dict[str, Any], dict[s
         "load_cpu_seconds": round(loaded, 1), **ratios(took["seconds"]),
         "regions": max(took["regions"]), "regions_balanced": max(took["balanced"]),
         "batches": {
-            "seconds": round(found["seconds"], 2), "queries": found["queries"],
-            "most_charged": found["most"], "faster": round(alone / found["seconds"], 1),
+            "seconds": round(batch_figures["seconds"], 2), "queries": batch_figures["queries"],
+            "most_charged": batch_figures["most"],
+            "faster": round(alone / batch_figures["seconds"], 1),
         },
     }  # fmt: skip
     return result, took

@@ -87,13 +87,13 @@ def main() -> None:
     args = parser.parse_args()
     few, many = (seconds(rows, args.shards, args.prism) for rows in args.rows)
     rate = (args.rows[1] - args.rows[0]) / (many - few)
-    found = {
+    figures = {
         "runner": "Prism" if args.prism else "FnApiRunner",
         "shards": args.shards,
         "seconds": [round(few, 2), round(many, 2)],
         "rows_per_second": round(rate),
     }
-    emit({"benchmark": "shuffle", **machine(), **found}, args.out)
+    emit({"benchmark": "shuffle", **machine(), **figures}, args.out)
 
 
 if __name__ == "__main__":

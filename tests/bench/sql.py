@@ -87,7 +87,7 @@ def cold(catalog: Path) -> tuple[dict[str, float], str]:
     wall = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as command:
         assert command.stdout is not None
-        said = command.stdout.read().decode()
+        output = command.stdout.read().decode()
         _, status, used = os.wait4(command.pid, 0)  # of this process alone
         command.returncode = os.waitstatus_to_exitcode(status)
     assert command.returncode == 0
@@ -95,16 +95,16 @@ def cold(catalog: Path) -> tuple[dict[str, float], str]:
         "seconds": time.perf_counter() - wall,
         "cpu_seconds": used.ru_utime + used.ru_stime,
         "peak_mib": used.ru_maxrss / 1024,
-    }, said
+    }, output
 
 
 def warm(catalog: Path, repeats: int) -> dict[str, Any]:
     """The median of several answers of one process, after a first."""
     words = [sys.executable, "-c", _WARM, str(catalog), STATEMENT, str(repeats)]
-    told = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    report = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     names = ("seconds", "cpu_seconds", "validated_seconds", "keys")
-    medians = (statistics.median(part) for part in zip(*told["runs"], strict=True))
-    return dict(zip(names, medians, strict=True)) | {"peak_mib": told["peak_mib"]}
+    medians = (statistics.median(part) for part in zip(*report["runs"], strict=True))
+    return dict(zip(names, medians, strict=True)) | {"peak_mib": report["peak_mib"]}
 
 
 def main() -> None:
@@ -116,8 +116,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         catalog = data(Path(folder), options.rows)
-        found = {"cold": cold(catalog)[0], "warm": warm(catalog, options.repeats)}
-    emit({"bench": "sql", "rows": options.rows, **found, "machine": machine()}, options.out)
+        timings = {"cold": cold(catalog)[0], "warm": warm(catalog, options.repeats)}
+    emit({"bench": "sql", "rows": options.rows, **timings, "machine": machine()}, options.out)
 
 
 if __name__ == "__main__":

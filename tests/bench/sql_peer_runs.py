@@ -65,9 +65,9 @@ def opendp_polars(data: str, out: str) -> str:
     )
     total = pl.col("value").fill_null(0).dp.sum((0, 1000))
     query = context.query().truncate_per_group(GROUPS).group_by("key").agg(dp.len(), total)
-    found = query.release().collect()
+    frame = query.release().collect()
     pl.DataFrame(
-        {"key": found["key"], "s": found["value"] / 1000, "n": found["len"].cast(pl.Float64)}
+        {"key": frame["key"], "s": frame["value"] / 1000, "n": frame["len"].cast(pl.Float64)}
     ).write_parquet(out)
     return f"{GROUPS} rows of a user"
 
@@ -84,14 +84,14 @@ def main() -> None:
     package, run = PEERS[name]
     wall, cpu = time.perf_counter(), time.process_time()
     how = run(data, out)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - cpu,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "version": importlib.metadata.version(package),
         "how": how,
     }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -28,19 +28,19 @@ def distance(records: Path, key: Any, columns: dict[str, Any]) -> dict[str, floa
     """Released keys, and the L1 distance of each column (``n``, ``s``) from the exact one."""
     table = pq.read_table(records)
     keys, value = table["key"].to_numpy(), table["value"].to_numpy()
-    found: dict[str, float] = {"keys": len(key)}
+    errors: dict[str, float] = {"keys": len(key)}
     for name, weights in (("n", None), ("s", value)):
         exact = np.bincount(keys, weights)
-        said = np.zeros(len(exact))
-        said[np.asarray(key, np.int64)] = np.asarray(columns[name], np.float64)
-        found[f"l1_{name}"] = round(float(np.abs(said - exact).sum()))
-    return found
+        estimate = np.zeros(len(exact))
+        estimate[np.asarray(key, np.int64)] = np.asarray(columns[name], np.float64)
+        errors[f"l1_{name}"] = round(float(np.abs(estimate - exact).sum()))
+    return errors
 
 
 def ours(folder: Path, catalog: Path) -> dict[str, Any]:
     """The whole command, with a new charge."""
-    measured, told = cold(catalog)
-    rows = json.loads(told)["rows"]
+    measured, output = cold(catalog)
+    rows = json.loads(output)["rows"]
     columns = {name: [row["values"][name] for row in rows] for name in ("key", "s", "n")}
     return {"peer": "dpstream", **measured, **distance(folder / RECORDS, columns["key"], columns)}
 
@@ -54,9 +54,9 @@ def theirs(name: str, folder: Path) -> dict[str, Any]:
     python = str(environments.python_of(ENVIRONMENTS[name]))
     script, out = Path(__file__).with_name("sql_peer_runs.py"), folder / f"{name}.parquet"
     words = [python, str(script), name, str(folder / RECORDS), str(out)]
-    told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+    output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
     released = pq.read_table(out).to_pydict()
-    measured = json.loads(told.splitlines()[-1])
+    measured = json.loads(output.splitlines()[-1])
     return {"peer": name, **measured, **distance(folder / RECORDS, released["key"], released)}
 
 

@@ -94,8 +94,8 @@ def starred(name: str, contributions: int, **privacy: object) -> Found:
     settings = ways(job).starred.settings
     keys, sd = _on(of, with_privacy(job, **settings))
     grid = [_on(of, plan) for plan in _grid(job)]
-    most = max(found for found, _ in grid)
-    least = min((error for found, error in grid if found >= keys), default=sd)
+    most = max(key_count for key_count, _ in grid)
+    least = min((error for key_count, error in grid if key_count >= keys), default=sd)
     own_keys, own_sd = _on(of, job)
     return Found(keys / most, sd / least, keys / own_keys, sd / own_sd, settings)
 
@@ -139,10 +139,10 @@ def _firsts(unit: Int64, key: Int64, trigger: Int64, triggers: int) -> Float64:
     large = np.flatnonzero(np.bincount(key) >= _LEAST)
     place = np.full(1 + key.max(), -1)
     place[large] = np.arange(len(large))
-    kept = place[key] >= 0
-    found = np.zeros((len(large), triggers, max(BOUNDS)))
-    np.add.at(found, (place[key[kept]], trigger[kept], number[kept]), 1)
-    return found
+    selected = place[key] >= 0
+    counts = np.zeros((len(large), triggers, max(BOUNDS)))
+    np.add.at(counts, (place[key[selected]], trigger[selected], number[selected]), 1)
+    return counts
 
 
 def _flights() -> Shape:
@@ -188,8 +188,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     out = parser.parse_args().out
     for name, count in itertools.product(SHAPES, BOUNDS):
-        found = msgspec.to_builtins(starred(name, count))
-        emit({"bench": "starred", "shape": name, "C": count, "found": found} | machine(), out)
+        comparison = msgspec.to_builtins(starred(name, count))
+        emit({"bench": "starred", "shape": name, "C": count, "found": comparison} | machine(), out)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def measure(name: str, open_store: Open, load: Load, steps: int) -> dict[str, An
         calls.append(sum(count))
         other.close()
     begin = time.perf_counter()
-    whole = open_store().key_shard(0, 0)
+    shard = open_store().key_shard(0, 0)
     seconds = time.perf_counter() - begin
     figures = {
         "store": name,
@@ -121,8 +121,8 @@ def measure(name: str, open_store: Open, load: Load, steps: int) -> dict[str, An
         "committed_per_second": median(warm),
         "committed_cold_per_second": median(cold_commit),
     }
-    if whole.size:  # this store loads a whole (window, shard)
-        return figures | {"loaded_per_second": round(whole.size / seconds)}
+    if shard.size:  # this store loads a whole (window, shard)
+        return figures | {"loaded_per_second": round(shard.size / seconds)}
     return figures | {"loaded_per_second": median(cold_load), "calls_of_a_cold_step": max(calls)}
 
 

@@ -1,17 +1,20 @@
-"""A recorded day as a stream on Prism or Flink, or read to its end: records a second, latency.
+"""A recorded day on Prism or Flink beside the run in process: records a second, CPU, latency.
 
-    python -m tests.bench.stream --runner prism
-    python -m tests.bench.stream --runner direct
-    python -m tests.bench.stream --runner flink --workers 2
-    python -m tests.bench.stream --runner flink --workers 1 2 --shards 1 4 16
-    python -m tests.bench.stream --runner prism --latency --rate 20000 --seconds 120
+    python -m tests.bench.stream
+    python -m tests.bench.stream --records 6000000 20000000 --sinks parquet jsonl
+    python -m tests.bench.stream --engines flink flink_threads --workers 1 2 --shards 1 4 16
+    python -m tests.bench.stream --latency --rate 20000 --seconds 120
 
-Rates come from two sizes of the same stream, so that start-up (a job server, a cluster, compiled
-kernels) is left out, in records a second and in records a CPU second of all processes; where
-start-up varies by seconds (Flink) the rate of the larger one with it is the one to trust.  The
-baseline reads both on the same runner and drops them.  The sink is the same for all (Parquet).
-Every release is compared with the bounded run's.  Latency: the wall time from the moment the
-source's watermark passes a trigger until the release's file is there, at a paced rate.
+Each engine reads the same data into the same sink as the run in process of the same call, and its
+releases are compared with that run's.  Runs of all engines alternate, and of each the median of
+``--repeats`` counts, so that other work on the machine disturbs all alike.  Marginal rates come
+from two sizes, a third of the records and all of them: start-up (a job server, a cluster, compiled
+kernels) is left out.  Rates with start-up are all records over the seconds of their run.  CPU time
+is told by process: the launcher (in process, on Prism and for ``flink_threads`` workers are its
+threads), the engine that it started, and the Python workers of ``flink``.
+
+Latency: the wall time from the moment the source's watermark passes a trigger until the release's
+file is there, at a paced rate.
 """
 
 import argparse
@@ -20,31 +23,37 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 from unittest import mock
 
-import apache_beam as beam
 import numpy as np
 import tomlkit
 
 from dpstream.pipelines.connectors.replay import source as replay
-from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.bench.common import emit, machine, tree_seconds
 from tests.bench.paper.synth import Synth, generate
-from tests.runners.engines import worker_pool
+from tests.runners.engines import Pool, worker_pool
 from tests.runners.golden import digest, published
 
 RECORDS_PER_USER = 5.9
-NAMES = {"prism": "PrismRunner", "flink": "FlinkRunner", "direct": "DirectRunner"}
+IN_PROCESS = "in_process"
+#: Flink with workers that are processes of their own, and with threads of the launcher.
+FLINK, FLINK_THREADS = "flink", "flink_threads"
+NAMES = {
+    "prism": "PrismRunner",
+    FLINK: "FlinkRunner",
+    FLINK_THREADS: "FlinkRunner",
+    IN_PROCESS: "DirectRunner",
+}
 
 
-def job_of(folder: Path, data: Path, shards: int, triggers: int) -> Job:
+def job_of(folder: Path, data: Path, shards: int, triggers: int, sink: str = "parquet") -> Job:
     """A job file over the stream, in a folder of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -72,82 +81,132 @@ def job_of(folder: Path, data: Path, shards: int, triggers: int) -> Job:
             "insecure_test_run_id": "22" * 16,
         },
         "state": {"shards": shards},
-        "sink": {"kind": "parquet", "path": "releases"},
+        "sink": {"kind": sink, "path": "releases"},
     }
     (folder / "job.toml").write_text(tomlkit.dumps(tables))
     return load_job(folder / "job.toml")
 
 
-@contextlib.contextmanager
-def flags_of(runner: str, workers: int) -> Iterator[list[str]]:
-    """Flags for so many Python processes; Prism's workers are threads of this process."""
-    if runner != "flink":
-        yield []
-        return
-    with worker_pool() as pool:
-        yield [
-            f"--parallelism={workers}",
-            f"--sdk_worker_parallelism={workers}",
-            "--environment_type=EXTERNAL",
-            f"--environment_config={pool.address}",
-            "--shutdown_sources_after_idle_ms=1000",
-        ]
+class Measured(NamedTuple):
+    """One run, start-up included.
+
+    Attributes:
+        seconds: of wall time.
+        cpu: seconds by process: ``launcher``, ``engine``, ``workers``.
+        digest: of all that it published.
+    """
+
+    seconds: float
+    cpu: dict[str, float]
+    digest: str
 
 
-def seconds_of(job: Job, runner: str, flags: list[str]) -> tuple[float, float]:
-    """Wall and CPU seconds of a run, start-up included."""
-    begin, used = time.perf_counter(), tree_seconds()
-    run_job(job, NAMES[runner], flags)
-    return time.perf_counter() - begin, tree_seconds() - used
+def measured(job: Job, engine: str, workers: int) -> Measured:
+    """Run a job on an engine, on Flink with so many workers."""
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(worker_pool()) if engine == FLINK else None
+        flags = _flink_flags(pool, workers) if engine in (FLINK, FLINK_THREADS) else []
+        begin, before = time.perf_counter(), _cpu(pool)
+        run_job(job, NAMES[engine], flags)
+        after, end = _cpu(pool), time.perf_counter()
+    stores.close_all()
+    cpu = {name: after[name] - before[name] for name in after}
+    return Measured(end - begin, cpu, digest(published(job)))
 
 
-def read_only(job: Job, runner: str, flags: list[str]) -> float:
-    """The baseline: the same source on the same runner, and nothing behind it."""
-    engine = make_runner(NAMES[runner], flags)
-    begin = time.perf_counter()
-    pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-    _ = (pipeline | Replay(job)).records | beam.Map(lambda batch: batch.num_rows)
-    pipeline.run().wait_until_finish()
-    taken = time.perf_counter() - begin
-    engine.close()
-    return taken
+def _flink_flags(pool: Pool | None, workers: int) -> list[str]:
+    here = [f"--parallelism={workers}", "--shutdown_sources_after_idle_ms=1000"]
+    if pool is None:
+        return here
+    return [
+        *here,
+        f"--sdk_worker_parallelism={workers}",
+        "--environment_type=EXTERNAL",
+        f"--environment_config={pool.address}",
+    ]
+
+
+def _cpu(pool: Pool | None) -> dict[str, float]:
+    """Seconds by process; an engine ends with its run, and the launcher has waited for it."""
+    used = os.times()
+    return {
+        "launcher": used.user + used.system,
+        "engine": used.children_user + used.children_system,
+        **({} if pool is None else {"workers": tree_seconds(pool.pid)}),
+    }
 
 
 def throughput(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """One result for each number of workers and shards."""
-    few, many = folder / "few", folder / "many"
-    rows = []
-    for place, users in ((few, args.users), (many, 3 * args.users)):
-        place.mkdir()
-        params = Synth(users=users, keys=100_000, row_group_rows=20_000)
-        rows.append(generate(params, place / "z.parquet"))
-    with flags_of(args.runner, args.workers[0]) as flags:  # kernels are compiled, files are read
-        seconds_of(job_of(folder / "job", few, args.shards[0], args.triggers), args.runner, flags)
-    for workers in args.workers:
-        for shards in args.shards:
-            jobs = [job_of(folder / "job", d, shards, args.triggers) for d in (few,)]
-            with flags_of(args.runner, workers) as flags:
-                short, short_cpu = seconds_of(jobs[0], args.runner, flags)
-                base = [read_only(jobs[0], args.runner, flags)]
-                job = job_of(folder / "job", many, shards, args.triggers)
-                long, long_cpu = seconds_of(job, args.runner, flags)
-                base.append(read_only(job, args.runner, flags))
-            found = digest(published(job))
-            stores.close_all()
-            run_job(job_of(folder / "job", many, shards, args.triggers))
-            yield {
-                "runner": args.runner,
-                "workers": workers,
-                "shards": shards,
-                "triggers": args.triggers,
-                "records": rows,
-                "seconds": [round(short, 2), round(long, 2)],
-                "records_per_second": round((rows[1] - rows[0]) / (long - short)),
-                "with_start_records_per_second": round(rows[1] / long),
-                "records_per_cpu_second": round((rows[1] - rows[0]) / (long_cpu - short_cpu)),
-                "read_only_records_per_second": round((rows[1] - rows[0]) / (base[1] - base[0])),
-                "same_bytes_as_bounded": found == digest(published(job)),
-            }
+    """One result for each size, sink, number of shards, and engine with its number of workers."""
+    setups = [(IN_PROCESS, 1)] + [
+        (engine, workers)
+        for engine in args.engines
+        for workers in (args.workers if engine in (FLINK, FLINK_THREADS) else [1])
+    ]
+    for size in args.records:
+        sizes = []
+        for part in (3, 1):
+            place = folder / f"{size}-{part}"
+            place.mkdir()
+            users = round(size / part / RECORDS_PER_USER)
+            params = Synth(users=users, keys=100_000, row_group_rows=20_000)
+            sizes.append((place, generate(params, place / "z.parquet")))
+        for sink in args.sinks:
+            for shards in args.shards:
+                runs: dict[tuple[str, int], list[list[Measured]]] = {who: [] for who in setups}
+                for engine, workers in setups:  # kernels are compiled, files are read
+                    job = job_of(folder / "job", sizes[0][0], shards, args.triggers, sink)
+                    measured(job, engine, workers)
+                for _ in range(args.repeats):
+                    for engine, workers in setups:
+                        pair = []
+                        for place, _ in sizes:
+                            job = job_of(folder / "job", place, shards, args.triggers, sink)
+                            pair.append(measured(job, engine, workers))
+                        runs[engine, workers].append(pair)
+                rows = [rows for _, rows in sizes]
+                base = _rates(rows, runs[IN_PROCESS, 1])
+                for (engine, workers), pairs in runs.items():
+                    yield {
+                        "engine": engine,
+                        "workers": workers,
+                        "sink": sink,
+                        "shards": shards,
+                        "triggers": args.triggers,
+                        "records": rows,
+                        **_rates(rows, pairs, base),
+                        "same_bytes": {pair[1].digest for pair in pairs}
+                        == {pair[1].digest for pair in runs[IN_PROCESS, 1]},
+                    }
+
+
+def _rates(
+    records: Sequence[int],
+    pairs: Sequence[Sequence[Measured]],
+    base: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Medians of repeated runs of two sizes, and what part of the base's rates they are."""
+    few, many = ([pair[size] for pair in pairs] for size in (0, 1))
+    seconds = [median(run.seconds for run in runs) for runs in (few, many)]
+    more = records[1] - records[0]
+    cpu = {
+        name: (median(run.cpu[name] for run in many) - median(run.cpu[name] for run in few)) / more
+        for name in many[0].cpu
+    }
+    started = {name: median(run.cpu[name] for run in many) / records[1] for name in many[0].cpu}
+    rates: dict[str, Any] = {
+        "seconds": [round(value, 2) for value in seconds],
+        "records_per_second": round(more / (seconds[1] - seconds[0])),
+        "with_start_records_per_second": round(records[1] / seconds[1]),
+        "cpu_micros_per_record": {name: round(value * 1e6, 2) for name, value in cpu.items()},
+        "with_start_cpu_micros_per_record": {
+            name: round(value * 1e6, 2) for name, value in started.items()
+        },
+    }
+    if base is not None:
+        for name in ("records_per_second", "with_start_records_per_second"):
+            rates["part_of_in_process_" + name] = round(rates[name] / base[name], 3)
+    return rates
 
 
 def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -170,13 +229,13 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             trigger_time -= 1
 
     with mock.patch.object(replay, "advance", advance):
-        run_job(job, NAMES[args.runner], [], speed=86_400 * args.rate / rows)
+        run_job(job, NAMES["prism"], [], speed=86_400 * args.rate / rows)
     waited = []
     for trigger in range(1, line.triggers):  # at the end of the recording nothing is paced
         path = Path(job.sink.path) / "window-000000" / f"trigger-{trigger:06d}.parquet"
         waited.append(os.stat(path).st_ctime - passed[trigger])
     return {
-        "runner": args.runner,
+        "engine": "prism",
         "records_per_second": args.rate,
         "triggers": line.triggers,
         "seconds_between_triggers": round(rows / args.rate / line.triggers, 2),
@@ -189,13 +248,17 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runner", choices=sorted(NAMES), default="prism")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--engines", choices=sorted({*NAMES} - {IN_PROCESS}), nargs="*", default=["prism"]
+    )
+    parser.add_argument("--records", type=int, nargs="+", default=[6_000_000])
+    parser.add_argument("--sinks", choices=["parquet", "jsonl"], nargs="+", default=["parquet"])
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2], help="on Flink")
     parser.add_argument("--shards", type=int, nargs="+", default=[4])
-    parser.add_argument("--users", type=int, default=170_000, help="5.9 records each; also thrice")
     parser.add_argument("--triggers", type=int, default=100)
     parser.add_argument("--latency", action="store_true")
-    parser.add_argument("--rate", type=int, default=20_000, help="records a second")
+    parser.add_argument("--rate", type=int, default=20_000, help="records a second, on Prism")
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--out", type=Path, help="append the JSON results to this file")
     args = parser.parse_args()

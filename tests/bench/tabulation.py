@@ -56,16 +56,16 @@ def office(folder: Path | None, persons: int) -> Iterator[Path]:
             size = PRODUCTION._replace(persons=persons)
             generate(folder / "parameters", folder / "data", size, overwrite=True)
             config = folder / "parameters" / "config.json"
-            kept = json.loads(config.read_text()) | {"zero_suppression_chance": 0.0}
-            config.write_text(json.dumps(kept))
+            settings = json.loads(config.read_text()) | {"zero_suppression_chance": 0.0}
+            config.write_text(json.dumps(settings))
         yield folder
 
 
 def warm(folder: Path, out: Path, runner: str) -> dict[str, Any]:
     """`execute` in a process that has loaded its modules."""
     words = [sys.executable, "-c", _WARM, str(folder), str(out), KEY, runner]
-    told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return dict(json.loads(told.splitlines()[-1]))
+    output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return dict(json.loads(output.splitlines()[-1]))
 
 
 def cold(folder: Path, out: Path) -> dict[str, float]:
@@ -94,11 +94,11 @@ def rows_of(out: Path) -> int:
     return sum(path.read_bytes().count(b"\n") - 1 for path in files)
 
 
-def over(persons: int, found: dict[str, Any]) -> list[str]:
+def over(persons: int, figures: dict[str, Any]) -> list[str]:
     """Which limits a result exceeds; none are set for other numbers of persons."""
     names = ("cpu_seconds", "seconds", "peak_mib")
     limits = LIMITS.get(persons, ())
-    return [name for name, limit in zip(names, limits, strict=False) if found[name] > limit]
+    return [name for name, limit in zip(names, limits, strict=False) if figures[name] > limit]
 
 
 def main() -> None:
@@ -114,13 +114,13 @@ def main() -> None:
         office(options.folder, options.persons) as folder,
         tempfile.TemporaryDirectory(dir=folder) as place,
     ):
-        found: dict[str, Any] = {"warm": warm(folder, Path(place) / "warm", options.runner)}
-        found["rows"] = rows_of(Path(place) / "warm")
+        figures: dict[str, Any] = {"warm": warm(folder, Path(place) / "warm", options.runner)}
+        figures["rows"] = rows_of(Path(place) / "warm")
         if options.cold:
-            found["cold"] = cold(folder, Path(place) / "cold")
+            figures["cold"] = cold(folder, Path(place) / "cold")
     shape = {"persons": options.persons, "runner": options.runner or "in process"}
-    exceeded = over(options.persons, found["warm"]) if not options.runner else []
-    result = {"bench": "tabulation", **shape, **found, "over": exceeded, "machine": machine()}
+    exceeded = over(options.persons, figures["warm"]) if not options.runner else []
+    result = {"bench": "tabulation", **shape, **figures, "over": exceeded, "machine": machine()}
     emit(result, options.out)
 
 

@@ -68,12 +68,14 @@ def test_a_cliff_is_measured_as_the_others_are(
 ) -> None:
     """All that is fitted is there, of a run and of the next one on its store (`growth.run` is run
     for real below)."""
-    told = iter([dict.fromkeys(("records", "seconds", *growth.MEASURES), n) for n in (5.0, 2.0)])
-    monkeypatch.setattr(cliffs, "in_child", lambda *_: next(told))
+    measurements = iter(
+        [dict.fromkeys(("records", "seconds", *growth.MEASURES), n) for n in (5.0, 2.0)]
+    )
+    monkeypatch.setattr(cliffs, "in_child", lambda *_: next(measurements))
     (tmp_path / "runs").mkdir()
     small = cliffs.Shape(users=50, keys=10, triggers=2, shards=1)
-    found = growth.least([cliffs.run(small, tmp_path, "sticky")])
-    assert found["cpu_seconds"] == 5.0 and found["again_cpu_seconds"] == 2.0
+    costs = growth.least([cliffs.run(small, tmp_path, "sticky")])
+    assert costs["cpu_seconds"] == 5.0 and costs["again_cpu_seconds"] == 2.0
 
 
 def test_start_up_does_not_hide_growth() -> None:
@@ -99,11 +101,11 @@ def test_each_size_is_doubled_alone() -> None:
 
 def test_many_files_hold_the_same_records(tmp_path: Path) -> None:
     size = growth.Size(users=200, keys=50)
-    whole = pq.read_table(growth.write_data(size, tmp_path))
+    table = pq.read_table(growth.write_data(size, tmp_path))
     parts = growth.write_data(size._replace(files=7), tmp_path)
-    assert len(list(parts.iterdir())) == 7 and pq.read_table(parts).equals(whole)
+    assert len(list(parts.iterdir())) == 7 and pq.read_table(parts).equals(table)
     ran = growth.run(size._replace(triggers=2, files=7), tmp_path, "sticky")
-    assert ran["records"] == len(whole) and ran["again_cpu_seconds"] > 0
+    assert ran["records"] == len(table) and ran["again_cpu_seconds"] > 0
 
 
 def test_plain_numpy_agrees_with_the_truth(tmp_path: Path) -> None:
@@ -118,8 +120,8 @@ def test_plain_numpy_agrees_with_the_truth(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(columns), data)
     peer_runs.numpy_insecure(data, out)
-    found = peer_runs.errors(data, out)
-    assert found["keys"] == 4 and found["count_l1"] < 0.02 * len(users)
+    errors = peer_runs.errors(data, out)
+    assert errors["keys"] == 4 and errors["count_l1"] < 0.02 * len(users)
 
 
 def test_the_front_marks_what_nothing_of_its_kind_beats() -> None:
@@ -137,8 +139,8 @@ def test_the_front_marks_what_nothing_of_its_kind_beats() -> None:
 def test_every_point_of_the_front_is_a_sound_plan_or_refused(tmp_path: Path) -> None:
     records = Sorted.of(table1_records(3_000, 2_000, 1), 2_000, 32)
     named = list(front.settings())
-    some = [s for n, s in enumerate(named) if n % 15 == 0 or front.default_of(s)]
-    points = [front.point(setting, 6, records) for setting in some]
+    sample = [s for n, s in enumerate(named) if n % 15 == 0 or front.default_of(s)]
+    points = [front.point(setting, 6, records) for setting in sample]
     assert all(("keys" in p) != ("refused" in p) for p in points) and len(points) > 8
     assert sum(p.get("default", False) for p in points) == 2
     front.mark(points)
@@ -171,18 +173,18 @@ def test_a_recorded_week(tmp_path: Path) -> None:
 def test_figures_off_their_record_are_named() -> None:
     recorded = {"a: cpu": 2.0, "a: memory": 1.0, "a, default: keys": 100.0, "old: cpu": 1.0}
     assert figures.compare(recorded, recorded) == []
-    found = {"a: cpu": 2.39, "a: memory": 0.91, "a, default: keys": 109.0, "old: cpu": 0.81}
-    assert figures.compare(found, recorded) == []
-    found = {"a: cpu": 2.41, "a: memory": 0.89, "a, default: keys": 111.0, "new: cpu": 1.0}
-    wrong = figures.compare(found, recorded)
+    measures = {"a: cpu": 2.39, "a: memory": 0.91, "a, default: keys": 109.0, "old: cpu": 0.81}
+    assert figures.compare(measures, recorded) == []
+    measures = {"a: cpu": 2.41, "a: memory": 0.89, "a, default: keys": 111.0, "new: cpu": 1.0}
+    wrong = figures.compare(measures, recorded)
     assert [line.rpartition(": ")[0] for line in wrong] == [
         "a, default: keys", "a: cpu", "a: memory", "new: cpu", "old: cpu"
     ]  # fmt: skip
 
 
 def test_a_bench_of_an_account_charges_what_it_says(tmp_path: Path) -> None:
-    found = ledger.bench(tmp_path, 40, 2, zcdp=True)
-    assert found["entries"] == 40 and found["charge"]["cpu_ms"] > 0
+    bench_figures = ledger.bench(tmp_path, 40, 2, zcdp=True)
+    assert bench_figures["entries"] == 40 and bench_figures["charge"]["cpu_ms"] > 0
     with contextlib.closing(sqlite3.connect(tmp_path / "40-True.db")) as db:
         # How it was made; one to compose, two by the one, one and four by both in turn.
         assert len(list(lines(db))) == 1 + 40 + 1 + 2 + 1 + 4

@@ -17,7 +17,7 @@ def test_sums_and_variances_equal_the_queries_written_out() -> None:
     x = rng.integers(-9, 9, sizes)
     roots = [rng.normal(size=(n, n)) for n in sizes]
     covariances = [root @ root.T for root in roots]
-    whole = np.kron(np.kron(*covariances[:2]), covariances[2])
+    covariance = np.kron(np.kron(*covariances[:2]), covariances[2])
     inside = [
         (lo[:, k, None] <= np.arange(n)) & (np.arange(n) <= hi[:, k, None])
         for k, n in enumerate(sizes)
@@ -26,7 +26,9 @@ def test_sums_and_variances_equal_the_queries_written_out() -> None:
         len(lo), -1
     )
     assert (box_sums(x, lo, hi) == rows @ x.ravel()).all()
-    np.testing.assert_allclose(box_variances(covariances, lo, hi), np.diag(rows @ whole @ rows.T))
+    np.testing.assert_allclose(
+        box_variances(covariances, lo, hi), np.diag(rows @ covariance @ rows.T)
+    )
 
 
 def test_integers_stay_exact() -> None:

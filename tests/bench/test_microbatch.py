@@ -16,9 +16,9 @@ def test_stages_of_a_step(tmp_path: Path) -> None:
         spent = point["seconds"]
         assert all(spent[stage] > 0 for stage in ("records", "bound", "aggregate", "commit"))
         assert sum(spent[stage] for stage in ORDER) <= 1.5 * spent["total"]
-    found = series("sqlite", points)
-    assert set(found["exponent"]) == {"fit", "error", "last"}
-    draw([found], tmp_path / "picture.png")
+    fit = series("sqlite", points)
+    assert set(fit["exponent"]) == {"fit", "error", "last"}
+    draw([fit], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 

@@ -19,15 +19,15 @@ LONGER = [
 
 def test_the_whole_session_has_its_shape() -> None:
     for widened in (False, True):
-        asking, reply, found = session.session_of(session.FULL, widened), None, []
+        asking, reply, queries = session.session_of(session.FULL, widened), None, []
         try:
             while True:
-                found.append(asking.send(reply))  # type: ignore[attr-defined]
-                reply = float(len(found) % 257)
+                queries.append(asking.send(reply))  # type: ignore[attr-defined]
+                reply = float(len(queries) % 257)
         except StopIteration:
             pass
-        figures = [query.figure.what for query in found]
-        assert len(found) == session.FULL
+        figures = [query.figure.what for query in queries]
+        assert len(queries) == session.FULL
         assert figures.count("count") == 5 * session.BARS + 5 + 2 * session.SQUARES**2
         assert figures.count("average") > figures.count("quantiles") > 100
 
@@ -50,9 +50,9 @@ def test_a_session(tmp_path: Path, rows: int, individual: bool) -> None:
 
 def test_limits_are_held() -> None:
     seconds = np.array([[[0.1, 0.1, 0.25]] * 10])
-    found = session.ratios(seconds) | {"regions": 700, "regions_balanced": 9}
-    found["batches"] = {"faster": 19.0}
-    wrong = session.within(found, individual=False, full=True)
+    figures = session.ratios(seconds) | {"regions": 700, "regions_balanced": 9}
+    figures["batches"] = {"faster": 19.0}
+    wrong = session.within(figures, individual=False, full=True)
     assert len(wrong) == 8
 
 

@@ -131,9 +131,9 @@ def watch(folder: Path, speed: str) -> list[Point]:
     ]
     flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", f"--speed={speed}"]
     begin, points = time.monotonic(), list[Point]()
-    with open(folder / "told.txt", "wb") as told:
+    with open(folder / "told.txt", "wb") as log_file:
         job = subprocess.Popen(
-            [*command, *flags], cwd=folder, stdout=told, stderr=told,
+            [*command, *flags], cwd=folder, stdout=log_file, stderr=log_file,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     while job.poll() is None:

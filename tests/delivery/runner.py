@@ -271,8 +271,8 @@ class Runner:
 
     def fire(self, stage: str, shard: int, lost: bool = False) -> None:
         """A timer fires; of a bundle that is lost, the runner keeps nothing."""
-        kept = self.state.cells[stage][shard]
-        cells = kept.copy()
+        stored = self.state.cells[stage][shard]
+        cells = stored.copy()
         at, cells.armed = cells.armed, None
         assert at is not None
         outputs = list(

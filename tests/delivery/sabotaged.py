@@ -126,16 +126,16 @@ def _uncommitted_is_unpublished() -> Iterator[None]:
     """What is not committed yet counts as not published, and records do not wait for it."""
     released = PublishedKeys._released
 
-    def found(known: PublishedKeys, window: int, trigger: int) -> Any:
+    def found(keys: PublishedKeys, window: int, trigger: int) -> Any:
         try:
-            return released(known, window, trigger)
+            return released(keys, window, trigger)
         except RunError:
             return np.empty((0, 2), np.uint64)
 
     waits = _replaced(Pace, "__call__", _does_not_wait)
     alone = _replaced(
-        PublishedKeys, "of_keys", lambda real: lambda known, ids, first, count, decided, upto: real(
-            known, ids, first, count, decided, decided
+        PublishedKeys, "of_keys", lambda real: lambda keys, ids, first, count, decided, upto: real(
+            keys, ids, first, count, decided, decided
         )
     )  # fmt: skip
     with waits(), alone(), mock.patch.object(PublishedKeys, "_released", found):

@@ -49,14 +49,14 @@ def in_order(profiles: tuple[str, ...] = ()) -> list[str]:
         name: set(needs(service)) for name, service in SERVICES.items()
         if set(service.get("profiles", ())) <= set(profiles)
     }  # fmt: skip
-    found: list[str] = []
+    names: list[str] = []
     while left:
-        ready = [name for name, before in left.items() if before <= set(found)]
+        ready = [name for name, before in left.items() if before <= set(names)]
         assert ready, f"these wait for each other: {sorted(left)}"
-        found += ready
+        names += ready
         for name in ready:
             del left[name]
-    return found
+    return names
 
 
 def shared(service: dict[str, Any]) -> set[str]:
@@ -131,12 +131,12 @@ class Stack:
         """Run a service that ends."""
         service = SERVICES[name]
         self.unmount()
-        shown = subprocess.run(
+        completed = subprocess.run(
             self.command(name), env=self.environment(service), capture_output=True, text=True,
             cwd=self._place(service), timeout=WAIT, check=False,
         )  # fmt: skip
         self.unmount()
-        return shown
+        return completed
 
     def unmount(self) -> None:
         """Docker's local driver mounts a volume with options for its first container and unmounts
@@ -173,8 +173,8 @@ class Stack:
         line = ["sh", "-c", test] if isinstance(test, str) else test[1:]
         line = [self.local(word, SERVICES[name]) for word in line]
         line[0] = sys.executable if line[0] == "python" else line[0]
-        shown = subprocess.run(line, capture_output=True, timeout=30, check=False)
-        return shown.returncode == 0
+        completed = subprocess.run(line, capture_output=True, timeout=30, check=False)
+        return completed.returncode == 0
 
     def wait(self, name: str) -> None:
         """Until the service is healthy."""
@@ -186,8 +186,8 @@ class Stack:
         while not done():
             dead = [p.args for p in self.started if p.poll() is not None]
             log = self.folder / f"{name}.log"
-            told = log.read_text()[-3000:] if log.exists() else ""
-            assert time.monotonic() < end and not dead, f"{name}: {dead}\n{told}"
+            log_tail = log.read_text()[-3000:] if log.exists() else ""
+            assert time.monotonic() < end and not dead, f"{name}: {dead}\n{log_tail}"
             time.sleep(0.2)
 
     def start_kafka(self) -> None:

@@ -64,8 +64,8 @@ def run_yaml(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def commands(text: str) -> str:
     """The commands of the example in the text of its guide."""
-    [found] = re.findall(r"^<!-- beam-yaml -->\n```sh\n(.*?)^```$", text, flags=re.M | re.S)
-    return str(found)
+    [block] = re.findall(r"^<!-- beam-yaml -->\n```sh\n(.*?)^```$", text, flags=re.M | re.S)
+    return str(block)
 
 
 def test_the_commands_of_the_guide(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def published(folder: Path) -> list[dict[str, Any]]:
 def test_the_example_gives_what_dpstream_run_gives(tmp_path: Path) -> None:
     """Rows of the pipeline, delivered twice: the files of the sink are byte-equal to a run's."""
     job = example(tmp_path / "yaml", repeat=True)
-    shown = run_yaml(job.parent)
-    assert shown.returncode == 0, shown.stderr
+    completed = run_yaml(job.parent)
+    assert completed.returncode == 0, completed.stderr
     plain = load_job(example(tmp_path / "plain"))
     run_job(plain)
     stores.close_all()
@@ -165,7 +165,7 @@ def test_created_rows_with_a_schema(tmp_path: Path) -> None:
     ("edits", "rows", "source", "field"),
     [
         ([('record_id = { column = "order_id", type = "int" }\n', "")], [order(1)], "rows",
-         "schema.record_id"),
+         "table.record_id"),
         ([], [order(1)], None, "source"),
         ([], [beam.Row(customer="c", product="p")], "rows", "input"),
         ([], [order(1, price=[1.0])], "rows", "input"),
@@ -195,8 +195,8 @@ def test_without_an_input_the_jobs_files_are_read(tmp_path: Path) -> None:
     write = next(t for t in pipeline["pipeline"]["transforms"] if t["type"] == "WriteToJson")
     pipeline["pipeline"]["transforms"] = [private, write]
     (job.parent / "pipeline.yaml").write_text(yaml.safe_dump(pipeline))
-    shown = run_yaml(job.parent)
-    assert shown.returncode == 0, shown.stderr
+    completed = run_yaml(job.parent)
+    assert completed.returncode == 0, completed.stderr
     assert len(published(job.parent)) == read_releases(job.parent / "releases").num_rows > 4
 
 

@@ -35,8 +35,8 @@ NOISE = (
 
 
 def git_files() -> set[str]:
-    shown = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
-    return {name for name in shown.stdout.decode().split("\0") if (ROOT / name).is_file()}
+    completed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    return {name for name in completed.stdout.decode().split("\0") if (ROOT / name).is_file()}
 
 
 def expression(pattern: str) -> re.Pattern[str]:
@@ -149,13 +149,13 @@ def test_the_docker_client_sends_the_same(tmp_path: Path) -> None:
         else:
             (here / name).write_text("not for a build")
     with listener() as (host, got):
-        shown = subprocess.run(
+        completed = subprocess.run(
             [docker, "build", "."], cwd=here, capture_output=True, text=True, timeout=60,
             check=False,
             env={"PATH": os.environ["PATH"], "DOCKER_HOST": host, "DOCKER_BUILDKIT": "0",
                  "HOME": str(tmp_path), "DOCKER_CONFIG": str(tmp_path)},
         )  # fmt: skip
-    assert shown.returncode == 0 and got, shown.stderr
+    assert completed.returncode == 0 and got, completed.stderr
     with tarfile.open(fileobj=io.BytesIO(got[0])) as archive:
         sent = {member.name for member in archive if member.isfile()}
     # The client adds the two files that the builder itself reads.

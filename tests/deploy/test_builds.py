@@ -42,6 +42,7 @@ def test_what_make_has_built() -> None:
     """What is tested here is what the recipes of today give."""
     program = Path(prism.binary())
     assert not parts.prism_is_open(program) and parts.prism_version(program) == PRISM.VERSION
+    assert parts.prism_has_edits(program), "make prism"
     jar = need_flink()
     lib = jar.parent / "lib"
     assert (lib / FLINK.MENDED).exists() and not (lib / FLINK.JAR).exists(), "make flink"

@@ -54,12 +54,12 @@ def test_the_stack_runs_the_flink_that_the_tests_run() -> None:
 
 def test_the_default_image_is_a_worker() -> None:
     """The last stage is what ``docker build`` makes; its entry point is Beam's boot program."""
-    found = stages()
-    assert list(found)[-1] == "worker" and "ENTRYPOINT" not in found["worker"]
-    assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in found["base"]
-    assert re.search(r"^COPY --from=beam /opt/apache/beam/boot ", found["base"], flags=re.M)
-    [entry] = re.findall(r"FLEX_TEMPLATE_PYTHON_PY_FILE=(\S+)", found["launcher"])
-    [copied] = re.findall(r"^COPY (deploy/\S+\.py) (\S+)$", found["launcher"], flags=re.M)
+    texts = stages()
+    assert list(texts)[-1] == "worker" and "ENTRYPOINT" not in texts["worker"]
+    assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in texts["base"]
+    assert re.search(r"^COPY --from=beam /opt/apache/beam/boot ", texts["base"], flags=re.M)
+    [entry] = re.findall(r"FLEX_TEMPLATE_PYTHON_PY_FILE=(\S+)", texts["launcher"])
+    [copied] = re.findall(r"^COPY (deploy/\S+\.py) (\S+)$", texts["launcher"], flags=re.M)
     assert copied[1] == entry and (ROOT / copied[0]).exists()
 
 
@@ -87,8 +87,8 @@ def test_no_folder_of_compiled_functions_is_roots() -> None:
     for name, text in stages().items():
         for line in re.findall(r"^RUN (.+)$", text.replace("\\\n", ""), flags=re.M):
             if re.search(r"\b(?:dpstream \w|python|pipelines)", line):
-                _, found, removed = line.partition("&& rm -rf ")
-                assert found and set(removed.split()) == folders, (name, line)
+                _, separator, removed = line.partition("&& rm -rf ")
+                assert separator and set(removed.split()) == folders, (name, line)
                 runs += 1
     assert runs == 1
 

@@ -78,9 +78,9 @@ def remote(folder: Path, *edits: tuple[str, str], more: str = "") -> Job:
 def test_metadata_is_exactly_once_and_streaming() -> None:
     assert METADATA["streaming"] is True
     assert METADATA["supportsExactlyOnce"] is True and METADATA["supportsAtLeastOnce"] is False
-    known = {"name", "description", "streaming", "supportsExactlyOnce", "supportsAtLeastOnce",
+    fields = {"name", "description", "streaming", "supportsExactlyOnce", "supportsAtLeastOnce",
              "parameters"}  # fmt: skip
-    assert set(METADATA) == known
+    assert set(METADATA) == fields
 
 
 def test_every_parameter_is_the_launchers_or_beams() -> None:
@@ -116,15 +116,15 @@ def test_flags_for_dataflow(tmp_path: Path) -> None:
     job = remote(tmp_path)
     given = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
              f"--sdk_container_image={IMAGE}"]  # fmt: skip
-    whole = flags(given, streaming=True)
-    options = describe(job, whole)["options"]
+    all_flags = flags(given, streaming=True)
+    options = describe(job, all_flags)["options"]
     assert options["runner"] == "DataflowRunner" and options["streaming"] is True
     assert options["sdk_location"] == "container"
     assert options.get("enable_streaming_engine", True) is True
     assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
-    assert flags(whole, streaming=True) == whole, "nothing is given twice"
+    assert flags(all_flags, streaming=True) == all_flags, "nothing is given twice"
     assert "--sdk_location=container" not in flags(given[:3], streaming=True)
-    _refuse_unknown([flag for flag in whole if not flag.startswith("--runner")], KNOWN)
+    _refuse_unknown([flag for flag in all_flags if not flag.startswith("--runner")], KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_flags_that_are_refused(tmp_path: Path, flag: str) -> None:
 @pytest.mark.parametrize(
     ("edits", "more", "field"),
     [
-        ([('store = "spanner://p/i/d"', 'store = "sqlite:s.db"')], "", "state.store"),
-        ([("gcp:projects/p/secrets/noise/versions/1", "file:noise.key")], "", "privacy.key"),
-        ([("gcp:projects/p/secrets/noise/versions/1", "env:KEY")], "", "privacy.key"),
+        ([('store = "spanner://p/i/d"', 'store = "sqlite:s.db"')], "", "store"),
+        ([("gcp:projects/p/secrets/noise/versions/1", "file:noise.key")], "", "secret"),
+        ([("gcp:projects/p/secrets/noise/versions/1", "env:KEY")], "", "secret"),
         ([('kind = "pubsub"\nsubscription = "projects/p/subscriptions/s"',
-           'kind = "folder"\npath = "in"\nformat = "parquet"')], "", "source.path"),
-        ([], LEDGER, "ledger.path"),
+           'kind = "folder"\npath = "in"\nformat = "parquet"')], "", "table.path"),
+        ([], LEDGER, "account.path"),
     ],
     ids=["sqlite", "key file", "environment", "local folder", "ledger"],
 )  # fmt: skip
@@ -189,7 +189,7 @@ def test_a_folder_for_dead_letters_is_refused(tmp_path: Path, named: str) -> Non
     """It would be on each worker's disk; who names none is told that they are not kept."""
     topic = 'topic = "projects/p/topics/t"'
     job = remote(tmp_path, (topic, f'{topic}\ndead_letter = "{named}"'))
-    with pytest.raises(UsageError, match=r"sink\.dead_letter: is a folder on each worker"):
+    with pytest.raises(UsageError, match=r"dead_letter: is a folder on each worker"):
         check_remote(job)
     check_remote(remote(tmp_path, (topic, f'{topic}\ndead_letter = "dead_letter/job"')))
 
@@ -201,22 +201,24 @@ def test_the_dry_run_prints_options_and_starts_nothing(
     monkeypatch.setattr(launch, "launch", mock.Mock(side_effect=AssertionError))
     args = [f"--job_file={tmp_path / 'job.toml'}", "--dry_run=true", "--project=p"]
     assert main(args) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["store"] == "spanner://p/i/d" and shown["shards"] == 64
-    assert shown["options"]["streaming"] is True and shown["options"]["project"] == "p"
+    report = json.loads(capsys.readouterr().out)
+    assert report["store"] == "spanner://p/i/d" and report["shards"] == 64
+    assert report["options"]["streaming"] is True and report["options"]["project"] == "p"
     assert main([args[0], "--dry_run", "--runner=DirectRunner"]) == 2
     assert "--runner" in capsys.readouterr().out
 
 
 def test_the_launchers_module_is_that_program(tmp_path: Path) -> None:
-    found = runpy.run_path(str(FOLDER / "launcher.py"), run_name="imported")
-    assert found["main"] is main
-    shown = subprocess.run(
+    namespace = runpy.run_path(str(FOLDER / "launcher.py"), run_name="imported")
+    assert namespace["main"] is main
+    completed = subprocess.run(
         [sys.executable, str(FOLDER / "launcher.py"), f"--job_file={tmp_path / 'none.toml'}"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (
-        shown.returncode == 2 and "--job_file" in shown.stdout and "Traceback" not in shown.stderr
+        completed.returncode == 2
+        and "--job_file" in completed.stdout
+        and "Traceback" not in completed.stderr
     )
 
 

@@ -30,18 +30,18 @@ def references(path: Path) -> list[str]:
     """What a file names as images."""
     text = path.read_text()
     if path.suffix in (".yaml", ".yml"):
-        found: list[str] = []
+        names: list[str] = []
 
         def walk(node: object) -> None:
             if isinstance(node, dict):
-                found.extend(str(v) for k, v in node.items() if k == "image" and isinstance(v, str))
+                names.extend(str(v) for k, v in node.items() if k == "image" and isinstance(v, str))
                 node = list(node.values())
             for child in node if isinstance(node, list) else ():
                 walk(child)
 
         for document in yaml.safe_load_all(text):
             walk(document)
-        return found
+        return names
     froms = re.findall(r"^FROM (?:--\S+ )?(\S+)", text, flags=re.M)
     copies = re.findall(r"--(?:from|mount=\S*from)=([^\s,]+)", text)
     stages = set(re.findall(r"^FROM .* AS (\S+)", text, flags=re.M))
@@ -55,13 +55,13 @@ FILES = [
 
 
 def test_every_image_is_named_in_the_one_file() -> None:
-    known, used = images.read(), set()
+    pins, used = images.read(), set()
     for path in FILES:
         for reference in references(path):
             match = re.fullmatch(r"\$\{([A-Z_]+_IMAGE)\}", reference)
-            assert match and match[1] in known, (path.name, reference)
+            assert match and match[1] in pins, (path.name, reference)
             used.add(match[1])
-    assert used | set(images.BUILDS) == set(known), "an image that nothing uses"
+    assert used | set(images.BUILDS) == set(pins), "an image that nothing uses"
     assert {"Dockerfile", "compose.yaml", "session-cluster.yaml"} <= {path.name for path in FILES}
 
 
@@ -69,8 +69,8 @@ def test_nothing_else_in_deploy_names_an_image() -> None:
     """No literal reference, no `latest`, not even in text that is copied from here."""
     for path in [ROOT / "Dockerfile", *DEPLOY.rglob("*")]:
         if path.is_file() and path.suffix not in (".lock", ".pyc", ".env"):
-            found = _LITERAL.search(path.read_text())
-            assert found is None or path.name == "images.py", (path.name, found)
+            match = _LITERAL.search(path.read_text())
+            assert match is None or path.name == "images.py", (path.name, match)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_nothing_else_in_deploy_names_an_image() -> None:
 )
 def test_a_literal_image_is_found(line: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM ${{A_IMAGE}} AS a\nCOPY --from=a /y /y\n{line}\n")
-    found = [r for r in references(tmp_path / "Dockerfile") if not r.startswith("${")]
-    assert len(found) == 1
+    literals = [r for r in references(tmp_path / "Dockerfile") if not r.startswith("${")]
+    assert len(literals) == 1
 
 
 def test_tags_are_of_this_version_and_dockerfiles_declare_what_they_use() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    known = images.read()
+    pins = images.read()
     for name in images.BUILDS:
-        assert known[name].partition("@")[0].endswith(f":{version}"), name
+        assert pins[name].partition("@")[0].endswith(f":{version}"), name
     for file, stage, _ in images.BUILDS.values():
         path = ROOT / file
         declared = [f"${{{name}}}" for name in images.arguments(path)]
@@ -123,8 +123,8 @@ def test_nothing_loose_is_checked_rendered_or_released(
     chart.write_text("image: ${A_IMAGE}\n---\nimage: ${B_IMAGE}\n")
     for command in (["check"], ["render", str(chart)]):
         assert images.main(["--file", str(path), *command]) == 3
-        shown = capfd.readouterr()
-        assert "B_IMAGE" in shown.err and "A_IMAGE" not in shown.err and not shown.out
+        captured = capfd.readouterr()
+        assert "B_IMAGE" in captured.err and "A_IMAGE" not in captured.err and not captured.out
     assert images.main(["--file", str(path), "check", "A_IMAGE"]) == 0
     images.write({"B_IMAGE": f"r.example:5000/b/c:2{DIGEST}"}, path)
     assert path.read_text().startswith("# a comment\n\n") and "unpinned" not in path.read_text()
@@ -144,8 +144,8 @@ def test_a_release_stops_at_a_loose_base(tmp_path: Path, capfd: pytest.CaptureFi
     for base in ("PYTHON_IMAGE", "BEAM_SDK_IMAGE", "LAUNCHER_BASE_IMAGE", "FLINK_IMAGE"):
         images.write({**pinned, base: pinned[base].partition("@")[0]}, path)
         assert images.main(["--file", str(path), "release", "r.example/x", "--dry-run"]) == 3
-        shown = capfd.readouterr()
-        assert base in shown.err and not shown.out
+        captured = capfd.readouterr()
+        assert base in captured.err and not captured.out
     images.write(pinned, path)
     before = path.read_text()
     assert images.main(["--file", str(path), "release", "r.example/x", "--dry-run"]) == 0

@@ -55,8 +55,8 @@ def test_the_runtime_has_no_tools() -> None:
 def test_versions_agree() -> None:
     development = versions(LOCKS["requirements.lock"])
     for name in ("deploy/runtime.lock", "deploy/build.lock"):
-        found = versions(LOCKS[name])
-        assert {package: development.get(package) for package in found} == found, name
+        packages = versions(LOCKS[name])
+        assert {package: development.get(package) for package in packages} == packages, name
 
 
 def test_the_runtime_has_what_workers_need() -> None:

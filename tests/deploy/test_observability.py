@@ -19,8 +19,8 @@ FILES, dashboard, text = dashboards.FILES, dashboards.dashboard, dashboards.text
 WORDS = {"rate", "sum", "by", "le", "stage", "histogram_quantile", "time"}
 
 
-def expressions(found: dict[str, Any]) -> list[str]:
-    return [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+def expressions(board: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
 def metrics_in(expression: str) -> set[str]:
@@ -30,12 +30,12 @@ def metrics_in(expression: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
 
-def foreign(found: dict[str, Any], public: bool) -> set[str]:
+def foreign(board: dict[str, Any], public: bool) -> set[str]:
     """Metrics of a dashboard that are not of its side."""
-    known = {name.name for name in METRICS if name.public == public}
+    metric_names = {name.name for name in METRICS if name.public == public}
     if not public:
-        known |= {runner_name(name.counter) for name in METRICS if name.counter}
-    return set().union(*map(metrics_in, expressions(found))) - known
+        metric_names |= {runner_name(name.counter) for name in METRICS if name.counter}
+    return set().union(*map(metrics_in, expressions(board))) - metric_names
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -47,16 +47,16 @@ def test_the_files_are_what_the_list_gives(public: bool) -> None:
 
 @pytest.mark.parametrize("public", [True, False])
 def test_every_metric_exists_and_is_of_its_side(public: bool) -> None:
-    found = json.loads((FOLDER / FILES[public]).read_text())
-    assert expressions(found) and foreign(found, public) == set()
+    board = json.loads((FOLDER / FILES[public]).read_text())
+    assert expressions(board) and foreign(board, public) == set()
     if public:
-        assert "operator" not in json.dumps(found)
+        assert "operator" not in json.dumps(board)
 
 
 @pytest.mark.parametrize("public", [True, False])
 def test_every_metric_is_shown(public: bool) -> None:
-    shown = set().union(*map(metrics_in, expressions(dashboard(public))))
-    assert {name.name for name in METRICS if name.public == public} <= shown
+    metrics = set().union(*map(metrics_in, expressions(dashboard(public))))
+    assert {name.name for name in METRICS if name.public == public} <= metrics
 
 
 def test_an_operators_metric_in_the_public_one_would_be_seen(
@@ -72,11 +72,11 @@ def test_an_operators_metric_in_the_public_one_would_be_seen(
 
 def test_grafana_can_place_the_panels() -> None:
     for public in FILES:
-        found = dashboard(public)
-        places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in found["panels"]]
+        board = dashboard(public)
+        places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
         assert len(set(places)) == len(places)
-        assert len({p["id"] for p in found["panels"]}) == len(places)
-        for panel in found["panels"]:
+        assert len({p["id"] for p in board["panels"]}) == len(places)
+        for panel in board["panels"]:
             refs = [target["refId"] for target in panel["targets"]]
             assert len(set(refs)) == len(refs) and all(ref.isalpha() for ref in refs)
 
@@ -85,20 +85,20 @@ def relabelled(rules: list[dict[str, Any]], name: str) -> str | None:
     """What Prometheus makes of a metric's name; ``None`` where it is dropped."""
     for rule in rules:
         assert rule["source_labels"] == ["__name__"]
-        found = re.fullmatch(rule["regex"], name)
+        match = re.fullmatch(rule["regex"], name)
         if rule.get("action", "replace") == "replace":
-            if found:
+            if match:
                 assert rule["target_label"] == "__name__"
-                name = found.expand(rule["replacement"].replace("${1}", r"\g<1>"))
-        elif bool(found) != (rule["action"] == "keep"):
+                name = match.expand(rule["replacement"].replace("${1}", r"\g<1>"))
+        elif bool(match) != (rule["action"] == "keep"):
             return None
     return name
 
 
 def scrapes(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Job -> its relabelling rules."""
-    found = yaml.safe_load(path.read_text())["scrape_configs"]
-    return {job["job_name"]: job.get("metric_relabel_configs", []) for job in found}
+    jobs = yaml.safe_load(path.read_text())["scrape_configs"]
+    return {job["job_name"]: job.get("metric_relabel_configs", []) for job in jobs}
 
 
 @pytest.mark.parametrize("path", ["observability/prometheus.yml", "compose/prometheus.yml"])

@@ -80,8 +80,8 @@ def step(stack: Stack, name: str, lib: Path) -> None:
     elif name == "workers":
         stack.wait(name)
     elif SERVICES[name]["restart"] == "no" and "healthcheck" not in SERVICES[name]:
-        shown = stack.once(name)
-        assert shown.returncode == 0, shown.stderr
+        completed = stack.once(name)
+        assert completed.returncode == 0, completed.stderr
     else:
         stack.start(name, **{"/opt/flink/lib/*": f"{lib}/*"})
         stack.wait(name)
@@ -129,8 +129,8 @@ def test_the_key_is_its_users_alone() -> None:
         key = stack.volumes["keys"] / "noise_key"
         assert not key.exists() and not stack.healthy("noise-key")
         step(stack, "noise-key", Path())
-        found = key.stat()
-        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o400, 10001)
+        status = key.stat()
+        assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o400, 10001)
 
         cases = [(10001, 0o400), (10002, 0o400), (10001, 0o440), (10001, 0o444)]
         line = [sys.executable, "-c", AS_USERS, str(key), json.dumps(cases)]
@@ -157,15 +157,15 @@ def stack(root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         missing()
     if jars() is None:
         no_kafka("Kafka's broker is missing (`make kafka`)")
-    found = Stack(tmp_path)
+    deployment = Stack(tmp_path)
     own_key(tmp_path)
-    job_of(found)
+    job_of(deployment)
     for name, value in SERVICES["workers"]["environment"].items():
-        monkeypatch.setenv(name, found.local(value, SERVICES["workers"]))
+        monkeypatch.setenv(name, deployment.local(value, SERVICES["workers"]))
     try:
-        yield found
+        yield deployment
     finally:
-        found.close()
+        deployment.close()
 
 
 def test_the_store_is_there_before_the_job(stack: Stack) -> None:
@@ -182,8 +182,8 @@ def test_the_store_is_there_before_the_job(stack: Stack) -> None:
         if name in before:
             step(stack, name, Path())
     assert before == {"spanner", "spanner-instance", "kafka", "kafka-topics", "noise-key", "store"}
-    found = CliRunner().invoke(cli, info)
-    assert found.exit_code == 0 and json.loads(found.stdout)["run_id"], found.stderr
+    outcome = CliRunner().invoke(cli, info)
+    assert outcome.exit_code == 0 and json.loads(outcome.stdout)["run_id"], outcome.stderr
 
 
 @pytest.mark.slow

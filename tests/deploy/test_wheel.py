@@ -101,7 +101,7 @@ def test_it_stands_beside_a_users_own_packages(wheel: Path, tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["job", str(installed / "dpstream" / "__init__.py")]
+    assert ran.stdout.split() == ["none.toml", str(installed / "dpstream" / "__init__.py")]
 
 
 #: Every command's help, without a process each; prints the commands whose help failed.
@@ -178,7 +178,7 @@ NEEDS = (
     (f"dpstream account create {SPANNER} --unit u --epsilon 1 --delta 1e-6", "spanner"),
     ("dpstream key check with-gcp.toml", "gcp-secrets"),
     ("dpstream run with-gcp.toml", "gcp-secrets"),
-    ("dpstream run job.toml --runner=DataflowRunner --project=p --region=r "
+    ("dpstream run job.toml --runner=DataflowRunner --gcp-project=p --region=r "
      "--temp_location=gs://b/f --sdk_container_image=i", "dataflow"),
     ("python -c 'import dpstream; dpstream.connect'", "sql"),
     ("python -c 'import dpstream; dpstream.Session'", "sql"),

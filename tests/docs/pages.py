@@ -32,7 +32,7 @@ def named(path: Path) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    return [Block(*found) for found in _BLOCK.findall(text)]
+    return [Block(*groups) for groups in _BLOCK.findall(text)]
 
 
 def prose(text: str) -> str:
@@ -42,8 +42,8 @@ def prose(text: str) -> str:
 
 def lines(text: str) -> list[list[str]]:
     """The commands of a shell block as words, comments and line ends taken away."""
-    whole = text.replace("\\\n", " ").splitlines()
-    return [words for words in (shlex.split(line, comments=True) for line in whole) if words]
+    commands = text.replace("\\\n", " ").splitlines()
+    return [words for words in (shlex.split(line, comments=True) for line in commands) if words]
 
 
 def inline(text: str) -> list[str]:

@@ -51,12 +51,12 @@ def shown(words: list[str]) -> str:
 def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
     """Run a block in the current folder, but for commands that were run there already; gives what
     they said."""
-    said = ""
+    output = ""
     if language == "sh":
         for words in lines(text):
             assert words[0] == "dpstream", f"{named(path)}: only dpstream is run"
             if words not in ran:
-                said += shown(words[1:])
+                output += shown(words[1:])
                 ran.append(words)
     elif language == "sql":
         assert duckdb.sql(text).fetchall(), named(path)
@@ -64,17 +64,17 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
         assert language == "python", f"{named(path)}: nothing runs {language}"
         Path("shown.py").write_text(text)
         runpy.run_path("shown.py")
-    return said
+    return output
 
 
 def run_page(path: Path, ran: list[list[str]]) -> None:
-    said, named_ids = "", re.findall(_ID, path.read_text())
+    output, named_ids = "", re.findall(_ID, path.read_text())
     IDS[:] = [*dict.fromkeys(named_ids), f"{len(ran):016x}"]  # the last is of one that is not named
     for mark, language, text in blocks(path.read_text()):
         if mark == "run":
-            said = run(path, language, text, ran)
+            output = run(path, language, text, ran)
         elif mark == "said":
-            assert set(text.splitlines()) <= set(said.splitlines()), said
+            assert set(text.splitlines()) <= set(output.splitlines()), output
         elif mark.startswith("file: "):
             file = Path(mark[6:])
             assert not file.exists() or file.read_text() == text, f"{named(path)}: another {file}"
@@ -137,7 +137,8 @@ def test_job_files(page: str, text: str, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(whole_job(text))
     plan = dpstream.load_job(job).plan
-    assert allocate(plan).mu > 0
+    values = allocate(plan).values
+    assert values and all((noise.sd > 0).all() for noise in values)
 
 
 def test_job_files_that_a_statement_completes_are_run() -> None:
@@ -161,9 +162,9 @@ def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that the words name, and what is left of them."""
     command: click.Command = CLI
     while isinstance(command, click.Group) and words:
-        found = command.commands.get(words[0])
-        assert found is not None, words
-        command, words = found, words[1:]
+        subcommand = command.commands.get(words[0])
+        assert subcommand is not None, words
+        command, words = subcommand, words[1:]
     return command, words
 
 
@@ -212,7 +213,7 @@ def test_commands_that_are_shown(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["dpstream plam job.toml", "dpstream run", "dpstream key new", "make tests",
+    "line", ["dpstream plam job.toml", "dpstream run a b c", "dpstream key new", "make tests",
              "python deploy/none.py", "python -m tests.bench.none"],
 )  # fmt: skip
 def test_a_command_that_is_wrong_is_seen(line: str) -> None:

@@ -39,7 +39,7 @@ def test_the_file_is_whole() -> None:
     [
         ("5.0 times its keys", "5.2 times its keys"),
         ("1,034,000 records/s", "1,134,000 records/s"),
-        ("median 0.26 s", "median 0.25 s"),
+        ("median 0.16 s", "median 0.15 s"),
         ("54% less", "57% less"),
         ("## Two commands", "A run takes 12 seconds and 3 GiB.\n\n## Two commands"),
         ("## Two commands", "It is 20 times faster.\n\n## Two commands"),

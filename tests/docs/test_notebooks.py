@@ -39,14 +39,14 @@ def _is_ours(output: Any) -> bool:
 
 def shown(notebook: Any) -> list[list[tuple[str, set[str]]]]:
     """Of each cell's outputs their kind and their words, without figures."""
-    found = []
+    cells = []
     for cell in notebook.cells:
         outputs = []
         for output in cell.get("outputs", ()):
             text = output.get("text") or output["data"]["text/plain"]
             outputs.append((output.output_type, set(_NUMBER.sub("", text).split())))
-        found.append(outputs)
-    return found
+        cells.append(outputs)
+    return cells
 
 
 def merged(cells: list[list[tuple[str, set[str]]]]) -> list[dict[str, set[str]]]:

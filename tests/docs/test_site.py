@@ -61,11 +61,11 @@ def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: P
     assert len(pages) > 40
     for path, text in pages.items():
         assert "<!-- generate" not in text, path.name
-        found = loaded(text)
-        assert not found, (path.name, found)
+        urls = loaded(text)
+        assert not urls, (path.name, urls)
     reference = tmp_path / "reference"
     for page, word in {"cli": "--metrics-port", "api": "load_job", "job-file": "contributions",
-                       "metrics": "dpstream_steps_committed_total", "errors": "privacy.delta",
+                       "metrics": "dpstream_steps_committed_total", "errors": "budget.delta",
                        "release-schema": "window_start"}.items():  # fmt: skip
         assert word in (reference / f"{page}.html").read_text(), page
 
@@ -98,11 +98,11 @@ LINKED = [*PAGES, ROOT / "SECURITY.md", ROOT / "deploy" / "README.md"]
 def test_links_lead_somewhere_in_the_repository_too(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         file, _, anchor = target.partition("#")
-        found = (path.parent / file) if file else path
+        destination = (path.parent / file) if file else path
         if target.endswith("job.schema.json"):
             continue
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found.read_text()), target
+        assert destination.exists(), target
+        assert not anchor or anchor in anchors(destination.read_text()), target
 
 
 def resolves(name: str) -> bool:
@@ -155,9 +155,9 @@ def test_what_the_code_cites_of_the_mathematics_is_there() -> None:
     there |= {("rule", int(n)) for n in re.findall(r"^### Rule (\d+)\. ", text, re.M)}
     sources = [p for room in (*ROOMS, "tests") for p in (ROOT / room).rglob("*.py")
                if p.parent != Path(__file__).parent]  # fmt: skip
-    found = {(named(p), c) for p in sources for c in citations(p.read_text())}
-    assert len(found) >= 25
-    assert not {(name, cited) for name, cited in found if cited not in there}
+    references = {(named(p), c) for p in sources for c in citations(p.read_text())}
+    assert len(references) >= 25
+    assert not {(name, cited) for name, cited in references if cited not in there}
     assert there >= {("section", n) for n in range(1, 10)} | {("rule", n) for n in range(11)}
 
 

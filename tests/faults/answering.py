@@ -68,9 +68,9 @@ def faulty(folder: Path, point: str | None) -> Iterator[None]:
 
         def called(*args: Any, **options: Any) -> Any:
             at(f"before {name}")
-            found = real(*args, **options)
+            result = real(*args, **options)
             at(f"after {name}")
-            return found
+            return result
 
         return mock.patch.object(owner, name, called)
 

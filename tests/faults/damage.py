@@ -146,9 +146,9 @@ def images(folder: Path, kind: str = "parquet") -> Images:
     go_on(done)
     stores.close_all()
     state_admin.backup(load_job(done / "job.toml"), done / BACKUP)
-    found = files(done)
-    assert len(found) == 12
-    return Images(folder, found, charges(done))
+    contents = files(done)
+    assert len(contents) == 12
+    return Images(folder, contents, charges(done))
 
 
 def charges(folder: Path) -> list[str]:
@@ -178,9 +178,9 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(made.folder / image, case)
     flip(case / name, bit)
-    told = io.StringIO()
+    messages = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(messages):
             if name == BACKUP:
                 state_admin.restore(load_job(case / "job.toml"), case / BACKUP, replace=True)
             go_on(case)
@@ -190,8 +190,8 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
         stores.close_all()
         others = {k: v for k, v in files(case).items() if name != f"out/{k}"}
         right = all(made.released[k] == v for k, v in others.items())
-        said = f"{error.field}: {error.rule}"
-        return Outcome("noticed" if right else "wrong", said)
+        error_text = f"{error.field}: {error.rule}"
+        return Outcome("noticed" if right else "wrong", error_text)
     except Exception as error:  # a person could not tell what it is about
         stores.close_all()
         return Outcome("wrong", f"uncoded {type(error).__name__}")
@@ -201,7 +201,7 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
     same = {str(p.relative_to(again)): p.read_bytes() for p in again.glob("window-*/*")}
     if files(case) != made.released or same != made.released or left != made.charged:
         return Outcome("wrong", "other bytes")
-    return Outcome("mended" if "written again" in told.getvalue() else "harmless")
+    return Outcome("mended" if "written again" in messages.getvalue() else "harmless")
 
 
 def _export(case: Path) -> None:

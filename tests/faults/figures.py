@@ -41,13 +41,13 @@ def released_rows(folder: Path) -> list[tuple[bytes, str]]:
     return out
 
 
-def compare(found: list[tuple[bytes, str]], expected: list[tuple[bytes, str]]) -> Figures:
+def compare(rows: list[tuple[bytes, str]], expected: list[tuple[bytes, str]]) -> Figures:
     """Figures of ``released_rows`` of a run against those of an undisturbed one."""
-    right, times = dict(expected), Counter(name for name, _ in found)
+    right, times = dict(expected), Counter(name for name, _ in rows)
     assert len(right) == len(expected)
     return Figures(
         rows=len(expected),
-        second=sum(name in right and row != right[name] for name, row in found),
+        second=sum(name in right and row != right[name] for name, row in rows),
         lost=sum(name not in times for name in right),
         doubled=sum(many - 1 for many in times.values()),
         extra=sum(name not in right for name in times),

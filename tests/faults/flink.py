@@ -158,8 +158,8 @@ class Stage:
 
     def jobs(self, state: str = "RUNNING") -> list[str]:
         """Ids of the cluster's jobs in a state."""
-        found: Any = self.cluster.ask("jobs")["jobs"]
-        return [job["id"] for job in found if job["status"] == state]
+        jobs: Any = self.cluster.ask("jobs")["jobs"]
+        return [job["id"] for job in jobs if job["status"] == state]
 
     def cancel(self, job: str) -> None:
         """Cancel a job on the cluster, as its operator would."""
@@ -172,8 +172,8 @@ class Stage:
         return sum(max(self._attempts(job)) for job in self.jobs())
 
     def _attempts(self, job: str) -> Iterator[int]:
-        told: Any = self.cluster.ask(f"jobs/{job}")
-        for vertex in told["vertices"]:
+        details: Any = self.cluster.ask(f"jobs/{job}")
+        for vertex in details["vertices"]:
             tasks: Any = self.cluster.ask(f"jobs/{job}/vertices/{vertex['id']}")
             yield from (task["attempt"] for task in tasks["subtasks"])
 

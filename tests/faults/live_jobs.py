@@ -175,8 +175,8 @@ class Live(ABC):
 
     def dead(self) -> set[tuple[int, int, str]]:
         """Dead letters, each once however often it was written."""
-        found = (self.folder / "dead_letter").rglob("*.parquet")
-        rows = [row for path in found for row in pq.read_table(path).to_pylist()]
+        paths = (self.folder / "dead_letter").rglob("*.parquet")
+        rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
         return {(row["partition"], row["offset"], row["reason"]) for row in rows}
 
     def seen(self) -> int:
@@ -193,9 +193,9 @@ class Live(ABC):
 
     def check(self) -> None:
         """Every row is counted, and every release is that of the undisturbed run."""
-        found, sent = self.counted(), dict(self.sent)
-        wrong = {at: (n, found.get(at)) for at, n in sent.items() if n != found.get(at)}
-        assert not wrong and found == sent, wrong
+        counts, sent = self.counted(), dict(self.sent)
+        wrong = {at: (n, counts.get(at)) for at, n in sent.items() if n != counts.get(at)}
+        assert not wrong and counts == sent, wrong
         self.finish("calm")
         files, expected = self.published(), self.published("calm")
         assert files.keys() == expected.keys()

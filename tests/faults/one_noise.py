@@ -54,10 +54,10 @@ ASKED = KINDS | {"sql, quantiles": _more("sql, quantiles", "sql")}
 
 def asked_of(name: str) -> NoReturn:
     """Ask a question, or run a stream, in the current folder, and exit as a command does."""
-    said = (ASKED | STREAMS)[name].ask()
-    print(said.stdout, end="")
-    print(said.stderr, end="", file=sys.stderr)
-    sys.exit(said.code)
+    outcome = (ASKED | STREAMS)[name].ask()
+    print(outcome.stdout, end="")
+    print(outcome.stderr, end="", file=sys.stderr)
+    sys.exit(outcome.code)
 
 
 @contextlib.contextmanager

@@ -36,10 +36,10 @@ def die_at(point: str) -> None:
         calls += 1
         if when == "before" and calls == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
-        found = real(*args, **named)
+        result = real(*args, **named)
         if when == "after" and calls == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
-        return found
+        return result
 
     setattr(owner, name, dying)
 

@@ -60,10 +60,10 @@ def killed(folder: Path, option: str, points: tuple[str, ...]) -> None:
     assert len(drawn) == deaths + 1 and set(drawn) == {
         digest(read_release(folder / "out").estimate)
     }
-    found = files(folder / "out")
+    contents = files(folder / "out")
     shutil.rmtree(folder / "out")
     assert attempt(folder, option, None) == 0
-    assert files(folder / "out") == found and charges(folder) == ["workload"]
+    assert files(folder / "out") == contents and charges(folder) == ["workload"]
 
 
 def test_between_charge_and_draw_and_before_the_receipt(tmp_path: Path) -> None:

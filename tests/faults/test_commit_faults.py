@@ -90,8 +90,8 @@ class Tally:
             expected, url = self.calm_contents(name), self.place()
             network = Network(seed, ABORTED, UNKNOWN)
             with network.between(connect(url)):
-                found = run_on(url, name)
-        assert found == calm(name)
+                releases = run_on(url, name)
+        assert releases == calm(name)
         assert contents(url) == expected
         # Whatever was sent took effect once: each mark stands, and no commit was applied twice.
         assert set(writers(url)) == set(network.attempts) == set(network.applied)

@@ -28,14 +28,18 @@ from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, aft
 SAID = {
     # The second: a header that forbids to write.
     STORE: (
-        "state.store: is damaged",
-        "state.store: the store cannot be used: it is read-only (SQLITE_READONLY)",
+        "store: is damaged",
+        "store: the store cannot be used: it is read-only (SQLITE_READONLY)",
     ),
     # The log is valid up to the flip: what it loses is an older store.
-    WAL: ("state.store: is an older or forked copy",),
+    WAL: ("store: is an older or forked copy",),
     BACKUP: ("backup: is damaged",),
-    LEDGER: ("ledger.path: is damaged", "ledger.path: its hash chain", "ledger.path: its schema"),
-    "run.json": ("sink.path: holds", "sink.kind: ", "state.store: is older than its sink"),
+    LEDGER: (
+        "account.path: is damaged",
+        "account.path: its hash chain",
+        "account.path: its schema",
+    ),
+    "run.json": ("sink.path: holds", "sink.kind: ", "store: is older than its sink"),
 }
 
 
@@ -52,33 +56,35 @@ def closed() -> Iterator[None]:
 
 def flips(made: Images, number: int, seed: int, scratch: Path) -> Counter[tuple[str, str]]:
     """Outcomes of some flips by file; fails at the first that publishes something else."""
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for image, name, bit in itertools.islice(damage.places(made, seed), number):
         outcome = after_flip(made, image, name, bit, scratch)
         kind = "run.json" if name == "out/run.json" else name
         assert outcome.what != "wrong", (image, name, bit, outcome)
         if outcome.what == "noticed" and kind in SAID:
             assert outcome.said.startswith(SAID[kind]), (image, name, bit, outcome)
-        found["release" if kind.startswith("out/") else f"{kind} ({image})", outcome.what] += 1
-    for (kind, what), times in sorted(found.items()):
+        counts["release" if kind.startswith("out/") else f"{kind} ({image})", outcome.what] += 1
+    for (kind, what), times in sorted(counts.items()):
         print(f"{kind:<24}{what:<10}{times:5,}")
-    return found
+    return counts
 
 
 def test_a_sample_of_flips(made: Images, tmp_path: Path) -> None:
-    found = flips(made, 48, 1, tmp_path)
+    counts = flips(made, 48, 1, tmp_path)
     # A flip in a page that nothing reads is harmless, and which pages those are differs by run;
     # only a backup is read whole.
-    assert sum(found.values()) == 48 and found["b (done)", "noticed"] >= 6
-    assert found["release", "mended"] >= 4
+    assert sum(counts.values()) == 48 and counts["b (done)", "noticed"] >= 6
+    assert counts["release", "mended"] >= 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_five_hundred_flips(tmp_path: Path, kind: str) -> None:
     made = damage.images(tmp_path / "images", kind)
-    found = flips(made, 500, 2, tmp_path)
-    assert sum(found.values()) == 500 and sum(found[n] for n in found if n[1] == "noticed") >= 100
+    counts = flips(made, 500, 2, tmp_path)
+    assert (
+        sum(counts.values()) == 500 and sum(counts[n] for n in counts if n[1] == "noticed") >= 100
+    )
 
 
 def bits_of(path: Path, text: bytes) -> list[int]:
@@ -112,7 +118,7 @@ def test_the_identity_in_the_store(made: Images, tmp_path: Path) -> None:
     for text in (b'"plan_hash":"', b'"epoch":0', b"note.token", b"note.ledger", b"schema_version"):
         for bit in bits_of(made.folder / "done" / STORE, text):
             outcome = after_flip(made, "done", STORE, bit, tmp_path)
-            assert outcome == Outcome("noticed", "state.store: is damaged"), text
+            assert outcome == Outcome("noticed", "store: is damaged"), text
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_the_structure_of_the_file(made: Images, tmp_path: Path, name: str, byte
         outcome = after_flip(made, "done", name, 8 * byte + bit, tmp_path)
         assert outcome.what != "wrong", (bit, outcome)
         if outcome.what == "noticed":
-            assert outcome.said.startswith("state.store: is damaged"), (bit, outcome)
+            assert outcome.said.startswith("store: is damaged"), (bit, outcome)
 
 
 def dpstream(*args: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -150,7 +156,7 @@ def test_what_a_person_sees(made: Images, tmp_path: Path) -> None:
     for command in (("run", "job.toml"), ("state", "releases", "job.toml", "--out", "again")):
         ran = dpstream(*command, folder=case)
         assert ran.returncode == 3
-        assert "state.store: is damaged. Fix: restore it from a backup" in ran.stderr
+        assert "store: is damaged. Fix: restore it from a backup" in ran.stderr
         assert "dpstream state restore JOB BACKUP --replace" in ran.stderr
     ran = dpstream("state", "backup", "job.toml", "--out", "c", folder=case)
     assert ran.returncode == 3 and "is damaged" in ran.stderr and not (case / "c").exists()

@@ -58,7 +58,7 @@ def fill(disk: Path, left: int) -> None:
 def clear(error: BaseException) -> bool:
     """A coded error that says what to do, and nothing private."""
     assert isinstance(error, DpstreamError), repr(error)
-    assert error.field.split(".")[0] in ("state", "sink", "ledger", "backup") and error.fix
+    assert error.field.split(".")[0] in ("state", "store", "sink", "account", "backup") and error.fix
     return True
 
 
@@ -249,7 +249,7 @@ except DpstreamError as error:
         done = subprocess.run(
             [sys.executable, "-c", attempt], env=environment, capture_output=True, check=False
         )
-    assert b"state.store: " in done.stdout, done.stderr
+    assert b"store: " in done.stdout, done.stderr
     os.chmod(path, 0o600)
     assert path.read_bytes() == before
     assert stores.identity_of(run.store, run.plan).run_id == run.run_id

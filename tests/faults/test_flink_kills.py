@@ -53,11 +53,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield ("sqlite:" if request.param == "sqlite" else "") + fresh()
 
 
-def check(stage: Stage, right: Job, told: str) -> None:
-    found, dead = published(stage.job), letters(stage.job)
-    assert found == published(right) and len(found) > 100
+def check(stage: Stage, right: Job, text: str) -> None:
+    releases, dead = published(stage.job), letters(stage.job)
+    assert releases == published(right) and len(releases) > 100
     assert dead == letters(right) and len(dead) > 20
-    print(f"\nF8 {told}: {len(found) - 1} releases equal, {len(dead)} dead letters")
+    print(f"\nF8 {text}: {len(releases) - 1} releases equal, {len(dead)} dead letters")
 
 
 def test_workers_and_task_managers(
@@ -79,9 +79,9 @@ def test_workers_and_task_managers(
         assert stage.count() < 144, "killed while the stream goes on"
         assert 0 < restarts[0] < restarts[1] < restarts[2]
         stage.finish()
-        shown = ", ".join(f"{seconds:.0f}" for seconds in waits)
-        told = f"{restarts[-1]} restarts, waits {shown} s, {time.monotonic() - begin:.0f} s in all"
-        check(stage, right, f"{store.partition(':')[0]}: {told}")
+        times = ", ".join(f"{seconds:.0f}" for seconds in waits)
+        text = f"{restarts[-1]} restarts, waits {times} s, {time.monotonic() - begin:.0f} s in all"
+        check(stage, right, f"{store.partition(':')[0]}: {text}")
 
 
 def test_launchers(
@@ -105,8 +105,8 @@ def test_launchers(
         stage.kill_worker()  # of either job
         stage.finish()
         assert len(stage.jobs()) == 1, "only its own job was cancelled"
-        told = f"launcher: 9 releases in {alone:.0f} s alone, {time.monotonic() - begin:.0f} s"
-        check(stage, right, told)
+        text = f"launcher: 9 releases in {alone:.0f} s alone, {time.monotonic() - begin:.0f} s"
+        check(stage, right, text)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
@@ -165,8 +165,8 @@ def test_a_topic_is_counted_exactly(
         assert time.time() > closes
         stage.stop(signal.SIGINT)
         assert stage.jobs() == []
-    found = {at: round(count) for at, count in released(tmp_path / "releases").items()}
-    missing = {at: count - found.get(at, 0) for at, count in sender.sent.items()}
+    counts = {at: round(count) for at, count in released(tmp_path / "releases").items()}
+    missing = {at: count - counts.get(at, 0) for at, count in sender.sent.items()}
     # A broker that has no time for seconds appends after the lateness that is allowed.
     late = sum(row["reason"] == "late" for row in letters(stage.job))
     assert min(missing.values()) >= 0 and sum(missing.values()) == late

@@ -44,5 +44,5 @@ def test_a_journal_on_a_disk_that_is_read_only(disk: Path) -> None:
             for look in (lambda: read_ledger(path), lambda: accounts.opened(path, "d")):
                 with pytest.raises(UsageError, match="journal cannot be rolled back") as caught:
                     look()
-                assert caught.value.field == "ledger.path"
+                assert caught.value.field == "account.path"
     assert accounts.charges(path) == []

@@ -53,12 +53,12 @@ def streams(plan: Plan) -> dict[str, Stream]:
 def test_uneven_load_changes_no_release(tmp_path: Path, name: str, kind: str) -> None:
     plan = plan_of(name)
     batches = streams(plan)[kind].batches(97)
-    found = []
+    releases = []
     for shards in (1, SHARDS):
         run = begin(plan, tmp_path / f"{shards}.db", shards)
-        found.append(by_name(run_in_memory(run, batches)[0]))
+        releases.append(by_name(run_in_memory(run, batches)[0]))
         stores.close_all()
     with emulator.running(), places("spanner", tmp_path) as place, small_commits():
-        found.append(by_name(run_in_memory(begin(plan, place(), SHARDS), batches)[0]))
-    assert found[0] == found[1] == found[2]
-    assert len({len(data) for data in found[0].values()}) > 3
+        releases.append(by_name(run_in_memory(begin(plan, place(), SHARDS), batches)[0]))
+    assert releases[0] == releases[1] == releases[2]
+    assert len({len(data) for data in releases[0].values()}) > 3

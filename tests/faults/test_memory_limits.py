@@ -57,10 +57,10 @@ def test_help_and_plans_need_less(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_limit_that_the_fix_names_is_enough(tmp_path: Path, name: str) -> None:
-    command, asked = command_of(name)
+    command, arguments = command_of(name)
     command.world(tmp_path)
     for words in command.before:
         assert not callable(words)
         subprocess.run([*DPSTREAM, *words], cwd=tmp_path, check=True, capture_output=True)
-    ended = limited(tmp_path, MIN_ADDRESS_SPACE, *asked)
+    ended = limited(tmp_path, MIN_ADDRESS_SPACE, *arguments)
     assert ended.returncode == 0, ended.stderr

@@ -30,8 +30,8 @@ CASES = [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for
 def attempt(kind: Kind, rows: str) -> Attempt:
     """Ask, and record what is read and drawn."""
     with recorded_noise() as drawn:
-        said = kind.ask()
-    assert said.code in (0, 3), said.stderr
+        outcome = kind.ask()
+    assert outcome.code in (0, 3), outcome.stderr
     return Attempt(rows, frozenset(drawn))
 
 
@@ -64,8 +64,8 @@ def test_no_noise_meets_two_inputs(name: str, window: str, what: str, tmp_path: 
 )
 def test_noise_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
     with any_input():
-        found = reused(attempts(ASKED[name], "drawn", "account", tmp_path))
-    assert ("same", "neighbour") in {pair[:2] for pair in found}
+        pairs = reused(attempts(ASKED[name], "drawn", "account", tmp_path))
+    assert ("same", "neighbour") in {pair[:2] for pair in pairs}
 
 
 def _of_streams(*fast: tuple[str, str]) -> pytest.MarkDecorator:
@@ -87,8 +87,8 @@ def test_a_stream_draws_nothing_for_other_rows(name: str, what: str, tmp_path: P
 @pytest.mark.parametrize("name", ["run", pytest.param("answer", marks=pytest.mark.slow)])
 def test_a_stream_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
     with any_input():
-        found = reused(attempts(STREAMS[name], "step", "clone", tmp_path))
-    assert ("same", "neighbour") in {pair[:2] for pair in found}
+        pairs = reused(attempts(STREAMS[name], "step", "clone", tmp_path))
+    assert ("same", "neighbour") in {pair[:2] for pair in pairs}
 
 
 @pytest.fixture
@@ -131,5 +131,5 @@ def test_rows_of_a_database_that_change(window: str, database: Kind, tmp_path: P
 @pytest.mark.slow
 def test_noise_that_does_not_know_a_database_is_seen(database: Kind, tmp_path: Path) -> None:
     with any_input():
-        found = reused(attempts(database, "drawn", "account", tmp_path))
-    assert ("same", "neighbour") in {pair[:2] for pair in found}
+        pairs = reused(attempts(database, "drawn", "account", tmp_path))
+    assert ("same", "neighbour") in {pair[:2] for pair in pairs}

@@ -82,8 +82,8 @@ def test_restored_refused_recovered_and_asked_again(name: str, here: Path) -> No
         refusal = asked(kind)
         recover = fix_of(refusal)
         assert len(accounts.charges(str(FILE))) == before["charges"] - 1  # type: ignore[operator]
-        said = typed(*recover)
-        assert said.code == 0, said.stderr
+        outcome = typed(*recover)
+        assert outcome.code == 0, outcome.stderr
         after = shown()
         assert after["charges"] == before["charges"] and spent(after) >= spent(before)
         again = asked(kind)  # the first answer is in the backup
@@ -116,12 +116,12 @@ def between(kind: Kind, folder: Path) -> Shown:
             codes = [asked(kind).code]
         kind.change("neighbour")
         restored(folder / "copy")
-        said = asked(kind)
-        codes.append(said.code)
-        if said.code == REFUSED:
-            assert typed(*fix_of(said)).code == 0
-            said = asked(kind)
-            codes.append(said.code)
+        outcome = asked(kind)
+        codes.append(outcome.code)
+        if outcome.code == REFUSED:
+            assert typed(*fix_of(outcome)).code == 0
+            outcome = asked(kind)
+            codes.append(outcome.code)
         return Shown(codes, len(accounts.charges(str(FILE))), codes.count(0))
 
 
@@ -147,8 +147,8 @@ def test_a_damaged_account_is_restored_and_recovered(here: Path) -> None:
         data = bytearray(FILE.read_bytes())
         data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
         FILE.write_bytes(data)
-        said = asked(kind)
-        assert said.code == REFUSED and "backup" in said.stderr
+        outcome = asked(kind)
+        assert outcome.code == REFUSED and "backup" in outcome.stderr
         restored(here / "backup")
         assert fix_of(typed("account", "show", "shop.toml")) == fix_of(asked(kind))
         assert typed(*fix_of(asked(kind))).code == 0
@@ -181,14 +181,14 @@ def test_a_session_that_was_killed_after_sixty_charges(here: Path) -> None:
         in_a_child(ask_much)
         before = typed("session", "budget", "small.toml", "--json").stdout
         restored(here / "backup")
-        said = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+        outcome = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
                      "--epsilon", "1")  # fmt: skip
-        assert typed(*fix_of(said)).code == 0
+        assert typed(*fix_of(outcome)).code == 0
         after = typed("session", "budget", "small.toml", "--json").stdout
         assert after == before and len(accounts.charges(str(FILE))) == 60
-        said = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+        outcome = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
                      "--epsilon", "1")  # fmt: skip
-        assert said.code == REFUSED  # 0.3 is left
+        assert outcome.code == REFUSED  # 0.3 is left
         assert typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
                      "--epsilon", "0.25").code == 0  # fmt: skip
 

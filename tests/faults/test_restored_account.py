@@ -59,9 +59,9 @@ def _frame(folder: Path) -> None:
 
 def _frame_asked() -> tuple[bytes, Figures]:
     table = pq.read_table("visits.parquet")
-    found = dpstream.count(table, unit="user", key="page", epsilon=1.0, max_rows=5, max_keys=8,
+    answer = dpstream.count(table, unit="user", key="page", epsilon=1.0, max_rows=5, max_keys=8,
                            public_keys=[f"p{n}" for n in range(10)], **account(Path()))  # fmt: skip
-    rows = found.table.to_pylist()
+    rows = answer.table.to_pylist()
     return json.dumps(rows).encode(), {(row["page"],): row["count"] for row in rows}
 
 
@@ -80,8 +80,8 @@ def _sql(folder: Path) -> None:
 
 
 def _sql_asked() -> tuple[bytes, Figures]:
-    found = asked(Path(), dp(f"page, {COUNTED} AS n"))
-    rows = found.table.to_pylist()
+    answer = asked(Path(), dp(f"page, {COUNTED} AS n"))
+    rows = answer.table.to_pylist()
     return json.dumps(rows).encode(), {(row["page"],): row["n"] for row in rows}
 
 

@@ -99,9 +99,9 @@ def stopped_again_and_again(name: str, url: str, most: int) -> tuple[Releases, i
 @pytest.mark.parametrize("small", [False, True], ids=["whole", "split"])
 def test_stopped_again_and_again(url: str, name: str, small: bool) -> None:
     with small_commits() if small else contextlib.nullcontext():
-        found, deaths = stopped_again_and_again(name, url, 30 if small else 5)
+        releases, deaths = stopped_again_and_again(name, url, 30 if small else 5)
     assert deaths > 2
-    assert found == calm(name)
+    assert releases == calm(name)
 
 
 def decided_in_turns(url: str, interrupted: bool) -> list[str]:
@@ -216,7 +216,7 @@ def test_sabotage_is_seen(
     sabotage(monkeypatch)
     with small_commits():
         try:
-            found = stopped_again_and_again(name, url, 30)[0]
+            releases = stopped_again_and_again(name, url, 30)[0]
         except (AssertionError, RunError):
             return
-    assert found != calm(name)
+    assert releases != calm(name)

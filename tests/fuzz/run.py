@@ -40,24 +40,24 @@ class Found:
 def fuzz(target: str, folder: Path, seed: int, inputs: int, seconds: float) -> Found:
     """Run so many inputs, or for so long."""
     check, corpus, tokens = target_of(target)
-    mutator, found, begin = Mutator(corpus, tokens, seed), Found(), time.process_time()
+    mutator, findings, begin = Mutator(corpus, tokens, seed), Found(), time.process_time()
     current = folder / f"{target}.current"  # what killed the process, if something did
     for data in corpus:
         failure = failure_of(check, data)
         assert not failure, f"{target}: a file of the corpus fails: {failure}"
-    while found.inputs < inputs and found.seconds < seconds:
+    while findings.inputs < inputs and findings.seconds < seconds:
         data = mutator.draw()
         current.write_bytes(data)
         failure = failure_of(check, data)
-        found.inputs += 1
-        found.seconds = time.process_time() - begin
+        findings.inputs += 1
+        findings.seconds = time.process_time() - begin
         kind = failure.partition(":")[0]
-        if failure and kind not in found.failures:
+        if failure and kind not in findings.failures:
             small = smaller(check, data, kind)
-            found.failures[kind] = (small, failure_of(check, small), found.seconds)
-            (folder / f"{target}-{len(found.failures)}").write_bytes(small)
+            findings.failures[kind] = (small, failure_of(check, small), findings.seconds)
+            (folder / f"{target}-{len(findings.failures)}").write_bytes(small)
     current.unlink(missing_ok=True)
-    return found
+    return findings
 
 
 def target_of(name: str) -> tuple[Callable[[bytes], None], list[bytes], list[bytes]]:
@@ -128,10 +128,10 @@ def main(arguments: Sequence[str]) -> int:
         seconds = options.seconds / len(targets)
         with bounded_memory():
             most = int(inputs.get(name, 1 << 60))
-            found = fuzz(name, folder, options.seed, most, seconds)
-        print(f"{name}: {found.inputs} inputs, {found.seconds:.1f} s of CPU, "
-              f"{len(found.failures)} failures", flush=True)  # fmt: skip
-        for number, (data, failure, spent) in enumerate(found.failures.values(), 1):
+            findings = fuzz(name, folder, options.seed, most, seconds)
+        print(f"{name}: {findings.inputs} inputs, {findings.seconds:.1f} s of CPU, "
+              f"{len(findings.failures)} failures", flush=True)  # fmt: skip
+        for number, (data, failure, spent) in enumerate(findings.failures.values(), 1):
             failed += 1
             print(f"  after {spent:.1f} s: {failure}\n  {folder}/{name}-{number}, {len(data)} bytes"
                   f": {data[:120]!r}", flush=True)  # fmt: skip

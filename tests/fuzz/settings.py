@@ -108,9 +108,9 @@ _shop = functools.cache(shop)
 
 
 def _workload(path: Path) -> str:
-    found = read_workload(path)
+    workload = read_workload(path)
     json.loads(path.read_bytes())  # another reader accepts it too
-    return f"{found.attributes} {len(found.products)}"
+    return f"{workload.attributes} {len(workload.products)}"
 
 
 READERS: dict[str, Callable[[bytes], Any]] = {

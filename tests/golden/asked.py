@@ -99,7 +99,7 @@ def of_frames(folder: Path, _: Sequence[str]) -> Cases:
     listed = {"public_keys": [f"p{n}" for n in range(3, 13)]}
     seconds: dict[str, Any] = {"value": "seconds"}
     bounds = {"bounds": (0, 80)}
-    asked: dict[str, tuple[Any, dict[str, Any]]] = {
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
         "histogram": (dpstream.histogram, by_page),
         "histogram, max_keys given": (dpstream.histogram, by_page | {"max_keys": 3}),
         "histogram, public keys": (dpstream.histogram, by_page | listed),
@@ -114,7 +114,7 @@ def of_frames(folder: Path, _: Sequence[str]) -> Cases:
         "mean by key, bounds given": (dpstream.mean, by_page | seconds | bounds | given),
     }
     table, out = frames.visits(), {}
-    for case, (ask, arguments) in asked.items():
+    for case, (ask, arguments) in cases.items():
         with _run_ids_of(case):
             out[case] = of_rows(ask(table, **of, **arguments).table.to_pylist())
     return out
@@ -163,7 +163,7 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
     """Questions of a table whose records have budgets of their own, one after the other."""
     rows = [f"r{n},{n % 5},{n * n % 11},{(n % 8 + 1) / 4},{(n % 4 + 1) / 4}" for n in range(800)]
     small.config_at(folder, "name,a,b,epsilon,rho\n" + "\n".join(rows) + "\n")
-    asked = {
+    cases = {
         "all points": ["count", "--where", "epsilon >= 0.25", "--epsilon", "0.25"],
         "grid": ["count", "--by", "a", "--by", "b=0,5,10", "--epsilon", "0.5", "--drop"],
         "several figures of two boxes": [
@@ -176,7 +176,7 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
     table = folder / "TABLE.toml"
     return {
         case: _rows(case, "session", "ask", table, *options, *runner)
-        for case, options in asked.items()
+        for case, options in cases.items()
     }
 
 
@@ -193,13 +193,13 @@ def of_tuning(folder: Path, _: Sequence[str]) -> Cases:
     key.chmod(0o600)
     job = folder / "job.toml"
     accounts.write(job, tuning.JOB.replace("epsilon = 3.0", "epsilon = 50.0"))
-    asked = {
+    cases = {
         "the noise of keys": ["--epsilon", "4"],
         "quantile": ["--epsilon", "4", "--quantile", "0.9"],
         "cover and clamps": ["--epsilon", "8", "--cover", "0.95", "--clamps"],
     }
     out = {}
-    for number, (case, options) in enumerate(asked.items()):
+    for number, (case, options) in enumerate(cases.items()):
         path = folder / f"chosen{number}.toml"
         _call(case, "choose", job, "--first", "12h", *options, "--out", path)
         out[case] = path.read_text()
@@ -209,13 +209,13 @@ def of_tuning(folder: Path, _: Sequence[str]) -> Cases:
 # --- census tables ---------------------------------------------------------------------------
 
 
-def _tabulated(folder: Path, program: str, shown: Sequence[str], runner: Sequence[str]) -> Cases:
+def _tabulated(folder: Path, program: str, names: Sequence[str], runner: Sequence[str]) -> Cases:
     """The folders of two executions of one program."""
     made = office(folder)
-    found = json.loads(made.path("config.json").read_text())
+    config = json.loads(made.path("config.json").read_text())
     thresholds = f"thresholds_{program}"
     if program == "p":  # every detail is reached in a small office
-        made.configure(**{thresholds: {label: [4, 20, 60] for label in found[thresholds]}})
+        made.configure(**{thresholds: {label: [4, 20, 60] for label in config[thresholds]}})
     key = folder / "noise.key"
     key.write_text(KEY)
     key.chmod(0o600)
@@ -236,7 +236,7 @@ def _tabulated(folder: Path, program: str, shown: Sequence[str], runner: Sequenc
     account = ("--ledger", place.path, "--data-set", program, "--account-id", place.id)
     noises = {"census noise": [], "rounded noise": ["--noise", "rounded"]}
     return {
-        case: of_files(execute(case, program, *account, *options, *runner), shown)
+        case: of_files(execute(case, program, *account, *options, *runner), names)
         for case, options in noises.items()
     }
 
@@ -272,10 +272,10 @@ def of_workloads(folder: Path, runner: Sequence[str]) -> Cases:
     for number, (case, (queries, options)) in enumerate(WORKLOADS.items()):
         own = folder / str(number)
         survey.survey(own)
-        asked, answers = survey.write(own / "asked.json", queries), own / "answers"
+        workload, answers = survey.write(own / "asked.json", queries), own / "answers"
         once = {"--mechanism=geometric", "--tables"} & set(options)
         _call(
-            case, "answer", asked, own / "job.toml", "--out", answers, "--format", "csv",
+            case, "answer", workload, own / "job.toml", "--out", answers, "--format", "csv",
             "--cache", folder / "cache", "--quiet", *options, *([] if once else runner),
         )  # fmt: skip
         out[case] = of_files(answers, ["answers.csv"])

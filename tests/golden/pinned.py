@@ -34,11 +34,11 @@ def of_lines(lines: Sequence[str], most: int = SHOWN) -> str:
     text = "".join(f"{line}\n" for line in lines)
     if len(lines) <= most:
         return text
-    shown = "".join(f"{line}\n" for line in lines[:most])
-    return f"{shown}... {len(lines)} lines, {digest(text.encode())}\n"
+    head = "".join(f"{line}\n" for line in lines[:most])
+    return f"{head}... {len(lines)} lines, {digest(text.encode())}\n"
 
 
-def of_files(folder: Path, shown: Iterable[str] = ()) -> str:
+def of_files(folder: Path, names: Iterable[str] = ()) -> str:
     """Number, size and digest of the files of each folder below one, of its own files one by one;
     the first lines of some."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -52,7 +52,7 @@ def of_files(folder: Path, shown: Iterable[str] = ()) -> str:
         for group, files in groups.items()
     ]
     texts = [of_lines(lines, len(lines))]
-    for name in shown:
+    for name in names:
         rows = data[name].decode().splitlines()
         texts.append(f"-- {name}\n" + of_lines(rows[:SHOWN]))
     return "".join(texts)

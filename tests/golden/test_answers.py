@@ -27,5 +27,5 @@ def test_in_this_process(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.runners])
 def test_on_the_direct_runner(name: str, tmp_path: Path) -> None:
-    found = KINDS[name].ask(tmp_path, ("--runner", "DirectRunner"))
-    assert of_cases(found) == (ANSWERS / f"{name}.txt").read_text()
+    cases = KINDS[name].ask(tmp_path, ("--runner", "DirectRunner"))
+    assert of_cases(cases) == (ANSWERS / f"{name}.txt").read_text()

@@ -123,8 +123,10 @@ def described(name: str, of: Any) -> str:
     """A struct with its options and fields."""
     config = of.__struct_config__
     options = ("tag", "array_like", "forbid_unknown_fields", "omit_defaults")
-    said = [f"{option}={getattr(config, option)}" for option in options if getattr(config, option)]
-    return "\n".join([f"{name} {' '.join(said)}".rstrip(), *lines_of(of)]) + "\n"
+    settings = [
+        f"{option}={getattr(config, option)}" for option in options if getattr(config, option)
+    ]
+    return "\n".join([f"{name} {' '.join(settings)}".rstrip(), *lines_of(of)]) + "\n"
 
 
 def tables_of(path: Path) -> str:

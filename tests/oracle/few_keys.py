@@ -90,8 +90,8 @@ class Law(NamedTuple):
 
     def published(self, counts: Ints) -> Floats:
         """Chance of each cell; 0 without people."""
-        shown = counts[..., None] + self.value >= self.least
-        return np.asarray(np.where(counts > 0, (shown * self.chance).sum(axis=-1), 0.0))
+        mask = counts[..., None] + self.value >= self.least
+        return np.asarray(np.where(counts > 0, (mask * self.chance).sum(axis=-1), 0.0))
 
     def error(self, counts: Ints, true: Ints) -> Floats:
         """Mean |published - true| of each cell times the chance that it is published."""

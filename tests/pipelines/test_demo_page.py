@@ -38,20 +38,22 @@ def demo_page() -> str:
         resources.files("dpstream.pipelines").joinpath("examples/flights.toml").read_text("utf-8")
     )
     plan = job_of(decode_job(text.encode()), Path("/nowhere/flights.toml")).plan
-    said = "Released: 80 rows.\nMedian distance: 21."
-    return page(plan, allocate(plan), finals(), finals(), KEYS, said)
+    summary = "Released: 80 rows.\nMedian distance: 21."
+    return page(plan, allocate(plan), finals(), finals(), KEYS, summary)
 
 
 def test_page() -> None:
     text = demo_page()
-    found = Page(text)
-    assert found.open == [] and not found.every("script") and not found.every("img")
+    document = Page(text)
+    assert document.open == [] and not document.every("script") and not document.every("img")
     assert "http" not in text.replace("http-equiv", "") and "nowhere" not in text
-    assert len(found.every("svg")) == 2 * len(KEYS) + 1
-    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(document.every("svg")) == 2 * len(KEYS) + 1
+    ids = [attrs["id"] for _, attrs in document.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
-    assert PUBLIC_ONLY in found.text and "Median distance: 21." in found.text
-    assert "(6, 1e-09)-differential privacy" in found.text and "What is promised" in found.of("h2")
+    assert PUBLIC_ONLY in document.text and "Median distance: 21." in document.text
+    assert "(6, 1e-09)-differential privacy" in document.text and "What is promised" in document.of(
+        "h2"
+    )
 
 
 def test_chart() -> None:

@@ -53,10 +53,10 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unread")
 def test_nothing_is_read_again(place: Place) -> None:
-    before, told = place.files(), list[tuple[int, int]]()
-    again = run_job(place.job(), progress=lambda done, steps: told.append((done, steps)))
+    before, progress = place.files(), list[tuple[int, int]]()
+    again = run_job(place.job(), progress=lambda done, steps: progress.append((done, steps)))
     assert again.resumed and again.operator_only == {} and not again.stopped
-    assert told == [(again.steps, again.steps)] and again.steps == 2 * 4 * 3
+    assert progress == [(again.steps, again.steps)] and again.steps == 2 * 4 * 3
     assert place.files() == before and len(place.entries()) == 1
 
 

@@ -35,8 +35,8 @@ def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
     begun = begin(load_job(job))[0].open().identity
     stores.close_all()
     with mock.patch.object(runs, "calibrate", side_effect=refusal) as calibrate:
-        found, resumed = begin(load_job(job))
-        assert resumed and found.open().identity == begun and begun.calibration
+        run, resumed = begin(load_job(job))
+        assert resumed and run.open().identity == begun and begun.calibration
         assert calibrate.call_count == 0
     stores.close_all()
 
@@ -44,8 +44,8 @@ def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
 def shown(command: str, job: Path, *more: str) -> dict[str, Any]:
     result = call(command, job, "--json", *more)
     assert result.exit_code == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
 
 
 def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
 def test_a_database_without_tables_is_refused(tmp_path: Path, url: str) -> None:
     there = write_job(tmp_path / "job", url)
     error = call("run", there, code=2)
-    assert error["field"] == "state.store" and "dpstream state init" in str(error["fix"])
+    assert error["field"] == "store" and "dpstream state init" in str(error["fix"])
     assert not (tmp_path / "job" / "out").exists()
     create_tables(connect(url))
 
@@ -135,7 +135,7 @@ def test_a_database_that_refuses_costs_nothing(
 @pytest.mark.parametrize("store", ["spanner:", "spanner://p/i", "spanner://P/i/d", "spanner:p/i/d"])
 def test_urls_that_name_no_database(tmp_path: Path, store: str) -> None:
     error = call("plan", write_job(tmp_path / "job", store), code=2)
-    assert error["field"] == "state.store" and "P/i/d" not in json.dumps(error)
+    assert error["field"] == "store" and "P/i/d" not in json.dumps(error)
 
 
 def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
     need = state["shards_needed"]
     # Shares of a keyed hash: the fullest of the shards still fits, and no fewer shards would do.
     assert 1_000_000 / need < state["keys_of_a_commit"] <= 1_000_000 / (0.9 * need)
-    shown = CliRunner().invoke(cli, ["plan", str(there), "--changed-keys", "1000000"]).stdout
-    assert f"set state.shards = {need}" in shown
+    plan_text = CliRunner().invoke(cli, ["plan", str(there), "--changed-keys", "1000000"]).stdout
+    assert f"set shards = {need}" in plan_text
     assert "state" not in call("plan", write_job(tmp_path / "file", "sqlite:s.db"))
 
 
@@ -163,7 +163,7 @@ def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
     assert call("state", "reshard", job, "--shards", "5")["kept"] is None
     accounts.write(job, job.read_text().replace("shards = 3", "shards = 5"))
     assert call("run", job)["resumed"] is True and files(out) == expected
-    assert call("state", "restore", job, tmp_path / "b", code=2)["field"] == "state.store"
+    assert call("state", "restore", job, tmp_path / "b", code=2)["field"] == "store"
     call("state", "restore", job, tmp_path / "b", "--replace")
     accounts.write(job, job.read_text().replace("shards = 5", "shards = 3"))
     assert call("run", job)["resumed"] is True and files(out) == expected

@@ -88,8 +88,8 @@ def test_a_stream(tmp_path: Path, url: str) -> None:
     expected = files(tmp_path / "a" / "out")
     assert len(expected) >= 8 and files(tmp_path / "b" / "out") == expected
     assert "older or forked" in str(call("run", tmp_path / "copy" / "job.toml", code=3)["rule"])
-    for shown in (call("account", "show", there), call("account", "show", url)):
-        assert shown["data_set"] == "visits" and shown["charges"] == 1
+    for account in (call("account", "show", there), call("account", "show", url)):
+        assert account["data_set"] == "visits" and account["charges"] == 1
     text = (tmp_path / "b" / "job.toml").read_text()
     accounts.write(
         tmp_path / "copy" / "job.toml",
@@ -97,7 +97,7 @@ def test_a_stream(tmp_path: Path, url: str) -> None:
     )
     shutil.rmtree(tmp_path / "copy" / "out", ignore_errors=True)
     error = call("run", tmp_path / "copy" / "job.toml", code=3)
-    assert error["field"] == "ledger.limit" and len(charges(url)) == 1
+    assert error["field"] == "account.limit" and len(charges(url)) == 1
 
 
 def test_an_account_that_is_not_made(tmp_path: Path) -> None:
@@ -105,16 +105,16 @@ def test_an_account_that_is_not_made(tmp_path: Path) -> None:
     url = emulator.fresh_url()
     job = charged_job(tmp_path / "job", url, made=False)
     error = call("run", job, code=2)
-    assert error["field"] == "ledger.path" and "dpstream account create" in str(error["fix"])
+    assert error["field"] == "account.path" and "dpstream account create" in str(error["fix"])
     assert not (tmp_path / "job" / "out").exists()
     given = ("--data-set", "visits", "--unit", "user", "--type", "int")
     made = call("account", "create", url, *given, "--epsilon", "30", "--delta", "1e-2")
-    assert call("run", job, code=3)["field"] == "ledger.id"
+    assert call("run", job, code=3)["field"] == "account.id"
     accounts.write(job, job.read_text().replace(accounts.ID, str(made["id"])))
     call("run", job)
     assert len(charges(url)) == 1
     again = call("account", "create", url, *given, "--epsilon", "30", "--delta", "1e-2", code=2)
-    assert again["field"] == "ledger.path" and len(charges(url)) == 1
+    assert again["field"] == "account.path" and len(charges(url)) == 1
     changed = call("account", "limit", job, "--epsilon", "40", "--delta", "1e-2")
     assert changed["old"] == {"epsilon": 30.0, "delta": 1e-2}
     assert call("account", "show", url)["limit"] == {"epsilon": 40.0, "delta": 1e-2}
@@ -127,17 +127,17 @@ def test_urls_that_name_no_ledger(tmp_path: Path, path: str) -> None:
         lambda: load_job(charged_job(tmp_path / "job", path, made=False)),
         lambda: LedgerAccount(path, "visits", id=accounts.ID),
     ):
-        with pytest.raises(UsageError, match=r"ledger\.path") as caught:
+        with pytest.raises(UsageError, match=r"account\.path") as caught:
             attempt()
         assert path not in str(caught.value)
-    assert call("account", "show", path, code=2)["field"] == "ledger.path"
+    assert call("account", "show", path, code=2)["field"] == "account.path"
 
 
 def test_a_store_and_its_ledger_are_two_databases(tmp_path: Path) -> None:
     job = charged_job(tmp_path / "job", "spanner://p/i/d", made=False)
     accounts.write(job, job.read_text().replace("sqlite:state/s.db", "spanner://p/i/d"))
     error = call("run", job, code=2)
-    assert error["field"] == "ledger.path" and "of its own" in str(error["fix"])
+    assert error["field"] == "account.path" and "of its own" in str(error["fix"])
 
 
 def test_a_question(tmp_path: Path, url: str) -> None:
@@ -152,8 +152,8 @@ def test_a_question(tmp_path: Path, url: str) -> None:
     assert first.charged and [c.kind for c in charges(url)] == ["sql"]
     again = ask(catalog, text)
     assert not again.charged and again.receipt == first.receipt
-    found = budget(catalog)
-    assert found["charges"] == 1 and found["spent"]["epsilon"] > 0
+    account = budget(catalog)
+    assert account["charges"] == 1 and account["spent"]["epsilon"] > 0
     with pytest.raises(PolicyError, match="dpstream sql check CATALOG"):
         ask(catalog, test_registration._TEXT)
     register(catalog)
@@ -189,7 +189,7 @@ def test_a_tuning(tmp_path: Path, url: str) -> None:
     accounts.write(tmp_path / "other.toml", edited)
     with pytest.raises(UsageError) as refused:
         load_job(tmp_path / "other.toml")
-    assert refused.value.field == "ledger.path"
+    assert refused.value.field == "account.path"
 
 
 def tuning_key(folder: Path) -> None:

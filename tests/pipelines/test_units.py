@@ -73,10 +73,10 @@ def test_half_a_month_apart_is_another_unit(tmp_path: Path) -> None:
     assert call("run", write(tmp_path, "a"), "--quiet").exit_code == 0
     moved = write(tmp_path, "b", **HALF)
     refused = call("run", moved, "--quiet")
-    assert refused.exit_code == 3 and "ledger.limit: " in refused.stderr
+    assert refused.exit_code == 3 and "account.limit: " in refused.stderr
     assert not (tmp_path / "out-b").exists() and not (tmp_path / "b").exists()
-    shown = json.loads(call("account", "show", moved, "--json").stdout)
-    assert shown["charges"] == 1 and all("limit" in text for text in shown["warnings"])
+    account = json.loads(call("account", "show", moved, "--json").stdout)
+    assert account["charges"] == 1 and all("limit" in text for text in account["warnings"])
     # The same periods, whole ones later, are the same unit.
     later = write(tmp_path, "c", **{
         'start = "2024-01-01T00:00:00Z"': 'start = "2023-12-02T00:00:00Z"',
@@ -99,16 +99,16 @@ def test_a_larger_limit_adds_up_what_the_units_have_in_common(tmp_path: Path) ->
     wide = {"epsilon = 30.0, delta = 0.05": "epsilon = 9.0, delta = 1e-5"}
     first = write(tmp_path, "a", **wide)
     second = write(tmp_path, "b", **HALF, **wide)
-    whole = write(tmp_path, "w", **wide, **{"epsilon = 20.0": "epsilon = 1.0"})
-    for path in (first, second, whole):
+    wide_job = write(tmp_path, "w", **wide, **{"epsilon = 20.0": "epsilon = 1.0"})
+    for path in (first, second, wide_job):
         assert call("run", path, "--quiet").exit_code == 0
-    found = json.loads(call("account", "show", second, "--json").stdout)
-    assert found["common_unit"] == "user (int), all records"
-    charged = [entry for entry in found["entries"] if entry["event"] == "charge"]
+    account = json.loads(call("account", "show", second, "--json").stdout)
+    assert account["common_unit"] == "user (int), all records"
+    charged = [entry for entry in account["entries"] if entry["event"] == "charge"]
     assert [e["counted_as"] for e in charged] == [3, 3, 1]
     mu = sum(e["mu"] ** 2 * e["counted_as"] for e in charged) ** 0.5
     thresholds = sum(e["threshold_delta"] * e["counted_as"] for e in charged)
-    spent = found["spent"]["epsilon"]
+    spent = account["spent"]["epsilon"]
     assert delta_of(spent, mu) + thresholds <= 1e-5 < delta_of(spent * 0.999, mu) + thresholds
     text = call("account", "show", second).stdout
     assert len(re.findall(r", counted 3 times: user \(int\), per 30 days of time", text)) == 2
@@ -144,7 +144,7 @@ def test_a_ledger_may_name_the_unit(tmp_path: Path) -> None:
     assert call("run", second, "--quiet").exit_code == 0
     assert "Unit      person (int), per 30 days" in call("account", "show", second).stdout
     empty = write(tmp_path, "c", **{'data_set = "visits"': 'data_set = "visits"\nunit = ""'})
-    assert "ledger.unit" in call("plan", empty).stderr
+    assert "unit.name" in call("plan", empty).stderr
 
 
 def test_what_a_run_spends(tmp_path: Path) -> None:

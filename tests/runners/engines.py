@@ -25,9 +25,9 @@ from tests.runners import spike
 ROOT = Path(__file__).parents[2]
 
 
-def need(found: object, text: str) -> None:
+def need(part: object, text: str) -> None:
     """A part must be here: a failure in CI, a loud skip elsewhere."""
-    if found:
+    if part:
         return
     if os.environ.get("CI") == "true":
         pytest.fail(text)

@@ -25,12 +25,12 @@ def local() -> list[str]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator["session.Cluster"]:
     """A job manager and two task managers."""
     lib = need_flink().parent / "lib"
-    with session.running(lib, tmp_path_factory.mktemp("flink"), workers=2) as found:
-        yield found
+    with session.running(lib, tmp_path_factory.mktemp("flink"), workers=2) as flink_cluster:
+        yield flink_cluster
 
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
     """A pool of Python workers."""
-    with worker_pool() as found:
-        yield found
+    with worker_pool() as python_pool:
+        yield python_pool

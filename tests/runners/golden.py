@@ -113,8 +113,8 @@ def write_stream(folder: Path, users: int = 2_500) -> None:
         pq.write_table(part, folder / f"{number}.parquet", row_group_size=2_000)
         text = part
         for name in ("time", "arrived"):
-            shown = pc.strftime(part.column(name), format="%Y-%m-%dT%H:%M:%SZ")
-            text = text.set_column(text.schema.get_field_index(name), name, shown)
+            iso_times = pc.strftime(part.column(name), format="%Y-%m-%dT%H:%M:%SZ")
+            text = text.set_column(text.schema.get_field_index(name), name, iso_times)
         pacsv.write_csv(text, folder / f"{number}.csv")
         lines = msgspec.json.Encoder().encode_lines(text.to_pylist())
         (folder / f"{number}.jsonl").write_bytes(lines)
@@ -174,10 +174,10 @@ def published(job: Job) -> dict[str, bytes]:
 
 def digest(files: dict[str, bytes]) -> str:
     """One digest of all published bytes."""
-    whole = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for name, data in sorted(files.items()):
-        whole.update(f"{name}\0{len(data)}\0".encode() + data)
-    return whole.hexdigest()
+        hasher.update(f"{name}\0{len(data)}\0".encode() + data)
+    return hasher.hexdigest()
 
 
 def shown(files: dict[str, bytes]) -> str:
@@ -197,8 +197,8 @@ def recorded_digest(name: str) -> str:
 
 def recorded_numbers_of_all() -> dict[str, str]:
     """The recorded numbers by job."""
-    found: dict[str, str] = json.loads(NUMBERS.read_text())
-    return found
+    numbers: dict[str, str] = json.loads(NUMBERS.read_text())
+    return numbers
 
 
 @contextlib.contextmanager

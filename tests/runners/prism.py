@@ -33,9 +33,9 @@ ROOT = Path(__file__).parents[2]
 def binary() -> str:
     """Prism's program; no test goes on without it."""
     named = os.environ.get("PRISM_LOCATION")
-    for found in (named, ROOT / ".tools" / "bin" / "prism", shutil.which("prism")):
-        if found and Path(found).exists():
-            return str(found)
+    for candidate in (named, ROOT / ".tools" / "bin" / "prism", shutil.which("prism")):
+        if candidate and Path(candidate).exists():
+            return str(candidate)
     text = "Prism is missing (make prism)"
     if os.environ.get("CI") == "true":
         pytest.fail(text)

@@ -196,7 +196,7 @@ class Hold(beam.DoFn):
     ) -> Iterator[Any]:
         shape, due = self._shape, armed.read()
         if due == shape.fails_at and not self._final:
-            raise PolicyError("state.store", "was refused for a test", "do nothing")
+            raise PolicyError("store", "was refused for a test", "do nothing")
         batch = concat(rows.read(), SCHEMA)
         times = batch.column("time")
         now = pc.less(times, shape.instant_of(due))

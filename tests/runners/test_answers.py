@@ -44,17 +44,17 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, b
     }
 
 
-def check(found: dict[str, bytes], expected: dict[str, bytes], over_time: bool) -> None:
-    assert found == expected
-    assert {"out/answers.parquet", "out/estimate.npz", "out/release.json"} <= found.keys()
-    assert len(found) == 3 + (8 if over_time else 1)
+def check(files: dict[str, bytes], expected: dict[str, bytes], over_time: bool) -> None:
+    assert files == expected
+    assert {"out/answers.parquet", "out/estimate.npz", "out/release.json"} <= files.keys()
+    assert len(files) == 3 + (8 if over_time else 1)
 
 
 @pytest.mark.parametrize("over_time", [False, True])
 def test_prism(over_time: bool, expected: dict[bool, dict[str, bytes]], tmp_path: Path) -> None:
     flags = [f"--prism_location={binary()}"]
-    found = answered(tmp_path, over_time, "PrismRunner", flags)
-    check(found, expected[over_time], over_time)
+    files = answered(tmp_path, over_time, "PrismRunner", flags)
+    check(files, expected[over_time], over_time)
 
 
 @pytest.mark.parametrize("over_time", [False, True])

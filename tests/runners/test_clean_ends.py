@@ -82,8 +82,8 @@ def test_the_command_says_nothing_more(tmp_path: Path) -> None:
     feeder = live.feeding()
     live.finish()
     feeder.join()
-    told = (tmp_path / "job" / "job.errors").read_text()
-    assert not any(word in told for word in (*NOISE, "warning:")), told
+    error_text = (tmp_path / "job" / "job.errors").read_text()
+    assert not any(word in error_text for word in (*NOISE, "warning:")), error_text
 
 
 def test_the_command_tells_of_a_thread_that_fails() -> None:

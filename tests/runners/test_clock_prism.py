@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -9,10 +10,13 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms.beam import buffer
+from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import ClockTick, WallClock
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
+from dpstream.dp_transforms.telemetry import forget_error
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
+from tests.dp_transforms.beam.test_workers import Once
 from tests.dp_transforms.runs import PLANS, stream_of
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary, engine
@@ -97,3 +101,40 @@ def test_records_wait_for_what_is_published_before_them(
         _ = output.releases | Collect(out)
     stores.close_all()
     assert collected(out) == want
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_two_threads_use_a_shards_ciphers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Noise goes on from stop to stop with the ciphers that it was begun with: those of a thread
+    would be used by another one, which has the shard next.  The bytes are those of one thread."""
+    real = BufferUntilTriggerTime.__init__
+
+    def init(self: BufferUntilTriggerTime, *args: Any, **more: Any) -> None:
+        real(self, *args, **{**more, "per_shard": more.get("per_shard", False) and not shared})
+
+    monkeypatch.setattr(BufferUntilTriggerTime, "__init__", init)
+    monkeypatch.setattr(buffer, "_WORTH_A_THREAD", 0)
+    plan, out = PLANS["skip late"], tmp_path / "out"
+    batches = stream_of(plan).batches(500)
+    want = released(plan, batches, tmp_path / "calm.db", shards=8)
+    run = begin(plan, tmp_path / "a.db", shards=8)
+    run = run._replace(performance=run.performance._replace(threads=4))
+    monkeypatch.setattr("dpstream.dp_transforms.noise.prf.Prf", Once)
+    out.mkdir()
+    flags = ["--streaming", f"--prism_location={binary()}", PRISM_WHOLE_BUNDLES]
+
+    def through_prism() -> None:
+        with engine() as runner, beam.Pipeline(runner, PipelineOptions(flags)) as pipeline:
+            records = pipeline | beam.Create(batches, reshuffle=False)
+            _ = (records | DPStream(plan, run)).releases | Collect(out)
+
+    if shared:
+        with pytest.raises(Exception, match="AssertionError"):
+            through_prism()
+        forget_error()
+    else:
+        through_prism()
+        assert collected(out) == want
+    stores.close_all()

@@ -47,7 +47,7 @@ def test_a_refusal_of_a_stage_comes_out(tmp_path: Path, local: list[str]) -> Non
     assert (type(error), error.rule) == (PolicyError, "was refused for a test")
     forget_error()
     elsewhere = coded(caught.value)  # as where only the job server's text comes back
-    assert (type(elsewhere), elsewhere.field) == (PolicyError, "state.store")
+    assert (type(elsewhere), elsewhere.field) == (PolicyError, "store")
     assert "test" not in elsewhere.rule
 
 

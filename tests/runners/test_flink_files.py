@@ -20,7 +20,7 @@ FOLDER = ROOT / "deploy" / "flink"
 def objects() -> dict[str, Any]:
     """The Kubernetes objects, by kind."""
     texts = [(FOLDER / name).read_text() for name in ("session-cluster.yaml", "launch.yaml")]
-    return {found["kind"]: found for text in texts for found in yaml.safe_load_all(text)}
+    return {document["kind"]: document for text in texts for document in yaml.safe_load_all(text)}
 
 
 def pods(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -112,8 +112,8 @@ def test_ports_and_versions_agree(objects: dict[str, Any]) -> None:
     assert version is not None
     assert spec["flinkVersion"] == "v" + "_".join(version[1].split(".")[:2])
     server = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
-    asked = {int(a.partition("=")[2]) for a in server["args"] if "-port=8" in a}
-    assert asked == {p["port"] for p in objects["Service"]["spec"]["ports"]}
+    server_ports = {int(a.partition("=")[2]) for a in server["args"] if "-port=8" in a}
+    assert server_ports == {p["port"] for p in objects["Service"]["spec"]["ports"]}
     name = objects["FlinkDeployment"]["metadata"]["name"]
     assert f"--flink-master={name}-rest:8081" in server["args"]
 
@@ -126,8 +126,8 @@ def test_task_managers_have_what_was_staged(objects: dict[str, Any]) -> None:
     for name, container in (("server", "job-server"), ("workers", "flink-main-container")):
         pod = pods(objects)[name]
         volume = mounts(containers(pod)[container])[folder]
-        [found] = [v for v in pod["volumes"] if v["name"] == volume]
-        claims.add(found["persistentVolumeClaim"]["claimName"])
+        [pod_volume] = [v for v in pod["volumes"] if v["name"] == volume]
+        claims.add(pod_volume["persistentVolumeClaim"]["claimName"])
     claim = objects["PersistentVolumeClaim"]
     assert claims == {claim["metadata"]["name"]}
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -137,18 +137,22 @@ def test_the_key_is_a_file_of_the_workers_user_alone(objects: dict[str, Any]) ->
     """A copy of mode 0400 in memory; the secret itself is seen by the container that copies it."""
     for name, readers in (("workers", {"worker-pool"}), ("launcher", {"store", "launcher"})):
         pod = pods(objects)[name]
-        found = containers(pod)
-        assert not [c for c in found.values() for e in c.get("env", ()) if "valueFrom" in e]
-        copy = found["noise-key"]
+        pod_containers = containers(pod)
+        assert not [
+            c for c in pod_containers.values() for e in c.get("env", ()) if "valueFrom" in e
+        ]
+        copy = pod_containers["noise-key"]
         assert copy["command"][:2] == ["install", "--mode=0400"]
         made = mounts(copy)
         source, target = (made[word.rpartition("/")[0]] for word in copy["command"][2:])
         volumes = {v["name"]: v for v in pod["volumes"]}
         assert "secret" in volumes[source] and volumes[target]["emptyDir"]["medium"] == "Memory"
-        seen = {name for name, c in found.items() if source in mounts(c).values()}
-        reads = {name for name, c in found.items() if mounts(c).get("/run/secrets") == target}
+        seen = {name for name, c in pod_containers.items() if source in mounts(c).values()}
+        reads = {
+            name for name, c in pod_containers.items() if mounts(c).get("/run/secrets") == target
+        }
         assert seen == {"noise-key"} and reads == readers
-        users = [pod.get("securityContext", {}) | found[c].get("securityContext", {})
+        users = [pod.get("securityContext", {}) | pod_containers[c].get("securityContext", {})
                  for c in ("noise-key", *readers)]  # fmt: skip
         assert all(u["runAsNonRoot"] and u["runAsUser"] == 10001 for u in users)
         assert all(u["allowPrivilegeEscalation"] is False for u in users)
@@ -163,11 +167,11 @@ def test_what_goes_on_is_probed(objects: dict[str, Any]) -> None:
 
 def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     """Every flag is the program's or Beam's, and names services that are there."""
-    found = launcher(objects)
-    words = [*found["command"], *found["args"]]
+    container = launcher(objects)
+    words = [*container["command"], *container["args"]]
     assert words[:2] == ["dpstream", "run"]
     with run.make_context("run", words[2:]) as context:
-        assert context.params["public"] == found["ports"][0]["containerPort"]
+        assert context.params["public"] == container["ports"][0]["containerPort"]
         _refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
     named = {word.partition("=")[2] for word in words}
     service = objects["Service"]["metadata"]["name"]

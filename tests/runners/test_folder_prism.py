@@ -34,8 +34,8 @@ def test_a_growing_folder(tmp_path: Path, make_folder_job: MakeFolderJob, kind: 
             wait_for(lambda i=i: seen.rows() == 90 * (i + 1))
             latencies.append(time.monotonic() - begin)
         wait_for(lambda: len(seen.batches("dead")) == 1)
-        found, letters = rows_of(seen.batches()), letters_of(seen.batches("dead"))
-    assert set(found) == set().union(*(positions(f"{i}.{kind}", 90) for i in range(4)))
+        rows, letters = rows_of(seen.batches()), letters_of(seen.batches("dead"))
+    assert set(rows) == set().union(*(positions(f"{i}.{kind}", 90) for i in range(4)))
     spot, reason = place(f"bad.{kind}"), "unreadable_file" if kind == "parquet" else "malformed"
     assert letters == {(spot.partition, spot.base, reason)}
     assert min(latencies) < 15, "soon, on a busy machine too"

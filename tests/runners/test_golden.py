@@ -10,6 +10,9 @@ import pytest
 
 from dpstream.accounting.budget import Budget
 from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.dp_transforms import hand_over
+from dpstream.dp_transforms.beam import buffer
+from dpstream.dp_transforms.hand_over import HAND_OVER, HAND_OVER_ROWS
 from dpstream.pipelines.stream.run import run_job
 from tests.golden.pinned import check as check_text
 from tests.runners.engines import need_flink
@@ -77,10 +80,21 @@ def figures(budget: Budget) -> list[float]:
     return out
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_prism(name: str, recorded: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [*((name, 1) for name in JOBS), *((name, HAND_OVER_ROWS) for name in ("plain", "late"))],
+)
+def test_prism(
+    name: str, rows: int, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By reference and on threads, also of the smallest batches; and some as bytes and on the
+    runner's own thread, as most of these batches are by default."""
+    monkeypatch.setattr(hand_over, "HAND_OVER_ROWS", rows)
+    if rows == 1:
+        monkeypatch.setattr(buffer, "_WORTH_A_THREAD", 0)
     flags = ["--streaming", f"--prism_location={binary()}"]
     check(name, recorded, tmp_path, "PrismRunner", flags)
+    assert len(HAND_OVER) == 0
 
 
 @pytest.mark.parametrize(
@@ -95,5 +109,7 @@ def test_flink(name: str, recorded: Path, tmp_path: Path) -> None:
 def job_servers() -> list[bytes]:
     """Command lines of this process's children that are job servers."""
     lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    lines = [Path(f"/proc/{child}/cmdline").read_bytes() for some in lists for child in some]
+    lines = [
+        Path(f"/proc/{child}/cmdline").read_bytes() for children in lists for child in children
+    ]
     return [line for line in lines if b"job-server" in line]

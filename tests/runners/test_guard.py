@@ -146,18 +146,18 @@ def test_a_killed_run_leaves_nothing_behind(runner: str, tmp_path: Path) -> None
     stream.mkdir()
     write_stream(stream, users=300)
     job = job_at(tmp_path / "job", stream)
-    flags = ["--parallelism=2"]
     if runner == "PrismRunner":
-        flags = [f"--prism_location={prism.binary()}", "--experiments=use_loopback_process_worker"]
+        flags = [f"--prism_location={prism.binary()}"]
     else:
         need_flink()
+        flags = ["--parallelism=2", "--experiments=use_loopback_process_worker"]
     command = [
         sys.executable, "-m", "dpstream", "run",
         str(tmp_path / "job" / "job.toml"), f"--runner={runner}", "--quiet", "--speed=600", *flags,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (tmp_path / "told").open("wb") as told:
-        run = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
+    with (tmp_path / "told").open("wb") as log:
+        run = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
         releases = Path(job.sink.path)
 
@@ -167,8 +167,8 @@ def test_a_killed_run_leaves_nothing_behind(runner: str, tmp_path: Path) -> None
 
         wait_for(in_the_middle, 300)
         started = descendants(run.pid)[1:]
-        # A guard and its engine; on Prism also those of a worker that is a process.
-        assert len(started) >= (4 if runner == "PrismRunner" else 2)
+        # A guard and its engine; on Flink also those of a worker that is a process.
+        assert len(started) >= (4 if runner == "FlinkRunner" else 2)
     finally:
         run.kill()
         run.wait()

@@ -56,8 +56,8 @@ def test_golden_bytes(more: dict[str, str], tmp_path: Path) -> None:
         command, env=env, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = dict(line.split() for line in done.stdout.splitlines())
-    assert found == {name: recorded_digest(name) for name in NAMES}
+    digests = dict(line.split() for line in done.stdout.splitlines())
+    assert digests == {name: recorded_digest(name) for name in NAMES}
 
 
 #: sd of a sum's noise, noisy count and noisy sum whose mean has an sd that shows whether the first
@@ -85,15 +85,15 @@ print(json.dumps(out))
 
 def test_sds_of_means() -> None:
     command = [sys.executable, "-c", RATIOS, json.dumps(HARD)]
-    found = []
+    sds = []
     for env in (os.environ, os.environ | least_instructions()):
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        found.append(json.loads(done.stdout))
+        sds.append(json.loads(done.stdout))
     exact = []
     for sd, count, total in HARD:
         spread = total / count * (sd / 7)
         exact.append(math.sqrt(sd * sd + spread * spread) / count)
-    assert found == [exact, exact]
+    assert sds == [exact, exact]
 
 
 def figures(budget: Budget) -> list[float | int | list[float]]:
@@ -150,9 +150,9 @@ def test_a_run_takes_its_numbers_from_the_store(tmp_path: Path) -> None:
     write_stream(stream, users=10)
     plan = golden_job("plain", stream, tmp_path / "plain").plan
     text = recorded_numbers_of_all()["plain"]
-    found = json.loads(text)
-    found["streams"][0]["sigma"] = float(np.nextafter(found["streams"][0]["sigma"], np.inf))
-    other = calibrated(plan, msgspec.json.encode(found).decode()).budget
+    numbers = json.loads(text)
+    numbers["streams"][0]["sigma"] = float(np.nextafter(numbers["streams"][0]["sigma"], np.inf))
+    other = calibrated(plan, msgspec.json.encode(numbers).decode()).budget
     ours = calibrated(plan, text).budget
     assert other.selection is not None and ours.selection is not None
     assert other.selection.sigma > ours.selection.sigma and other.mu == ours.mu

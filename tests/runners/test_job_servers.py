@@ -94,9 +94,9 @@ def test_nor_one_that_does_not_answer(
     with pytest.raises(RunError, match="does not start"):
         server.start()
     assert len(server.asked) == 1 and time.monotonic() - begun >= 1.0
-    shown = capfd.readouterr().err.splitlines()
-    assert len(shown) > 2 and all("--server: names a job server that has not answered" in line
-                                  for line in shown)  # fmt: skip
+    error_lines = capfd.readouterr().err.splitlines()
+    assert len(error_lines) > 2 and all("--server: names a job server that has not answered" in line
+                                  for line in error_lines)  # fmt: skip
 
 
 def test_one_that_answers_at_once_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,8 @@ def closed(folder: Path, last: float) -> bool:
 def lost(job: Job, sent: Counter[tuple[datetime, str]]) -> int:
     """Records that were sent and neither counted nor late: a machine that has no time for seconds
     appends some after the lateness that is allowed."""
-    found = released(Path(job.sink.path))
-    missing = {at: count - round(found.get(at, 0)) for at, count in sent.items()}
+    released_counts = released(Path(job.sink.path))
+    missing = {at: count - round(released_counts.get(at, 0)) for at, count in sent.items()}
     assert min(missing.values()) >= 0, "counted twice"
     letters = read_dead_letters(dead_letter_folder(job)).column("reason").to_pylist()
     return sum(missing.values()) - letters.count("late")

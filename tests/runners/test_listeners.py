@@ -49,9 +49,9 @@ def test_a_run(runner: str, job: Job) -> None:
         need_flink()
         flags = ["--parallelism=2"]
     before = set(descendants(os.getpid()))
-    with heard() as found:
+    with heard() as watcher:
         run_job(job, runner, flags)
-    found.check(LEAST[runner])
+    watcher.check(LEAST[runner])
     assert set(descendants(os.getpid())) <= before, "an engine goes on"
 
 
@@ -61,22 +61,22 @@ def test_every_runner_of_this_machine_is_listened_to() -> None:
 
 def test_a_cluster_and_its_pool(tmp_path: Path, cluster: "session.Cluster") -> None:
     shape = Shape(endless=True)
-    with heard() as found, worker_pool() as pool:
+    with heard() as watcher, worker_pool() as pool:
         flags = [
             f"--flink_master={cluster.master}", "--environment_type=EXTERNAL",
             f"--environment_config={pool.address}", "--parallelism=2",
         ]  # fmt: skip
         with started("FlinkRunner", flags, shape, tmp_path) as result:
             assert results(shape, tmp_path, result, 300) == expected(shape)
-    found.check(8)
-    assert int(pool.address.partition(":")[2]) in {listener.port for listener in found.all}
+    watcher.check(8)
+    assert int(pool.address.partition(":")[2]) in {listener.port for listener in watcher.all}
 
 
 def test_a_broker(kafka: Broker) -> None:
-    with heard(0.01) as found:
-        while found.looks < 3:
+    with heard(0.01) as watcher:
+        while watcher.looks < 3:
             kafka.topic()
-    found.check(2)
+    watcher.check(2)
 
 
 def elsewhere() -> str:
@@ -85,10 +85,10 @@ def elsewhere() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("198.51.100.1", 9))  # nothing is sent
-            found: str = probe.getsockname()[0]
+            address: str = probe.getsockname()[0]
         except OSError:
-            found = "127.0.0.1"
-    return found if found != "127.0.0.1" else "127.0.0.2"
+            address = "127.0.0.1"
+    return address if address != "127.0.0.1" else "127.0.0.2"
 
 
 def ask(address: str, control: str) -> str:
@@ -197,8 +197,8 @@ def test_what_is_loopback(family: int, address: str, loopback: bool) -> None:
         listening.bind((address, 0))
         listening.listen()
         port = listening.getsockname()[1]
-        found = [x for x in listeners([os.getpid()]) if x.port == port]
-    assert [x.loopback for x in found] == [loopback]
+        port_listeners = [x for x in listeners([os.getpid()]) if x.port == port]
+    assert [x.loopback for x in port_listeners] == [loopback]
 
 
 def test_a_childs_listener_is_found() -> None:
@@ -214,6 +214,6 @@ def test_a_childs_listener_is_found() -> None:
     with child:
         assert child.stdout is not None
         port = int(child.stdout.readline())
-        found = beyond_loopback(child.pid)
-        assert [(x.address, x.port) for x in found] == [("0.0.0.0", port)]
-        assert found[0].pid != child.pid and isinstance(found[0], Listener)
+        child_listeners = beyond_loopback(child.pid)
+        assert [(x.address, x.port) for x in child_listeners] == [("0.0.0.0", port)]
+        assert child_listeners[0].pid != child.pid and isinstance(child_listeners[0], Listener)

@@ -30,7 +30,7 @@ def test_a_slow_stage_loses_nothing(
     rows = np.split(
         order, np.flatnonzero(np.diff(plan.timeline.trigger_time_of(stream.stamp[order]))) + 1
     )
-    batches = [batch for some in rows for batch in stream.take(some).batches(40)]
+    batches = [batch for row_numbers in rows for batch in stream.take(row_numbers).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
     clock_tick_of, calls = buffer.clock_tick_of, itertools.count(1)
 

@@ -20,8 +20,8 @@ __all__ = ["make_pubsub_job"]
 
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[Emulator]:
-    with emulated() as found:
-        yield found
+    with emulated() as server:
+        yield server
 
 
 def test_messages_while_they_are_published(
@@ -51,9 +51,9 @@ def test_messages_while_they_are_published(
         wait_for(lambda: seen.rows() >= 2000 and len(seen.batches("dead")) > 0)
         wait_for(lambda: seen.rung is not None)
         wait_for(lambda: len(acknowledged) == 2001)
-        found = [one for batch in seen.batches() for one in batch["_message_id"].to_pylist()]
+        message_ids = [one for batch in seen.batches() for one in batch["_message_id"].to_pylist()]
         letters = letters_of(seen.batches("dead"))
     PULLERS.close()
-    assert sorted(found) == sorted(ids)
+    assert sorted(message_ids) == sorted(ids)
     assert [reason for _, _, reason in letters] == ["malformed"]
     assert seen.rung == 2000

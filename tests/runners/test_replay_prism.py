@@ -29,8 +29,8 @@ def test_the_rows_of_the_bounded_source(tmp_path: Path, make_job: MakeJob, kind:
     messy(tmp_path / "in", kind)
     with running(Replay(job)) as (seen, result):
         result.wait_until_finish()
-        found = rows_of(seen.batches()), letters_of(seen.batches("dead"))
-    assert found == bounded(job)
+        outputs = rows_of(seen.batches()), letters_of(seen.batches("dead"))
+    assert outputs == bounded(job)
 
 
 def test_a_minute_in_two_seconds(tmp_path: Path, make_job: MakeJob) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.dp_transforms import hand_over
 from dpstream.pipelines.connectors.folder.close import close_files
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.state_admin import restore
@@ -82,6 +83,12 @@ def records(folder: Path) -> int:
     for path in sorted((folder / "releases").rglob("window-*/*.parquet")):
         last[path.parent.name] = round(sum(pq.read_table(path)["records"].to_pylist()))
     return sum(last.values())
+
+
+@pytest.fixture(autouse=True)
+def no_batch_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pass by reference."""
+    monkeypatch.setattr(hand_over, "HAND_OVER_ROWS", 1)
 
 
 @pytest.mark.parametrize("tampered", [False, True])

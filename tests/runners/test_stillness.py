@@ -26,29 +26,29 @@ class Clock:
         return self.now
 
 
-def seconds_of(said: list[Any]) -> list[int]:
-    return [int(re.findall(r"for (\d+) seconds", error.rule)[0]) for error in said]
+def seconds_of(warnings: list[Any]) -> list[int]:
+    return [int(re.findall(r"for (\d+) seconds", error.rule)[0]) for error in warnings]
 
 
 def test_said_rarely_and_after_progress_anew() -> None:
-    said: list[Any] = []
+    warnings: list[Any] = []
     clock = Clock()
-    still = Stillness(100.0, said.append, clock)
+    still = Stillness(100.0, warnings.append, clock)
     for second in range(0, 2_000, 5):
         clock.now = 1000.0 + second
         still.look((second // 1_500, 7))  # moves once, at 1,500
-    assert seconds_of(said) == [100, 200, 400, 800, 100, 200, 400]
-    assert {(error.field, error.kind) for error in said} == {("runner", "failed")}
+    assert seconds_of(warnings) == [100, 200, 400, 800, 100, 200, 400]
+    assert {(error.field, error.kind) for error in warnings} == {("runner", "failed")}
 
 
 def test_what_moves_is_not_still() -> None:
-    said: list[Any] = []
+    warnings: list[Any] = []
     clock = Clock()
-    still = Stillness(100.0, said.append, clock)
+    still = Stillness(100.0, warnings.append, clock)
     for second in range(0, 5_000, 90):
         clock.now = 1000.0 + second
         still.look(second)
-    assert said == []
+    assert warnings == []
 
 
 def test_two_triggers_are_nothing_special() -> None:
@@ -64,11 +64,11 @@ def test_a_stream_that_hangs_is_told_of(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline that runs and delivers nothing: said while it is waited for, on stderr."""
-    run, stop, said = begin(make_plan(), tmp_path / "a.db"), threading.Event(), list[str]()
+    run, stop, warnings = begin(make_plan(), tmp_path / "a.db"), threading.Event(), list[str]()
 
     def warn(error: DpstreamError | str) -> None:
         say(error)
-        said.append(str(error))
+        warnings.append(str(error))
         stop.set()
 
     flags = [f"--prism_location={binary()}"]
@@ -79,6 +79,6 @@ def test_a_stream_that_hangs_is_told_of(
             assert waiting.wait_or_stop(result, run, False, stop, engine, Stillness(1.0, warn))
         finally:
             stuck.cancel()
-    assert len(said) == 1 and "has not done a step" in said[0]
-    assert f"warning: {said[0]}\n" in capfd.readouterr().err
+    assert len(warnings) == 1 and "has not done a step" in warnings[0]
+    assert f"warning: {warnings[0]}\n" in capfd.readouterr().err
     stores.close_all()

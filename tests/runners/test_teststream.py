@@ -132,7 +132,7 @@ def test_rows_gathered_before_a_split_wait_for_nobody(
     rows = np.split(
         order, np.flatnonzero(np.diff(plan.timeline.trigger_time_of(stream.stamp[order]))) + 1
     )
-    batches = [batch for some in rows for batch in stream.take(some).batches(40)]
+    batches = [batch for row_numbers in rows for batch in stream.take(row_numbers).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
     monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 700)
     run = begin(plan, tmp_path / "a.db")

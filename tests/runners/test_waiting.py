@@ -19,12 +19,12 @@ from tests.streams import begin, make_plan
 def test_a_stop_is_seen_whatever_the_store_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: int
 ) -> None:
-    run, asked, stop = begin(make_plan(), tmp_path / "a.db"), list[None](), threading.Event()
+    run, calls, stop = begin(make_plan(), tmp_path / "a.db"), list[None](), threading.Event()
 
     def through(store: object) -> int:
-        asked.append(None)
-        if len(asked) <= away:
-            raise RunError("state.store", "did not answer", "wait")
+        calls.append(None)
+        if len(calls) <= away:
+            raise RunError("store", "did not answer", "wait")
         stop.set()
         return 0
 
@@ -37,17 +37,17 @@ def test_a_stop_is_seen_whatever_the_store_does(
             assert waiting.wait_or_stop(result, run, False, stop, engine)
         finally:
             stuck.cancel()
-    assert len(asked) == away + 1
+    assert len(calls) == away + 1
     stores.close_all()
 
 
 def test_the_last_trigger_time_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run: Run = begin(make_plan(), tmp_path / "a.db")
     last = run.plan.timeline.last_trigger_time
-    said = iter([0, last - 1, last])
-    monkeypatch.setattr(waiting, "delivered_through", lambda store: next(said))
+    trigger_times = iter([0, last - 1, last])
+    monkeypatch.setattr(waiting, "delivered_through", lambda store: next(trigger_times))
     flags = [f"--prism_location={binary()}"]
     with launched("PrismRunner", flags, Shape(endless=True), tmp_path) as (result, engine):
         assert waiting.wait_or_stop(result, run, False, None, engine)
-    assert next(said, None) is None
+    assert next(trigger_times, None) is None
     stores.close_all()

@@ -56,14 +56,14 @@ def serving() -> Iterator[tuple[Engine, str]]:
 
 @pytest.fixture
 def engine() -> Iterator[tuple[Engine, str]]:
-    with serving() as found:
-        yield found
+    with serving() as engine_server:
+        yield engine_server
 
 
 @pytest.fixture
 def other() -> Iterator[tuple[Engine, str]]:
-    with serving() as found:
-        yield found
+    with serving() as engine_server:
+        yield engine_server
 
 
 def ask(pool: Pool, method: str, request: Any) -> Any:
@@ -120,7 +120,7 @@ def test_one_that_has_served_is_not(
                     lives = start(pool, other[1])
                     ask(pool, "StopWorker", STOP)
                     assert worker.stopped
-                wait_for(lambda asked=asks: len(served.pool._workers) == 2 - asked)
+                wait_for(lambda ask_count=asks: len(served.pool._workers) == 2 - ask_count)
             wait_for(lambda: len(served.pool._workers) == 1)  # or its engine is gone
             assert pool.workers() == [lives] and not served.pool._workers[0].stopped
     finally:

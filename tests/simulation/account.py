@@ -64,17 +64,17 @@ class World:
     limit: Fraction = LIMIT
     history: list[str] = field(default_factory=list)
 
-    def hear(self, step: str, said: dict[str, Any]) -> None:
+    def hear(self, step: str, report: dict[str, Any]) -> None:
         """What a step said before it ended."""
-        self.made |= "made" in said
-        if "charged" in said:
-            self.charged.add(said["charged"])
-        for run_id, receipt in said.get("shown", {}).items():
+        self.made |= "made" in report
+        if "charged" in report:
+            self.charged.add(report["charged"])
+        for run_id, receipt in report.get("shown", {}).items():
             before = self.shown.setdefault(run_id, bytes.fromhex(receipt))
             if before.hex() != receipt:
                 raise BrokenError(f"{step}: a charge has two shown answers")
-        if "limit" in said:
-            self.limit = max(self.limit, Fraction(said["limit"]))
+        if "limit" in report:
+            self.limit = max(self.limit, Fraction(report["limit"]))
 
     def restore(self, then: dict[str, Any], closed: frozenset[str]) -> bool:
         """An older account is put back: what no answer was shown of may be lost with its charge.
@@ -166,15 +166,15 @@ def act(path: str, step: str, number: int) -> dict[str, Any]:
             return _seen(ledger, register)
         request = f"{number % 5:032x}"
         begun = register.begin(request, lambda run_id, _: Decision(_charge(run_id)), step == "anew")
-        said: dict[str, Any] = {"charged": begun.run_id}
-        print(json.dumps(said), flush=True)
+        report: dict[str, Any] = {"charged": begun.run_id}
+        print(json.dumps(report), flush=True)
         if step == "charge" or begun.receipt is not None:
-            return said
+            return report
         drawn = f"{begun.run_id} {number}".encode()  # as if the rows had changed
         register.commit(begun.run_id, drawn)
         answer = register.read(begun.run_id)
         assert answer is not None
-        return said | {"shown": {answer.run_id: answer.receipt.hex()}}
+        return report | {"shown": {answer.run_id: answer.receipt.hex()}}
 
 
 def _seen(ledger: Any, register: Any) -> dict[str, Any]:
@@ -198,11 +198,11 @@ def _child(order: dict[str, Any], library_: ctypes.CDLL) -> int:
     ):  # fmt: skip
         return 70
     try:
-        said = act(order["path"], order["step"], order["number"])
+        report = act(order["path"], order["step"], order["number"])
     except DpstreamError as error:
         print(json.dumps({"refused": str(error)}), flush=True)
         return REFUSED
-    print(json.dumps(said), flush=True)
+    print(json.dumps(report), flush=True)
     return SAID
 
 
@@ -261,10 +261,10 @@ class Processes:
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
-        code, said = int(self._server.stdout.readline()), dict[str, Any]()
+        code, report = int(self._server.stdout.readline()), dict[str, Any]()
         for line in Path(order["out"]).read_text().splitlines():
-            said |= json.loads(line)
-        return code, said
+            report |= json.loads(line)
+        return code, report
 
     def close(self) -> None:
         """End the server."""
@@ -293,6 +293,10 @@ def lose_power(disk: Disk, folder: Path, rng: random.Random) -> str:
     return model
 
 
+#: Steps of a world, each as often as it is taken.
+NAMES = ("charge", "charge", "answer", "answer", "anew", "anew", "raise", "close")
+
+
 def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> World:
     """One world; raises `BrokenError` if what must hold does not."""
     rng, world = random.Random(seed), World()
@@ -302,29 +306,29 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
 
     def step(name: str, number: int, action: str, at: int) -> tuple[int, dict[str, Any]]:
         journal.unlink(missing_ok=True)
-        code, said = server.run({
+        code, report = server.run({
             "path": str(folder / "account.db"), "folder": str(folder), "step": name,
             "number": number, "at": at, "action": action, "journal": str(journal),
             "out": str(scratch / f"said-{seed}"), "sabotage": sabotaged,
         })  # fmt: skip
         for call in calls(journal):
             disk.replay(call)
-        world.history.append(f"{number} {name} {action} at {at}: {code} {said}")
-        return code, said
+        world.history.append(f"{number} {name} {action} at {at}: {code} {report}")
+        return code, report
 
     for number in range(STEPS):
-        name = rng.choice(
-            ("charge", "charge", "answer", "answer", "anew", "anew", "raise", "close")
-        )
+        name = rng.choice(NAMES)
         if not world.made:
             name = "make"
         action = rng.choice(("count", "count", "count", "kill", "tear", "EIO", "ENOSPC"))
-        code, said = step(name, number, action, 0 if action == "count" else rng.randint(1, 16))
+        code, step_report = step(
+            name, number, action, 0 if action == "count" else rng.randint(1, 16)
+        )
         if code not in (SAID, REFUSED) and code >= 0:
             raise BrokenError(f"step {number}: exit {code}")
-        if action == "count" and code == REFUSED and "limit" not in said["refused"]:
-            raise BrokenError(f"step {number}: refused: {said['refused']}")
-        world.hear(f"step {number}", said)
+        if action == "count" and code == REFUSED and "limit" not in step_report["refused"]:
+            raise BrokenError(f"step {number}: refused: {step_report['refused']}")
+        world.hear(f"step {number}", step_report)
         if rng.random() < 0.3:
             world.history.append(f"power lost: {lose_power(disk, folder, rng)}")
             disk = Disk(folder)
@@ -341,13 +345,15 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
             (folder / "account.db").write_bytes(data)
             disk = Disk(folder)
             if world.restore(then, closed):
-                code, said = step("charge", number, "count", 0)
-                if code != REFUSED or "recover" not in said["refused"]:
-                    raise BrokenError(f"after step {number}: an older account is used: {said}")
+                code, step_report = step("charge", number, "count", 0)
+                if code != REFUSED or "recover" not in step_report["refused"]:
+                    raise BrokenError(
+                        f"after step {number}: an older account is used: {step_report}"
+                    )
             step("recover", number, action, rng.randint(1, 16))
-            code, said = step("recover", number, "count", 0)
+            code, step_report = step("recover", number, "count", 0)
             if code != SAID:
-                raise BrokenError(f"after step {number}: it cannot be recovered: {said}")
+                raise BrokenError(f"after step {number}: it cannot be recovered: {step_report}")
             code, seen = step("read", number, "count", 0)
             world.check(f"after the recovery of step {number}", seen)
     shutil.rmtree(folder)

@@ -50,14 +50,14 @@ def still_there(store: Store, shard: int, ranked: bool, out: dict[Record, Decisi
                 raise Problem("a decision has changed")
 
 
-def decision_of(found: Admitted, row: int, ranked: bool) -> Decision:
+def decision_of(admitted: Admitted, row: int, ranked: bool) -> Decision:
     """What was decided on an admitted record."""
-    rank = int(found.rank[row]) if ranked and found.rank is not None else None
+    rank = int(admitted.rank[row]) if ranked and admitted.rank is not None else None
     per_key = None
-    if found.per_key is not None:
-        ids, first, taken, fresh = found.per_key
+    if admitted.per_key is not None:
+        ids, first, taken, fresh = admitted.per_key
         per_key = ids[row].tobytes(), int(first[row]), int(taken[row]), int(fresh[row])
-    return Decision(int(found.pairs[row]), int(found.trigger_time[row]), rank, per_key)
+    return Decision(int(admitted.pairs[row]), int(admitted.trigger_time[row]), rank, per_key)
 
 
 def put_decision(batch: Batch, row: int, decision: Decision) -> None:
@@ -73,11 +73,13 @@ def put_decision(batch: Batch, row: int, decision: Decision) -> None:
     batch.trigger_time[row] = decision.trigger_time
 
 
-def came_again(batch: Batch, kept: dict[Record, Decision]) -> int:
+def came_again(batch: Batch, earlier_decisions: dict[Record, Decision]) -> int:
     """Records of a batch that were admitted and now get no pairs: their positions have gone."""
     rows = zip(batch.partition.tolist(), batch.offset.tolist(), batch.ids, strict=True)
-    known = np.array([(p, o, unit.tobytes()) in kept for p, o, unit in rows], np.bool_)
-    return int((known & (batch.pairs == 0)).sum())
+    repeats = np.array(
+        [(p, o, unit.tobytes()) in earlier_decisions for p, o, unit in rows], np.bool_
+    )
+    return int((repeats & (batch.pairs == 0)).sum())
 
 
 def decisions(
@@ -85,27 +87,27 @@ def decisions(
     plan: Plan,
     records: pa.RecordBatch,
     shards: int,
-    kept: dict[Record, Decision] | None = None,
+    earlier_decisions: dict[Record, Decision] | None = None,
 ) -> dict[Record, Decision]:
     """Every committed decision, read with a new handle.
 
     Args:
-        kept: decisions whose positions may have expired.
+        earlier_decisions: decisions whose positions may have expired.
     """
-    gone, out = kept or {}, dict[Record, Decision]()
+    gone, out = earlier_decisions or {}, dict[Record, Decision]()
     batch = Batch(plan, records)
     place = shard_of(batch.ids, shards)
     for shard in range(shards):
         mine = dict[Record, Decision]()
         units = store.unit_shard(shard)
         store.load_units(shard, units, batch.ids[place == shard])
-        _, found = store.admitted_before(shard, units)
-        for row, slot in enumerate(found.unit.tolist()):
+        _, admitted = store.admitted_before(shard, units)
+        for row, slot in enumerate(admitted.unit.tolist()):
             unit = units.table.ids[slot].tobytes()
-            record = int(found.partition[row]), int(found.offset[row]), unit
+            record = int(admitted.partition[row]), int(admitted.offset[row]), unit
             if record in mine:
                 raise Problem("a position is admitted twice")
-            mine[record] = decision_of(found, row, plan.design.ranked)
+            mine[record] = decision_of(admitted, row, plan.design.ranked)
         if any(gone.get(record, decision) != decision for record, decision in mine.items()):
             raise Problem("what has expired is decided again")
         if any(d.trigger_time <= units.forgotten and r not in gone for r, d in mine.items()):
@@ -126,14 +128,14 @@ def _check_counters(
         pairs[unit] += decision.pairs
     expected = np.array([pairs[unit.tobytes()] for unit in batch.ids[rows]], np.int64)
     slots = units.table.find(batch.ids[rows])
-    found = np.where(slots >= 0, units.counts[slots] if units.table.size else 0, 0)
+    counters = np.where(slots >= 0, units.counts[slots] if units.table.size else 0, 0)
     gone = np.zeros(len(rows), np.bool_)
     if plan.timeline.period is not None:
         closed = (
             period_trigger_time(plan.timeline, batch.event_trigger_time[rows]) <= units.forgotten
         )
-        gone = closed & (found == 0)
-    if not (gone | (found == expected)).all():
+        gone = closed & (counters == 0)
+    if not (gone | (counters == expected)).all():
         raise Problem("a counter is not that of its unit")
 
 
@@ -198,7 +200,7 @@ def check_skips(
     for (window, trigger), data in sorted(releases.items()):
         for row in as_rows(data):
             first.setdefault((window, str(row["page"])), line.base(window) + trigger)
-    known = remembered_keys(plan, first)
+    remembered_pages = remembered_keys(plan, first)
     batch, pages = Batch(plan, records), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}
     for row, page in enumerate(pages):
@@ -211,13 +213,15 @@ def check_skips(
         indices = []
         for window, index in _indices(plan, decision, opened):
             published = first.get((window, page), 1 << 40) < decision.trigger_time
-            published |= page in known[window] and line.base(window) < decision.trigger_time
+            published |= (
+                page in remembered_pages[window] and line.base(window) < decision.trigger_time
+            )
             if published != (index is None):
                 raise Problem("a pair does not know what was published before it")
             indices += [] if index is None else [index]
         taken.setdefault(unit, []).extend(indices)
-    for found in taken.values():
-        if sorted(found) != list(range(len(found))):
+    for unit_indices in taken.values():
+        if sorted(unit_indices) != list(range(len(unit_indices))):
             raise Problem("a unit takes a weight twice")
 
 

@@ -19,7 +19,7 @@ Point = Callable[[str, str], bool]
 
 def injected() -> RunError:
     """What a store raises when its database does not answer."""
-    return RunError("state.store", "an injected failure", "repeat the work")
+    return RunError("store", "an injected failure", "repeat the work")
 
 
 class _Group(threading.local):

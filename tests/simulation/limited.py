@@ -203,8 +203,8 @@ class LimitedStore(LimitedRetention, Store):
                 rows |= {(t, w, key): row for key, (t, w, row) in step.selected.items()}
         out = []
         for name in sorted({(t, w) for t, w, _ in rows if after < t <= (upto or 1 << 40)}):
-            some = [rows[key] for key in sorted(rows) if key[:2] == name]
-            table = pa.Table.from_batches(some).combine_chunks()
+            selected_rows = [rows[key] for key in sorted(rows) if key[:2] == name]
+            table = pa.Table.from_batches(selected_rows).combine_chunks()
             out.append(Selection(*name, table.to_batches()[0]))
         return out
 
@@ -259,9 +259,9 @@ class LimitedStore(LimitedRetention, Store):
             for number, piece in enumerate(pieces, 1):
                 what = f"part {number} of {len(pieces)}"
                 part = [record for unit in piece for record in by_unit[unit]]
-                whole = trigger_time if number == len(pieces) else None
+                final_time = trigger_time if number == len(pieces) else None
                 self.hook("before", what)
-                self.database.decide(shard, (units.decided, whole), loaded, part, until)
+                self.database.decide(shard, (units.decided, final_time), loaded, part, until)
                 self.hook("after", what)
         except BaseException:
             self.forget_units(shard)
@@ -278,9 +278,9 @@ class LimitedStore(LimitedRetention, Store):
 
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
         loaded = self._units[shard][1]
-        found = [r for r in self.database.admitted[shard] if r.unit in loaded]
-        slots = units.table.find(ids_from([r.unit for r in found])).astype(np.int32)
-        records = admitted_of(found, slots)
+        admitted_records = [r for r in self.database.admitted[shard] if r.unit in loaded]
+        slots = units.table.find(ids_from([r.unit for r in admitted_records])).astype(np.int32)
+        records = admitted_of(admitted_records, slots)
         index = IdTable()
         index.intern(position_ids(records.partition, records.offset, slots))
         return index, records

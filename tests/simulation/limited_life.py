@@ -51,10 +51,10 @@ class LimitedRetention(RetentionStore):
 
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
         tables = self._tables
-        found = {place: 0 for place, rows in tables.keys.items() if rows}
-        found |= {(window, shard): 0 for window, shard, _ in tables.releases}
-        found |= {place: last for place, last in tables.progress.items() if last}
-        return [(*place, last) for place, last in found.items() if place[0] >= first]
+        last_triggers = {place: 0 for place, rows in tables.keys.items() if rows}
+        last_triggers |= {(window, shard): 0 for window, shard, _ in tables.releases}
+        last_triggers |= {place: last for place, last in tables.progress.items() if last}
+        return [(*place, last) for place, last in last_triggers.items() if place[0] >= first]
 
     def unit_progress(self, shard: int) -> UnitProgress:
         tables = self._tables
@@ -105,10 +105,12 @@ class LimitedRetention(RetentionStore):
             sizes["keys", window] += sum(48 + 16 * len(row.pairs) for row in keys.values())
         rows["units", None] = sum(len(counts) for counts in tables.counts.values())
         rows["positions", None] = sum(len(records) for records in tables.admitted.values())
-        names = {(s, t, w) for s, some in tables.selected.items() for t, w, _ in some}
+        names = {(s, t, w) for s, selections in tables.selected.items() for t, w, _ in selections}
         if names:
             rows["selections", None] = len(names)
-            own = (row.nbytes for some in tables.selected.values() for row in some.values())
+            own = (
+                row.nbytes for selections in tables.selected.values() for row in selections.values()
+            )
             sizes["selections", None] = sum(own)
         sizes["units", None] = 24 * rows["units", None]
         sizes["positions", None] = 40 * rows["positions", None]
@@ -157,9 +159,9 @@ class LimitedRetention(RetentionStore):
 
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
         tables = self._tables
-        found = [r for r in tables.admitted[shard] if r.trigger_time > tables.forgotten[shard]]
-        nowhere = np.zeros(len(found), np.int32)
-        yield PositionPiece(ids_from([r.unit for r in found]), admitted_of(found, nowhere))
+        records = [r for r in tables.admitted[shard] if r.trigger_time > tables.forgotten[shard]]
+        nowhere = np.zeros(len(records), np.int32)
+        yield PositionPiece(ids_from([r.unit for r in records]), admitted_of(records, nowhere))
 
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         tables = self._tables
@@ -253,21 +255,21 @@ def record_of(unit: bytes, columns: Admitted, row: int) -> Record:
     return Record(unit, *place, *decided, rank, per_key)
 
 
-def admitted_of(found: list[Record], slots: Any) -> Admitted:
+def admitted_of(records: list[Record], slots: Any) -> Admitted:
     """Records of units of these slots as columns."""
-    ranks = [record.rank for record in found if record.rank is not None]
-    kept = [record.per_key for record in found if record.per_key is not None]
+    ranks = [record.rank for record in records if record.rank is not None]
+    per_key_parts = [record.per_key for record in records if record.per_key is not None]
     per_key = None
-    if kept:
-        keys, first, taken, fresh = zip(*kept, strict=True)
+    if per_key_parts:
+        keys, first, taken, fresh = zip(*per_key_parts, strict=True)
         words = np.array(taken, np.uint64), np.array(fresh, np.uint64)
         per_key = PerKey(ids_from(list(keys)), np.array(first, np.int32), *words)
     return Admitted(
-        np.array([record.partition for record in found], np.int32),
-        np.array([record.offset for record in found], np.int64),
+        np.array([record.partition for record in records], np.int32),
+        np.array([record.offset for record in records], np.int64),
         slots.astype(np.int32),
-        np.array([record.pairs for record in found], np.int32),
-        np.array([record.trigger_time for record in found], np.int32),
+        np.array([record.pairs for record in records], np.int32),
+        np.array([record.trigger_time for record in records], np.int32),
         np.array(ranks, np.int32) if ranks else None,
         per_key,
     )

@@ -28,9 +28,9 @@ def draw_plan(rng: np.random.Generator, skipping: bool = False) -> Plan:
     # Without a further draw: what seeds do that are known for something stays what it was.
     dice = int(rng.bit_generator.state["state"]["state"])
     later, remember = dice // 7 % 12, (None, None, "never", 3 * STEP)[dice // 84 % 4]
-    some = skipping_plans() if skipping else plans()
-    name = str(rng.choice([name for name in some if name not in LATER]))
-    plan = plans()[LATER[later]] if later < len(LATER) and not skipping else some[name]
+    candidates = skipping_plans() if skipping else plans()
+    name = str(rng.choice([name for name in candidates if name not in LATER]))
+    plan = plans()[LATER[later]] if later < len(LATER) and not skipping else candidates[name]
     triggers = plan.timeline.triggers
     stamped = bool(rng.random() < 0.7)
     lateness = int(rng.integers(0, min(3, triggers))) if stamped else 0

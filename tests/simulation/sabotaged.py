@@ -214,9 +214,9 @@ def _taken_back(real: Any) -> Any:
         parts = list(parts)
         for part, _ in parts:
             for key in part.rows:
-                kept = database.keys[part.place].get(key)
-                if kept is not None and kept.taken >= part.trigger:
-                    database.keys[part.place][key] = kept._replace(taken=part.trigger - 1)
+                entry = database.keys[part.place].get(key)
+                if entry is not None and entry.taken >= part.trigger:
+                    database.keys[part.place][key] = entry._replace(taken=part.trigger - 1)
         real(database, parts)
 
     return write

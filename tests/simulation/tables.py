@@ -104,7 +104,8 @@ class Tables:
                 other,
                 name,
                 defaultdict(
-                    rows.default_factory, {place: copy.copy(some) for place, some in rows.items()}
+                    rows.default_factory,
+                    {place: copy.copy(contents) for place, contents in rows.items()},
                 ),
             )
         return other

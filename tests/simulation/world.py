@@ -55,12 +55,12 @@ def smallest(
     seed: int, make: Make | None = None, skipping: bool = False
 ) -> tuple[Outcome, int | None]:
     """The outcome of a seed that fails, with as few records as still make it fail."""
-    found, fewest = simulate(seed, make, skipping=skipping), None
+    outcome, fewest = simulate(seed, make, skipping=skipping), None
     for records in (5, 10, 20, 40, 80):
         smaller = simulate(seed, make, records, skipping)
         if smaller.problem is not None:
             return smaller, records
-    return found, fewest
+    return outcome, fewest
 
 
 def report(

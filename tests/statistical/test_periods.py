@@ -69,7 +69,7 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     any later one, until its window or its period is closed.
     """
     line = plan.timeline
-    late, found = line.allowed_lateness // STEP, {}
+    late, period_places = line.allowed_lateness // STEP, {}
     assert line.end is not None and line.period is not None
     for cell in range(1, (line.end - line.start) // STEP + 1):
         number = (cell - 1) * STEP // line.period
@@ -79,10 +79,10 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
             if not base < cell <= base + line.window // STEP:
                 continue
             last = min(base + line.triggers, closes) if late else cell
-            found.setdefault(number, set()).update(
+            period_places.setdefault(number, set()).update(
                 (window, step_index - base) for step_index in range(cell, last + 1)
             )
-    return {number: sorted(places) for number, places in found.items()}
+    return {number: sorted(places) for number, places in period_places.items()}
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def worst(case: tuple[int, int, int, int], units: int, encoding: Encoding) -> fl
     A unit's pairs all at one place in one key are the extreme points of what it can add, and the
     square of a sum is convex in each of them, so nothing else adds more.
     """
-    products, found = gram(encoding), 0.0
+    products, largest = gram(encoding), 0.0
     places = placements(relation(*case))
     for first in range(len(places) - units + 1):
         choices = [np.array(places[first + i]) for i in range(units)]
@@ -102,8 +102,8 @@ def worst(case: tuple[int, int, int, int], units: int, encoding: Encoding) -> fl
         total = np.zeros(index.shape[1])
         for a, b in itertools.product(chosen, repeat=2):
             total += np.where(a[:, 0] == b[:, 0], products[a[:, 1] - 1, b[:, 1] - 1], 0.0)
-        found = max(found, float(total.max()))
-    return found
+        largest = max(largest, float(total.max()))
+    return largest
 
 
 def true_mu(plan: Plan, case: tuple[int, int, int, int], units: int) -> float:
@@ -141,10 +141,10 @@ def test_the_printed_mu_holds_for_every_relation(strategy: str, public: str | No
         for units in range(1, 5):
             if units > (plan.timeline.periods or 0):
                 continue
-            exact, said = true_mu(plan, case, units), several_mu(mu, units, together(plan))
-            assert exact <= said * (1 + 1e-9), (case, units)
-            assert printed(plan).get(units, said) == said
-            if units <= met and exact >= said * (1 - near):
+            exact, stated_mu = true_mu(plan, case, units), several_mu(mu, units, together(plan))
+            assert exact <= stated_mu * (1 + 1e-9), (case, units)
+            assert printed(plan).get(units, stated_mu) == stated_mu
+            if units <= met and exact >= stated_mu * (1 - near):
                 reached.add((units, met))
             beyond_root += exact > math.sqrt(units) * mu * 1.01
             if met == 1:
@@ -208,8 +208,8 @@ def test_selected_keys_with_several_periods_in_a_window_are_refused() -> None:
     plan = without(relation(4, 4, 1, 0))
     with pytest.raises(PolicyError, match="one window can meet 4 periods") as caught:
         allocate(plan)
-    assert caught.value.field == "privacy.period"
-    for word in ("do not overlap", "multiple of time.window", "no period", "share_windows = true"):
+    assert caught.value.field == "budget.covers"
+    for word in ("do not overlap", "multiple of window", "no period", "share_windows = true"):
         assert word in caught.value.fix
     # Each of what it says to do works.
     for other in (relation(4, 4, 4, 0), relation(4, 4, 8, 2), make_plan(triggers=4, windows=3)):

@@ -160,15 +160,15 @@ def test_audit_of_published_counts(
         public="f" * 32, strategy=strategy,
     )  # fmt: skip
     budget = allocate(plan)
-    found = {}
+    mu_by_factor = {}
     for factor in (1.0, 1.25):
         with smaller_noise(factor):
             outputs = released(plan, np.repeat([0, 1], side), tmp_path)
         a, b = outputs[:side], outputs[side:]
-        found[factor] = least_mu(score(a, a), score(b, a))
-    assert 0.6 * budget.mu <= found[1.0] <= budget.mu
-    assert epsilon_of(found[1.0], plan.privacy.delta) <= plan.privacy.epsilon
-    assert found[1.25] > budget.mu, "noise / 1.25 must be noticed"
+        mu_by_factor[factor] = least_mu(score(a, a), score(b, a))
+    assert 0.6 * budget.mu <= mu_by_factor[1.0] <= budget.mu
+    assert epsilon_of(mu_by_factor[1.0], plan.privacy.delta) <= plan.privacy.epsilon
+    assert mu_by_factor[1.25] > budget.mu, "noise / 1.25 must be noticed"
 
 
 @pytest.mark.parametrize("weights", [None, SelectionWeights(3.0, 1.0)])
@@ -185,11 +185,11 @@ def test_audit_of_selection(tmp_path: Path, weights: SelectionWeights | None) ->
     mu = budget.statistic.alone / budget.selection.sigma
     assert mu <= budget.mu
     middle = int(budget.tau[0]) / (1 << DECODE_BITS) / budget.statistic.alone
-    found = {}
+    mu_by_factor = {}
     for factor in (1.0, 1.25):
         with smaller_noise(factor):
             counts = np.repeat([int(middle), int(middle) + 1], SIDE)
             seen = ~np.isnan(released(plan, counts, tmp_path)[:, 0])
-        found[factor] = least_mu(seen[:SIDE].astype(float), seen[SIDE:].astype(float))
-    assert 0.6 * mu <= found[1.0] <= mu
-    assert found[1.25] > mu, "noise / 1.25 must be noticed"
+        mu_by_factor[factor] = least_mu(seen[:SIDE].astype(float), seen[SIDE:].astype(float))
+    assert 0.6 * mu <= mu_by_factor[1.0] <= mu
+    assert mu_by_factor[1.25] > mu, "noise / 1.25 must be noticed"

@@ -99,11 +99,11 @@ def paper() -> None:
 @MODES
 @WITH_BASELINES
 @COMMON
-def table1(**asked: Any) -> None:
+def table1(**arguments: Any) -> None:
     """Table 1: keys and errors of modes and baselines on the synthetic day."""
     from tests.bench.paper import studies
 
-    _run("table1", studies.table1, **asked)
+    _run("table1", studies.table1, **arguments)
 
 
 @paper.command(
@@ -128,11 +128,11 @@ def table1(**asked: Any) -> None:
 )
 @MODES
 @COMMON
-def figure10(**asked: Any) -> None:
+def figure10(**arguments: Any) -> None:
     """Figure 10: keys and errors against C."""
     from tests.bench.paper import studies
 
-    _run("figure10", studies.figure10, baselines=("none",), **asked)
+    _run("figure10", studies.figure10, baselines=("none",), **arguments)
 
 
 @paper.command(
@@ -150,11 +150,11 @@ def figure10(**asked: Any) -> None:
 @MODES
 @WITH_BASELINES
 @COMMON
-def table2(**asked: Any) -> None:
+def table2(**arguments: Any) -> None:
     """Table 2: posts by subreddit, generated like Webis-TLDR-17 or the real corpus."""
     from tests.bench.paper import studies
 
-    _run("table2", studies.table2, **asked)
+    _run("table2", studies.table2, **arguments)
 
 
 @paper.command(
@@ -175,19 +175,19 @@ def table2(**asked: Any) -> None:
 @click.option("--out", type=_FILE, help="FILE.json, replaced if it exists; pictures beside it.")
 @AS_JSON
 def workloads(
-    only: tuple[str, ...], out: Path | None, as_json: bool, **asked: Any
+    only: tuple[str, ...], out: Path | None, as_json: bool, **arguments: Any
 ) -> None:  # fmt: skip
     """Linear workloads: Example 4, Table 2 and Figures 3 to 5 of the eigen-design paper."""
     _check_out(out)
     from tests.bench.paper import charts, linear, linear_charts
     from tests.bench.paper.runs import provenance, save
 
-    study = linear.Study(**asked).check()
+    study = linear.Study(**arguments).check()
     parts = {name: linear.PARTS[name](study, _say) for name in dict.fromkeys(only)}
     command = " ".join(
-        ["python", "-m", "tests.bench.paper", "workloads", *_flags({"only": only, **asked})]
+        ["python", "-m", "tests.bench.paper", "workloads", *_flags({"only": only, **arguments})]
     )
-    result = {"experiment": "workloads", **provenance(), **asked, "command": command, **parts}
+    result = {"experiment": "workloads", **provenance(), **arguments, "command": command, **parts}
     if out is not None:
         save(result, out)
         names = []
@@ -246,7 +246,7 @@ def _run(
     folder: Path | None,
     out: Path | None,
     as_json: bool,
-    **asked: Any,
+    **arguments: Any,
 ) -> None:
     """Run a study; print a table or JSON; write JSON and pictures if asked to."""
     _check_out(out)
@@ -254,13 +254,17 @@ def _run(
     from tests.bench.paper.runs import save
     from tests.bench.paper.studies import Study
 
-    asked |= {k: (asked[k],) for k in ("triggers", "contributions") if isinstance(asked[k], int)}
-    asked["baselines"] = tuple(b for b in asked["baselines"] if b != "none")
-    command = " ".join([*_COMMAND, name, *_flags(asked)])
+    arguments |= {
+        k: (arguments[k],) for k in ("triggers", "contributions") if isinstance(arguments[k], int)
+    }
+    arguments["baselines"] = tuple(b for b in arguments["baselines"] if b != "none")
+    command = " ".join([*_COMMAND, name, *_flags(arguments)])
     with ExitStack() as stack:
-        kept = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        run_folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out = out or (folder and folder / f"{name}.json")
-        result, figure = study(Study(folder=kept, notes={"command": command}, **asked), _say)
+        result, figure = study(
+            Study(folder=run_folder, notes={"command": command}, **arguments), _say
+        )
     if out is not None:
         save(result, out)
         result["pictures"] = charts.draw(figure, out)
@@ -271,10 +275,10 @@ def _run(
         _print(result)
 
 
-def _flags(asked: dict[str, Any]) -> list[str]:
+def _flags(arguments: dict[str, Any]) -> list[str]:
     """The parameters as flags again, defaults included."""
     flags = []
-    for name, value in asked.items():
+    for name, value in arguments.items():
         if value is not None:
             values = value if isinstance(value, tuple) else (value,)
             flags += [f"--{name}", *(map(str, values) if values else ["none"])]

@@ -204,12 +204,12 @@ class Feed:
         users: distinct (user, key) by first trigger (``whole``), or anew at every trigger.
     """
 
-    def __init__(self, data: Columns, contributions: int, triggers: int, whole: bool) -> None:
-        kept = first_of_each(data.user, contributions)
-        user, key, step_index = data.user[kept], data.key[kept], data.step_index(triggers)[kept]
+    def __init__(self, data: Columns, contributions: int, triggers: int, cumulative: bool) -> None:
+        rows = first_of_each(data.user, contributions)
+        user, key, step_index = data.user[rows], data.key[rows], data.step_index(triggers)[rows]
         size = len(data.names)
         self.records = ByTrigger(key, step_index, size, triggers)
-        first = first_of_pair(user, key, None if whole else step_index)
+        first = first_of_pair(user, key, None if cumulative else step_index)
         self.users = ByTrigger(key[first], step_index[first], size, triggers)
 
 
@@ -223,8 +223,8 @@ def run_baseline(
         ring: key ring of a secret used for nothing else.
     """
     query = query_of(name, promise, truth.triggers)
-    whole = name.startswith("baseline1")
-    feed = Feed(data, promise.contributions, truth.triggers, whole)
+    cumulative = name.startswith("baseline1")
+    feed = Feed(data, promise.contributions, truth.triggers, cumulative)
     ids = typed_ids(ring.key, [("string", data.names)])
     values = Draws(ring, (name, "value"), query.value_sigma, ids)
     tests = query.selection_sigma and Draws(ring, (name, "test"), query.selection_sigma, ids)
@@ -233,8 +233,8 @@ def run_baseline(
     sums = np.zeros(truth.size)
     for trigger in range(1, truth.triggers + 1):
         # Baseline 1 asks about all data so far, Baseline 2 about the new data only.
-        units = units * whole + feed.users.added(trigger)
-        counts = counts * whole + feed.records.added(trigger)
+        units = units * cumulative + feed.users.added(trigger)
+        counts = counts * cumulative + feed.records.added(trigger)
         rows = np.flatnonzero(units)
         if tests:
             rows = rows[_pass(units[rows] + tests.at(rows, trigger), query)]
@@ -242,8 +242,8 @@ def run_baseline(
         else:
             noisy = counts[rows] + values.at(rows, trigger)
             rows, noisy = rows[_pass(noisy, query)], noisy[_pass(noisy, query)]
-        sums[rows] = sums[rows] * (not whole) + noisy
-        board.publish(rows, sums[rows], replace=whole)
+        sums[rows] = sums[rows] * (not cumulative) + noisy
+        board.publish(rows, sums[rows], replace=cumulative)
     return {**board.errors(), **query._asdict(), "tau": query.tau / 2**DECODE_BITS}
 
 

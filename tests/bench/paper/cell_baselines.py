@@ -39,9 +39,9 @@ def itself(workload: Workload) -> CellStrategy:
     if workload.marginal:
         spaces = spaces_of(workload)
         traces = spaces.traces(workload.weights)
-        kept = np.flatnonzero((traces > 0) & (spaces.dims > 0))
-        y = traces[kept] / spaces.dims[kept]
-        gram: Gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in kept), y)
+        support = np.flatnonzero((traces > 0) & (spaces.dims > 0))
+        y = traces[support] / spaces.dims[support]
+        gram: Gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in support), y)
     elif len(workload.products) == 1 and max(workload.sizes) <= MAX_SOLVED_CELLS:
         factors = workload.factors_of(workload.products[0])
         gram = Kron(tuple(dense_gram(factor.gram()) for factor in factors))
@@ -165,15 +165,15 @@ def fourier(workload: Workload) -> CellStrategy:
 def datacube(workload: Workload) -> CellStrategy:
     """Tables that cover the workload's: for each bound of a sum's length a greedy cover, the
     best."""
-    asked = [frozenset(axes) for axes in dict.fromkeys(p.axes for p in workload.products)]
-    candidates = sorted({a | b for a in asked for b in asked}, key=sorted)
+    axis_sets = [frozenset(axes) for axes in dict.fromkeys(p.axes for p in workload.products)]
+    candidates = sorted({a | b for a in axis_sets for b in axis_sets}, key=sorted)
 
     def length(table: frozenset[int], source: frozenset[int]) -> float:
         return math.prod(float(workload.sizes[a]) for a in source - table)
 
     best: tuple[float, list[frozenset[int]]] = math.inf, []
-    for most in sorted({length(t, s) for t in asked for s in candidates if t <= s}):
-        left, chosen = set(asked), list[frozenset[int]]()
+    for most in sorted({length(t, s) for t in axis_sets for s in candidates if t <= s}):
+        left, chosen = set(axis_sets), list[frozenset[int]]()
         while left:
             covers = {s: {t for t in left if t <= s and length(t, s) <= most} for s in candidates}
             source = max(candidates, key=lambda s: len(covers[s]))
@@ -190,24 +190,28 @@ def _each(workload: Workload, make: Callable[[int], Float64]) -> Kron:
             f"needs a matrix for each attribute, of at most {MAX_SOLVED_CELLS:,} cells",
             "choose another --strategy, or use coarser cells",
         )
-    found = {}
+    grams = {}
     for size in workload.sizes:
-        if size not in found:
+        if size not in grams:
             rows = make(size)
-            found[size] = dense_gram(rows.T @ rows)
-    return Kron(tuple(found[size] for size in workload.sizes))
+            grams[size] = dense_gram(rows.T @ rows)
+    return Kron(tuple(grams[size] for size in workload.sizes))
 
 
 def tables(workload: Workload, chosen: Sequence[tuple[int, ...]], name: str) -> CellStrategy:
     """The strategy that asks some tables of counts as they are, all alike."""
-    found: dict[tuple[int, ...], float] = {}
+    all_weights: dict[tuple[int, ...], float] = {}
     for table in chosen:
         cells = math.prod(float(workload.sizes[axis]) for axis in table)
         for count in range(len(table) + 1):
             for key in itertools.combinations(table, count):
-                found[key] = found.get(key, 0.0) + 1 / cells
-    kept = {key: y for key, y in found.items() if all(workload.sizes[axis] > 1 for axis in key)}
-    return CellStrategy(name, Residual(workload.sizes, tuple(kept), np.array(list(kept.values()))))
+                all_weights[key] = all_weights.get(key, 0.0) + 1 / cells
+    weights = {
+        key: y for key, y in all_weights.items() if all(workload.sizes[axis] > 1 for axis in key)
+    }
+    return CellStrategy(
+        name, Residual(workload.sizes, tuple(weights), np.array(list(weights.values())))
+    )
 
 
 #: Strategies by name.
@@ -219,6 +223,6 @@ BY_NAME: dict[str, Callable[[Workload], CellStrategy]] = {
 
 def errors(workload: Workload) -> dict[str, float]:
     """Weighted total of the variances at mu = 1 of each strategy that measures all queries."""
-    found = {name: make(workload).error(workload) for name, make in BY_NAME.items()}
-    found["gaussian"] = gaussian_error(workload)
-    return {name: error for name, error in found.items() if math.isfinite(error)}
+    method_errors = {name: make(workload).error(workload) for name, make in BY_NAME.items()}
+    method_errors["gaussian"] = gaussian_error(workload)
+    return {name: error for name, error in method_errors.items() if math.isfinite(error)}

@@ -48,14 +48,14 @@ def table_chart(
         mine = {row["method"]: row for row in rows if row["triggers"] == t}
         paper = {m: f for m, f in printed.get(t, {}).items() if m in methods}
         keys, share = axes[0][column], axes[1][column]
-        found = {m: row["keys"] for m, row in mine.items()}
-        _dots(keys, methods, found, {m: f.keys for m, f in paper.items()}, "{:,.0f}")
+        figures = {m: row["keys"] for m, row in mine.items()}
+        _dots(keys, methods, figures, {m: f.keys for m, f in paper.items()}, "{:,.0f}")
         keys.set_title(f"keys published, T = {t}", fontsize=10, loc="left")
         keys.set_xscale("symlog", linthresh=10)
         keys.set_xlim(-1.5, _top(rows, printed, methods))
         keys.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-        found = {m: row["l1"] / row["records"] for m, row in mine.items()}
-        _dots(share, methods, found, {m: f.l1 / records for m, f in paper.items()}, "{:.1%}")
+        figures = {m: row["l1"] / row["records"] for m, row in mine.items()}
+        _dots(share, methods, figures, {m: f.l1 / records for m, f in paper.items()}, "{:.1%}")
         share.set_title(f"L1 error as a share of all records, T = {t}", fontsize=10, loc="left")
         share.set_xlim(0, 1.18)
         share.xaxis.set_major_formatter(PercentFormatter(1))
@@ -67,8 +67,8 @@ def table_chart(
 def _top(
     rows: Sequence[Row], printed: Mapping[int, Mapping[str, PrintedFigures]], methods: Sequence[str]
 ) -> float:
-    shown = [f.keys for t in printed.values() for m, f in t.items() if m in methods]
-    return 6.0 * float(max(10, *(row["keys"] for row in rows), *shown))
+    key_counts = [f.keys for t in printed.values() for m, f in t.items() if m in methods]
+    return 6.0 * float(max(10, *(row["keys"] for row in rows), *key_counts))
 
 
 def _dots(

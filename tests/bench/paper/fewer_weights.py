@@ -49,7 +49,7 @@ class Sines(Basis):
 def separation(basis: Basis, c: Float64, size: int, tolerance: float = 1e-3) -> Weights:
     """Eigen-query separation: groups of ``size``, largest eigenvalues first."""
     order = np.argsort(-c, kind="stable")
-    merged, u, whole = [], np.zeros(len(c)), np.zeros((basis.cells, 0))
+    merged, u, columns = [], np.zeros(len(c)), np.zeros((basis.cells, 0))
     groups = [order[at : at + size] for at in range(0, len(c), size)]
     roots = []
     for group in groups:
@@ -58,8 +58,8 @@ def separation(basis: Basis, c: Float64, size: int, tolerance: float = 1e-3) -> 
         u[group] = weights.u
         merged.append(part.norms(weights.u))
         roots.append(weights.error)
-    whole = np.array(merged).T
-    factors = weigh(Columns(whole), np.array(roots), tolerance)
+    columns = np.array(merged).T
+    factors = weigh(Columns(columns), np.array(roots), tolerance)
     for group, factor in zip(groups, factors.u, strict=True):
         u[group] *= factor
     return _rated(basis, c, u, factors)
@@ -71,10 +71,12 @@ def principal(basis: Basis, c: Float64, count: int, tolerance: float = 1e-3) -> 
     rest = np.zeros(len(c))
     rest[order[count:]] = 1.0
     columns = np.column_stack([_columns(basis, order[:count]), basis.norms(rest)])
-    found = weigh(Columns(columns), np.append(c[order[:count]], c[order[count:]].sum()), tolerance)
+    weights = weigh(
+        Columns(columns), np.append(c[order[:count]], c[order[count:]].sum()), tolerance
+    )
     u = np.empty(len(c))
-    u[order[:count]], u[order[count:]] = found.u[:-1], found.u[-1]
-    return _rated(basis, c, u, found)
+    u[order[:count]], u[order[count:]] = weights.u[:-1], weights.u[-1]
+    return _rated(basis, c, u, weights)
 
 
 def _columns(basis: Basis, chosen: Int64) -> Float64:
@@ -84,7 +86,9 @@ def _columns(basis: Basis, chosen: Int64) -> Float64:
     return np.column_stack([basis.squares(slice(int(r[0]), int(r[-1]) + 1)) for r in runs])
 
 
-def _rated(basis: Basis, c: Float64, u: Float64, found: Weights) -> Weights:
+def _rated(basis: Basis, c: Float64, u: Float64, weights: Weights) -> Weights:
     u = u / basis.norms(u).max()
-    asked = c > 0
-    return Weights(u, found.nu, float((c[asked] / u[asked]).sum()), found.bound, found.steps)
+    support = c > 0
+    return Weights(
+        u, weights.nu, float((c[support] / u[support]).sum()), weights.bound, weights.steps
+    )

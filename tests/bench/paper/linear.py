@@ -89,19 +89,21 @@ class Study(NamedTuple):
         return 1 / mu_of(self.epsilon, self.delta)
 
 
-def rated(asked: Asked, scale: float) -> Row:
+def rated(problem: Asked, scale: float) -> Row:
     """RMSE of a workload by strategy, over the bound; absolute ones at the guarantee."""
-    found = spectrum(asked.workload)
-    errors = {name: asked.rival(name).error(asked.workload) for name in asked.rivals}
-    errors["eigen"] = eigen(found).error(asked.workload)
-    best = auto(asked.workload)
+    eigensystem = spectrum(problem.workload)
+    errors = {name: problem.rival(name).error(problem.workload) for name in problem.rivals}
+    errors["eigen"] = eigen(eigensystem).error(problem.workload)
+    best = auto(problem.workload)
     errors["optimum"] = best.error
     return {
-        "workload": asked.name,
-        "queries": round(asked.weight),
-        "bound": math.sqrt(found.bound / asked.weight) * scale,
-        "floor": math.sqrt(best.floor / found.bound),
-        "errors": {n: math.sqrt(e / found.bound) for n, e in errors.items() if math.isfinite(e)},
+        "workload": problem.name,
+        "queries": round(problem.weight),
+        "bound": math.sqrt(eigensystem.bound / problem.weight) * scale,
+        "floor": math.sqrt(best.floor / eigensystem.bound),
+        "errors": {
+            n: math.sqrt(e / eigensystem.bound) for n, e in errors.items() if math.isfinite(e)
+        },
     }
 
 
@@ -109,15 +111,15 @@ def example4(study: Study, say: Say) -> list[Row]:
     """Example 4: noise on each query (``gaussian``), the same with least squares (``workload``),
     cells, wavelets, the eigen-design, the optimum."""
     rivals = ("workload", "identity", "haar")
-    asked = Asked("Example 4", of_matrix(EXAMPLE4), rivals)
-    row = rated(asked, study.scale)
-    plain = gaussian_error(asked.workload) / spectrum(asked.workload).bound
+    problem = Asked("Example 4", of_matrix(EXAMPLE4), rivals)
+    row = rated(problem, study.scale)
+    plain = gaussian_error(problem.workload) / spectrum(problem.workload).bound
     row["errors"] = {"gaussian": math.sqrt(plain), **row["errors"]}
-    best = auto(asked.workload)
-    made = {name: asked.rival(name) for name in ("workload", "haar")}
-    made |= {"eigen": asked.eigen(), "optimum": best.strategy}
+    best = auto(problem.workload)
+    made = {name: problem.rival(name) for name in ("workload", "haar")}
+    made |= {"eigen": problem.eigen(), "optimum": best.strategy}
     matrices = {
-        name: strategy_matrices(strategy, asked.workload.sizes)[0].tolist()
+        name: strategy_matrices(strategy, problem.workload.sizes)[0].tolist()
         for name, strategy in made.items()
     }
     return [row | {"squared": best.error, "matrices": matrices}]
@@ -126,7 +128,7 @@ def example4(study: Study, say: Say) -> list[Row]:
 def table2(study: Study, say: Say) -> list[Row]:
     """Table 2: alternative workloads, best and worst rival, and the bound."""
     sizes = shapes.split(study.cells, 3)
-    asked: dict[str, Callable[[], Asked]] = {
+    problems: dict[str, Callable[[], Asked]] = {
         "1D ranges, permuted": lambda: shapes.permuted(shapes.ranges((study.cells,)), study.seed),
         "1-way range tables": lambda: shapes.range_tables(sizes, 1),
         "2-way range tables": lambda: shapes.range_tables(sizes, 2),
@@ -134,7 +136,7 @@ def table2(study: Study, say: Say) -> list[Row]:
         "predicates": lambda: shapes.predicates(study.cells, study.seed),
     }
     rows = []
-    for name, make in asked.items():
+    for name, make in problems.items():
         say(f"Table 2: {name}")
         row = rated(make(), study.scale)
         errors = row["errors"]
@@ -155,19 +157,19 @@ def figure3(study: Study, say: Say) -> list[Row]:
     for kind, counts in (("ranges", (1, 2, 3, 4)), ("tables", (3, 4, 5))):
         for count in counts:
             sizes = shapes.split(cells, count)
-            for asked in _both(kind, sizes, seed):
-                say(f"Figure 3: {asked.name}")
-                rows.append({"figure": "absolute", "kind": kind, **rated(asked, study.scale)})
+            for problem in _both(kind, sizes, seed):
+                say(f"Figure 3: {problem.name}")
+                rows.append({"figure": "absolute", "kind": kind, **rated(problem, study.scale)})
     for table in shapes.histograms(cells, seed):
         for kind in ("ranges", "tables"):
-            for asked in _both(kind, table.sizes, seed):
-                say(f"Figure 3: {asked.name} of the {table.name} table")
-                errors = relative_errors(asked, table)
+            for problem in _both(kind, table.sizes, seed):
+                say(f"Figure 3: {problem.name} of the {table.name} table")
+                errors = relative_errors(problem, table)
                 for epsilon in EPSILONS:
                     scale = 1 / mu_of(epsilon, study.delta)
                     each = {name: error * scale for name, error in errors.items()}
                     rows.append({
-                        "figure": "relative", "kind": kind, "workload": asked.name,
+                        "figure": "relative", "kind": kind, "workload": problem.name,
                         "table": table.name, "epsilon": epsilon, "errors": each,
                     })  # fmt: skip
     return rows
@@ -179,19 +181,19 @@ def _both(kind: str, sizes: tuple[int, ...], seed: int) -> list[Asked]:
     return [shapes.tables(sizes), shapes.random_tables(sizes, seed)]
 
 
-def relative_errors(asked: Asked, table: Table) -> dict[str, float]:
+def relative_errors(problem: Asked, table: Table) -> dict[str, float]:
     """Mean over the queries of E|error| / max(answer, .001 of the records), at mu = 1."""
-    workload, scaled = asked.workload, asked.relative()
+    workload, scaled = problem.workload, problem.relative()
     shaped = table.counts.reshape(workload.sizes)
-    answers = np.concatenate([found.ravel() for found in workload.apply(shaped)])
+    answers = np.concatenate([table_answers.ravel() for table_answers in workload.apply(shaped)])
     size = np.maximum(np.abs(answers), SANITY * table.records)
-    made = {name: asked.rival(name) for name in asked.rivals}
+    made = {name: problem.rival(name) for name in problem.rivals}
     made |= {"eigen": scaled.eigen(), "optimum": auto(workload, "relative").strategy}
-    found = {}
+    errors = {}
     for name, strategy in made.items():
         sds = np.sqrt(np.concatenate(strategy.variances(workload)))
-        found[name] = float(np.mean(sds / size)) * math.sqrt(2 / math.pi)
-    return found
+        errors[name] = float(np.mean(sds / size)) * math.sqrt(2 / math.pi)
+    return errors
 
 
 def figure4(study: Study, say: Say) -> list[Row]:
@@ -199,10 +201,10 @@ def figure4(study: Study, say: Say) -> list[Row]:
     seconds beyond the eigenbasis."""
     cells = study.large
     sines = Sines(cells)
-    found = spectrum(shapes.tables(shapes.split(cells, 3)).workload)
+    eigensystem = spectrum(shapes.tables(shapes.split(cells, 3)).workload)
     cases: list[tuple[str, Basis, Float64]] = [
         ("1D ranges", sines, sines.eigenvalues()),
-        ("2-way tables", Vectors(found.folding, found.vectors), found.values),
+        ("2-way tables", Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values),
     ]
     rows = []
     for name, basis, c in cases:
@@ -232,25 +234,25 @@ def _methods(
 def _timed(make: Callable[[], Weights]) -> tuple[Weights, float]:
     start = time.process_time()
     with one_thread():
-        found = make()
-    return found, time.process_time() - start
+        output = make()
+    return output, time.process_time() - start
 
 
 def figure5(study: Study, say: Say) -> list[Row]:
     """Figure 5: other design queries than eigenvectors, cells in their order and permuted."""
     rows = []
-    for asked in (shapes.ranges((study.cells,)), shapes.tables(shapes.split(study.cells, 3))):
-        for shown in (asked, shapes.permuted(asked, study.seed)):
-            say(f"Figure 5: {shown.name}")
-            sizes = asked.workload.sizes
-            known = spectrum(shown.workload)
-            gram = shown.workload.gram()
-            errors = {"eigen": eigen(known).error(shown.workload)}
+    for problem in (shapes.ranges((study.cells,)), shapes.tables(shapes.split(study.cells, 3))):
+        for variant in (problem, shapes.permuted(problem, study.seed)):
+            say(f"Figure 5: {variant.name}")
+            sizes = problem.workload.sizes
+            eigensystem = spectrum(variant.workload)
+            gram = variant.workload.gram()
+            errors = {"eigen": eigen(eigensystem).error(variant.workload)}
             for name, make in (("wavelet", haar_basis), ("Fourier", fourier_basis)):
                 basis = kron([make(size) for size in sizes])
-                errors[name] = design_error(basis, gram, shown.workload)
-            row = {name: math.sqrt(error / known.bound) for name, error in errors.items()}
-            rows.append({"workload": shown.name, "errors": row})
+                errors[name] = design_error(basis, gram, variant.workload)
+            row = {name: math.sqrt(error / eigensystem.bound) for name, error in errors.items()}
+            rows.append({"workload": variant.name, "errors": row})
     return rows
 
 

@@ -80,8 +80,8 @@ def table2(rows: Sequence[Row]) -> Figure:
     for axes in (factors, bounds):
         axes.axvline(1, color=_PAPER, lw=1, ls=":")
         _plain(axes)
-    shown = dict.fromkeys(name for row in rows for name in (row["best"], row["worst"]))
-    marks = [_mark(factors, "o", name, _COLOURS[name]) for name in (*shown, "eigen", "optimum")]
+    names = dict.fromkeys(name for row in rows for name in (row["best"], row["worst"]))
+    marks = [_mark(factors, "o", name, _COLOURS[name]) for name in (*names, "eigen", "optimum")]
     marks.append(_mark(factors, "D", "printed in the paper", _PAPER))
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False,
                   fontsize=8)  # fmt: skip
@@ -148,9 +148,9 @@ def figure4(rows: Sequence[Row]) -> Figure:
         mine = [row for row in rows if row["workload"] == workload]
         full = next(row for row in mine if row["method"] == "full")
         for axes, method in zip(line, words, strict=True):
-            found = [row for row in mine if row["method"] == method]
-            sizes = [row["size"] for row in found]
-            axes.plot(sizes, [row["error"] for row in found], "o-", color="#1f5fa8")
+            method_rows = [row for row in mine if row["method"] == method]
+            sizes = [row["size"] for row in method_rows]
+            axes.plot(sizes, [row["error"] for row in method_rows], "o-", color="#1f5fa8")
             axes.axhline(full["error"], color="#1f5fa8", lw=1, ls="--")
             axes.set_ylim(0.99, 1.05 * max(row["error"] for row in mine))
             axes.set_ylabel("RMSE over the bound", color="#1f5fa8", fontsize=9)
@@ -158,7 +158,9 @@ def figure4(rows: Sequence[Row]) -> Figure:
             _logarithmic(axes.xaxis, axes.set_xscale, tuple(sizes))
             axes.set_title(f"{workload}: {method}", fontsize=10, loc="left")
             seconds = axes.twinx()
-            seconds.plot(sizes, [row["seconds"] for row in found], "s-", color="#c2571a", ms=4)
+            seconds.plot(
+                sizes, [row["seconds"] for row in method_rows], "s-", color="#c2571a", ms=4
+            )
             seconds.axhline(full["seconds"], color="#c2571a", lw=1, ls="--")
             _logarithmic(seconds.yaxis, seconds.set_yscale, [10.0**k for k in range(-3, 4)])
             least, most = (f(max(row["seconds"], 1e-4) for row in mine) for f in (min, max))

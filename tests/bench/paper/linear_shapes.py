@@ -113,21 +113,23 @@ def random_tables(sizes: Sequence[int], seed: int) -> Asked:
     count = min(16, max(2, (1 << len(sizes)) // 4))
     chosen = rng.choice((1 << len(sizes)) - 1, count, replace=False) + 1
     axes = {tuple(k for k in range(len(sizes)) if code >> k & 1) for code in chosen.tolist()}
-    whole = marginals(attributes(sizes), range(1, len(sizes) + 1))
-    asked = Workload(whole.attributes, tuple(p for p in whole.products if p.axes in axes))
-    return Asked("random tables " + by(sizes), asked, TABLE_RIVALS)
+    all_tables = marginals(attributes(sizes), range(1, len(sizes) + 1))
+    workload = Workload(
+        all_tables.attributes, tuple(p for p in all_tables.products if p.axes in axes)
+    )
+    return Asked("random tables " + by(sizes), workload, TABLE_RIVALS)
 
 
-def permuted(asked: Asked, seed: int) -> Asked:
+def permuted(problem: Asked, seed: int) -> Asked:
     """The same queries of cells in another order, as a root of their Gram matrix: total errors
     depend on nothing else."""
-    gram = asked.workload.gram()
+    gram = problem.workload.gram()
     order = np.random.default_rng([seed, 5]).permutation(len(gram))
     values, vectors = np.linalg.eigh(gram[np.ix_(order, order)])
-    kept = values > 1e-10 * values[-1]
-    root = (vectors[:, kept] * np.sqrt(values[kept])).T
-    grid, rivals = asked.grid or asked.workload, asked.rivals
-    return Asked(asked.name + ", permuted", of_matrix(root), rivals, grid, asked.weight)
+    nonzero = values > 1e-10 * values[-1]
+    root = (vectors[:, nonzero] * np.sqrt(values[nonzero])).T
+    grid, rivals = problem.grid or problem.workload, problem.rivals
+    return Asked(problem.name + ", permuted", of_matrix(root), rivals, grid, problem.weight)
 
 
 def range_tables(sizes: Sequence[int], ways: int) -> Asked:

@@ -106,7 +106,7 @@ def published_budget(plan: Plan) -> Budget:
     """
     privacy, streams = plan.privacy, plan.design.streams
     if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.design.selects:
-        raise UsageError("privacy.mode", "must be 'rounds' with strategy 'tree'", "correct it")
+        raise UsageError("mechanism.mode", "must be 'rounds' with strategy 'tree'", "correct it")
     half, third, count = privacy.epsilon / 2, privacy.delta / 3, privacy.contributions
     rho = 2 * cdp_rho(half, third)
     mu = math.sqrt(2 * rho)

@@ -101,10 +101,10 @@ def _baseline(contest: Contest, name: str, data: Columns, truth: Truth, say: Say
     say(f"{name}: T = {truth.triggers}, C = {contest.contributions}")
     start = time.perf_counter()
     with KeyRing(secrets.token_bytes(KEY_BYTES)) as ring:
-        found = run_baseline(name, data, truth, contest.promise, ring)
+        figures = run_baseline(name, data, truth, contest.promise, ring)
     where = {"triggers": truth.triggers, "contributions": contest.contributions}
     seconds = round(time.perf_counter() - start, 2)
-    return {"method": name, **where, "records": len(data), "seconds": seconds, **found}
+    return {"method": name, **where, "records": len(data), "seconds": seconds, **figures}
 
 
 def provenance() -> Row:

@@ -160,7 +160,7 @@ def _run(study: Study, contest: Contest, make: Callable[[], None], say: Say) -> 
 
 def _result(name: str, study: Study, rows: list[Row]) -> Row:
     """The result as JSON: what was asked, where it was run, what was measured."""
-    asked = {
+    settings = {
         "users": study.users,
         "seed": study.seed,
         "epsilon": study.epsilon,
@@ -169,5 +169,5 @@ def _result(name: str, study: Study, rows: list[Row]) -> Row:
         "data": "webis-tldr-17" if study.webis else "generated",
     }
     if name != "table2":
-        asked["keys"] = study.keys
-    return {"experiment": name, **provenance(), **asked, **study.notes, "runs": rows}
+        settings["keys"] = study.keys
+    return {"experiment": name, **provenance(), **settings, **study.notes, "runs": rows}

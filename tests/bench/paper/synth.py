@@ -150,8 +150,8 @@ def _times_and_users(sizes: Int64, rng: np.random.Generator) -> Int64:
     order = np.empty(int(ends[-1]), np.int64)
     done = 0
     for begin in range(0, len(sizes), _CHUNK):
-        some = sizes[begin : begin + _CHUNK]
-        ids = np.repeat(np.arange(begin + 1, begin + 1 + len(some)), some)
+        chunk = sizes[begin : begin + _CHUNK]
+        ids = np.repeat(np.arange(begin + 1, begin + 1 + len(chunk)), chunk)
         times = rng.integers(0, DAY_MICROS, len(ids))
         order[done : done + len(ids)] = times << _USER_BITS | ids
         done += len(ids)

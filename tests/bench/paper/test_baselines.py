@@ -79,18 +79,20 @@ def slow(name: str, data: Columns, triggers: int, promise: Guarantee, ring: KeyR
     total: dict[int, float] = defaultdict(float)
     out: Published = {}
     for t in range(1, triggers + 1):
-        whole = name.startswith("baseline1")
-        asked = [
-            (u, k) for u, k, step_index in rows if step_index == t or (whole and step_index < t)
+        cumulative = name.startswith("baseline1")
+        pairs = [
+            (u, k)
+            for u, k, step_index in rows
+            if step_index == t or (cumulative and step_index < t)
         ]
         out[t] = {}
-        for key in {k for _, k in asked}:
+        for key in {k for _, k in pairs}:
             row = np.array([key])
-            units = len({u for u, k in asked if k == key})
-            noisy = sum(k == key for _, k in asked) + int(value.at(row, t)[0])
+            units = len({u for u, k in pairs if k == key})
+            noisy = sum(k == key for _, k in pairs) + int(value.at(row, t)[0])
             tested = units + int(test.at(row, t)[0]) if test else noisy
             if tested > query.tau / 2**DECODE_BITS:
-                total[key] = noisy if whole else total[key] + noisy
+                total[key] = noisy if cumulative else total[key] + noisy
                 out[t][key] = total[key]
     return out
 
@@ -100,13 +102,13 @@ def test_a_baseline_is_its_definition(name: str, monkeypatch: pytest.MonkeyPatch
     data, promise, ring = day(), Guarantee(60.0, 1e-3, 30), KeyRing(bytes(32))
     expected = slow(name, data, 4, promise, ring)
     published = record(monkeypatch)
-    found = run_baseline(name, data, Truth(data, 4), promise, ring)
+    figures = run_baseline(name, data, Truth(data, 4), promise, ring)
     assert published == expected
-    assert sum(map(len, expected.values())) == found["updates"] > 10
+    assert sum(map(len, expected.values())) == figures["updates"] > 10
     if name.startswith("baseline1"):
-        assert found["keys"] == len(expected[4])
+        assert figures["keys"] == len(expected[4])
     else:
-        assert found["keys"] == len(set().union(*expected.values()))
+        assert figures["keys"] == len(set().union(*expected.values()))
 
 
 def even_day(keys: int, per_key: int, triggers: int) -> Columns:
@@ -180,8 +182,8 @@ def test_draws_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [draw(), draw(1), draw(label=("b", "value")), draw(label=("a", "test")), draw(t=2)]
     assert len({tuple(o) for o in others}) == 5
     assert len(set(draw())) > 50
-    some = Draws(KeyRing(bytes(32)), ("a", "value"), 1000.0, ids).at(rows[::7], 1)
-    assert some.tolist() == draw()[::7], "a draw does not depend on which others are drawn"
+    sample = Draws(KeyRing(bytes(32)), ("a", "value"), 1000.0, ids).at(rows[::7], 1)
+    assert sample.tolist() == draw()[::7], "a draw does not depend on which others are drawn"
 
 
 @pytest.mark.parametrize("triggers", [1, 100, 1000])

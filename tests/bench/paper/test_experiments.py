@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.demo import first_of_each
-from dpstream.pipelines.jobs.text import parse_toml
+from dpstream.pipelines.project.text import parse_toml
 from tests.bench.paper import charts, runs
 from tests.bench.paper.__main__ import BASELINES, paper
 from tests.bench.paper.baselines import NAMES
@@ -97,15 +97,15 @@ def test_a_new_answer_replaces_the_old_one() -> None:
         np.array([0, 1, DAY_MICROS - 1]),
         np.zeros(0, np.int32),
     )
-    kept, replaced = (Scoreboard(Truth(data, 2)) for _ in range(2))
-    for board, replace in ((kept, False), (replaced, True)):
+    accumulated, replaced = (Scoreboard(Truth(data, 2)) for _ in range(2))
+    for board, replace in ((accumulated, False), (replaced, True)):
         board.publish(np.array([0, 1]), np.array([1.0, 5.0]), replace)
         with pytest.raises(ValueError, match="not every"):
             board.errors()
         board.publish(np.array([1]), np.array([2.0]), replace)
-    assert kept.errors()["l1"] == 0 and kept.errors()["keys"] == 2
+    assert accumulated.errors()["l1"] == 0 and accumulated.errors()["keys"] == 2
     assert replaced.errors()["l1"] == 1 and replaced.errors()["keys"] == 1
-    assert kept.errors()["l1_average"] == 2.0
+    assert accumulated.errors()["l1_average"] == 2.0
 
 
 def test_a_released_key_without_records_is_an_error(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_pictures(tmp_path: Path) -> None:
         for t in (100, 1000)
     ]
     table = charts.table_chart(rows, TABLE1, TABLE1_RECORDS, "title")
-    shown = "\n".join(text.get_text() for text in table.findobj() if hasattr(text, "get_text"))
-    assert "435" in shown and "28,338" not in shown, "the paper's figures of what is shown"
+    page = "\n".join(text.get_text() for text in table.findobj() if hasattr(text, "get_text"))
+    assert "435" in page and "28,338" not in page, "the paper's figures of what is shown"
     sweep = charts.sweep_chart([{**row, "contributions": row["triggers"]} for row in rows], "t")
     for name, figure in (("a", table), ("b", sweep)):
         assert charts.draw(figure, tmp_path / f"{name}.json") == [f"{name}.png", f"{name}.svg"]
@@ -225,12 +225,12 @@ def test_figure10_command(tmp_path: Path) -> None:
 
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("--modes", "stiky"), "--modes"),
-    (("--modes", "sticky,strategy=tre"), "privacy.strategy"),
+    (("--modes", "sticky,strategy=tre"), "mechanism.strategy"),
     (("--modes", "sticky,per_key=1"), "privacy.per_key"),
     (("--triggers", "7"), "--triggers"),
     (("--out", "result.txt"), "--out"),
     (("--users", "100000000"), "users"),
-    (("--epsilon", "0"), "privacy.epsilon"),
+    (("--epsilon", "0"), "budget.epsilon"),
     (("--triggers",), "requires an argument"),
     (("--baselines", "baseline3"), "Invalid value"),
 ]

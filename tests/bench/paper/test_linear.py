@@ -32,9 +32,9 @@ def test_example_4_has_the_papers_figures() -> None:
 
 
 def test_table_2_says_who_is_best_and_worst() -> None:
-    found = rows("table2")
-    assert [row["name"] for row in found] == list(linear.PRINTED_TABLE2)
-    for row in found:
+    table_rows = rows("table2")
+    assert [row["name"] for row in table_rows] == list(linear.PRINTED_TABLE2)
+    for row in table_rows:
         errors = row["errors"]
         assert 1 - 1e-9 <= row["floor"] <= errors["optimum"] <= errors["eigen"] * 1.001
         assert row["best_factor"] * errors["eigen"] == pytest.approx(errors[row["best"]])
@@ -43,11 +43,11 @@ def test_table_2_says_who_is_best_and_worst() -> None:
 
 
 def test_figure_3_has_both_kinds_of_errors() -> None:
-    found = rows("figure3")
-    absolute = [row for row in found if row["figure"] == "absolute"]
+    figure_rows = rows("figure3")
+    absolute = [row for row in figure_rows if row["figure"] == "absolute"]
     assert [row["kind"] for row in absolute] == ["ranges"] * 8 + ["tables"] * 6
     assert all(row["errors"]["optimum"] <= min(row["errors"].values()) * 1.001 for row in absolute)
-    relative = [row for row in found if row["figure"] == "relative"]
+    relative = [row for row in figure_rows if row["figure"] == "relative"]
     assert len(relative) == 2 * 4 * len(linear.EPSILONS)
     by_budget = [row["errors"]["eigen"] for row in relative[: len(linear.EPSILONS)]]
     assert by_budget == sorted(by_budget, reverse=True)
@@ -57,21 +57,21 @@ def test_figure_3_has_both_kinds_of_errors() -> None:
 def test_relative_errors_are_means_of_sizes_of_noise() -> None:
     """Against drawn noise of the identity strategy, the only one whose noise is plain."""
     table = shapes.generated("t", (2, 4, 4), 5000, 1)
-    asked = shapes.tables(table.sizes)._replace(rivals=("identity",))
-    found = linear.relative_errors(asked, table)
+    problem = shapes.tables(table.sizes)._replace(rivals=("identity",))
+    errors = linear.relative_errors(problem, table)
     shaped = table.counts.reshape(table.sizes)
-    exact = np.concatenate([a.ravel() for a in asked.workload.apply(shaped)])
+    exact = np.concatenate([a.ravel() for a in problem.workload.apply(shaped)])
     noise = np.random.default_rng(0).normal(size=(4000, *table.sizes))
     drawn = np.concatenate([noise.sum(axis).reshape(4000, -1) for axis in (3, 2, 1)], axis=1)
     size = np.maximum(exact, 5)
-    assert found["identity"] == pytest.approx(np.mean(np.abs(drawn) / size), rel=0.02)
-    assert found["optimum"] <= found["identity"]
+    assert errors["identity"] == pytest.approx(np.mean(np.abs(drawn) / size), rel=0.02)
+    assert errors["optimum"] <= errors["identity"]
 
 
 def test_figure_4_trades_error_for_time() -> None:
-    found = rows("figure4")
+    figure_rows = rows("figure4")
     for workload in ("1D ranges", "2-way tables"):
-        mine = [row for row in found if row["workload"] == workload]
+        mine = [row for row in figure_rows if row["workload"] == workload]
         full = next(row["error"] for row in mine if row["method"] == "full")
         assert {row["method"] for row in mine} == {"full", "separation", "principal"}
         assert all(full * (1 - 1e-3) <= row["error"] for row in mine)
@@ -102,5 +102,5 @@ def test_sizes(sizes: dict[str, int]) -> None:
 
 
 def test_words() -> None:
-    shown = linear.words(rows("example4") + rows("figure4")[:1])
-    assert "gaussian 1.636" in shown and "full 128" in shown
+    page = linear.words(rows("example4") + rows("figure4")[:1])
+    assert "gaussian 1.636" in page and "full 128" in page

@@ -28,8 +28,8 @@ def test_every_strategy_is_drawn_in_its_place() -> None:
     shape, census, *_ = CHARTS["figure3"](rows("figure3")).axes
     drawn = sorted(float(line.get_ydata()[0]) for line in shape.lines if line.get_marker() == "o"
                    and len(line.get_ydata()))  # fmt: skip
-    asked = [r for r in rows("figure3") if r["figure"] == "absolute" and r["kind"] == "ranges"]
-    assert drawn == sorted(e for row in asked for e in row["errors"].values())
+    range_rows = [r for r in rows("figure3") if r["figure"] == "absolute" and r["kind"] == "ranges"]
+    assert drawn == sorted(e for row in range_rows for e in row["errors"].values())
     assert len([line for line in census.lines if len(line.get_xdata()) == 4]) == 8
     [axes] = CHARTS["figure5"](rows("figure5")).axes
     assert [bar.get_height() for bar in axes.patches] == [

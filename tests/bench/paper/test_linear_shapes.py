@@ -23,17 +23,17 @@ def test_sizes_that_cannot_be_shared(cells: int, attributes: int) -> None:
 
 
 def test_random_ranges_are_boxes_of_some_attributes() -> None:
-    asked = shapes.random_ranges((2, 4, 4), 5)
-    rows = asked.workload.products[0].factors[0].matrix
+    problem = shapes.random_ranges((2, 4, 4), 5)
+    rows = problem.workload.products[0].factors[0].matrix
     assert rows is not None and rows.shape == (shapes.QUERIES, 32)
     boxes = rows.reshape(-1, 2, 4, 4)
     sides = [boxes.any(axis=tuple({1, 2, 3} - {axis})) for axis in (1, 2, 3)]
     for box, *side in zip(boxes, *sides, strict=True):
         assert np.array_equal(box, np.multiply.outer(np.multiply.outer(*side[:2]), side[2]))
-    whole = np.array([side.all(axis=1) for side in sides])
-    assert 0 < whole[0].mean() < 1 and (~whole).any(axis=0).mean() > 0.5
+    unbounded = np.array([side.all(axis=1) for side in sides])
+    assert 0 < unbounded[0].mean() < 1 and (~unbounded).any(axis=0).mean() > 0.5
     again, other = (shapes.random_ranges((2, 4, 4), seed).workload.structure for seed in (5, 6))
-    assert again == asked.workload.structure != other
+    assert again == problem.workload.structure != other
 
 
 def test_random_tables_are_some_sets_of_attributes() -> None:
@@ -43,26 +43,28 @@ def test_random_tables_are_some_sets_of_attributes() -> None:
 
 
 def test_permuted_queries_are_the_same_in_another_order() -> None:
-    asked = shapes.ranges((4, 4))
-    shown = shapes.permuted(asked, 2)
-    gram, other = asked.workload.gram(), shown.workload.gram()
-    assert not np.allclose(gram, other) and shown.weight == 100
+    problem = shapes.ranges((4, 4))
+    variant = shapes.permuted(problem, 2)
+    gram, other = problem.workload.gram(), variant.workload.gram()
+    assert not np.allclose(gram, other) and variant.weight == 100
     assert np.allclose(np.linalg.eigvalsh(gram), np.linalg.eigvalsh(other))
-    assert spectrum(shown.workload).bound == pytest.approx(spectrum(asked.workload).bound)
+    assert spectrum(variant.workload).bound == pytest.approx(spectrum(problem.workload).bound)
     # Strategies that know the order of cells are worse off.
     for name in shapes.RANGE_RIVALS:
-        assert shown.rival(name).error(shown.workload) > asked.rival(name).error(asked.workload)
-    assert shown.eigen().error(shown.workload) == pytest.approx(
-        asked.eigen().error(asked.workload), rel=1e-2
+        assert variant.rival(name).error(variant.workload) > problem.rival(name).error(
+            problem.workload
+        )
+    assert variant.eigen().error(variant.workload) == pytest.approx(
+        problem.eigen().error(problem.workload), rel=1e-2
     )
 
 
 def test_rivals_over_the_attributes_where_queries_are_one_matrix() -> None:
-    asked = shapes.random_ranges((4, 8), 0)
+    problem = shapes.random_ranges((4, 8), 0)
     plain = shapes.ranges((4, 8))
-    pair = (asked, plain._replace(grid=plain.workload))
-    found, known = (each.rival("haar").gram.dense() for each in pair)  # type: ignore[attr-defined]
-    assert np.array_equal(found, known) and found.shape == (32, 32)
+    pair = (problem, plain._replace(grid=plain.workload))
+    gram, expected = (each.rival("haar").gram.dense() for each in pair)  # type: ignore[attr-defined]
+    assert np.array_equal(gram, expected) and gram.shape == (32, 32)
     assert shapes.predicates(8, 0).rival("identity").error(shapes.predicates(8, 0).workload) > 0
 
 

@@ -53,26 +53,26 @@ def test_what_a_list_refuses(args: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["table1", "table2", "figure10"])
 def test_a_mode_that_cannot_be_read(name: str, tmp_path: Path) -> None:
-    said = refused(name, "--modes", "best", "--users", "10", "--folder", tmp_path / "runs")
-    assert "--modes" in said and "sticky" in said
+    message = refused(name, "--modes", "best", "--users", "10", "--folder", tmp_path / "runs")
+    assert "--modes" in message and "sticky" in message
 
 
 def test_lists_take_several_values(tmp_path: Path) -> None:
-    said = refused("table1", "--triggers", "100", "7000001", "--users", "10",
+    message = refused("table1", "--triggers", "100", "7000001", "--users", "10",
                    "--modes", "sticky", "--baselines", "none", "--folder", tmp_path)  # fmt: skip
-    assert "--triggers" in said and "divide a day" in said
+    assert "--triggers" in message and "divide a day" in message
 
 
 def test_workloads(tmp_path: Path) -> None:
     done = call("workloads", "--only", "example4", "figure4", "--large", "64",
                 "--out", tmp_path / "w.json", "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
-    kept, shown = json.loads((tmp_path / "w.json").read_text()), json.loads(done.stdout)
-    assert kept["example4"] == shown["example4"] and "figure5" not in shown
-    assert shown["pictures"] == [f"w-{part}.{form}" for part in ("example4", "figure4")
+    saved, stdout_report = json.loads((tmp_path / "w.json").read_text()), json.loads(done.stdout)
+    assert saved["example4"] == stdout_report["example4"] and "figure5" not in stdout_report
+    assert stdout_report["pictures"] == [f"w-{part}.{form}" for part in ("example4", "figure4")
                                  for form in ("png", "svg")]  # fmt: skip
-    assert all((tmp_path / name).exists() for name in shown["pictures"])
-    assert "--only example4 figure4" in kept["command"] and "--large 64" in kept["command"]
+    assert all((tmp_path / name).exists() for name in stdout_report["pictures"])
+    assert "--only example4 figure4" in saved["command"] and "--large 64" in saved["command"]
     printed = call("workloads", "--only", "example4").stdout
     assert "eigen 1.017" in printed
     assert "--cells" in refused("workloads", "--cells", "100")

@@ -24,8 +24,8 @@ def test_the_last_line_is_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_refusal_is_the_childs(
     kind: type[DpstreamError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = json.dumps(kind("sink.path", "rule", "fix").as_dict())
-    child(tmp_path, [said], kind.exit_code, monkeypatch)
+    error_line = json.dumps(kind("sink.path", "rule", "fix").as_dict())
+    child(tmp_path, [error_line], kind.exit_code, monkeypatch)
     with pytest.raises(kind) as error:
         in_child("child_program")
     assert (error.value.field, error.value.rule) == ("sink.path", "rule")

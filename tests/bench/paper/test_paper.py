@@ -58,9 +58,9 @@ def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
     assert not run.budget().sound
     with pytest.raises(PolicyError, match="without a guarantee"):
         run_job(charged)
-    said: list[str] = []
-    run_job(job, warn=said.append)
+    warnings: list[str] = []
+    run_job(job, warn=warnings.append)
     releases = read_releases(job.path.parent / "releases")
     assert releases.num_rows
     assert set(releases["run_id"].to_pylist()) == {f"UNSOUND-{run.run_id}"}
-    assert any("does NOT hold" in words for words in said)
+    assert any("does NOT hold" in words for words in warnings)

@@ -32,9 +32,9 @@ def test_the_figures_of_the_corpus() -> None:
     total = own / (1 - reddit.SHARED_ACCOUNT)
     assert total == pytest.approx(reddit.POSTS, rel=2e-3)
     assert law[reddit.CONTRIBUTIONS :].sum() == pytest.approx(0.01, rel=0.01)
-    kept = reddit.USERS * np.dot(law, np.minimum(posts, reddit.CONTRIBUTIONS))
-    assert 1 - kept / total == pytest.approx(0.173, abs=0.001)
-    assert (1 - kept / total) * LARGEST[0] * total == pytest.approx(102_250, rel=0.02)
+    counted_posts = reddit.USERS * np.dot(law, np.minimum(posts, reddit.CONTRIBUTIONS))
+    assert 1 - counted_posts / total == pytest.approx(0.173, abs=0.001)
+    assert (1 - counted_posts / total) * LARGEST[0] * total == pytest.approx(102_250, rel=0.02)
     cdf = reddit.key_cdf()
     assert len(cdf) == 29_650 and cdf[-1] == 1.0 and np.all(np.diff(cdf) >= 0)
 
@@ -144,9 +144,9 @@ class Endless(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         assert 0 < size <= BLOCK_BYTES, "the file is read as a whole"
         self.largest = max(self.largest, size)
-        some = min(self.left, size // (len(self._line) + 1))
-        self.left -= some
-        return (self._line + b"\n") * some
+        line_count = min(self.left, size // (len(self._line) + 1))
+        self.left -= line_count
+        return (self._line + b"\n") * line_count
 
 
 def test_the_corpus_is_streamed() -> None:
@@ -184,6 +184,6 @@ def test_table2_on_the_real_format(tmp_path: Path) -> None:
     args = ("--webis", source, "--triggers", "2", "--modes", "sticky", "--epsilon", "50")
     result = call("table2", *args, "--contributions", "20", "--shards", "1", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["data"] == "webis-tldr-17" and len(found["runs"]) == 5
-    assert found["runs"][0]["keys"] == 5 and found["runs"][0]["records"] == len(GOOD)
+    report = json.loads(result.stdout)
+    assert report["data"] == "webis-tldr-17" and len(report["runs"]) == 5
+    assert report["runs"][0]["keys"] == 5 and report["runs"][0]["records"] == len(GOOD)

@@ -29,5 +29,5 @@ def test_what_cannot_be_run(mode: str, triggers: int, tmp_path: Path) -> None:
 
 
 def test_a_result_says_where_it_was_made() -> None:
-    found = provenance()
-    assert "date" in found and "numpy" in str(found)
+    origin = provenance()
+    assert "date" in origin and "numpy" in str(origin)

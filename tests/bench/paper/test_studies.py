@@ -13,12 +13,12 @@ def study(folder: Path, **more: object) -> Study:
 
 
 def test_each_setting_is_run_once(tmp_path: Path) -> None:
-    asked = study(tmp_path, modes=("tree", "sticky", "tree"), triggers=(10, 100, 10),
+    small_study = study(tmp_path, modes=("tree", "sticky", "tree"), triggers=(10, 100, 10),
                   contributions=(3, 4, 3), baselines=("baseline1", "baseline1"))  # fmt: skip
-    found = asked.contest(tmp_path / "x.parquet", "int")
-    order = [(s.triggers, s.mode.name, s.contributions) for s in found.settings]
+    contest = small_study.contest(tmp_path / "x.parquet", "int")
+    order = [(s.triggers, s.mode.name, s.contributions) for s in contest.settings]
     assert order == [(t, m, c) for t in (10, 100) for m in ("tree", "sticky") for c in (3, 4)]
-    assert (list(found.baselines), found.contributions) == (["baseline1"], 3)
+    assert (list(contest.baselines), contest.contributions) == (["baseline1"], 3)
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:
@@ -29,11 +29,11 @@ def test_nothing_to_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [synthetic, corpus])
 def test_data_is_made_once(source: object, tmp_path: Path) -> None:
-    said: list[str] = []
-    path, make = source(study(tmp_path, keys=50), said.append)
+    messages: list[str] = []
+    path, make = source(study(tmp_path, keys=50), messages.append)
     assert not path.exists()
     make()
     before = path.stat().st_mtime_ns
     make()
-    assert path.stat().st_mtime_ns == before and len(said) == 1
-    assert source(study(tmp_path, keys=50, seed=1), said.append)[0] != path
+    assert path.stat().st_mtime_ns == before and len(messages) == 1
+    assert source(study(tmp_path, keys=50, seed=1), messages.append)[0] != path

@@ -41,8 +41,8 @@ def test_counts_by_trigger_and_errors() -> None:
     truth = Truth(columns(), 2)
     assert [truth.added(t).tolist() for t in (1, 2)] == [[1, 1], [1, 0]]
     releases = pa.table({"key": ["a", "a", "b"], "trigger": [1, 2, 2], "count": [3.0, 2.0, 4.0]})
-    found = errors(truth, releases)
-    assert found == {"keys": 2, "l1": 3.0, "l2": 3.0, "linf": 3.0, "l1_average": 3.0, "updates": 3}
+    scores = errors(truth, releases)
+    assert scores == {"keys": 2, "l1": 3.0, "l2": 3.0, "linf": 3.0, "l1_average": 3.0, "updates": 3}
 
 
 def test_what_cannot_be_measured() -> None:

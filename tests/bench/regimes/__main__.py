@@ -22,7 +22,7 @@ from tests.bench.regimes.populations import GENERATORS
 
 def chosen(args: argparse.Namespace) -> list[grid.Cell]:
     """The part of the grid that is asked for."""
-    asked = {
+    options = {
         name: getattr(args, name) for name in ("contributions", "triggers", "epsilons", "deltas")
     }
 
@@ -32,7 +32,7 @@ def chosen(args: argparse.Namespace) -> list[grid.Cell]:
         if cell.kind.startswith("private") and cell.where not in args.populations:
             return False
         values = cell.contributions, cell.triggers, cell.epsilon, cell.delta
-        return all(value in asked[name] for name, value in zip(asked, values, strict=True))
+        return all(value in options[name] for name, value in zip(options, values, strict=True))
 
     part = [cell for cell in grid.cells() if cell.kind in args.kinds and wanted(cell)]
     if args.sample is not None:

@@ -114,15 +114,15 @@ def row(cell: Cell) -> Row:
     return _private_stream(cell) if rest == ["stream"] else _private(cell)
 
 
-def _public(cell: Cell, asked: str) -> Row:
+def _public(cell: Cell, figure_kind: str) -> Row:
     count, triggers, epsilon, delta = cell[1:5]
-    if asked == "stream":
+    if figure_kind == "stream":
         errors = dict(prefixes.rivals(triggers, count, epsilon, delta))
         figure = ours.public_stream(count, triggers, epsilon, delta)
         if triggers == 1:
             errors |= dict(totals.rivals(count, epsilon, delta, anywhere=True))
     else:
-        most = MOST if asked == "sum" else 1
+        most = MOST if figure_kind == "sum" else 1
         errors = dict(totals.rivals(count, epsilon, delta, anywhere=False, most=most))
         figure = ours.public_totals(count, epsilon, delta, most)
     name = min(errors, key=lambda rival: errors[rival])
@@ -144,15 +144,21 @@ def _cells(cell: Cell) -> tuple[keys.Cells, keys.Cells]:
 
 
 def _private_stream(cell: Cell) -> Row:
+    """Like with like: of what is given once, at the close, and of what is given from its first test
+    on, the comparison that stands worse."""
     count, triggers, epsilon, delta = cell[1:5]
-    stream = population(cell.where).arrivals(count, triggers)
-    if triggers == 1:  # a window's one test: what is given once is given at its end
-        once = keys.rivals(*_cells(cell), count, epsilon, delta)
-        rivals = [(name, error, 0.0) for name, error in once]
-    else:
+    once = keys.rivals(*_cells(cell), count, epsilon, delta)
+    rows = [_against(cell, [(name, error, 0.0) for name, error in once], at_close=True)]
+    if triggers > 1:
+        stream = population(cell.where).arrivals(count, triggers)
         rivals = list(arrivals.rivals(stream, (count, triggers, epsilon, delta), SEEDS))
+        rows.append(_against(cell, rivals, at_close=False))
+    return max(rows, key=lambda row: row.ratio - 2 * row.spread)
+
+
+def _against(cell: Cell, rivals: list[arrivals.Rival], at_close: bool) -> Row:
     name, best, spread = min(rivals, key=lambda rival: rival[1])
-    figure = ours.private_stream(cell.where, count, triggers, epsilon, delta, SEEDS)
+    figure = ours.private_stream(cell.where, *cell[1:5], SEEDS, at_close)
     noise = math.hypot(figure.spread / figure.error, spread / best) * figure.error / best
     return Row(cell, figure.error, figure.family, best, name, noise)
 

@@ -194,37 +194,58 @@ def _sorted(population: str, contributions: int) -> tuple[Sorted, int]:
     return Sorted.of(records, of.keys, contributions), of.keys
 
 
-def settings(contributions: int, triggers: int) -> dict[str, dict[str, Any]]:
-    """Kinds of jobs that count each person once a key, as a job file or `starred` would say."""
-    combined = {"per_key_bound": 1, "combine": True, "usual_weights": True}
-    weights = usual_weights(
-        contributions, combine=True, sticky=True, fused=False, skip=triggers > 1
-    )
-    at_end = {**combined, "usual_weights": False, "skip": False, "tests": (triggers,)}
-    once = {
-        f"one test, share {share:g}": {
-            **at_end, "weights": SelectionWeights(2.0, 1.0), "selection_share": share,
+def settings(contributions: int, triggers: int, at_close: bool) -> dict[str, dict[str, Any]]:
+    """Kinds of jobs that count each person once a key, as a job file would say.
+
+    Args:
+        at_close: keys are published once, at the close; else from their first test on.
+    """
+    one = {"per_key_bound": 1}
+    combined = {**one, "combine": True}
+    few = {**one, "strategy": "geometric", "tests": 4}
+    if not at_close:
+        kind = {"combine": True, "sticky": True, "fused": False}
+        weights = usual_weights(contributions, **kind, skip=True)
+        return {
+            "combined": {**combined, "usual_weights": True, "weights": weights},
+            "per key": one,
+            "fused": {"kind": "units"},
+            "geometric": {"kind": "units", "strategy": "geometric"},
+            "geometric, few tests": few,
+            "geometric, two streams": {**few, "selection_share": 0.5},
         }
-        for share in (0.35, 0.5, 0.65)
-    }  # fmt: skip
-    return {
-        "combined": {**combined, "weights": weights},
-        **once,
-        "per key": {"per_key_bound": 1},
-        "fused": {"kind": "units"},
-        "geometric": {"kind": "units", "strategy": "geometric"},
-        "geometric, few tests": {"per_key_bound": 1, "strategy": "geometric", "tests": 4},
-        "geometric, one test": {"per_key_bound": 1, "strategy": "geometric", "tests": (triggers,)},
+    kinds: dict[str, dict[str, Any]] = {
+        "fused": {"kind": "units", "select_every": triggers},
+        "geometric": {**one, "strategy": "geometric", "tests": (triggers,)},
     }
+    at_end = {**combined, "skip": False, "tests": (triggers,)}
+    for name, falling in (("mild", (2.0, 1.0)), ("steep", (1.5, 2.0)), ("even", (50.0, 1.0))):
+        for share in (0.2, 0.35, 0.5, 0.65):
+            weights = SelectionWeights(*falling)
+            setting = {**at_end, "weights": weights, "selection_share": share}
+            kinds[f"one test, {name}, share {share:g}"] = setting
+    if triggers == 1:
+        for share in (0.1, 0.2, 0.35):
+            weights = SelectionWeights(size_share=share)
+            kinds[f"by size, share {share:g}"] = {**combined, "weights": weights}
+    return kinds
 
 
 def private_stream(
-    population: str, contributions: int, triggers: int, epsilon: float, delta: float, seeds: range
-) -> Figure:
-    """Private keys at T triggers: L1 at the last one, of the best kind of job."""
+    population: str, contributions: int, triggers: int, epsilon: float, delta: float, seeds: range,
+    at_close: bool,
+) -> Figure:  # fmt: skip
+    """Private keys at T triggers: L1 at the last one, of the best kind of job.
+
+    Args:
+        at_close: of those that publish once, at the close, which may be the job's only trigger.
+    """
     records, _ = _sorted(population, contributions)
     best = Figure(math.inf, 0.0, "none")
-    for name, setting in settings(contributions, triggers).items():
+    if at_close and triggers > 1:
+        alone = private_stream(population, contributions, 1, epsilon, delta, seeds, at_close)
+        best = alone._replace(family=f"{alone.family}, one trigger")
+    for name, setting in settings(contributions, triggers, at_close).items():
         try:
             plan = stream(contributions, triggers, False, epsilon=epsilon, delta=delta, **setting)
             budget = allocate(plan)
@@ -233,6 +254,9 @@ def private_stream(
         if budget.plain:
             best = min(best, plain_stream(population, plan, budget, seeds)._replace(family=name))
             continue
+        if plan.privacy.combine and plan.design.published_once:
+            best = min(best, _once(population, plan, budget)._replace(family=f"gaussian, {name}"))
+            continue
         design = Design.of(plan, budget)
         runs = [sweep(design, records, seed).l1 for seed in seeds]
         figure = Figure(
@@ -240,6 +264,22 @@ def private_stream(
         )
         best = min(best, figure)
     return best
+
+
+def _once(population: str, plan: Plan, budget: Budget) -> Figure:
+    """Expected L1 of a window's one test at its close, by weights and the published count."""
+    from tests.bench.regimes.populations import population as named
+
+    statistic, selection, weights = budget.statistic, budget.selection, budget.weights
+    if statistic is None or selection is None or weights is None or budget.tau is None:
+        raise ValueError("keys are selected by weights")
+    cells = named(population).cells(plan.privacy.contributions, by_size=plan.design.by_size)
+    factors, sds = (
+        (statistic.weighted, statistic.counted),
+        (selection.sigma, budget.values[0].sigma),
+    )
+    above = float(budget.tau[0]) / 2.0**DECODE_BITS
+    return Figure(keys.both(cells, cells.by_index @ weights, factors, sds, above), 0.0, "")
 
 
 def plain_stream(population: str, plan: Plan, budget: Budget, seeds: range) -> Figure:
@@ -259,7 +299,8 @@ def plain_stream(population: str, plan: Plan, budget: Budget, seeds: range) -> F
             return Figure(plainly(pairs, selection, one), 0.0, "")
     above = tau / 2.0**DECODE_BITS
     tested = selection.strategy_object
-    rows = decoder(tested)[np.arange(1, len(at) + 1) - 1]
+    steps = selection.steps_at(at) if published is selection else np.arange(1, len(at) + 1)
+    rows = decoder(tested)[steps - 1]
     reads = decoder(last)[-1]
 
     def noises(rng: np.random.Generator, size: int) -> Any:
@@ -292,8 +333,8 @@ def workload(queries: str, sizes: tuple[int, ...]) -> Figure:
     from dpstream.accounting.workloads.attributes import of_size
     from dpstream.accounting.workloads.workload import marginals
 
-    asked = marginals([of_size(str(i), size) for i, size in enumerate(sizes)], [2], queries)
-    return Figure(math.sqrt(auto(asked).error / asked.weight), 0.0, "gaussian")
+    cell_workload = marginals([of_size(str(i), size) for i, size in enumerate(sizes)], [2], queries)
+    return Figure(math.sqrt(auto(cell_workload).error / cell_workload.weight), 0.0, "gaussian")
 
 
 def attribute(queries: str, size: int, contributions: int, epsilon: float, delta: float) -> Figure:
@@ -303,11 +344,13 @@ def attribute(queries: str, size: int, contributions: int, epsilon: float, delta
     from dpstream.pipelines.workload.families import Budget as Promise
     from dpstream.pipelines.workload.families import families_of as families_of_workload
 
-    asked = over([size], [queries])
+    cell_workload = over([size], [queries])
     promise = Promise(epsilon, delta, contributions)
-    found = families_of_workload(asked, _solved(queries, size), promise, Path(_folder().name))
-    error = found.gaussian if found.taken == "gaussian" else found.geometric
-    return Figure(math.inf if error is None else error, 0.0, found.taken)
+    families = families_of_workload(
+        cell_workload, _solved(queries, size), promise, Path(_folder().name)
+    )
+    error = families.gaussian if families.taken == "gaussian" else families.geometric
+    return Figure(math.inf if error is None else error, 0.0, families.taken)
 
 
 @functools.lru_cache(maxsize=1)

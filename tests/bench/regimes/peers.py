@@ -36,8 +36,8 @@ def measured() -> dict[str, Any]:
     for epsilon, delta, count in CASES:
         for name in STRATEGIES:
             chosen = partition_selection.create_partition_strategy(name, epsilon, delta, count)
-            found = [chosen.probability_of_keep(size) for size in SIZES]
-            chances[f"{name} {epsilon:g} {delta:g} {count}"] = found
+            keep_chances = [chosen.probability_of_keep(size) for size in SIZES]
+            chances[f"{name} {epsilon:g} {delta:g} {count}"] = keep_chances
     space = (
         dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T=int)),
         dp.l01inf_distance(dp.absolute_distance(T=int)),
@@ -64,16 +64,16 @@ def measured() -> dict[str, Any]:
     return {"chances": chances, "thresholds": thresholds}
 
 
-def worst(said: dict[str, Any]) -> float:
+def worst(record: dict[str, Any]) -> float:
     """The largest relative difference of a formula from a package."""
     off = [0.0]
     for epsilon, delta, count in CASES:
         case = f"{epsilon:g} {delta:g} {count}"
         for name in STRATEGIES:
             ours = keys.pipelinedp_keep(name, epsilon, delta, count, np.array(SIZES))
-            theirs = np.array(said["chances"][f"{name} {case}"])
+            theirs = np.array(record["chances"][f"{name} {case}"])
             off.append(float(np.abs(ours / theirs - 1).max()))
-        at = said["thresholds"][case]
+        at = record["thresholds"][case]
         off.append(abs(keys.opendp_threshold(epsilon, delta, count) / at - 1))
     return max(off)
 
@@ -85,10 +85,10 @@ def main() -> None:
     args = parser.parse_args()
     if not environments.inside("peers"):
         sys.exit(environments.run_inside("peers", "tests.bench.regimes.peers", sys.argv[1:]))
-    said = measured()
+    record = measured()
     if args.record:
-        RECORDED.write_text(json.dumps(said, indent=1) + "\n")
-    off = worst(said)
+        RECORDED.write_text(json.dumps(record, indent=1) + "\n")
+    off = worst(record)
     print(json.dumps({"benchmark": "regimes.peers", "largest_difference": off}))
     raise SystemExit(off > ALLOWED)
 

@@ -31,16 +31,16 @@ COLOURS = ("#8fb4dc", "#f3c08f", "#e58a4e")
 DELTA = 1e-9
 
 
-def panel(asked: int | str) -> tuple[Any, Any]:
+def panel(kind: int | str) -> tuple[Any, Any]:
     """(epsilons, contributions) which of ``TAKEN``, and sds of Gaussian noise over geometric."""
     shape = len(EPSILONS), len(CONTRIBUTIONS)
     taken, ratio = np.zeros(shape, int), np.ones(shape)
     for i, epsilon in enumerate(EPSILONS.tolist()):
         for j, count in enumerate(CONTRIBUTIONS.tolist()):
-            if isinstance(asked, int):
-                name, (gaussian, plain) = ours.families_of_stream(count, asked, epsilon, DELTA)
+            if isinstance(kind, int):
+                name, (gaussian, plain) = ours.families_of_stream(count, kind, epsilon, DELTA)
             else:
-                selects = asked == "selected"
+                selects = kind == "selected"
                 name, (gaussian, plain) = ours.families_of_totals(count, epsilon, DELTA, selects)
             taken[i, j], ratio[i, j] = TAKEN.index(name), gaussian / plain
     return taken, ratio
@@ -58,8 +58,8 @@ def draw(path: Path) -> None:
 
     figure = Figure(figsize=(9.6, 6.0), layout="constrained", facecolor="#fbfbfd")
     axes = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
-    for axis, (name, asked) in zip(axes, PANELS.items(), strict=False):
-        taken, ratio = panel(asked)
+    for axis, (name, kind) in zip(axes, PANELS.items(), strict=False):
+        taken, ratio = panel(kind)
         axis.pcolormesh(CONTRIBUTIONS, EPSILONS, taken, cmap=ListedColormap(COLOURS),
                         vmin=-0.5, vmax=2.5, shading="nearest", rasterized=True)  # fmt: skip
         lines = axis.contour(CONTRIBUTIONS, EPSILONS, np.log2(ratio), colors="#333", linewidths=0.8,

@@ -295,17 +295,17 @@ class Command:
         """What is there in the end, and the account's entries."""
         left = self.leaves(folder, ended)
         if self.then:
-            shown = server.run(self.then, folder)
-            left = (left, shown.code, shown.stdout)
+            process = server.run(self.then, folder)
+            left = (left, process.code, process.stdout)
         if self.charged is None:
             return left, None
-        shown = account(server, folder, self.charged)
+        process = account(server, folder, self.charged)
         if self.anew:
-            assert charges(shown) > 1, "nothing was charged anew"
+            assert charges(process) > 1, "nothing was charged anew"
             return left, unanswered(folder / self.charged)
         return left, (
-            shown.code,
-            re.sub(r'"at": [0-9]+|"digest": "[0-9a-f]+"', "", shown.stdout),
+            process.code,
+            re.sub(r'"at": [0-9]+|"digest": "[0-9a-f]+"', "", process.stdout),
         )  # when it was asked
 
 
@@ -314,9 +314,9 @@ def account(server: Server, folder: Path, path: str) -> Ended:
     return server.run(["account", "show", path, "--json"], folder)
 
 
-def charges(shown: Ended) -> int:
+def charges(process: Ended) -> int:
     """How many there are."""
-    return int(json.loads(shown.stdout)["charges"]) if shown.stdout else 0
+    return int(json.loads(process.stdout)["charges"]) if process.stdout else 0
 
 
 def unanswered(path: Path) -> int:

@@ -175,8 +175,8 @@ def same_noise(past: Past) -> bool:
 
 
 def _answer(ended: Ended) -> tuple[str, float]:
-    shown = json.loads(ended.stdout)
-    return str(shown["run_id"]), shown["rows"][0]["count"]
+    report = json.loads(ended.stdout)
+    return str(report["run_id"]), report["rows"][0]["count"]
 
 
 def damaged_answer(past: Past) -> bool:

@@ -149,8 +149,8 @@ def _run_ids() -> None:
         frame = frame.f_back
         name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
         drawn[name] = drawn.get(name, 0) + 1
-        book = frame.f_locals.get("book")
-        number = drawn[name] if book is None else len(book.charges)
+        account = frame.f_locals.get("account")
+        number = drawn[name] if account is None else len(account.charges)
         # A second run of one job is another one.
         name = f"{name} {number}{' anew' * ('--fresh' in sys.argv)}"
         return hashlib.sha256(name.encode()).hexdigest()[:32]

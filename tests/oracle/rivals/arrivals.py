@@ -7,8 +7,7 @@ mean:
 * *Differentially Private Stream Processing at Scale* (Zhang, Doroshenko, Kairouz, Steinke, Thakurta
   et al. 2023), thresholds on the noisy prefixes of trees, made sound by a union over tests and
   keys; with geometric noise, with noise per step, and with the square root of the prefix matrix.
-* its baselines: every trigger anew at a part of the budget, and every step by itself, added up;
-* one test at the end with falling weights, the published count being a stream.
+* its baselines: every trigger anew at a part of the budget, and every step by itself, added up.
 """
 
 import math
@@ -112,13 +111,13 @@ def passed(
     """Mean L1 at the end, and its error; a key is given from its first prefix above tau on."""
     counts = stream.by(at)
     held = counts[:, -1] > 0
-    counts, raw, found = counts[held], stream.raw[held], []
+    counts, raw, l1_errors = counts[held], stream.raw[held], []
     for seed in seeds:
         noisy = counts + noise(np.random.default_rng(seed), len(raw))
         given = ((noisy > tau) & (counts > 0)).any(axis=1)
         errors = np.where(given, np.abs(noisy[:, -1] - raw), raw)
-        found.append(float(errors.sum() + stream.raw[~held].sum()))
-    return float(np.mean(found)), float(np.std(found) / math.sqrt(len(found)))
+        l1_errors.append(float(errors.sum() + stream.raw[~held].sum()))
+    return float(np.mean(l1_errors)), float(np.std(l1_errors) / math.sqrt(len(l1_errors)))
 
 
 def two_sided(rng: np.random.Generator, b: float, shape: tuple[int, int]) -> Floats:
@@ -137,9 +136,9 @@ def geometric_prefixes(
     b = epsilon / (count * (levels(steps, arity) if arity else 1))
     most = delta / count / len(at)
     terms = covers.sum(axis=1).astype(int)
-    known = {n: geometric_tail(b, n, most) for n in set(terms.tolist())}
+    tails = {n: geometric_tail(b, n, most) for n in set(terms.tolist())}
     # 1 + noise > tau has the chance of noise >= tau.
-    tau = np.array([known[n] for n in terms.tolist()], np.float64)
+    tau = np.array([tails[n] for n in terms.tolist()], np.float64)
     # Nodes that cover the same of the prefixes are drawn once each, as they are in the mechanism.
     return passed(
         stream, at, tau, lambda rng, n: two_sided(rng, b, (n, covers.shape[1])) @ covers.T, seeds
@@ -180,13 +179,13 @@ def step_by_step(
     law = truncated_geometric(epsilon / count, delta / count)
     cut = cut_of(epsilon / count, delta / count)
     cell, sizes = np.unique(stream.key * steps + stream.step - 1, return_counts=True)
-    key, found = cell // steps, []
+    key, l1_errors = cell // steps, []
     for seed in seeds:
         rng = np.random.default_rng(seed)
         noisy = sizes + rng.choice(np.arange(-law.reach, law.reach + 1), len(sizes), p=law.mass)
         total = np.bincount(key, np.where(noisy > cut, noisy, 0), len(stream.raw))
-        found.append(float(np.abs(total - stream.raw).sum()))
-    return float(np.mean(found)), float(np.std(found) / math.sqrt(len(found)))
+        l1_errors.append(float(np.abs(total - stream.raw).sum()))
+    return float(np.mean(l1_errors)), float(np.std(l1_errors) / math.sqrt(len(l1_errors)))
 
 
 def split_epsilon(epsilon: float, delta: float, times: int) -> float:
@@ -211,7 +210,7 @@ def rivals(stream: Arrivals, given: tuple[int, int, float, float], seeds: range)
     Args:
         given: C, T, epsilon, delta.
     """
-    count, steps, epsilon, delta = given
+    count, steps = given[:2]
     tests = sorted({min(t, steps) for t in (*TESTS, steps if steps <= 128 else 100)})
     for name, arities in (("per step", (0,)), ("tree", ARITIES)):
         tried = [
@@ -226,6 +225,3 @@ def rivals(stream: Arrivals, given: tuple[int, int, float, float], seeds: range)
     yield ("truncated geometric step by step", *step_by_step(stream, given, seeds))
     cells = stream.cells(count)
     yield "every trigger anew", anew(cells, given), 0.0
-    decoder, norm = square_root_decoder(steps)
-    growth = norm * float(np.linalg.norm(decoder[-1]))
-    yield "one test at the end, falling weights", keys.one_test(cells, epsilon, delta, growth), 0.0

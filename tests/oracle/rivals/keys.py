@@ -208,15 +208,9 @@ def one_test(
     cells: Cells,
     epsilon: float,
     delta: float,
-    growth: float = 1.0,
     shares: tuple[float, ...] = SHARES[2:],
 ) -> float:
-    """Least expected L1 over weights, shares and theta.
-
-    Args:
-        growth: sd of the published count at the last trigger, over that of one given once: with
-            several triggers it is a stream, and what is tested at the end is given at the end.
-    """
+    """Least expected L1 over weights, shares and theta."""
     count = cells.by_index.shape[1]
 
     def error(falling: tuple[float, float], share: float, theta: float) -> float:
@@ -224,7 +218,7 @@ def one_test(
         w = index_weights(count, *falling)
         sds = (
             math.sqrt(float(w @ w) / (1 - share)) / mu,
-            growth * math.sqrt(count / share) / mu,
+            math.sqrt(count / share) / mu,
         )
         d = sds[0] ** 2 / sds[1] ** 2 / float(w.mean())
         tau = lone_threshold(w + d, math.hypot(sds[0], d * sds[1]), theta * delta)

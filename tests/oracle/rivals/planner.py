@@ -86,9 +86,9 @@ def rmse(kind: str, sizes: Sequence[int], ways: int) -> float:
     """Root of the mean variance of all queries of all tables of ``ways`` attributes, mu = 1."""
     parts = [attribute(kind, size) for size in sizes]
     variance: dict[tuple[int, ...], float] = {}
-    asked = 0
+    count = 0
     for table in itertools.combinations(range(len(sizes)), ways):
-        asked += math.prod(parts[i].queries for i in table)
+        count += math.prod(parts[i].queries for i in table)
         for chosen in itertools.product((False, True), repeat=ways):
             inside = tuple(i for i, take in zip(table, chosen, strict=True) if take)
             factors = (
@@ -98,4 +98,4 @@ def rmse(kind: str, sizes: Sequence[int], ways: int) -> float:
             variance[inside] = variance.get(inside, 0.0) + math.prod(factors)
     costs = {chosen: math.prod(parts[i].cost for i in chosen) for chosen in variance}
     total = sum(math.sqrt(costs[s] * variance[s]) for s in variance) ** 2
-    return math.sqrt(total / asked)
+    return math.sqrt(total / count)

@@ -48,7 +48,7 @@ def p_identity_total(flat: Floats, gram: Floats, rows: int) -> tuple[float, Floa
 @functools.lru_cache(maxsize=8)
 def p_identity(kind: str, size: int) -> float:
     """Root mean squared error where a node of L1 sensitivity 1 has noise of sd 1."""
-    gram, asked = gram_of(kind, size)
+    gram, count = gram_of(kind, size)
     best = math.inf
     for rows in (max(1, size // 16), max(1, size // 8)):
         for seed in range(2):
@@ -58,15 +58,15 @@ def p_identity(kind: str, size: int) -> float:
                 bounds=[(0, None)] * start.size, options={"maxiter": 300},
             )  # fmt: skip
             best = min(best, float(least.fun))
-    return math.sqrt(best / asked)
+    return math.sqrt(best / count)
 
 
 @functools.lru_cache(maxsize=8)
 def optimum(kind: str, size: int) -> float:
     """Root mean squared error at mu = 1."""
-    gram, asked = gram_of(kind, size)
+    gram, count = gram_of(kind, size)
     x = gaussian_strategy(gram, steps=60)
-    return math.sqrt(float(np.trace(np.linalg.solve(x, gram))) / asked)
+    return math.sqrt(float(np.trace(np.linalg.solve(x, gram))) / count)
 
 
 def rivals(
@@ -74,9 +74,9 @@ def rivals(
 ) -> Iterator[Rival]:
     """Name and root mean squared error of each rival; all C records may fall into one cell."""
     b = epsilon / contributions
-    gram, asked = gram_of(kind, size)
+    gram, count = gram_of(kind, size)
     yield "p-identity", laplace_sd(b) * p_identity(kind, size)
-    yield "geometric per cell", geometric_sd(b) * math.sqrt(float(np.trace(gram)) / asked)
+    yield "geometric per cell", geometric_sd(b) * math.sqrt(float(np.trace(gram)) / count)
     if delta:
         unit = contributions / gaussian_mu(epsilon, delta)
         yield "Gaussian optimum", unit * optimum(kind, size)

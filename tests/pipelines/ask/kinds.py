@@ -87,10 +87,10 @@ def typed(*words: str) -> Said:
     return Said(done.exit_code, done.stdout, done.stderr)
 
 
-def fix_of(said: Said) -> list[str]:
+def fix_of(outcome: Said) -> list[str]:
     """The command that the refusal of an older account says to type, without its first word."""
-    command = re.search(r"`(dpstream account recover [^`]+)`", said.stderr)
-    assert said.code == 3 and command is not None, said
+    command = re.search(r"`(dpstream account recover [^`]+)`", outcome.stderr)
+    assert outcome.code == 3 and command is not None, outcome
     return shlex.split(command[1])[1:]
 
 
@@ -106,8 +106,8 @@ def world(kind: Kind, folder: Path) -> None:
             if callable(words):
                 words(Path())
                 continue
-            said = typed(*words)
-            assert said.code == 0, said.stderr
+            outcome = typed(*words)
+            assert outcome.code == 0, outcome.stderr
 
 
 def emptied(kind: Kind) -> None:
@@ -138,15 +138,15 @@ def lines_of(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
     """Changes a text file whose lines are rows, the first a header."""
 
     def change(rows: str) -> None:
-        path, whole = Path(name), Path(f"{name}.whole")
-        if not whole.exists():
-            shutil.copyfile(path, whole)
+        path, original = Path(name), Path(f"{name}.whole")
+        if not original.exists():
+            shutil.copyfile(path, original)
         if rows == "missing":
             path.unlink()
             return
-        head, *lines = whole.read_text().splitlines(keepends=True)
-        kept = {"same": lines, "empty": [], "neighbour": [x for x in lines if not unit(x)]}[rows]
-        path.write_text("".join([head, *kept]))
+        head, *lines = original.read_text().splitlines(keepends=True)
+        body = {"same": lines, "empty": [], "neighbour": [x for x in lines if not unit(x)]}[rows]
+        path.write_text("".join([head, *body]))
 
     return change
 
@@ -168,15 +168,15 @@ def _session(rows: str) -> None:
     elif rows != "same":
         numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
         Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))
-        said = typed("session", "delete", "small.toml", "more.csv")
-        assert said.code == 0, said.stderr
+        outcome = typed("session", "delete", "small.toml", "more.csv")
+        assert outcome.code == 0, outcome.stderr
 
 
 def _session_record(name: str) -> None:
     """A record of a name is added to a session's table."""
     Path("more.csv").write_text(f"name,a,epsilon\n{name},1,2\n")
-    said = typed("session", "add", "small.toml", "more.csv")
-    assert said.code == 0, said.stderr
+    outcome = typed("session", "add", "small.toml", "more.csv")
+    assert outcome.code == 0, outcome.stderr
 
 
 def _by_command(name: str, *more: str) -> Callable[..., Said]:
@@ -274,7 +274,7 @@ STREAM = Kind(
 ALL = KINDS | {"stream": STREAM}
 
 if __name__ == "__main__":
-    said = KINDS[sys.argv[1]].ask(*sys.argv[2:])
-    print(said.stdout, end="")
-    print(said.stderr, end="", file=sys.stderr)
-    sys.exit(said.code)
+    command_outcome = KINDS[sys.argv[1]].ask(*sys.argv[2:])
+    print(command_outcome.stdout, end="")
+    print(command_outcome.stderr, end="", file=sys.stderr)
+    sys.exit(command_outcome.code)

@@ -19,13 +19,13 @@ from tests.pipelines.ask.kinds import ACCOUNT, Kind, Said, left
 _DIGEST = re.compile(r"\b[0-9a-f]{16}([0-9a-f]{16})?\b")
 
 
-def public_part(kind: Kind, said: Said) -> dict[str, object]:
+def public_part(kind: Kind, outcome: Said) -> dict[str, object]:
     """Of the current folder, and of what a command said."""
     files = left(Path(), kind.private)
     return {
-        "exit code": said.code,
-        "stdout": shape(said.stdout),
-        "stderr": said.stderr,
+        "exit code": outcome.code,
+        "stdout": shape(outcome.stdout),
+        "stderr": outcome.stderr,
         "account": account(kind.selects),
         **{
             _DIGEST.sub("digest", name): _of_file(name, data, kind.selects)

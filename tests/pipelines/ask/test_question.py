@@ -85,8 +85,8 @@ def test_as_of_and_fresh_are_new_charges(kind: Kind, tmp_path: Path) -> None:
         kind.ask()
         for number, options in enumerate((("--as-of", "May"), ("--fresh",)), 2):
             emptied(kind)
-            said = kind.ask(*options)
-            assert said.code == 0, said.stderr
+            outcome = kind.ask(*options)
+            assert outcome.code == 0, outcome.stderr
             assert entries() == number
         emptied(kind)
         assert kind.ask("--as-of", "May").code == 0
@@ -105,13 +105,13 @@ def test_an_account_that_was_rolled_back(kind: Kind, tmp_path: Path) -> None:
         def attempt(rows: str, *options: str) -> tuple[Said, Attempt]:
             drawn.clear()
             emptied(kind)
-            said = kind.ask(*options)
-            return said, Attempt(rows, frozenset(drawn))
+            outcome = kind.ask(*options)
+            return outcome, Attempt(rows, frozenset(drawn))
 
-        kept, first = attempt("same")
+        undated, first = attempt("same")
         with copied("charged", ACCOUNT.parent, tmp_path / "backup"):
-            shown, second = attempt("same", "--as-of", "May")
-        assert (kept.code, shown.code, entries()) == (0, 0, 2), (kept.stderr, shown.stderr)
+            dated, second = attempt("same", "--as-of", "May")
+        assert (undated.code, dated.code, entries()) == (0, 0, 2), (undated.stderr, dated.stderr)
         kind.change("neighbour")
         shutil.copyfile(tmp_path / "backup" / ACCOUNT.name, ACCOUNT)
         refused, nothing = attempt("neighbour", "--as-of", "May")
@@ -134,9 +134,9 @@ def first_answers(kind: Kind, folder: Path) -> list[dict[str, object]]:
         shutil.copytree(folder / "world", place)
         with within(place), fixed_run_ids():
             kind.change(rows)
-            said = kind.ask()
-            assert said.code == 0, said.stderr
-            seen.append(public_part(kind, said))
+            outcome = kind.ask()
+            assert outcome.code == 0, outcome.stderr
+            seen.append(public_part(kind, outcome))
         shutil.rmtree(place)
     return seen
 
@@ -173,8 +173,8 @@ def limited(kind: Kind, folder: Path) -> tuple[str, ...]:
     if limit is not None:
         amounts = "--epsilon", repr(limit[0]), "--delta", repr(limit[1])
         with within(folder):
-            said = typed("account", "limit", str(ACCOUNT), *amounts, "--allow-large-delta")
-            assert said.code == 0, said.stderr
+            outcome = typed("account", "limit", str(ACCOUNT), *amounts, "--allow-large-delta")
+            assert outcome.code == 0, outcome.stderr
     return kind.large
 
 
@@ -255,8 +255,8 @@ def test_fresh_continues_what_was_cut_off(kind: Kind, tmp_path: Path) -> None:
             kind.ask()
         assert entries() == 1 and not answered()
         kind.change("neighbour")
-        said = kind.ask("--fresh")
-        assert said.code == 0, said.stderr
+        outcome = kind.ask("--fresh")
+        assert outcome.code == 0, outcome.stderr
         assert entries() == 1 and answered()
 
 
@@ -289,12 +289,12 @@ def test_workers_of_a_runner_give_the_same_bytes(name: str, runner: str, tmp_pat
         folder = tmp_path / f"world {len(seen)}"
         shutil.copytree(tmp_path / "world", folder)
         with within(folder), fixed_run_ids():
-            said = kind.ask(*options)
-            assert said.code == 0, said.stderr
+            outcome = kind.ask(*options)
+            assert outcome.code == 0, outcome.stderr
             names = kind.lost or ("no output",)
             files = left(Path(), kind.private).items()
             lost = {name: data for name, data in files if name.startswith(names)}
-            seen.append((re.sub(r"\b[0-9a-f]{32}\b", "digest", said.stdout), lost))
+            seen.append((re.sub(r"\b[0-9a-f]{32}\b", "digest", outcome.stdout), lost))
     assert seen[0] == seen[1] and bool(kind.lost) == bool(seen[0][1])
 
 
@@ -331,9 +331,9 @@ def test_no_private_value_is_shown_where_a_question_fails(
         # A DataFrame function passes the error on to whoever has the rows; a command does not.
         passed_on = contextlib.suppress(ValueError) if kind.in_memory else contextlib.nullcontext()
         with mock.patch.object(InputDigest, "value", property(failing)), passed_on:
-            said = kind.ask()
-            assert said.code == 4
-            texts += said.stdout, said.stderr
+            outcome = kind.ask()
+            assert outcome.code == 4
+            texts += outcome.stdout, outcome.stderr
         done = kind.ask()
         assert done.code == 0 and entries() == 1, done.stderr
         texts += done.stdout, done.stderr

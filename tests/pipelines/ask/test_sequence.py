@@ -44,7 +44,7 @@ class Counting:
     def check(self, keys: KeyRing) -> None:
         self._step("check")
 
-    def decide(self, run_id: str, book: Book) -> Decision:
+    def decide(self, run_id: str, account: Book) -> Decision:
         self._step("decide")
         made = charge(int(run_id, 16), self.epsilon)
         return Decision(made)
@@ -142,7 +142,7 @@ def test_beyond_the_limit_nothing_is_drawn(path: Path) -> None:
     question = Counting(path, epsilon=accounts.LIMIT[0] + 1)
     with pytest.raises(PolicyError) as caught:
         asked(question)
-    assert caught.value.field == "ledger.limit"
+    assert caught.value.field == "account.limit"
     assert question.steps == ["check", "decide"] and charges(path) == []
 
 
@@ -178,5 +178,5 @@ def test_without_an_account_every_answer_has_a_run_of_its_own(path: Path) -> Non
     question.draw = lambda charge, keys: f"{charge.run_id} {keys.fingerprint}".encode()  # type: ignore[method-assign]
     one, other = (ask_uncharged(question).split() for _ in range(2))
     assert one[0] != other[0] and one[1] != other[1]
-    kept = ask_uncharged(question, RING).split()
-    assert kept[1] == RING.fingerprint.encode()
+    fields = ask_uncharged(question, RING).split()
+    assert fields[1] == RING.fingerprint.encode()

@@ -67,13 +67,13 @@ def test_text_and_exit_code(make_job: MakeJob, tmp_path: Path) -> None:
 
 def test_json(make_job: MakeJob) -> None:
     result = call("audit", make_job().path, "--trials", "600", "--json", "--seed", "3")
-    found = json.loads(result.stdout)
-    assert found["verdict"] == "consistent" and found["claim"]["epsilon"] == 6.0
-    assert 0 < found["lower_bound"]["epsilon"] <= found["visible"]["epsilon"] * 1.3
-    assert found["lower_bound"]["epsilon"] <= found["claim"]["epsilon"]
-    assert found["alone"]["released"] == 0 and not found["insecure"]
-    assert {f["name"] for f in found["families"]} == {"values", "another run", "selection"}
-    assert found["visible"]["mu"] <= found["claim"]["mu"]
+    report = json.loads(result.stdout)
+    assert report["verdict"] == "consistent" and report["claim"]["epsilon"] == 6.0
+    assert 0 < report["lower_bound"]["epsilon"] <= report["visible"]["epsilon"] * 1.3
+    assert report["lower_bound"]["epsilon"] <= report["claim"]["epsilon"]
+    assert report["alone"]["released"] == 0 and not report["insecure"]
+    assert {f["name"] for f in report["families"]} == {"values", "another run", "selection"}
+    assert report["visible"]["mu"] <= report["claim"]["mu"]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_nothing_of_the_job_is_touched(
     )
     (tmp_path / "noise.key").write_text("not a key")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    read, asked = references.read_key, []
+    read, key_refs = references.read_key, []
     monkeypatch.setattr(
         "dpstream.dp_transforms.noise.key_source.read_key",
-        lambda reference: (asked.append(reference), read(reference))[1],
+        lambda reference: (key_refs.append(reference), read(reference))[1],
     )
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -114,7 +114,7 @@ def test_nothing_of_the_job_is_touched(
         assert not audit(job, Ask(trials=200, beam=beam)).refuted
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert list(temporary.iterdir()) == []
-    assert asked and all("dpstream-audit-" in reference for reference in asked)
+    assert key_refs and all("dpstream-audit-" in reference for reference in key_refs)
 
 
 def test_same_key_same_answer_and_fresh_keys_differ(make_job: MakeJob) -> None:
@@ -174,7 +174,7 @@ def test_shapes_of_jobs(make_job: MakeJob, name: str) -> None:
 
 def test_jobs_without_room_for_numbers(make_job: MakeJob) -> None:
     bools = [('key = [{ column = "key" }]', 'key = [{ column = "key", type = "bool" }]')]
-    with pytest.raises(UsageError, match=r"schema\.key"):
+    with pytest.raises(UsageError, match=r"key"):
         audit(changed(make_job(), *bools), Ask(trials=200))
 
 
@@ -203,7 +203,7 @@ def test_the_windows_of_an_audit_are_counted_at_once_and_bounded(
     shared = "period = '18h'\nperiods_share_windows = true"
     plan = changed(make_job(), ("contributions = 4", f"contributions = 4\n{shared}")).plan
     lengths = {"window": 24 * hour, "slide": hour, "trigger_every": hour}
-    found = {}
+    counts = {}
     for days in (1, 2, 7, 30, 365):
         long = on_windows(plan, windows, **lengths, period=days * 24 * hour)
         assert long.design.units_alone == 2
@@ -214,13 +214,13 @@ def test_the_windows_of_an_audit_are_counted_at_once_and_bounded(
         else:
             short = audited_plan(long)
             assert short.design.units_alone == 2
-            found[days] = short.timeline.windows
+            counts[days] = short.timeline.windows
         assert time.perf_counter() - began < 5
         # Without thresholds that allow for several units two windows are enough.
         privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=False)
         public = msgspec.structs.replace(long, privacy=privacy, public_keys="list")
         assert audited_plan(public).timeline.windows == 2
-    assert found == {1: 25, 2: 49, 7: 169}
+    assert counts == {1: 25, 2: 49, 7: 169}
 
 
 def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> None:
@@ -238,9 +238,9 @@ def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> No
     assert (
         short.design.units_alone == sliding.design.units_alone == 2 and short.timeline.windows == 4
     )
-    whole = sliding.timeline.windows
-    ends = (audited_plan(on_windows(sliding, n)).timeline.windows for n in range(1, whole + 1))
-    assert list(ends) == [1, 2, 2, *[4] * (whole - 3)]
+    count = sliding.timeline.windows
+    ends = (audited_plan(on_windows(sliding, n)).timeline.windows for n in range(1, count + 1))
+    assert list(ends) == [1, 2, 2, *[4] * (count - 3)]
     result = audit(job, Ask(trials=300, fixed=FIXED))
     assert result.alone is not None and result.alone.units == 2 and not result.refuted
     refused = changed(make_job(), days, ("contributions = 4", "contributions = 4\nperiod = '18h'"))
@@ -311,8 +311,8 @@ def test_crossings(make_job: MakeJob) -> None:
     nothing = np.zeros(0, np.int64)
     none = Released(nothing, nothing, nothing, pa.table({}))
     assert (first_tests(plan, none, np.arange(3), 2, 4) == 4).all()
-    some = Released(np.array([1, 1, 5]), np.array([0, 0, 1]), np.array([3, 2, 1]), pa.table({}))
-    assert first_tests(plan, some, np.arange(3), 2, 4).ravel().tolist() == [4, 1, 4, 4, 4, 4]
+    rows = Released(np.array([1, 1, 5]), np.array([0, 0, 1]), np.array([3, 2, 1]), pa.table({}))
+    assert first_tests(plan, rows, np.arange(3), 2, 4).ravel().tolist() == [4, 1, 4, 4, 4, 4]
 
 
 def test_cells_that_share_their_noise_are_no_trials(make_job: MakeJob) -> None:

@@ -50,9 +50,9 @@ def test_released_keys_windows_and_triggers_are_numbers_again(plan: Plan, kind: 
         pa.timestamp("us", tz="UTC")
     )
     columns = {**key_columns(plan, numbers), "window_start": starts, "trigger": [1, 2, 4]}
-    found = released(plan, pa.table(columns))
-    assert found.key.tolist() == numbers.tolist()
-    assert (found.window.tolist(), found.trigger.tolist()) == ([0, 1, 0], [1, 2, 4])
+    rows = released(plan, pa.table(columns))
+    assert rows.key.tolist() == numbers.tolist()
+    assert (rows.window.tolist(), rows.trigger.tolist()) == ([0, 1, 0], [1, 2, 4])
     assert len(released(plan, pa.table({})).key) == 0
 
 
@@ -62,4 +62,4 @@ def test_keys_of_yes_and_no_are_too_few(plan: Plan) -> None:
     assert numbered_field(msgspec.structs.replace(plan, key=(yes, text))) is text
     with pytest.raises(UsageError) as error:
         numbered_field(msgspec.structs.replace(plan, key=(yes,)))
-    assert error.value.field == "schema.key"
+    assert error.value.field == "key"

@@ -25,9 +25,9 @@ def table(job: Job) -> pa.Table:
     return table_of(job.plan, rows, _inputs(job.plan))
 
 
-def chunked(whole: pa.Table) -> pa.Table:
+def chunked(rows: pa.Table) -> pa.Table:
     """The rows in a chunk of each key: a unit stands in all of them at the same place."""
-    return pa.concat_tables([whole.slice(k * UNITS, UNITS) for k in range(KEYS)])
+    return pa.concat_tables([rows.slice(k * UNITS, UNITS) for k in range(KEYS)])
 
 
 def released(job: Job, folder: Path, given: pa.Table) -> pa.Table:
@@ -37,10 +37,10 @@ def released(job: Job, folder: Path, given: pa.Table) -> pa.Table:
 
 
 def test_chunks_change_no_release(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    whole = table(job := make_job())
-    several = chunked(whole)
-    assert several.column(0).num_chunks == KEYS and several.equals(whole)
-    one = released(job, tmp_path / "one", whole)
+    rows = table(job := make_job())
+    several = chunked(rows)
+    assert several.column(0).num_chunks == KEYS and several.equals(rows)
+    one = released(job, tmp_path / "one", rows)
     assert len(set(one["key"].to_pylist())) == KEYS
     assert released(job, tmp_path / "several", several).equals(one)
 
@@ -48,7 +48,7 @@ def test_chunks_change_no_release(make_job: Callable[..., Job], tmp_path: Path) 
 def test_chunks_that_all_begin_at_the_first_position_lose_records(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = table(job := make_job())
-    one = released(job, tmp_path / "one", whole)
+    rows = table(job := make_job())
+    one = released(job, tmp_path / "one", rows)
     monkeypatch.setattr(module, "Rows", lambda offset, batch: Rows(0, batch))
-    assert not released(job, tmp_path / "several", chunked(whole)).equals(one)
+    assert not released(job, tmp_path / "several", chunked(rows)).equals(one)

@@ -17,9 +17,9 @@ def test_the_first_test_of_each_key_in_window_0_counts(make_job: Callable[..., J
         np.array([4, 4, 5, 7]), np.array([0, 0, 0, 1]), np.array([3, 2, 4, 1])
     )  # fmt: skip
     rows = Released(key, window, trigger, pa.table({}))
-    found = first_tests(plan, rows, np.array([2, 3]), 2, 3)
+    tests = first_tests(plan, rows, np.array([2, 3]), 2, 3)
     # Key 5 passes after the last test that is told apart; key 7 in a window of no trial.
-    assert found.tolist() == [[1, 3], [3, 3]]
+    assert tests.tolist() == [[1, 3], [3, 3]]
 
 
 def test_ratios_are_logs_and_equal_sides_show_nothing() -> None:

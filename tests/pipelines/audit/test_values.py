@@ -16,9 +16,9 @@ from dpstream.pipelines.jobs.job import Job
     [(0, 0, 1_500_000), (500_000, 1, 3), (1, 2_000_000, 2), (1e9, 1e9, 1)],
 )
 def test_chunks_are_all_trials_in_order(rows: float, numbers: float, most: int) -> None:
-    found = list(chunks(7, rows, numbers))
-    assert np.concatenate(found).tolist() == list(range(7))
-    assert max(map(len, found)) == min(7, most)
+    pieces = list(chunks(7, rows, numbers))
+    assert np.concatenate(pieces).tolist() == list(range(7))
+    assert max(map(len, pieces)) == min(7, most)
 
 
 def test_a_second_window_is_watched_where_windows_do_not_overlap(
@@ -42,7 +42,7 @@ def test_statistics_are_split_by_side_and_one_more_is_fitted() -> None:
     rng, added = np.random.default_rng(3), np.arange(400) % 2 == 1
     features = rng.standard_normal((400, 2))
     features[added, 1] += 3
-    found = statistics(np.arange(800.0).reshape(400, 2), features, added)
-    assert len(found) == 3
-    assert found[0].without.tolist() == list(range(0, 800, 4))
-    assert found[2].added.mean() > found[2].without.mean()
+    samples = statistics(np.arange(800.0).reshape(400, 2), features, added)
+    assert len(samples) == 3
+    assert samples[0].without.tolist() == list(range(0, 800, 4))
+    assert samples[2].added.mean() > samples[2].without.mean()

@@ -22,16 +22,20 @@ def result(mu: float, at_least: float = 0.0) -> AuditResult:
 
 
 def test_a_consistent_audit() -> None:
-    said = text(result(0.25))
-    assert "Verdict     consistent" in said and "confidence 99%" in said
-    assert "mu >= 0.25" in said and "own words" in said and "3 of 2,000 keys of 1 unit(s)" in said
+    rendered = text(result(0.25))
+    assert "Verdict     consistent" in rendered and "confidence 99%" in rendered
+    assert (
+        "mu >= 0.25" in rendered
+        and "own words" in rendered
+        and "3 of 2,000 keys of 1 unit(s)" in rendered
+    )
 
 
 @pytest.mark.parametrize(("mu", "at_least", "who"), [(0.6, 0.0, "values"), (0.1, 0.1, "alone")])
 def test_what_refutes_is_named(mu: float, at_least: float, who: str) -> None:
-    found = result(mu, at_least)
-    assert found.refuted and f"REFUTED by {who}:" in text(found)
-    assert picture(found).axes[0].get_title(loc="left").startswith("REFUTED")
+    audit = result(mu, at_least)
+    assert audit.refuted and f"REFUTED by {who}:" in text(audit)
+    assert picture(audit).axes[0].get_title(loc="left").startswith("REFUTED")
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ def call(*args: str | Path) -> Result:
 
 def examples_of(*command: str) -> list[str]:
     """The examples of a command's help, each a line that begins with the command itself."""
-    shown = call(*command, "--help")
-    assert shown.exit_code == 0, shown.output
-    lines = shown.output.partition("Examples:")[2].splitlines()
-    found = [line.strip() for line in lines if line.strip().startswith("dpstream ")]
-    assert found and all(line.startswith(" ".join(("dpstream", *command))) for line in found)
-    return found
+    outcome = call(*command, "--help")
+    assert outcome.exit_code == 0, outcome.output
+    lines = outcome.output.partition("Examples:")[2].splitlines()
+    examples = [line.strip() for line in lines if line.strip().startswith("dpstream ")]
+    assert examples and all(line.startswith(" ".join(("dpstream", *command))) for line in examples)
+    return examples
 
 
 def refused(*args: str | Path, code: int = 2) -> str:

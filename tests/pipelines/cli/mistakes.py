@@ -120,15 +120,15 @@ class Hour:
     @property
     def fix(self) -> str:
         """The fix that the last message names."""
-        found = re.search(r"Fix: (.*)\.$", self.message, re.MULTILINE)
-        assert found is not None, self.message
-        return found[1]
+        match = re.search(r"Fix: (.*)\.$", self.message, re.MULTILINE)
+        assert match is not None, self.message
+        return match[1]
 
     def shown(self, pattern: str) -> str:
         """The part of the fix that matches, to be copied as it stands."""
-        found = re.search(pattern, self.fix)
-        assert found is not None, self.fix
-        return found[0]
+        match = re.search(pattern, self.fix)
+        assert match is not None, self.fix
+        return match[0]
 
     def duckdb(self, file: str = "") -> None:
         """Run the statement of the fix where the job file is; ``file`` is put for ``FILE``."""

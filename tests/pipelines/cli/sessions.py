@@ -33,8 +33,8 @@ def told(*words: str) -> dict[str, Any]:
     """What a command says to machines."""
     result = called(*words, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
 
 
 def refused(code: int, *words: str) -> str:

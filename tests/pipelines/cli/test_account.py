@@ -27,12 +27,12 @@ def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     table = tomllib.loads(done.output[done.output.index("[ledger]") :])["ledger"]
     assert table["path"] == str(path) and table["data_set"] == "shop"
-    shown = json.loads(call("account", "show", path, "--json").stdout)
-    assert shown["id"] == table["id"] and shown["limit"] == {"epsilon": 8.0, "delta": 1e-6}
-    assert shown["unit"] == {"name": "customer", "type": "int"} and shown["charges"] == 0
+    account = json.loads(call("account", "show", path, "--json").stdout)
+    assert account["id"] == table["id"] and account["limit"] == {"epsilon": 8.0, "delta": 1e-6}
+    assert account["unit"] == {"name": "customer", "type": "int"} and account["charges"] == 0
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
-    assert "ledger.path" in refused("account", "create", path, *CREATE)
+    assert "account.path" in refused("account", "create", path, *CREATE)
     assert path.read_bytes() == before
     other = json.loads(call("account", "create", tmp_path / "o.db", *CREATE, "--json").stdout)
     assert other["id"] != table["id"] and other["data_set"] == "o"
@@ -65,7 +65,7 @@ def test_a_large_delta_is_asked_for(tmp_path: Path) -> None:
 def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
     """A job that would pass a higher limit runs once the command has set it, and not before."""
     one = job(tmp_path, 1.0)
-    assert "ledger.limit" in refused("run", one.path, "--quiet", code=3)
+    assert "account.limit" in refused("run", one.path, "--quiet", code=3)
     assert call("plan", one.path).exit_code == 3
     text = one.path.read_text()
     one.path.write_text(
@@ -73,7 +73,7 @@ def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
     )
     for command in ("plan", "run"):
         message = refused(command, one.path)
-        assert "ledger.limit" in message and "dpstream account limit" in message
+        assert "account.limit" in message and "dpstream account limit" in message
     one.path.write_text(text)
     done = call("account", "limit", one.path, "--epsilon", "40", "--delta", "1e-5", "--json")
     assert json.loads(done.stdout) == {
@@ -87,4 +87,4 @@ def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
 def test_the_limit_of_records_stands_in_their_budgets(tmp_path: Path) -> None:
     accounts.of_records(tmp_path / "r.db", "rides").close()
     pair = ("--epsilon", "1", "--delta", "1e-9")
-    assert "ledger.limit" in refused("account", "limit", tmp_path / "r.db", *pair, code=3)
+    assert "account.limit" in refused("account", "limit", tmp_path / "r.db", *pair, code=3)

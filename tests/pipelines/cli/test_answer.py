@@ -18,8 +18,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = call("answer", folder / "asked.json", folder / "job.toml", "--out", folder / "out",
                 "--cache", folder / "cache", "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["answers"] == workload().queries and told["insecure"] and not told["resumed"]
+    report = json.loads(done.stdout)
+    assert report["answers"] == workload().queries and report["insecure"] and not report["resumed"]
     return folder
 
 
@@ -27,24 +27,24 @@ def test_again_it_costs_nothing(made: Path) -> None:
     done = call("answer", made / "asked.json", made / "job.toml", "--out", made / "out",
                 "--cache", made / "cache")  # fmt: skip
     assert done.exit_code == 0 and "INSECURE" in done.stdout
-    shown = call("account", "show", made / "job.toml")
-    assert shown.stdout.count("workload") == 1
+    outcome = call("account", "show", made / "job.toml")
+    assert outcome.stdout.count("workload") == 1
 
 
 def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "o.json", [{"factors": {}}, {"factors": {"sex": "identity"}}])
-    shown = call("answer", file, "--from", made / "out", "--covariance", tmp_path / "c.npy")
-    assert shown.exit_code == 0, shown.output
-    lines = [line.split(",") for line in shown.stdout.splitlines()]
+    outcome = call("answer", file, "--from", made / "out", "--covariance", tmp_path / "c.npy")
+    assert outcome.exit_code == 0, outcome.output
+    lines = [line.split(",") for line in outcome.stdout.splitlines()]
     assert len(lines) == 4 and lines[1][1:3] == ['"all"', '"all"']
     total, *parts = [float(line[3]) for line in lines[1:]]
     assert total == pytest.approx(sum(parts))
     sds = [float(line[4]) for line in lines[1:]]
     assert np.allclose(np.diag(np.load(tmp_path / "c.npy")), np.square(sds))
-    kept = call("answer", file, "--from", made / "out", "--out", tmp_path / "o.parquet")
-    assert "nothing was charged" in kept.stdout and (tmp_path / "o.parquet").exists()
-    told = call("answer", file, "--from", made / "out", "--nonnegative", "--json")
-    assert json.loads(told.stdout)["charged"] is False
+    to_file = call("answer", file, "--from", made / "out", "--out", tmp_path / "o.parquet")
+    assert "nothing was charged" in to_file.stdout and (tmp_path / "o.parquet").exists()
+    as_json = call("answer", file, "--from", made / "out", "--nonnegative", "--json")
+    assert json.loads(as_json.stdout)["charged"] is False
 
 
 def test_pure_and_tables(made: Path) -> None:
@@ -54,14 +54,19 @@ def test_pure_and_tables(made: Path) -> None:
     assert "--mechanism" in refused(*once, "--strategy", "haar")
     pure = call(*once, "--json")
     assert pure.exit_code == 0, pure.output
-    told = json.loads(pure.stdout)
-    assert (told["epsilon"], told["delta"], told["mu"], told["resumed"]) == (6.0, 0.0, None, False)
+    report = json.loads(pure.stdout)
+    assert (report["epsilon"], report["delta"], report["mu"], report["resumed"]) == (
+        6.0,
+        0.0,
+        None,
+        False,
+    )
     tables = write(made / "t.json", [{"ways": 2}, {"ways": 1}])
     given = ("answer", tables, made / "job.toml", "--tables", "--cache", made / "cache")
     done = call(*given, "--out", made / "tables")
     assert done.exit_code == 0 and "strategy residual" in done.stdout, done.output
-    shown = call("answer", ranges, "--from", made / "tables")
-    assert len(shown.stdout.splitlines()) == 31
+    outcome = call("answer", ranges, "--from", made / "tables")
+    assert len(outcome.stdout.splitlines()) == 31
     refused(*given, "--out", made / "x", "--over-time")
     refused("answer", tables, "--from", made / "tables", "--covariance", made / "c.npy", code=3)
 
@@ -81,18 +86,18 @@ def test_what_is_drawn_once_takes_no_runner_and_no_triggers(made: Path) -> None:
 
 
 def test_refused(made: Path, tmp_path: Path) -> None:
-    asked, job = made / "asked.json", made / "job.toml"
+    queries, job = made / "asked.json", made / "job.toml"
     turned = write(tmp_path / "t.json", domain=[DOMAIN[0], {"name": "sex", "values": ["m", "f"]}])
     assert "release's" in refused("answer", turned, "--from", made / "out", code=3)
-    assert "JOB" in refused("answer", asked)
-    assert "JOB" in refused("answer", asked, job, "--from", made / "out")
-    assert "--out" in refused("answer", asked, job)
-    assert "--covariance" in refused("answer", asked, job, "--out", tmp_path / "o",
+    assert "JOB" in refused("answer", queries)
+    assert "JOB" in refused("answer", queries, job, "--from", made / "out")
+    assert "--out" in refused("answer", queries, job)
+    assert "--covariance" in refused("answer", queries, job, "--out", tmp_path / "o",
                                      "--covariance", tmp_path / "c.npy")  # fmt: skip
-    assert "--over-time" in refused("answer", asked, "--from", made / "out", "--over-time")
-    assert "ends with" in refused("answer", asked, "--from", made / "out", "--out",
+    assert "--over-time" in refused("answer", queries, "--from", made / "out", "--over-time")
+    assert "ends with" in refused("answer", queries, "--from", made / "out", "--out",
                                   tmp_path / "o.txt")  # fmt: skip
-    assert "npy" in refused("answer", asked, "--from", made / "out", "--covariance",
+    assert "npy" in refused("answer", queries, "--from", made / "out", "--covariance",
                             tmp_path / "c.txt")  # fmt: skip
-    assert "--from" in refused("answer", asked, "--from", tmp_path)
+    assert "--from" in refused("answer", queries, "--from", tmp_path)
     assert len(examples_of("answer")) == 4

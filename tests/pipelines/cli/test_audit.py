@@ -9,7 +9,7 @@ from tests.pipelines.cli.called import examples_of, refused
 
 
 def test_examples() -> None:
-    assert "dpstream audit job.toml" in examples_of("audit")
+    assert "dpstream audit daily" in examples_of("audit")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ def test_examples() -> None:
 def test_a_wrong_format_of_times(tmp_path: Path) -> None:
     """Nothing is usable: the exit code says so, and a run is known to be no use before it."""
     path = csv_job(tmp_path, [f"{n},p1,{n % 28 + 1}/01/2024 10:00,1" for n in range(50)])
-    said = call("check", path)
-    assert said.exit_code == 2 and "RFC 3339" in said.output and "50" in said.output
+    outcome = call("check", path)
+    assert outcome.exit_code == 2 and "RFC 3339" in outcome.output and "50" in outcome.output
     figures = json.loads(call("check", path, "--json").stdout)["operator_only"]
     assert figures["usable"] == 0 and figures["unusable"][0]["no_time"] == 50
     assert not list(tmp_path.glob("*.db")) and not (tmp_path / "out").exists()
@@ -35,5 +35,9 @@ def test_help_says_for_whom_it_is() -> None:
 
 
 def test_nothing_of_a_record_is_shown(tmp_path: Path) -> None:
-    said = call("check", hostile_csv(tmp_path))
-    assert said.exit_code == 0 and CANARY not in said.output and "Operator only" in said.output
+    outcome = call("check", hostile_csv(tmp_path))
+    assert (
+        outcome.exit_code == 0
+        and CANARY not in outcome.output
+        and "Operator only" in outcome.output
+    )

@@ -25,8 +25,8 @@ def test_words_say_what_it_costs() -> None:
         "histograms": [{"name": "pairs", "candidates": 7, "rank_error_95": 12.0,
                         "units_for_5_points": 1000, "no_answer_below": 30}], "warnings": [],
     }  # fmt: skip
-    said = _words(public)
-    assert said.startswith("Cost        (0.5") and "good from 1,000 units" in said
+    rendered = _words(public)
+    assert rendered.startswith("Cost        (0.5") and "good from 1,000 units" in rendered
     assert "without noise" in _words({**public, "how": "proxy"})
 
 
@@ -36,10 +36,12 @@ def test_words_say_what_is_cut() -> None:
         per_key=(PerKey(1, 448, 0.07, 128.0), PerKey(4, 200, 0.2, 250.0)), notes=(), run_id=None,
         resumed=False, insecure=False,
     )  # fmt: skip
-    said = _told(outcome, 1_000)
-    assert "Cut         about 31% of all pairs" in said and "is about 310 short, ±232" in said
-    assert "or per_key_bound = 1, contributions = 448: cuts about 7%" in said
-    assert "beyond 4 records of a key" in said and "Job         new.toml" in said
+    rendered = _told(outcome, 1_000)
+    assert (
+        "Cut         about 31% of all pairs" in rendered and "is about 310 short, ±232" in rendered
+    )
+    assert "or per_key_bound = 1, contributions = 448: cuts about 7%" in rendered
+    assert "beyond 4 records of a key" in rendered and "Job         new.toml" in rendered
     private = _told(outcome._replace(run_id="ab"), 1_000)
     assert "at least about 31%" in private and "not seen" in private
     old = _told(outcome._replace(cut=None, sd=None, per_key=()), 1_000)

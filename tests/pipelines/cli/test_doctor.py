@@ -29,17 +29,17 @@ def test_examples() -> None:
 def test_what_is_mended_is_said(made: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "examine", lambda: report(True))
     monkeypatch.setattr(module, "fix_prism", lambda: made)
-    said = call("doctor", "--fix", "--json")
-    assert ("is there" if made is None else "/data/prism") in said.stderr
-    assert json.loads(said.stdout) == report(True)
+    outcome = call("doctor", "--fix", "--json")
+    assert ("is there" if made is None else "/data/prism") in outcome.stderr
+    assert json.loads(outcome.stdout) == report(True)
 
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_what_is_found_is_shown(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "examine", lambda: report(ready))
-    shown, code = call("doctor"), 0 if ready else RunError.exit_code
-    assert shown.exit_code == code
+    outcome, code = call("doctor"), 0 if ready else RunError.exit_code
+    assert outcome.exit_code == code
     for words in ("2.70.0", "missing", "3.5 ms", "WORDS"):
-        assert words in shown.output
+        assert words in outcome.output
     as_json = call("doctor", "--json")
     assert as_json.exit_code == code and json.loads(as_json.output) == report(ready)

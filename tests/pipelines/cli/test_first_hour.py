@@ -231,46 +231,46 @@ MISTAKES = {
         edit(UNIT, 'unit = "user "'), 2, ("column 'user '", "choose from"),
         edit('"user "', '"user"')),
     "int unit": Mistake(
-        int_users, 2, ("schema.unit", "is int64", "declared 'string'"), declared),
+        int_users, 2, ("table.unit_column", "is int64", "declared 'string'"), declared),
     "float key": Mistake(
         lambda hour: hour.column("page", pa.array(np.arange(2_400) % 3 * 1.5)), 2,
-        ("schema.key", "is double", "DuckDB"), through_duckdb),
+        ("key", "is double", "DuckDB"), through_duckdb),
     "struct key": Mistake(
-        page_ids, 2, ("schema.key", "a struct", '"page"."name" AS "page_name"'), use_the_part),
+        page_ids, 2, ("key", "a struct", '"page"."name" AS "page_name"'), use_the_part),
     "seconds since 1970": Mistake(
-        seconds, 2, ("schema.event_time", "is int64", "if seconds"), through_duckdb),
+        seconds, 2, ("table.time_column", "is int64", "if seconds"), through_duckdb),
     "milliseconds since 1970": Mistake(
-        millis, 2, ("schema.event_time", "if milliseconds"), from_millis),
+        millis, 2, ("table.time_column", "if milliseconds"), from_millis),
     "microseconds since 1970": Mistake(
-        micros, 2, ("schema.event_time", 'type = "micros"'),
+        micros, 2, ("table.time_column", 'type = "micros"'),
         lambda hour: hour.edit('event_time = "at"', hour.shown(r"event_time = \{[^}]*\}"))),
     "text in a sum": Mistake(
         lambda hour: hour.column("amount", visits()["amount"].cast(pa.string())), 2,
         ("aggregate.column", "is string", 'CAST("amount" AS DOUBLE)'), through_duckdb),
     "a pattern that matches nothing": Mistake(
         edit(PATH, 'path = "data/*.parquet"'), 2,
-        ("source.path", "matches no file: /", "data/*.parquet", "correct the path"),
+        ("table.path", "matches no file: /", "data/*.parquet", "correct the path"),
         edit("data/*.parquet", "*.parquet")),
     "a folder": Mistake(
         lambda hour: (hour.put("data/v.parquet", visits()), hour.edit(PATH, 'path = "data"')), 2,
-        ("source.path", "matches a folder", "pattern that matches files"),
+        ("table.path", "matches a folder", "pattern that matches files"),
         edit('path = "data"', 'path = "data/*.parquet"')),
     "an empty file": Mistake(
-        empty_file, 2, ("source.path", "no file that is readable", "no byte"), again),
+        empty_file, 2, ("table.path", "no file that is readable", "no byte"), again),
     "another kind of file": Mistake(
         lambda hour: (hour.csv(), hour.edit('kind = "csv"', 'kind = "parquet"')), 2,
-        ("source.path", "readable as Parquet", "correct source.kind"),
+        ("table.path", "readable as Parquet", "correct table.format"),
         edit('kind = "parquet"\npath = "visits.csv"', 'kind = "csv"\npath = "visits.csv"')),
     "a compressed file that is cut off": Mistake(
-        cut_gz, 2, ("source.path", "no whole gzip", "make it again"),
+        cut_gz, 2, ("table.path", "no whole gzip", "make it again"),
         lambda hour: hour.put("visits.csv.gz", visits())),
     "Parquet in gzip": Mistake(
-        packed_parquet, 2, ("source.path", "compressed as a whole", "unpack it"),
+        packed_parquet, 2, ("table.path", "compressed as a whole", "unpack it"),
         edit('"visits.parquet.gz"', '"visits.parquet"')),
     "semicolons": Mistake(
-        semicolons, 2, ("source.path", "separated by commas", "all_varchar"), with_commas),
+        semicolons, 2, ("table.path", "separated by commas", "all_varchar"), with_commas),
     "tabs": Mistake(
-        tabs, 2, ("source.path", "separated by commas", "all_varchar"), with_commas),
+        tabs, 2, ("table.path", "separated by commas", "all_varchar"), with_commas),
     "no header": Mistake(
         no_header, 2, ("column 'user'", "header of a CSV file", "the file's first line"),
         a_header),
@@ -289,34 +289,34 @@ MISTAKES = {
         edit('column = "amount"', 'column = "amount"\nclamp = [0, 10]')),
     "a start without zone": Mistake(
         edit('start = "2024-01-01T00:00:00Z"', 'start = "2024-01-01T00:00:00"'), 2,
-        ("time.start", "with an offset", "T05:00:00Z"),
+        ("start", "with an offset", "T05:00:00Z"),
         edit('"2024-01-01T00:00:00"', '"2024-01-01T00:00:00Z"')),
     "a date without quotes": Mistake(
         edit('start = "2024-01-01T00:00:00Z"', "start = 2024-01-01"), 2,
-        ("time.start", "quotes"), in_quotes),
+        ("start", "quotes"), in_quotes),
     "a month": Mistake(
-        edit('window = "1d"', 'window = "1 month"'), 2, ("time.window", "calendar", "28d"),
+        edit('window = "1d"', 'window = "1 month"'), 2, ("window", "calendar", "28d"),
         lambda hour: hour.edit('"1 month"', hour.shown("'28d'").replace("'", '"'))),
     "a trigger that does not divide": Mistake(
         edit('trigger_every = "1d"', 'trigger_every = "7h"'), 2,
-        ("time.window", "multiple of time.trigger_every"),
+        ("window", "multiple of release_every"),
         edit('"7h"', '"6h"')),
     "a key that is not known": Mistake(
         edit("epsilon =", "epsilom ="), 2, ("privacy.epsilom", "did you mean 'epsilon'"),
         edit("epsilom =", "epsilon =")),
     "a number in quotes": Mistake(
-        edit("epsilon = 6.0", 'epsilon = "6.0"'), 2, ("privacy.epsilon", "expected float"),
+        edit("epsilon = 6.0", 'epsilon = "6.0"'), 2, ("budget.epsilon", "expected float"),
         lambda hour: hour.edit('epsilon = "6.0"', hour.shown(r"epsilon = [\d.]+"))),
     "no contributions": Mistake(
-        edit("contributions = 4\n", ""), 2, ("privacy.contributions", "is required"),
+        edit("contributions = 4\n", ""), 2, ("contributions", "is required"),
         lambda hour: hour.edit("delta =", hour.shown(r"contributions = \d+") + "\ndelta =")),
-    "no noise key": Mistake(no_key, 2, ("privacy.key", "is required to run"), a_key),
-    "a key that others can read": Mistake(opened_key, 3, ("privacy.key",), closed_key),
+    "no noise key": Mistake(no_key, 2, ("secret", "is required to run"), a_key),
+    "a key that others can read": Mistake(opened_key, 3, ("secret",), closed_key),
     "a key among the releases": Mistake(
-        key_inside, 3, ("privacy.key_file", "folder of the releases", "elsewhere"), key_outside),
+        key_inside, 3, ("secret", "folder of the releases", "elsewhere"), key_outside),
     "an edited job": Mistake(
         ran(edit("epsilon = 6.0", "epsilon = 3.0")), 3,
-        ("state.store", "another plan", "restore the old job file"),
+        ("store", "another plan", "restore the old job file"),
         edit("epsilon = 3.0", "epsilon = 6.0")),
     "a lost store": Mistake(
         ran(lose_store), 3, ("sink.path", "it was lost", "an empty folder"), another_folder),
@@ -327,7 +327,7 @@ MISTAKES = {
         second_file, 3, ("source", "not the one", "`--through`"), take_away),
     "releases in the folder of the data": Mistake(
         all_edits((PATH, 'path = "data/**/*.parquet"'), ('path = "releases"', 'path = "data"')), 2,
-        ("source.path", "matches no file"),
+        ("table.path", "matches no file"),
         lambda hour: (hour.put("data/v.parquet", visits()),
                       hour.edit('path = "data"', 'path = "out"'))),
 }  # fmt: skip
@@ -335,10 +335,10 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_fix_works_as_it_is_written(hour: Hour, name: str) -> None:
-    make, code, said, follow = MISTAKES[name]
+    make, code, phrases, follow = MISTAKES[name]
     make(hour)
     assert hour.run() == code, hour.message
-    for words in said:
+    for words in phrases:
         assert words in hour.message
     assert hour.fix
     follow(hour)
@@ -379,7 +379,7 @@ EMPTY = {
     "days without data": (other_days, ("a time before 2023-01-01T00:00:00Z",), data_days),
     "few units": (few, ("no key has enough units", "dpstream plan job.toml"), again),
     "a type of text": (
-        text_int, ("schema.unit: column 'user' holds no int", 'type = "string"'), lambda hour:
+        text_int, ("table.unit_column: column 'user' holds no int", 'type = "string"'), lambda hour:
         hour.edit('unit = { column = "user", type = "int" }', hour.shown(r"unit = \{.*\}"))),
     "an array of JSON": (array_of_json, ("source: there is no readable row",), lines_of_json),
 }  # fmt: skip
@@ -388,10 +388,10 @@ EMPTY = {
 @pytest.mark.parametrize("name", EMPTY)
 def test_a_run_that_released_nothing_says_why(hour: Hour, name: str) -> None:
     """Exit code 0 stays, but for pipelines that ask; a fix to the data is a new run."""
-    make, said, follow = EMPTY[name]
+    make, phrases, follow = EMPTY[name]
     make(hour)
     no_rows(hour)
-    for words in said:
+    for words in phrases:
         assert words in hour.message
     follow(hour)
     assert hour.run() == 3, "what has begun goes on with its own job and data"
@@ -436,9 +436,9 @@ def test_two_runs_at_once(hour: Hour, flags: tuple[str, ...]) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=120)[0] for process in both]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    figures = {line for text in said for line in text.splitlines() if line.startswith(RELEASED)}
+    figures = {line for text in outputs for line in text.splitlines() if line.startswith(RELEASED)}
     assert len(figures) == 1
     before = {p: p.read_bytes() for p in (hour.folder / "releases").rglob("*.parquet")}
     assert hour.run() == 0

@@ -22,8 +22,8 @@ def test_new_files_are_closed_once(tmp_path: Path) -> None:
 def test_a_position_is_a_row_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x")
     at = place("a.csv")
-    found = call("folder", "find", tmp_path, str(at.partition), str(at.base + 12), "--json")
-    assert json.loads(found.output) == [{"file": "a.csv", "row": 12}]
+    outcome = call("folder", "find", tmp_path, str(at.partition), str(at.base + 12), "--json")
+    assert json.loads(outcome.output) == [{"file": "a.csv", "row": 12}]
     assert "no file" in call("folder", "find", tmp_path, "1", "2").output
 
 

@@ -25,9 +25,9 @@ def test_it_has_examples() -> None:
 
 def test_a_job_that_plans_as_it_stands(data: Path) -> None:
     value = ("--value", "lines", "--clamp", "-5", "100", "--key", "sha")
-    said = call("init", data, *FLAGS, *value)
-    assert said.exit_code == 0 and SECRET not in said.output
-    following = shlex.split(said.output.splitlines()[-1].removeprefix("Next"))
+    outcome = call("init", data, *FLAGS, *value)
+    assert outcome.exit_code == 0 and SECRET not in outcome.output
+    following = shlex.split(outcome.output.splitlines()[-1].removeprefix("Next"))
     assert following == ["dpstream", "plan", "job.toml"]
     planned = call(*following[1:], "--json")
     assert planned.exit_code == 0, planned.output
@@ -71,8 +71,8 @@ def test_for_machines_and_twice(data: Path) -> None:
 
 
 def test_nobody_to_ask(data: Path) -> None:
-    said = refused("init", data)
-    assert "--unit: is required" in said and "one of: sha, author, path" in said
+    message = refused("init", data)
+    assert "--unit: is required" in message and "one of: sha, author, path" in message
     assert not Path("job.toml").exists() and not Path("noise.key").exists()
 
 
@@ -83,14 +83,14 @@ def test_a_terminal_is_asked_and_machines_are_not(
     typed = ["author", "path", "when", "", "2023-01-01", "2024-01-01", "week", "1", "28d"]
     monkeypatch.setattr(parts.click, "prompt", lambda *a, **k: typed.pop(0) or k["default"])
     assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 9
-    said = call("init", data)
-    assert said.exit_code == 0 and "of 7d from 2022-12-26" in said.output and typed == []
-    assert period() == "28d" and "epsilon of all windows" in said.output
+    outcome = call("init", data)
+    assert outcome.exit_code == 0 and "of 7d from 2022-12-26" in outcome.output and typed == []
+    assert period() == "28d" and "epsilon of all windows" in outcome.output
 
 
 def test_a_pattern_and_a_public_sample(data: Path) -> None:
     given = (*FLAGS[:6], "--epsilon", "1", "--public-sample", "--value", "lines")
-    said = call("init", "*.parquet", *given)
-    assert said.exit_code == 0, said.output
-    assert "only the first was looked at" in said.output and "values were read" in said.output
-    assert 'path = "*.parquet"' in Path("job.toml").read_text() and SECRET not in said.output
+    outcome = call("init", "*.parquet", *given)
+    assert outcome.exit_code == 0, outcome.output
+    assert "only the first was looked at" in outcome.output and "values were read" in outcome.output
+    assert 'path = "*.parquet"' in Path("job.toml").read_text() and SECRET not in outcome.output

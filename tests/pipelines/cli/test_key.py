@@ -16,11 +16,11 @@ def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:
     assert call("key", "new", key).exit_code == 0
     assert key.stat().st_mode & 0o777 == 0o600
     before = key.read_bytes()
-    said = call("key", "new", key)
-    assert said.exit_code != 0 and key.read_bytes() == before
-    assert before.hex() not in said.output
+    outcome = call("key", "new", key)
+    assert outcome.exit_code != 0 and key.read_bytes() == before
+    assert before.hex() not in outcome.output
 
 
 def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
-    said = call("key", "check", make_job().path).output
-    assert "INSECURE" in said and "0f0f" not in said
+    output = call("key", "check", make_job().path).output
+    assert "INSECURE" in output and "0f0f" not in output

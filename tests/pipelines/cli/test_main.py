@@ -88,7 +88,7 @@ def test_errors_for_machines(make_job: MakeJob) -> None:
     result = call("plan", edit(make_job(), "delta = 1e-9", "delta = 2"), "--json")
     assert result.exit_code == 2
     error = json.loads(result.stderr)
-    assert error["field"] == "privacy.delta" and error["exit_code"] == 2
+    assert error["field"] == "budget.delta" and error["exit_code"] == 2
     assert set(error) == {"error", "exit_code", "field", "rule", "fix"}
 
 
@@ -241,11 +241,11 @@ def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     assert call("run", job.path, "--quiet", "--runner=Teleport").exit_code == 2
     assert call("run", job.path, "--quiet").exit_code == 0
     first = min(Path(job.sink.path).rglob("*.parquet"))
-    whole = first.read_bytes()
+    content = first.read_bytes()
     first.write_bytes(CANARY.encode())
     damaged = call("run", job.path, "--quiet")
     assert CANARY not in damaged.output and "Traceback" not in damaged.output
-    assert damaged.exit_code == 0 and first.read_bytes() == whole, damaged.output
+    assert damaged.exit_code == 0 and first.read_bytes() == content, damaged.output
     row = pa.Table.from_pylist([{"key": CANARY}], schema=pa.schema({"key": pa.string()}))
     pq.write_table(row, first)
     changed = call("run", job.path, "--quiet")

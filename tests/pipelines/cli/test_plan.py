@@ -18,7 +18,7 @@ from tests.pipelines.cli.called import call, examples_of, refused
 
 
 def test_examples() -> None:
-    assert len(examples_of("plan")) == 5
+    assert len(examples_of("plan")) == 6
 
 
 def test_prices_are_names_with_numbers() -> None:
@@ -38,28 +38,28 @@ def test_a_load_must_be_stated(make_job: Callable[..., Job]) -> None:
 
 def test_a_plan_reads_no_data(make_job: Callable[..., Job]) -> None:
     job = make_job()  # its folder of files is empty
-    said = json.loads(call("plan", job.path, "--json").output)
-    assert said["plan_hash"] == job.plan.hash and said["run_id"] is None
+    report = json.loads(call("plan", job.path, "--json").output)
+    assert report["plan_hash"] == job.plan.hash and report["run_id"] is None
 
 
 def test_answers_first_and_tables_with_details(make_job: Callable[..., Job]) -> None:
     path = make_job().path
-    short, whole = call("plan", path).output, call("plan", path, "--details").output
-    assert whole.startswith(short.rstrip("\n")) and len(short.splitlines()) < 35
+    short, details = call("plan", path).output, call("plan", path, "--details").output
+    assert details.startswith(short.rstrip("\n")) and len(short.splitlines()) < 35
     for table in ("Stream            share of mu^2", "Trigger   sd", "Neighbours  ", "Assumed  "):
-        assert table in whole and table not in short
-    for said in (short, whole):
-        assert sum(line.startswith("*") for line in said.splitlines()) == 1
-        assert "refused" not in said
+        assert table in details and table not in short
+    for rendered in (short, details):
+        assert sum(line.startswith("*") for line in rendered.splitlines()) == 1
+        assert "refused" not in rendered
     of_some = call("plan", path, "--units", "2000", "--keys", "30").output
     assert "of 2,000 units that is" in of_some and "of 30 keys about" in of_some
 
 
 def test_json_is_complete(make_job: Callable[..., Job]) -> None:
-    said = json.loads(call("plan", make_job().path, "--json", "--units", "2000").output)
-    assert {"guarantee", "streams", "tau", "periods", "outlook"} <= set(said)
-    assert said["outlook"]["appears"]["units"] == 2000
-    assert said["outlook"]["appears"]["expected_keys"] > 0
+    report = json.loads(call("plan", make_job().path, "--json", "--units", "2000").output)
+    assert {"guarantee", "streams", "tau", "periods", "outlook"} <= set(report)
+    assert report["outlook"]["appears"]["units"] == 2000
+    assert report["outlook"]["appears"]["expected_keys"] > 0
 
 
 @pytest.mark.parametrize("option", ["--units", "--records", "--keys", "--changed-keys"])
@@ -71,14 +71,26 @@ def test_the_largest_assumed_number(make_job: Callable[..., Job], option: str) -
     assert refused("plan", path, option, str(10**15 + 1))
 
 
+_IN_JOB_FILE = {
+    "contributions": "privacy.contributions",
+    "per_key_bound": "privacy.per_key_bound",
+    "budget.epsilon": "privacy.epsilon",
+    "budget.delta": "privacy.delta",
+    "release_every": "time.trigger_every",
+    "public_keys": "keys.public",
+    "remember_keys": "keys.remember",
+}
+
+
 def changed(path: Path, settings: dict[str, Any], to: Path) -> Job:
     """The job file with these settings, as somebody would write them who reads the plan."""
     document: Any = tomlkit.parse(path.read_text())
     for field, value in settings.items():
-        table, _, name = field.partition(".")
+        table, _, name = _IN_JOB_FILE.get(field, field).rpartition(".")
+        table = "privacy" if table == "mechanism" else table
         if table == "aggregate":
-            kept = [a for a in document["aggregate"].unwrap() if a["name"] != name]
-            document["aggregate"] = kept
+            aggregates = [a for a in document["aggregate"].unwrap() if a["name"] != name]
+            document["aggregate"] = aggregates
         elif value is None:
             document[table].pop(name, None)
         else:
@@ -110,11 +122,11 @@ def test_each_change_does_what_is_said(
     assert len(rows) > 5
     for row in rows:
         other = changed(job.path, row["settings"], tmp_path / "other.toml").plan
-        found = stand(other, allocate(other), job.plan.privacy.contributions)
+        figures = stand(other, allocate(other), job.plan.privacy.contributions)
         if row["keys"] is None:
             # A job that names no strategy may take less noise with public keys.
             assert other.public_keys is not None
-            assert found.noise_against(own) <= row["noise"] * (1 + 1e-9), row["words"]
+            assert figures.noise_against(own) <= row["noise"] * (1 + 1e-9), row["words"]
         else:
-            assert found.noise_against(own) == pytest.approx(row["noise"]), row["words"]
-            assert found.keys_against(own) == pytest.approx(row["keys"]), row["words"]
+            assert figures.noise_against(own) == pytest.approx(row["noise"]), row["words"]
+            assert figures.keys_against(own) == pytest.approx(row["keys"]), row["words"]

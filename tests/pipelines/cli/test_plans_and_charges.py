@@ -116,8 +116,8 @@ SYSTEMS = {
 
 def acceptance(words: Words) -> tuple[int, dict[str, Any]]:
     done = call(*words, "--json")
-    told = json.loads(done.stdout.splitlines()[-1])
-    return done.exit_code, told["acceptance"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    return done.exit_code, report["acceptance"]
 
 
 def charges(folder: Path) -> int:
@@ -128,20 +128,20 @@ def charges(folder: Path) -> int:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_plan_says_what_the_command_does(name: str, tmp_path: Path) -> None:
     of = SYSTEMS[name](tmp_path)
-    code, told = acceptance(of.plan)
-    assert (code, told["accepted"], told["run_id"]) == (0, True, None) and told["charged"]
+    code, report = acceptance(of.plan)
+    assert (code, report["accepted"], report["run_id"]) == (0, True, None) and report["charged"]
     assert charges(tmp_path) == 0
     done = call(*of.ask)
     assert done.exit_code == 0, done.output
     assert charges(tmp_path) == 1
     # Answered before: free, and the plan says so.
-    code, told = acceptance(of.plan)
-    assert (code, told["accepted"], told["charged"]) == (0, True, None) and told["run_id"]
+    code, report = acceptance(of.plan)
+    assert (code, report["accepted"], report["charged"]) == (0, True, None) and report["run_id"]
     done = call(*of.free)
     assert done.exit_code == 0 and charges(tmp_path) == 1, done.output
     # Anew: one more charge.
-    code, told = acceptance((*of.plan, "--fresh"))
-    assert code == 0 and told["charged"]
+    code, report = acceptance((*of.plan, "--fresh"))
+    assert code == 0 and report["charged"]
     done = call(*of.fresh, "--fresh")
     assert done.exit_code == 0 and charges(tmp_path) == 2, done.output
     run_ids = {charge.run_id for charge in accounts.charges(tmp_path / "ledger.db")}
@@ -153,10 +153,10 @@ def test_a_plan_is_refused_as_the_command_is(name: str, tmp_path: Path) -> None:
     of = SYSTEMS[name](tmp_path)
     of.narrow()
     before = charges(tmp_path)
-    code, told = acceptance(of.plan)
+    code, decision = acceptance(of.plan)
     done = call(*of.ask, "--json")
-    assert code == done.exit_code == 3 and told["accepted"] is False
-    assert told["refusal"] == json.loads(done.stderr.splitlines()[-1])
+    assert code == done.exit_code == 3 and decision["accepted"] is False
+    assert decision["refusal"] == json.loads(done.stderr.splitlines()[-1])
     assert charges(tmp_path) == before
 
 
@@ -214,8 +214,8 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 def refusal(words: Words) -> tuple[int, dict[str, Any]]:
     """The exit code of a command, and its refusal: in a plan's output, or as its error."""
     done = call(*words, "--json")
-    told = json.loads((done.stdout or done.stderr).splitlines()[-1])
-    inner = told["acceptance"]["refusal"] if "acceptance" in told else None
+    output = json.loads((done.stdout or done.stderr).splitlines()[-1])
+    inner = output["acceptance"]["refusal"] if "acceptance" in output else None
     return done.exit_code, inner or json.loads(done.stderr.splitlines()[-1])
 
 
@@ -282,9 +282,9 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     assert call(*allot).exit_code == 0
     plan, ask = ("session", "plan", table, *words), ("session", "ask", table, *words)
     done = call(*plan, "0.15", "--json")
-    told = json.loads(done.stdout)
-    assert (told["allotment_left"], told["charged"]) == (0.2, []) and told["errors"]
-    assert told["acceptance"]["accepted"] and told["acceptance"]["charged"] is None
+    plan_json = json.loads(done.stdout)
+    assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
+    assert plan_json["acceptance"]["accepted"] and plan_json["acceptance"]["charged"] is None
     same_refusal((*ask, "0.25"), (*plan, "0.25"), tmp_path)
     assert call(*ask, "0.15").exit_code == 0
     assert acceptance((*plan, "0.15"))[1]["run_id"]

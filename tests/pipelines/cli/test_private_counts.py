@@ -155,11 +155,11 @@ LONGER = [(run_statement, True), (workload_stream, False), (store, False), (page
     ("prepare", "counts"), COMMANDS, ids=lambda of: getattr(of, "__name__", "")
 )
 def test_neighbours_print_the_same(prepare: Prepared, counts: bool, tmp_path: Path) -> None:
-    shown = [_printed(prepare, tmp_path, more) for more in (False, True)]
-    assert shown[0] == shown[1]
+    outputs = [_printed(prepare, tmp_path, more) for more in (False, True)]
+    assert outputs[0] == outputs[1]
     if counts:
         words, figures = _printed(prepare, tmp_path, True, "--operator")
-        assert figures["operator_only"] and len(words) > len(shown[1][0])
+        assert figures["operator_only"] and len(words) > len(outputs[1][0])
 
 
 def test_json_has_no_counts_unless_asked(tmp_path: Path) -> None:
@@ -176,14 +176,14 @@ def test_on_a_terminal_counts_are_shown(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dpstream", *args]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=inner, check=True)
     os.close(inner)
-    said = b""
+    terminal_text = b""
     while select.select([outer], [], [], 5)[0]:
         try:
-            said += os.read(outer, 4096)
+            terminal_text += os.read(outer, 4096)
         except OSError:  # the terminal's other end is closed
             break
     os.close(outer)
-    assert b"10 records, 7 usable" in said and b"records" not in done.stdout
+    assert b"10 records, 7 usable" in terminal_text and b"records" not in done.stdout
 
 
 def test_one_module_decides() -> None:

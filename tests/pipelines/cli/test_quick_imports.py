@@ -97,6 +97,16 @@ def test_a_plan_loads_neither_runner_nor_compiler(mode: str, tmp_path: Path) -> 
     assert {"dpstream.accounting.tuning.outlook", "scipy.special"} <= names
 
 
+def test_a_plan_of_few_triggers_loads_neither_arrow_nor_linear_algebra(tmp_path: Path) -> None:
+    """Encoders of up to 64 triggers are found without it."""
+    job = tmp_path / "job.toml"
+    accounts.write(job, JOB.replace("15m", "1h"))
+    new_key(tmp_path / "noise.key")
+    names = loaded(["plan", str(job)])
+    assert {"pyarrow", "scipy.linalg", "numba"} & names == set()
+    assert "dpstream.accounting.strategies.prefix_optimum" in names
+
+
 def seconds(*arguments: str) -> float:
     """CPU seconds of a command in a process of its own, imports and all."""
     code, before = "from dpstream.pipelines.cli.main import main; main()", child_seconds()
@@ -124,10 +134,12 @@ def test_a_first_job_waits_for_neither(tmp_path: Path) -> None:
     assert "dpstream.pipelines.drafting.draft" in names and out.exists()
 
 
-#: An answer in SQL draws noise, with the compiler; it waits for no runner and no second accountant.
+#: An answer waits for no runner, no compiler and no second accountant.
+NOT_FOR_SQL_ALONE = {"pandas", "numba", "llvmlite"}
+#: Sessions and tables draw from kernels, with the compiler.
 NOT_FOR_ANSWERS = set(TOO_SLOW) - {"numba", "llvmlite", "dpstream.dp_transforms.noise.prf"}
 #: Arrow would import pandas where it is asked to convert a number (`state.numbers`).
-NOT_FOR_SQL = NOT_FOR_ANSWERS | {"pandas"}
+NOT_FOR_SQL = NOT_FOR_ANSWERS | NOT_FOR_SQL_ALONE
 
 
 def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
@@ -137,9 +149,9 @@ def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
     lists = "MEDIAN(seconds, contribution_bounds_per_row => (0, 100)) AS m, VAR(n) AS v"
     groups = "page, CAST(n AS NUMERIC) > 3 AS b, DATE_ADD(DATE '2024-01-01', INTERVAL n DAY) AS d"
     text = dp(f"{groups}, {COUNTED} AS c, AVG(n) AS a, {lists}", "FROM visits GROUP BY page, b, d")
-    explained, asked = loaded(["sql", path, text, "--explain"]), loaded(["sql", path, text])
-    assert NOT_FOR_SQL & (explained | asked) == set()
-    assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= asked
+    explained, modules = loaded(["sql", path, text, "--explain"]), loaded(["sql", path, text])
+    assert NOT_FOR_SQL & (explained | modules) == set()
+    assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= modules
 
 
 def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Path) -> None:

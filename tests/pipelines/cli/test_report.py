@@ -21,9 +21,9 @@ def test_examples() -> None:
 def test_a_page_before_the_first_release(make_job: Callable[..., Job], tmp_path: Path) -> None:
     (tmp_path / "releases").mkdir()
     out = tmp_path / "page.html"
-    said = call("report", make_job().path, "--out", out)
-    assert said.exit_code == 0 and "0 of 4 releases" in said.output
-    assert "do not publish" in said.output  # a fixed test key
+    outcome = call("report", make_job().path, "--out", out)
+    assert outcome.exit_code == 0 and "0 of 4 releases" in outcome.output
+    assert "do not publish" in outcome.output  # a fixed test key
     assert out.read_text().lstrip().lower().startswith("<!doctype html>")
 
 
@@ -47,11 +47,11 @@ def test_a_served_page(make_job: Callable[..., Job]) -> None:
     command = [sys.executable, "-m", "dpstream", "report", str(job.path), "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.fullmatch(
+        url_match = re.fullmatch(
             r"Report at (http://127\.0\.0\.1:\d+/\S+/)\n", process.stdout.readline()
         )
-        assert found is not None
-        with urllib.request.urlopen(found[1], timeout=60) as answer:
+        assert url_match is not None
+        with urllib.request.urlopen(url_match[1], timeout=60) as answer:
             assert b"What was released" in answer.read()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

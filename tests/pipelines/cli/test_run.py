@@ -64,7 +64,7 @@ def test_what_contributions_cut_is_said_if_it_is_much(
     assert out == "" and "left 70% of the records out. `dpstream choose`" in err
     _print_cut(edit(job, ('end = "2024-01-02T', 'end = "2024-01-05T')), cut)
     assert "out, most of it in later windows" in (err := capsys.readouterr().err)
-    assert "privacy.period" in err
+    assert "budget.covers" in err
 
 
 SD = "relative noise (sd) of final values:"
@@ -103,10 +103,10 @@ def test_nothing_released_is_said_without_private_reasons(tmp_path: Path) -> Non
         (folder / "s.db").unlink(missing_ok=True)
         shutil.rmtree(folder / "out", ignore_errors=True)
         (folder / "in" / "day-0.csv").write_text("user,page,at,amount\n" + rows)
-        told = call("run", folder / "job.toml", "--operator", "--fail-if-empty")
+        outcome = call("run", folder / "job.toml", "--operator", "--fail-if-empty")
         stores.close_all()
-        assert told.exit_code == 4 and private in told.stderr, told.output
-        lines = told.stderr.splitlines()
+        assert outcome.exit_code == 4 and private in outcome.stderr, outcome.output
+        lines = outcome.stderr.splitlines()
         public.add("\n".join(line for line in lines if not line.startswith("Operator only")))
     assert len(public) == 1 and "released nothing" in public.pop()
 
@@ -117,17 +117,17 @@ def test_a_pass_in_json_and_in_words(tmp_path: Path) -> None:
     arrive(folder, 1)
     with open(folder / "in" / "day-0.csv", "a") as file:
         file.write("nobody,p1,2024-01-01 00:00:00Z,1\n")
-    told = call("run", folder / "job.toml", "--through", "2024-01-02", "--json", "--operator")
+    outcome = call("run", folder / "job.toml", "--through", "2024-01-02", "--json", "--operator")
     stores.close_all()
-    found = json.loads(told.stdout)
-    assert found["through"] == "2024-01-02T00:00:00Z" and found["summary"]["released"]["rows"] > 10
-    records = found["operator_only"]["records"]
+    facts = json.loads(outcome.stdout)
+    assert facts["through"] == "2024-01-02T00:00:00Z" and facts["summary"]["released"]["rows"] > 10
+    records = facts["operator_only"]["records"]
     assert (records["read"], records["dead"]) == (1_501, 1) and records["cause"] is None
     assert records["dead_share"] == pytest.approx(1 / 1_501)
     arrive(folder, 2)
-    shown = call("run", folder / "job.toml", "--through", "2024-01-03", "--quiet", "--operator")
+    quiet = call("run", folder / "job.toml", "--through", "2024-01-03", "--quiet", "--operator")
     stores.close_all()
-    assert "released through 2024-01-03T00:00:00Z; files may join" in shown.output
-    assert "position and reason, 0.0333% of the records" in shown.output
+    assert "released through 2024-01-03T00:00:00Z; files may join" in quiet.output
+    assert "position and reason, 0.0333% of the records" in quiet.output
     engine = refused("run", folder / "job.toml", "--through", "end", "--runner", "PrismRunner")
     assert "reads no files that grow" in engine or "--prism_location" in engine

@@ -47,8 +47,8 @@ def test_a_range_is_closed_for_ever(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     assert called("close", table, "--arrival", "b", "--before", "3").output == "Closed.\n"
     assert told("close", table, "--arrival", "b", "--before", "3") == {"closed": False}
-    said = refused(3, "ask", table, "--where", "b = 2 AND epsilon = 2", "--epsilon", "0.001")
-    assert "0 left where a" in said or "0 left where" in said
+    refusal = refused(3, "ask", table, "--where", "b = 2 AND epsilon = 2", "--epsilon", "0.001")
+    assert "0 left where a" in refusal or "0 left where" in refusal
     assert "closed  where b < 3" in called("budget", table).output
     assert refused(2, "close", table, "--arrival", "epsilon", "--before", "1").startswith("usage")
 
@@ -61,7 +61,7 @@ def test_nothing_private_is_said(tmp_path: Path) -> None:
         for n in range(40)
     )
     (tmp_path / "small.csv").write_text(rows)
-    said = [called("init", table), called("add", table, str(tmp_path / "small.csv"))]
+    outcomes = [called("init", table), called("add", table, str(tmp_path / "small.csv"))]
     page = str(tmp_path / "page.html")
     for words in (
         ["ask", table, "--where", "epsilon >= 1.5", "--epsilon", "0.5", "--by", "a"],
@@ -71,8 +71,8 @@ def test_nothing_private_is_said(tmp_path: Path) -> None:
         ["select", table, "rich", "--with-epsilon", "0.5"], ["picture", table, "--out", page],
         ["delete", table, str(tmp_path / "small.csv")], ["budget", table],
     ):  # fmt: skip
-        said.append(called(*words))
-    outputs = "".join(result.output for result in said)
+        outcomes.append(called(*words))
+    outputs = "".join(result.output for result in outcomes)
     public = [Path(page), tmp_path / "ledger.db", tmp_path / "small.names.json"]
     held = b"".join(path.read_bytes() for path in public) + outputs.encode()
     assert len(outputs) > 1_000 and b"canary-" not in held
@@ -169,15 +169,15 @@ def wider(folder: Path, name: str = "wide", id_: bool = True) -> str:
 def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> None:
     """The fix of the refusal is typed, and points have spent what they had spent."""
     old = loaded(tmp_path)
-    asked = ("ask", "{}", "count", "--where", "a < 2 AND epsilon >= 1.5", "--epsilon")
+    question = ("ask", "{}", "count", "--where", "a < 2 AND epsilon >= 1.5", "--epsilon")
 
     def asks(table: str, amount: str) -> Any:
-        return called(*(word.format(table) for word in asked), amount)
+        return called(*(word.format(table) for word in question), amount)
 
     assert asks(old, "1.25").exit_code == 0
     new, charges = wider(tmp_path), accounts.charges(tmp_path / "ledger.db")
     refusal = told_refusal("init", new)
-    assert refusal["field"] == "ledger.data_set"
+    assert refusal["field"] == "data_set"
     typed = re.findall("`dpstream session ([^`]*)`", refusal["fix"])[0]
     words = [{"OLD": old, "NEW": new}.get(word, word) for word in typed.split()]
     done = told(*words)
@@ -185,14 +185,14 @@ def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> Non
     assert told(*words)["embedded"] is None
     following = shlex.split(done["next"])
     assert called(*following[2:]).exit_code == 0 and accounts.charges(tmp_path / "ledger.db")
-    assert told_refusal(*(word.format(new) for word in asked), "0.5")["field"] == "budget"
+    assert told_refusal(*(word.format(new) for word in question), "0.5")["field"] == "budget"
     assert asks(new, "0.25").exit_code == 0
     elsewhere = ("--where", "a >= 4 AND epsilon >= 1.5", "--epsilon", "1.5")
     assert called("ask", new, "count", *elsewhere).exit_code == 0
     # The old table is refused, and its question's old answer is not taken for one of now.
     for words in (["plan", old, *ASK], ["budget", old], ["add", old, str(tmp_path / "small.csv")],
-                  [word.format(old) for word in asked] + ["1.25"]):  # fmt: skip
-        assert told_refusal(*words)["field"] == "ledger.data_set"
+                  [word.format(old) for word in question] + ["1.25"]):  # fmt: skip
+        assert told_refusal(*words)["field"] == "data_set"
     assert len(accounts.charges(tmp_path / "ledger.db")) == len(charges) + 2
     assert "1.5" in called("transcript", new).output
     for words in ((new,), (new, "--json")):  # every event has its line

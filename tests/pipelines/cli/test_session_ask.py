@@ -21,8 +21,8 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
     assert again.stdout == first.stdout and "first answered" in again.stderr
     assert told("ask", table, *RICH, "--epsilon", "0.5", "--by", "a")["charged"] is False
     assert told("ask", table, *RICH, "--epsilon", "0.5", "--by", "a", "--fresh")["charged"]
-    said = refused(3, "ask", table, *RICH, "--epsilon", "0.25", "--by", "a")
-    assert "0 left where epsilon >= 1 AND epsilon < 1.25" in said
+    refusal = refused(3, "ask", table, *RICH, "--epsilon", "0.25", "--by", "a")
+    assert "0 left where epsilon >= 1 AND epsilon < 1.25" in refusal
     dropped = told("ask", table, *RICH, "--epsilon", "0.25", "--drop")
     assert dropped["charged"] and len(dropped["rows"]) == 1
 
@@ -65,17 +65,17 @@ def test_dropping_is_no_way_out_where_every_point_lacks_budget(tmp_path: Path) -
 
 def test_several_figures_and_rho(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    found = told("ask", table, "count", "sum(b)", "average(b)", "median(b)",
+    answer = told("ask", table, "count", "sum(b)", "average(b)", "median(b)",
                  "quantiles(b, 0.25)", "--where", "rho >= 0.5", "--rho", "0.5")  # fmt: skip
-    assert {"count", "sum_b", "average_b", "median_b"} <= found["rows"][0].keys()
-    assert (found["kind"], found["amount"]) == ("rho", 0.5)
+    assert {"count", "sum_b", "average_b", "median_b"} <= answer["rows"][0].keys()
+    assert (answer["kind"], answer["amount"]) == ("rho", 0.5)
 
 
 def test_a_union_is_free(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     told("ask", table, *RICH, "--epsilon", "0.5", "--by", "a")
-    found = told("ask", table, "--where", "epsilon >= 1 AND a < 2", "--union")
-    assert found["parts"] == 2 and found["low"] < found["value"] < found["high"]
+    union = told("ask", table, "--where", "epsilon >= 1 AND a < 2", "--union")
+    assert union["parts"] == 2 and union["low"] < union["value"] < union["high"]
     text = called("ask", table, "--where", "epsilon >= 1 AND a < 2", "--union").output
     assert "of 2 parts" in text and text.endswith("free\n")
     refused(3, "ask", table, "--where", "a < 2", "--union")
@@ -99,8 +99,8 @@ def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
 def test_named_subspaces(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     called("ask", table, "--where", "a = 0 AND epsilon >= 1", "--epsilon", "1")
-    found = told("select", table, "low", "--where", "a < 2")
-    assert found == {"name": "low", "where": "a < 2", "max_consumed": {"epsilon": 1.0, "rho": 0.0}}
+    entry = told("select", table, "low", "--where", "a < 2")
+    assert entry == {"name": "low", "where": "a < 2", "max_consumed": {"epsilon": 1.0, "rho": 0.0}}
     rich = told("select", table, "rich", "--in", "low", "--with-epsilon", "1")
     # What was spent before is taken into account, and later it is the same points.
     assert rich["where"] == (
@@ -117,21 +117,21 @@ def test_what_cover_costs_is_said(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     words = ("ask", table, "--where", "a = 0 AND epsilon >= 1", "--epsilon", "0.5")
     assert "Points charged" not in called(*words).stderr
-    said = called(*words, "--fresh", "--cover", "a").stderr
-    assert "Points charged, for each point asked: 4\n" in said
+    stderr = called(*words, "--fresh", "--cover", "a").stderr
+    assert "Points charged, for each point asked: 4\n" in stderr
 
 
 def test_a_ticket_is_paid_here(tmp_path: Path) -> None:
     table, out = loaded(tmp_path), tmp_path / "ticket"
-    found = told("ask", table, *RICH, "--epsilon", "0.5", "--ticket", str(out))
-    assert found["charged"] and out.exists()
+    answer = told("ask", table, *RICH, "--epsilon", "0.5", "--ticket", str(out))
+    assert answer["charged"] and out.exists()
     assert "handed out as a ticket" in refused(3, "ask", table, *RICH, "--epsilon", "0.5")
 
 
 def test_a_plan_is_free(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    found = told("plan", table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
-    assert found["accepted"] and found["cells"] == 2 and len(found["errors"]) == 2
+    plan = told("plan", table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
+    assert plan["accepted"] and plan["cells"] == 2 and len(plan["errors"]) == 2
     text = called("plan", table, "--where", "a < 2", "--epsilon", "0.5").output
     assert "Refused" in text and "0.25 left where a < 2 AND epsilon >= 0.25" in text
     assert told("transcript", table) == {"entries": []}
@@ -157,6 +157,6 @@ def test_a_plan_is_free(tmp_path: Path) -> None:
 )
 def test_bad_words_have_field_rule_and_fix(words: list[str], field: str, tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    said = refused(2, words[0], table, *words[1:])
-    assert said.startswith("usage: ") and ". Fix: " in said and field in said.split(":")[1], said
+    text = refused(2, words[0], table, *words[1:])
+    assert text.startswith("usage: ") and ". Fix: " in text and field in text.split(":")[1], text
     assert told("transcript", table) == {"entries": []}

@@ -29,21 +29,21 @@ def test_one_kind_of_budget_pays() -> None:
 
 def test_a_runner_is_named_with_its_flags() -> None:
     assert runner_of(None, 1, ()) is None
-    found = runner_of("DirectRunner", 2, ("--x",))
-    assert found is not None and found.parallelism == 2
+    runner = runner_of("DirectRunner", 2, ("--x",))
+    assert runner is not None and runner.parallelism == 2
     with pytest.raises(UsageError, match="--runner"):
         runner_of(None, 2, ())
 
 
 def test_refusals_in_words() -> None:
     space = PEOPLE.space
-    some = np.concatenate([box(age=(n, n + 5)) for n in range(0, 100, 10)])
-    decision = decide(untouched(space, "epsilon"), some, 500_000)
-    said = lacking(space, decision)
-    assert said[0] == "0 left where age < 5 AND epsilon < 0.5"
-    assert said[-1] == "... and 2 more boxes" and len(said) == 9
-    told = as_builtins(space, decision)
-    assert told["lacking_boxes"] == 10 and told["largest"] == 0 and not told["accepted"]
+    boxes = np.concatenate([box(age=(n, n + 5)) for n in range(0, 100, 10)])
+    decision = decide(untouched(space, "epsilon"), boxes, 500_000)
+    lines = lacking(space, decision)
+    assert lines[0] == "0 left where age < 5 AND epsilon < 0.5"
+    assert lines[-1] == "... and 2 more boxes" and len(lines) == 9
+    fields = as_builtins(space, decision)
+    assert fields["lacking_boxes"] == 10 and fields["largest"] == 0 and not fields["accepted"]
 
 
 def test_points_by_name_and_predicate(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_points_by_name_and_predicate(tmp_path: Path) -> None:
     table = Path(loaded(tmp_path))
     names.write(table, "low", "a < 2")
     with opened(table, "alice") as session:
-        found = subspace(session, table, "a >= 1", "low")
-        assert found.boxes()[0, 0].tolist() == [1, 2]
+        selection = subspace(session, table, "a >= 1", "low")
+        assert selection.boxes()[0, 0].tolist() == [1, 2]
         assert len(subspace(session, table, "", None).boxes()) == 1

@@ -20,8 +20,8 @@ def test_budgets_and_transcripts(tmp_path: Path) -> None:
     assert "Quota       analyst: epsilon 1.5 of a point, charged to one at most 0.5" in text
     part = told("budget", table, "--where", "a = 0 AND epsilon = 2")
     assert part["budgets"]["epsilon"]["least_spent"] == 0.5
-    said = called("transcript", table).output
-    assert run_id[:12] in said and "question epsilon 0.5: count" in said
+    transcript = called("transcript", table).output
+    assert run_id[:12] in transcript and "question epsilon 0.5: count" in transcript
     [entry] = told("transcript", table)["entries"]
     assert entry["run_id"] == run_id and entry["amount"] == 0.5
 
@@ -58,5 +58,5 @@ def test_standing_queries(tmp_path: Path) -> None:
 def test_the_ledger_says_that_entries_are_of_points(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     told("ask", table, "--where", "epsilon >= 1", "--epsilon", "0.5")
-    shown = CliRunner().invoke(cli, ["account", "show", str(tmp_path / "ledger.db")])
-    assert "record of small" in shown.output and "paid by some points alone" in shown.output
+    outcome = CliRunner().invoke(cli, ["account", "show", str(tmp_path / "ledger.db")])
+    assert "record of small" in outcome.output and "paid by some points alone" in outcome.output

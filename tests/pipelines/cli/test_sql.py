@@ -68,8 +68,8 @@ class _Prompt:
             left = end - time.monotonic()
             assert left > 0 and select.select([self._terminal], [], [], left)[0], self.said
             self.said += self._decoder.decode(os.read(self._terminal, 4096))
-        found, _, self.said = self.said.partition(text)
-        return found + text
+        before, _, self.said = self.said.partition(text)
+        return before + text
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
@@ -111,8 +111,8 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     explained = _run(path, "-f", queries, "--explain")
     assert explained.exit_code == 0 and "Statement 2" in explained.stdout
     assert "50% chance" in explained.stdout and "Together" in explained.stdout
-    told = json.loads(_run(path, "-f", queries, "--explain", "--json").stdout)
-    assert told["acceptance"]["accepted"] is True
+    explanation = json.loads(_run(path, "-f", queries, "--explain", "--json").stdout)
+    assert explanation["acceptance"]["accepted"] is True
     assert charges(tmp_path) == []
     both = _run(path, "-f", queries)
     assert "±" in both.stdout and "Together" in both.stdout and len(charges(tmp_path)) == 1
@@ -123,9 +123,9 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
 
 def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
     path = data_set(tmp_path)
-    asked = _run(path, _TEXT, "--runner=DirectRunner", "--parallelism=2")
-    assert asked.exit_code == 0 and "Charged (2" in asked.stderr
-    assert _run(path, _TEXT).stdout == asked.stdout  # the same answer, wherever it was drawn
+    outcome = _run(path, _TEXT, "--runner=DirectRunner", "--parallelism=2")
+    assert outcome.exit_code == 0 and "Charged (2" in outcome.stderr
+    assert _run(path, _TEXT).stdout == outcome.stdout  # the same answer, wherever it was drawn
     for words in (["--parallelism=2"], ["--beam-flag=--x=1"], ["--runner=No"],
                   ["--runner=DirectRunner", "--beam-flag=--x=1"]):  # fmt: skip
         refused = _run(path, _TEXT, "--fresh", *words)
@@ -135,24 +135,24 @@ def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
 
 def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
     path = shop(tmp_path)
-    asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")
-    refused = _run(path, asked)
+    query = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")
+    refused = _run(path, query)
     assert refused.exit_code == 3 and "dpstream sql check CATALOG" in refused.stderr
     checked = _run("check", path)
     assert checked.exit_code == 0 and "rows of the unit of people (person = code)" in checked.stdout
     assert "Unique: people (code)" in checked.stdout
     assert json.loads(_run("check", path, "--json").stdout)["unique_keys"] == [["people", ["code"]]]
-    first = _run(path, asked)
+    first = _run(path, query)
     assert first.exit_code == 0
     people(tmp_path, "900,c5\n")
-    assert _run("check", path).exit_code == _run(path, asked, "--fresh").exit_code == 3
-    assert _run(path, asked).stdout == first.stdout  # an answer is given again as it was
+    assert _run("check", path).exit_code == _run(path, query, "--fresh").exit_code == 3
+    assert _run(path, query).stdout == first.stdout  # an answer is given again as it was
 
 
 def test_nothing_published_is_said(tmp_path: Path) -> None:
     path = data_set(tmp_path)
-    found = _run(path, _TEXT.replace("epsilon = 2", "epsilon = 0.001"))
-    assert found.exit_code == 0 and "Nothing was published" in found.stdout
+    outcome = _run(path, _TEXT.replace("epsilon = 2", "epsilon = 0.001"))
+    assert outcome.exit_code == 0 and "Nothing was published" in outcome.stdout
 
 
 @pytest.mark.parametrize(
@@ -164,5 +164,5 @@ def test_nothing_published_is_said(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_refusals_have_codes_and_no_charge(words: list[str], code: int, tmp_path: Path) -> None:
     path = data_set(tmp_path)
-    found = _run(path, *words)
-    assert found.exit_code == code and "Fix:" in found.stderr and charges(tmp_path) == []
+    outcome = _run(path, *words)
+    assert outcome.exit_code == code and "Fix:" in outcome.stderr and charges(tmp_path) == []

@@ -16,9 +16,9 @@ _TEXT = dp(LOOKED_UP)
 
 
 def _run(*words: object) -> Result:
-    found = CliRunner().invoke(cli, list(map(str, words)))
+    outcome = CliRunner().invoke(cli, list(map(str, words)))
     stores.close_all()
-    return found
+    return outcome
 
 
 def test_run_and_emitted_give_the_same_bytes(tmp_path: Path) -> None:
@@ -27,8 +27,8 @@ def test_run_and_emitted_give_the_same_bytes(tmp_path: Path) -> None:
     path = folder(tmp_path / "one")
     ran = _run("sql", "--stream", path, _TEXT + ";")
     assert ran.exit_code == 0 and "all triggers done" in ran.stdout and "INSECURE" in ran.stdout
-    found = read_releases(tmp_path / "one" / "releases")
-    assert {"section", "n", "n_sd", "t", "t_sd"} <= set(found.column_names) and found.num_rows
+    releases = read_releases(tmp_path / "one" / "releases")
+    assert {"section", "n", "n_sd", "t", "t_sd"} <= set(releases.column_names) and releases.num_rows
 
     other = folder(tmp_path / "other")
     emitted = _run("sql", "--stream", other, _TEXT, "--emit")
@@ -68,8 +68,8 @@ def test_again_goes_on_and_another_statement_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_refusals_have_codes_and_leave_nothing(words: list[str], code: int, tmp_path: Path) -> None:
     path = folder(tmp_path)
-    found = _run("sql", *(str(path) if word == "JOB" else word for word in words))
-    assert found.exit_code == code and "Fix:" in found.stderr
+    outcome = _run("sql", *(str(path) if word == "JOB" else word for word in words))
+    assert outcome.exit_code == code and "Fix:" in outcome.stderr
     assert sorted(f.name for f in tmp_path.iterdir()) == ["in", "job.toml", "sections.csv"]
 
 

@@ -18,7 +18,7 @@ def test_each_command_has_examples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["info", "releases"])
 def test_without_a_store(name: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
-    assert "state.store" in refused("state", name, make_job().path)
+    assert "store" in refused("state", name, make_job().path)
     assert not list(tmp_path.glob("*.db"))
 
 

@@ -41,8 +41,8 @@ def test_generate(made: Office, tmp_path: Path) -> None:
             assert (folder / path.name).read_bytes() == path.read_bytes()
     again = _run("generate", *own, "--persons", 300)
     assert again.exit_code == 2 and "exists" in again.stderr
-    shown = _run("generate", *own, "--states", "01", "--tracts", 2, "--seed", 1, "--overwrite")
-    assert shown.exit_code == 0 and "10,000  person-records.txt" in shown.stdout
+    outcome = _run("generate", *own, "--states", "01", "--tracts", 2, "--seed", 1, "--overwrite")
+    assert outcome.exit_code == 0 and "10,000  person-records.txt" in outcome.stdout
     assert _run("generate", *own, "--states", "1").exit_code == 2
 
 
@@ -60,9 +60,9 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     assert "config.json, reader: is not csv" in wrong.stdout
     assert "race-and-ethnicity-codes.txt, row 29, RACE_ETH_CODE: is there before" in wrong.stdout
     listed = _run("validate", *own, "--json")
-    found = json.loads(listed.stdout)["faults"]
-    assert listed.exit_code == 2 and len(found) == 3
-    assert set(found[0]) == {"file", "row", "column", "rule", "fix"}
+    faults = json.loads(listed.stdout)["faults"]
+    assert listed.exit_code == 2 and len(faults) == 3
+    assert set(faults[0]) == {"file", "row", "column", "rule", "fix"}
     assert _run("validate", *own, "--program", "h", "--estimates", "combined").exit_code == 2
     refused = _run("execute", *own, tmp_path / "out", *key_of(made))
     assert refused.exit_code == 2 and "(3 faults)" in refused.stderr
@@ -70,9 +70,9 @@ def test_validate(made: Office, tmp_path: Path) -> None:
 
 
 def test_plan(made: Office) -> None:
-    shown = _run("plan", *made, "--scale", 331_000_000)
-    assert shown.exit_code == 0, shown.output
-    assert "Groups      593 in 19 levels" in shown.stdout and "331,000,000" in shown.stdout
+    outcome = _run("plan", *made, "--scale", 331_000_000)
+    assert outcome.exit_code == 0, outcome.output
+    assert "Groups      593 in 19 levels" in outcome.stdout and "331,000,000" in outcome.stdout
     figures = json.loads(_run("plan", *made, "--json", "--noise", "rounded").stdout)
     assert figures["noise"] == "rounded gauss" and figures["guarantee"]["mu"] < 3.2
     strict = json.loads(_run("plan", *made, "--json", "--delta", 1e-15).stdout)
@@ -121,15 +121,15 @@ def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
     own = Office(tmp_path / "p", made.data)
     shutil.copytree(made.parameters, own.parameters)
     own.configure(privacy_budget_p_level_1_usa=float("inf"))
-    shown = json.loads(_run("plan", *own, "--json").stdout)
-    assert shown["warnings"] and shown["guarantee"]["epsilon"] is None
+    plan = json.loads(_run("plan", *own, "--json").stdout)
+    assert plan["warnings"] and plan["guarantee"]["epsilon"] is None
     done = _run("execute", *own, tmp_path / "out", *key_of(made), "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["epsilon"] is None and told["warnings"] == shown["warnings"]
+    execution = json.loads(done.stdout)
+    assert execution["epsilon"] is None and execution["warnings"] == plan["warnings"]
     (tmp_path / "out").rename(tmp_path / "first")
     again = _run("execute", *own, tmp_path / "out", *key_of(made))
-    assert again.exit_code == 0 and told["warnings"][0] in again.stderr
+    assert again.exit_code == 0 and execution["warnings"][0] in again.stderr
 
 
 def test_report(made: Office, tmp_path: Path) -> None:
@@ -168,19 +168,19 @@ def test_without_a_ledger_and_with_bad_records(made: Office, tmp_path: Path) -> 
     [
         ((), "--key-file"),
         (("--key-file", "a", "--key", "env:B"), "--key-file"),
-        (("--key", "elsewhere:B"), "key"),
+        (("--key", "elsewhere:B"), "secret"),
         (("--key", "env:B", "--ledger", "l.db"), "--data-set"),
         (("--key", "env:B", "--limit-delta", "1e-9"), "--limit-epsilon"),
         (("--key", "env:B", "--ledger", "l.db", "--data-set", "d"), "--account-id"),
         (("--key", "env:B", "--ledger", "l.db", "--data-set", "", "--account-id", accounts.ID),
-         "ledger.data_set"),
+         "data_set"),
         (("--key", "env:B", "--ledger", "l.db", "--data-set", "d", "--account-id", "7"),
-         "ledger.id"),
+         "account.id"),
         (("--key", "env:B", "--ledger", "l.db", "--data-set", "d", "--account-id", accounts.ID,
           "--limit-epsilon", "1"), "--limit-epsilon"),
         (("--key", "env:B", "--parallelism", "4"), "--runner"),
         (("--key", "env:B", "--runner", "SparkRunner"), "--runner"),
-        (("--key", "env:NO_SUCH_KEY"), "key"),
+        (("--key", "env:NO_SUCH_KEY"), "secret"),
     ],
 )  # fmt: skip
 def test_options_that_are_wrong(

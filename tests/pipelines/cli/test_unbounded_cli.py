@@ -160,7 +160,7 @@ def test_plan_without_a_period_says_what_that_means(tmp_path: Path, kind: str) -
         "one budget covers the stream for ever",
         "once for all time",
         "the state of every unit ever seen is kept for ever",
-        "Set privacy.period",
+        "Set budget.covers",
     ):
         assert words in text  # fmt: skip
     figures = told("plan", tmp_path / "job.toml")
@@ -183,7 +183,7 @@ def test_triggers_must_last_for_a_year(tmp_path: Path) -> None:
     path = job_file(tmp_path)
     text = path.read_text().replace('"20m"', '"10ms"').replace('window = "1h"', 'window = "10s"')
     accounts.write(path, text)
-    assert "within a year" in refused("time.trigger_every", 2, "plan", path)
+    assert "within a year" in refused("release_every", 2, "plan", path)
     accounts.write(path, text.replace('"10ms"', '"20ms"'))
     said("plan", path)
 
@@ -197,18 +197,18 @@ def test_key_check_and_audit(tmp_path: Path, kind: str) -> None:
 
 def test_audit_of_the_whole_pipeline(tmp_path: Path) -> None:
     path = job_file(tmp_path, "kafka", period="")
-    found = told("audit", path, "--trials", "300", "--beam")
-    assert found["verdict"] == "consistent" and found["beam"]
+    audit = told("audit", path, "--trials", "300", "--beam")
+    assert audit["verdict"] == "consistent" and audit["beam"]
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_what_needs_a_store_or_releases_says_so(tmp_path: Path, kind: str) -> None:
     path = job_file(tmp_path, kind)
     for command in ("info", "expire"):
-        refused("state.store", 2, "state", command, path)
-    refused("state.store", 2, "state", "backup", path, "--out", tmp_path / "b")
-    refused("state.store", 2, "state", "releases", path, "--out", tmp_path / "r")
-    refused("state.store", 2, "state", "reshard", path, "--shards", "3")
+        refused("store", 2, "state", command, path)
+    refused("store", 2, "state", "backup", path, "--out", tmp_path / "b")
+    refused("store", 2, "state", "releases", path, "--out", tmp_path / "r")
+    refused("store", 2, "state", "reshard", path, "--shards", "3")
     refused("sink.path", 2, "report", path, "--out", tmp_path / "r.html")
     refused("--runner", 2, "run", path)
 
@@ -223,10 +223,10 @@ def test_choose(tmp_path: Path) -> None:
     proxy = tmp_path / "last-year.csv"
     proxy.write_text("\n".join(["user,page,time,value", *lines]) + "\n")
     ask = ("choose", path, "--out", out)
-    refused("source.kind", 2, *ask, "--first", "2h", "--epsilon", "1")
-    found = told(*ask, "--proxy", proxy)
-    assert found["how"] == "proxy" and found["contributions"] >= 30
-    assert load_job(out).plan.privacy.contributions == found["contributions"]
+    refused("table.format", 2, *ask, "--first", "2h", "--epsilon", "1")
+    choice = told(*ask, "--proxy", proxy)
+    assert choice["how"] == "proxy" and choice["contributions"] >= 30
+    assert load_job(out).plan.privacy.contributions == choice["contributions"]
     out.unlink()
     # The folder's own file, under another name.
     (tmp_path / "in" / "a.csv").write_bytes(proxy.read_bytes())
@@ -234,27 +234,27 @@ def test_choose(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.csv").write_text("user,page,time,value\n")
     # Without a period nothing says over what time C has to last.
     accounts.write(path, text.replace(PERIOD, ""))
-    advice = refused("privacy.period", 2, *ask, "--proxy", proxy)
+    advice = refused("budget.covers", 2, *ask, "--proxy", proxy)
     assert "--scale" in advice and "set a period (recommended), or" in advice
     slid = text.replace(PERIOD, "").replace('window = "1h"', 'window = "2h"\nslide = "1h"')
     accounts.write(path, slid)
-    assert "periods_share_windows = true" in refused("privacy.period", 2, *ask, "--proxy", proxy)
+    assert "periods_share_windows = true" in refused("budget.covers", 2, *ask, "--proxy", proxy)
     accounts.write(path, text.replace(PERIOD, ""))
     twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
-    assert twice["contributions"] > 1.5 * found["contributions"]
+    assert twice["contributions"] > 1.5 * choice["contributions"]
     # Messages of a broker look like files of JSON lines; others must say what they are.
     out.unlink()
     accounts.write(path, text.replace(SOURCES["folder"], SOURCES["kafka"]))
     other = tmp_path / "dump"
     other.write_bytes(proxy.read_bytes())
     refused("--proxy", 2, *ask, "--proxy", other)
-    assert told(*ask, "--proxy", proxy)["contributions"] == found["contributions"]
+    assert told(*ask, "--proxy", proxy)["contributions"] == choice["contributions"]
 
 
 def test_info_releases_and_report(job: Path, tmp_path: Path) -> None:
-    found = told("state", "info", job)
-    assert found["windows"] is None and found["complete"] == 4
-    assert found["committed"] == {**{str(w): 3 for w in range(4)}, "4": 2}
+    info = told("state", "info", job)
+    assert info["windows"] is None and info["complete"] == 4
+    assert info["committed"] == {**{str(w): 3 for w in range(4)}, "4": 2}
     assert "4 are complete" in said("state", "info", job, "--operator")
     assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
     names = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("window*/*"))
@@ -298,9 +298,9 @@ def test_backup_restore_reshard_expire(job: Path, tmp_path: Path) -> None:
     assert told("state", "info", job)["committed"]["7"] == 2
     done = told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z")
     assert done["windows_dropped"] == 3
-    found = told("state", "info", job)
-    assert (found["dropped"], found["complete"]) == (3, 7)
-    assert "0" not in found["committed"]
+    info = told("state", "info", job)
+    assert (info["dropped"], info["complete"]) == (3, 7)
+    assert "0" not in info["committed"]
     assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 23 - 9
     # Dropped once, not twice; and a time before it gives nothing back.
     assert told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z") == {
@@ -314,8 +314,8 @@ def test_abandon_takes_the_wall_clock(job: Path, tmp_path: Path) -> None:
     told("state", "backup", job, "--out", saved)
     done = told("state", "restore", job, saved, "--replace", "--abandon")
     assert done["epoch"] == 1 and done["epochs"] == 2
-    found = told("state", "info", job)
-    assert found["abandoned"] > 14
+    info = told("state", "info", job)
+    assert info["abandoned"] > 14
     assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
 
 
@@ -338,7 +338,7 @@ def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) 
     # What is published is not added to by a store that has not been compared with it.
     told("state", "backup", job, "--out", tmp_path / "backup")
     told("state", "restore", job, tmp_path / "backup", "--replace")
-    refused("state.store", 3, "state", "releases", job)
+    refused("store", 3, "state", "releases", job)
     assert files() == before
 
 
@@ -348,13 +348,13 @@ def test_keep_releases(tmp_path: Path) -> None:
     for wrong in ('"3"', '"-1h"', "3"):
         accounts.write(path, JOB.format(source=SOURCES["folder"], period="",
                                    state=f"keep_releases = {wrong}"))  # fmt: skip
-        refused("state.keep_releases", 2, "plan", path)
+        refused("keep_releases", 2, "plan", path)
     files = 'kind = "csv"\npath = "in/*.csv"'
     text = JOB.format(source=files, period="", state='keep_releases = "3h"')
     accounts.write(
         path, text.replace("trigger_every", 'end = "2024-01-02T00:00:00Z"\ntrigger_every')
     )
-    assert "--releases-before" in refused("state.keep_releases", 2, "plan", path)
+    assert "--releases-before" in refused("keep_releases", 2, "plan", path)
 
 
 def test_committed_names_are_in_public_order(job: Path) -> None:

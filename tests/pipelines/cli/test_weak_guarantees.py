@@ -42,8 +42,8 @@ def of_json(*args: str | Path) -> list[str]:
     """The warnings of a command's JSON."""
     done = call(*args, "--json")
     assert done.exit_code == 0, done.output
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])["warnings"]
-    return found
+    warnings: list[str] = json.loads(done.stdout.splitlines()[-1])["warnings"]
+    return warnings
 
 
 @pytest.fixture
@@ -236,8 +236,8 @@ def test_census_tables(tmp_path: Path) -> None:
 
 def test_workloads(tmp_path: Path) -> None:
     survey(tmp_path, 300)
-    asked, cache = tmp_path / "asked.json", ("--cache", tmp_path / "cache")
-    plan = ("workload", "plan", asked, *cache)
+    workload, cache = tmp_path / "asked.json", ("--cache", tmp_path / "cache")
+    plan = ("workload", "plan", workload, *cache)
     assert of_json(*plan, "--epsilon", "1", "--delta", "1e-8") == []
     assert len(of_json(*plan, "--epsilon", "12", "--delta", "1e-8")) == 1
     assert len(of_json(*plan, "--mu", "4")) == 1
@@ -254,9 +254,9 @@ def test_workloads(tmp_path: Path) -> None:
     weak = text.replace("epsilon = 6.0", "epsilon = 12.0", 1)
     assert weak != text
     accounts.write(job, weak)
-    answer = ("answer", asked, job, *cache, "--out")
+    answer = ("answer", workload, job, *cache, "--out")
     done = call(*answer, tmp_path / "out")
     assert done.exit_code in (0, 3), done.output
     assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
-    again = ("answer", asked, job, "--out", tmp_path / "again", *cache)
+    again = ("answer", workload, job, "--out", tmp_path / "again", *cache)
     assert len(of_json(*again, "--dry-run", "--fresh")) == 1

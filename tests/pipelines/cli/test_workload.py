@@ -12,11 +12,11 @@ def test_plan(tmp_path: Path) -> None:
     done = call("workload", "plan", file, "--epsilon", "1", "--delta", "1e-8", *cache)
     assert done.exit_code == 0, done.output
     assert "Floor" in done.stdout and "gap" in done.stdout and "identity" in done.stdout
-    shown = call("workload", "plan", file, "--mu", "1", *cache, "--json",
+    outcome = call("workload", "plan", file, "--mu", "1", *cache, "--json",
                  "--picture", tmp_path / "p.png", "--matrix", tmp_path / "m.svg")  # fmt: skip
-    found = json.loads(shown.stdout)
+    plan = json.loads(outcome.stdout)
     assert (tmp_path / "m.svg").exists()
-    assert found["cached"] and found["rmse"] >= found["floor"] and (tmp_path / "p.png").exists()
+    assert plan["cached"] and plan["rmse"] >= plan["floor"] and (tmp_path / "p.png").exists()
     named = call("workload", "plan", file, "--mu", "1", *cache, "--strategy", "identity",
                  "--objective", "worst", "--json")  # fmt: skip
     assert json.loads(named.stdout)["strategy"] == "identity"
@@ -24,16 +24,16 @@ def test_plan(tmp_path: Path) -> None:
 
 def test_pure(tmp_path: Path) -> None:
     file = write(tmp_path / "w.json", [{"factors": {"age": "range"}}])
-    kept = ("--cache", tmp_path / "cache")
-    shown = call(
-        "workload", "plan", file, "--epsilon", "1", "--mechanism=geometric", *kept, "--json"
+    cache = ("--cache", tmp_path / "cache")
+    outcome = call(
+        "workload", "plan", file, "--epsilon", "1", "--mechanism=geometric", *cache, "--json"
     )
-    found = json.loads(shown.stdout)
-    text = call("workload", "plan", file, "--epsilon", "1", "--mechanism=geometric", *kept).stdout
-    assert f"{found['rmse']:.6g}" in text and f"{found['floor']:.6g}" in text
-    assert found["floor"] < found["rmse"]
-    [product] = found["products"]
-    assert product["least"] < product["rmse"] < product["most"] and found["half_width"] > 2.15
+    plan = json.loads(outcome.stdout)
+    text = call("workload", "plan", file, "--epsilon", "1", "--mechanism=geometric", *cache).stdout
+    assert f"{plan['rmse']:.6g}" in text and f"{plan['floor']:.6g}" in text
+    assert plan["floor"] < plan["rmse"]
+    [product] = plan["products"]
+    assert product["least"] < product["rmse"] < product["most"] and plan["half_width"] > 2.15
     given = ("workload", "plan", file, "--mechanism=geometric")
     assert "--mechanism" in refused(*given, "--mu", "1")
     for more in (("--strategy", "identity"), ("--objective", "worst"), ("--matrix", "m.png")):
@@ -41,8 +41,8 @@ def test_pure(tmp_path: Path) -> None:
 
 
 def test_delta_of_zero_is_geometric_noise(tmp_path: Path) -> None:
-    ranges, kept = [{"factors": {"age": "range"}}], ("--cache", tmp_path / "cache")
-    given = ("workload", "plan", write(tmp_path / "w.json", ranges), "--epsilon", "1", *kept)
+    ranges, cache = [{"factors": {"age": "range"}}], ("--cache", tmp_path / "cache")
+    given = ("workload", "plan", write(tmp_path / "w.json", ranges), "--epsilon", "1", *cache)
     left_out = call(*given).stdout
     for more in ((), ("--mechanism=geometric",)):
         done = call(*given, "--delta", "0", *more)

@@ -70,8 +70,8 @@ class Lived:
 
     def files(self, out: str = "out") -> Files:
         root = self.folder / out
-        found = root.rglob("window-*/*.parquet")
-        return {p.relative_to(root).as_posix(): p.read_bytes() for p in found}
+        paths = root.rglob("window-*/*.parquet")
+        return {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_it_stops_at_the_first_difference(lived: Lived) -> None:
         lived.go(flowing, 11, 11)
     assert lived.files() == before and flowing.store.restoring
     error = diverged(caught.value, FileSink(lived.folder / "out", "parquet"), True)
-    assert error.field == "state.store" and "--abandon" in error.fix
+    assert error.field == "store" and "--abandon" in error.fix
 
 
 def test_a_worker_of_the_old_store_publishes_on(lived: Lived) -> None:
@@ -236,8 +236,8 @@ def test_nothing_new_comes_before_the_last_that_is_published(
     """Also into a gap; one that does not wait publishes beside what it has not compared."""
     if not waits:
         monkeypatch.setattr(Catching, "caught_up", lambda self, upto: True)
-    kept = published_by(12, lived.calm).keys() | {"window-000005/trigger-000003.parquet"}
-    for name in lived.files().keys() - kept:
+    published_names = published_by(12, lived.calm).keys() | {"window-000005/trigger-000003.parquet"}
+    for name in lived.files().keys() - published_names:
         (lived.folder / "out" / name).unlink()
     flowing, before = lived.pipeline(), lived.files()
     lived.go(flowing, 1, 14)

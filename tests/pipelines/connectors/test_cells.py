@@ -18,11 +18,11 @@ def test_with_and_without_beam(tmp_path: Path) -> None:
     job = cells_job(plain, workload(), mixing_of(workload(), identity(workload())), False)
     read = list(batches(job))
     assert list(in_cells(plain, read)) == read
-    found = [cell for b in in_cells(job, read) for cell in b.column("cell").to_pylist()]
-    assert len(found) == 50 and None in found and max(c for c in found if c is not None) < 10
+    numbers = [cell for b in in_cells(job, read) for cell in b.column("cell").to_pylist()]
+    assert len(numbers) == 50 and None in numbers and max(c for c in numbers if c is not None) < 10
     with beam.Pipeline() as pipeline:
         given = pipeline | beam.Create(read)
         cells = with_cells(given, job) | beam.FlatMap(lambda b: b.column("cell").to_pylist())
-        assert_that(cells, equal_to(found))
+        assert_that(cells, equal_to(numbers))
     assert with_cells(given, plain) is given
     assert isinstance(read[0], pa.RecordBatch)

@@ -25,7 +25,7 @@ def test_a_damaged_file_is_refused_and_written_again(tmp_path: Path) -> None:
     flip(path, 8 * (len(before) // 2))
     with pytest.raises(RunError) as caught:
         check_dead_letters(folder)
-    assert caught.value.field == "sink.dead_letter" and caught.value.exit_code == 4
+    assert caught.value.field == "dead_letter" and caught.value.exit_code == 4
     assert write_dead_letters(folder, [letters]) == path
     check_dead_letters(folder)
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o600

@@ -52,11 +52,11 @@ def test_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     assert imported("pubsub", "json").dumps([]) == "[]"
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     with pytest.raises(UsageError) as error:
-        imported("pubsub", "google.cloud.pubsub_v1", "source.kind")
-    assert error.value.field == "source.kind" and "[pubsub]" in error.value.fix
+        imported("pubsub", "google.cloud.pubsub_v1", "table.format")
+    assert error.value.field == "table.format" and "[pubsub]" in error.value.fix
 
 
 def test_only_sinks_have_their_releases_in_the_store() -> None:
     assert "the store has every release" in failed("sink.table", OSError(), "failed").fix
-    assert "store" not in failed("source.path", OSError(), "failed").fix
+    assert "store" not in failed("table.path", OSError(), "failed").fix
     assert "KeyError" in str(failed("sink.table", KeyError("x"), "failed"))

@@ -12,11 +12,11 @@ from dpstream.pipelines.connectors.records.rows import Reason, Refused, Rows
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 def test_batches_say_where_their_first_row_stands(size: int) -> None:
     rows = Rows(40, pa.RecordBatch.from_pydict({"x": list(range(7))}))
-    found = list(positioned(rows, 5, size))
-    assert pa.Table.from_batches([b.replace_schema_metadata(None) for b in found])[
+    batches = list(positioned(rows, 5, size))
+    assert pa.Table.from_batches([b.replace_schema_metadata(None) for b in batches])[
         "x"
     ].to_pylist() == list(range(7))
-    for batch in found:
+    for batch in batches:
         first = str(40 + batch["x"][0].as_py())
         assert batch.schema.metadata == {PARTITION: b"5", OFFSET: first.encode()}
         assert 0 < batch.num_rows <= size

@@ -46,12 +46,12 @@ Noted.__abstractmethods__ = frozenset()
 
 def test_each_row_has_its_release_id_for_a_name() -> None:
     batch = release(12, 5, ["a"])
-    found = messages_of(batch)
-    assert found.name == (12, 5) and found.keys == [bytes(range(7, 23)).hex()]
-    assert is_row(found.keys[0]) and not is_row(seal_key((12, 5)))
-    assert msgspec.json.decode(found.values[0])["key"] == "a"
-    assert found.seal == SealMessage(
-        "seal", 12, 5, 1, digest_of([(found.keys[0], found.values[0])])
+    messages = messages_of(batch)
+    assert messages.name == (12, 5) and messages.keys == [bytes(range(7, 23)).hex()]
+    assert is_row(messages.keys[0]) and not is_row(seal_key((12, 5)))
+    assert msgspec.json.decode(messages.values[0])["key"] == "a"
+    assert messages.seal == SealMessage(
+        "seal", 12, 5, 1, digest_of([(messages.keys[0], messages.values[0])])
     )
     assert messages_of(release(12, 6, [])).seal.rows == 0
 

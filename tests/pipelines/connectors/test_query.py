@@ -33,17 +33,17 @@ def job(tmp_path: Path) -> Job:
 
 def _dead(folder: Path) -> list[tuple[int, int, str]]:
     files = sorted(folder.rglob("*.parquet"))
-    found = [one for file in files for one in pq.read_table(file).to_pylist()]
-    return sorted((one["partition"], one["offset"], one["reason"]) for one in found)
+    letters = [one for file in files for one in pq.read_table(file).to_pylist()]
+    return sorted((one["partition"], one["offset"], one["reason"]) for one in letters)
 
 
 def test_the_same_rows_with_and_without_beam(job: Job) -> None:
     wanted = [batch.to_pylist() for batch in queried(job, batches(job))]
     assert wanted and all(wanted)
 
-    def same(found: list[pa.RecordBatch]) -> None:
+    def same(outputs: list[pa.RecordBatch]) -> None:
         key = lambda rows: str(rows[0])  # noqa: E731
-        assert sorted((b.to_pylist() for b in found), key=key) == sorted(wanted, key=key)
+        assert sorted((b.to_pylist() for b in outputs), key=key) == sorted(wanted, key=key)
 
     with beam.Pipeline() as pipeline:
         read = pipeline | beam.Create(list(batches(job)))
@@ -61,8 +61,8 @@ def test_a_batch_of_which_nothing_stays_is_none(job: Job) -> None:
 
 def test_a_job_without_query_is_left_alone(job: Job) -> None:
     bare = replace(job, source=replace(job.source, query=None))
-    some = [all_rows(job)]
-    assert with_query(some, bare) is some and list(queried(bare, some)) == some
+    inputs = [all_rows(job)]
+    assert with_query(inputs, bare) is inputs and list(queried(bare, inputs)) == inputs
 
 
 def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Pa
             reason = "value"
         if reason is not None:
             wanted.append((i // 300, i % 300, reason))
-    found = _dead(dead_letter_folder(job))
-    assert found == sorted(wanted) and len(found) > 30
+    letters = _dead(dead_letter_folder(job))
+    assert letters == sorted(wanted) and len(letters) > 30
     stores.close_all()
 
 
@@ -106,13 +106,13 @@ def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path) -> None:
 
 def test_recorded_files_go_through_the_query_too(job: Job, tmp_path: Path) -> None:
     other = recorded(job, str(tmp_path / "in" / "0.csv"), "--proxy")
-    [found] = queried(other, batches(other))
-    assert found.schema.names == ["user", "at", "page", "x"]
+    [batch] = queried(other, batches(other))
+    assert batch.schema.names == ["user", "at", "page", "x"]
 
 
 @pytest.mark.parametrize("batch_rows", [7, 100])
 def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> None:
-    found = []
+    releases = []
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
         job = with_text(tmp_path / folder, _TEXT)
@@ -122,5 +122,5 @@ def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> N
             job = load_job(path)
         run_job(job)
         stores.close_all()
-        found.append(read_releases(job.sink.path))
-    assert found[0].num_rows > 0 and found[0].equals(found[1])
+        releases.append(read_releases(job.sink.path))
+    assert releases[0].num_rows > 0 and releases[0].equals(releases[1])

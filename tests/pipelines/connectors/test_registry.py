@@ -45,4 +45,4 @@ def test_kafka_without_its_client(
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UsageError) as error:
         input_of(job)
-    assert error.value.field == "source.kind" and "[kafka]" in error.value.fix
+    assert error.value.field == "table.format" and "[kafka]" in error.value.fix

@@ -36,7 +36,7 @@ def test_ones_own_manifest_is_fine_and_says_its_epoch(sink: FileSink) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [({"run_id": "other"}, "sink.path"), ({"plan_hash": "other"}, "sink.path"),
-     ({"epoch": 0}, "state.store"), ({"kind": "parquet"}, "sink.kind")],
+     ({"epoch": 0}, "store"), ({"kind": "parquet"}, "sink.kind")],
 )  # fmt: skip
 def test_anothers_manifest_is_refused(
     change: dict[str, object], field: str, sink: FileSink

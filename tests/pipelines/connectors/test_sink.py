@@ -33,7 +33,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Published:
     ("sink", "field", "words"),
     [
         (f'{FILES}\ntopic = "t"', "sink.topic", "is not for kind 'csv'"),
-        (f'{FILES}\ndead_letter = "d"', "sink.dead_letter", "is not for kind 'csv'"),
         (f'{KAFKA}\npath = "out"', "sink.path", "is not for kind 'kafka'"),
         (f'{PUBSUB}\nservers = "b"', "sink.servers", "is not for kind 'pubsub'"),
         (f'{BIGQUERY}\noptions = {{ a = "b" }}', "sink.options", "is not for kind 'bigquery'"),
@@ -80,10 +79,10 @@ def test_files_are_as_before(place: Published) -> None:
 
 @pytest.mark.parametrize("sink", [PUBSUB, BIGQUERY])
 def test_what_cannot_be_read_back_says_so(place: Published, sink: str) -> None:
-    found = sink_of(place.job(sink))
-    assert not isinstance(found, ReadableSink)
-    assert known_manifests(found) == known_releases(found) == known_unsealed(found) == []
+    target = sink_of(place.job(sink))
+    assert not isinstance(target, ReadableSink)
+    assert known_manifests(target) == known_releases(target) == known_unsealed(target) == []
     with pytest.raises(PolicyError, match="cannot be read back"):
-        holds_release(found, pa.record_batch({}))
+        holds_release(target, pa.record_batch({}))
     with pytest.raises(PolicyError, match="--abandon"):
-        found.prepare(restoring=True)
+        target.prepare(restoring=True)

@@ -47,8 +47,8 @@ def test_no_more_are_kept_than_may_wait() -> None:
     with readers.lend("a", Counted), readers.lend("a", Counted):
         pass
     assert [reader.closed for reader in Counted.made].count(False) == 1
-    with readers.lend("a", Counted) as kept:
-        assert not kept.closed and len(Counted.made) == 2
+    with readers.lend("a", Counted) as lent_reader:
+        assert not lent_reader.closed and len(Counted.made) == 2
 
 
 def test_unused_ones_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ def job_of(folder: Path, kind: str = "csv") -> Path:
     """A job on two files of a kind; ``other`` holds what replaces the second."""
     place(folder)
     text = (folder / "job.toml").read_text()
-    kept = kind.removesuffix(".gz")
-    text = text.replace('kind = "parquet"\npath = "in', f'kind = "{kept}"\npath = "in', 1)
+    file_format = kind.removesuffix(".gz")
+    text = text.replace('kind = "parquet"\npath = "in', f'kind = "{file_format}"\npath = "in', 1)
     text = text.replace("in/*.parquet", f"in/*.{kind}")
     (folder / "job.toml").write_text(text)
     days = sorted((folder / "all").iterdir())
@@ -99,8 +99,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def information(job: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(call("state", "info", job, "--json").stdout)
-    return found
+    info: dict[str, Any] = json.loads(call("state", "info", job, "--json").stdout)
+    return info
 
 
 @pytest.mark.parametrize(

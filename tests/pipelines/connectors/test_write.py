@@ -62,5 +62,5 @@ def test_dead_letters_of_every_kind_of_sink_are_written_so(tmp_path: Path, kind:
     row = {"partition": 0, "offset": 1, "reason": "malformed"}
     list(writer.process(pa.RecordBatch.from_pylist([row], schema=DEAD_LETTER_SCHEMA)))
     writer.finish_bundle()
-    found = [p for p in dead_letter_folder(job).iterdir()]  # type: ignore[arg-type]
-    assert [p.stat().st_mode & 0o777 for p in found] == [0o600]
+    paths = [p for p in dead_letter_folder(job).iterdir()]  # type: ignore[arg-type]
+    assert [p.stat().st_mode & 0o777 for p in paths] == [0o600]

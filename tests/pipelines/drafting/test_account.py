@@ -59,11 +59,11 @@ def test_nobody_to_ask(tmp_path: Path) -> None:
 def test_somebody_is_asked(tmp_path: Path, typed: str, chosen: str | None) -> None:
     for name in "ab":
         accounts.create(tmp_path / f"{name}.db", name)
-    words, told = iter(typed.split()), list[str]()
-    person = Person(lambda *_: next(words), told.append)
-    found = chosen_account(tmp_path, person, None, False, WANTED)
-    assert found == (None if chosen is None else str(tmp_path / chosen))
-    assert "a.db" in told[0] and "b.db" in told[0] and len(told) == 1 + len(typed.split()) - 1
+    words, lines = iter(typed.split()), list[str]()
+    person = Person(lambda *_: next(words), lines.append)
+    account = chosen_account(tmp_path, person, None, False, WANTED)
+    assert account == (None if chosen is None else str(tmp_path / chosen))
+    assert "a.db" in lines[0] and "b.db" in lines[0] and len(lines) == 1 + len(typed.split()) - 1
 
 
 def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ class Typist:
 def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
     who = Typist("nobody", "", "author", "path, sha", "epoch", "", "lines", "5 0", "0 5",
                  "2023", "2023-01-01", "2023-01-01", "2024-01-01", "", "x", "")  # fmt: skip
-    said = asked(tmp_path, Person(who.ask, who.told.append))
+    replies = asked(tmp_path, Person(who.ask, who.told.append))
     assert who.typed == [] and len(who.told) == 1 + 7
     assert who.told[0] == "Columns: sha, author, path, when, lines, epoch, nested"
-    assert [f.column for f in said.key] == ["path", "sha"] and said.unit.type == "int"
-    assert (said.time, said.values, said.epsilon) == ("when", (("lines", 0, 5),), 1.0)
-    assert said.windows.length == "28d" and said.key_name == "noise.key"
+    assert [f.column for f in replies.key] == ["path", "sha"] and replies.unit.type == "int"
+    assert (replies.time, replies.values, replies.epsilon) == ("when", (("lines", 0, 5),), 1.0)
+    assert replies.windows.length == "28d" and replies.key_name == "noise.key"
     assert ("Unit", "author") in who.asked and ("Time", "when") in who.asked
 
 
@@ -72,7 +72,7 @@ def test_flags_that_will_not_do(flags: dict[str, object], field: str, tmp_path: 
 
 def test_a_public_sample_answers_start_end_and_clamp(tmp_path: Path) -> None:
     given = FLAGS | {"start": None, "end": None, "value": ("lines",), "public_sample": True}
-    said = asked(tmp_path, Person(None, lambda text: None), **given)
-    assert said.windows.start == "2023-03-05T00:00:00Z"
-    assert said.windows.end == "2023-09-22T00:00:00Z"
-    assert said.values == (("lines", 0, 200),)
+    replies = asked(tmp_path, Person(None, lambda text: None), **given)
+    assert replies.windows.start == "2023-03-05T00:00:00Z"
+    assert replies.windows.end == "2023-09-22T00:00:00Z"
+    assert replies.values == (("lines", 0, 200),)

@@ -37,9 +37,9 @@ def test_types(kind: pa.DataType, identity: str, time: str, number: bool) -> Non
 
 def test_a_parquet_schema_and_the_first_of_a_pattern(tmp_path: Path) -> None:
     commits(tmp_path / "b.parquet")
-    found = data_file(str(tmp_path / "*.parquet"))
-    assert found.kind == "parquet" and found.first.name == "b.parquet"
-    assert [c.name for c in found.columns or ()][1:3] == ["author", "path"]
+    file = data_file(str(tmp_path / "*.parquet"))
+    assert file.kind == "parquet" and file.first.name == "b.parquet"
+    assert [c.name for c in file.columns or ()][1:3] == ["author", "path"]
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, pa.compress])
@@ -52,9 +52,9 @@ def test_a_csv_header_however_it_is_packed(pack: object, tmp_path: Path) -> None
             out.write(body)
     else:
         path.write_bytes(pack(body))
-    found = data_file(str(path))
-    assert [c.name for c in found.columns or ()] == ["user", "page, or part", "at"]
-    assert not any(c.shown for c in found.columns or ())
+    file = data_file(str(path))
+    assert [c.name for c in file.columns or ()] == ["user", "page, or part", "at"]
+    assert not any(c.shown for c in file.columns or ())
 
 
 def test_json_lines_have_no_schema(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_json_lines_have_no_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.csv", b"", "no first line"),
         ("a.csv", SECRET.encode() + b",2024-01-01T00:00:00Z,7\n", "looks like values"),
@@ -78,10 +78,10 @@ def test_json_lines_have_no_schema(tmp_path: Path) -> None:
         ("b.csv", None, "matches no file below /"),
     ],
 )  # fmt: skip
-def test_what_is_no_data(name: str, content: bytes | None, said: str, tmp_path: Path) -> None:
+def test_what_is_no_data(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(UsageError, match=message) as error:
         data_file(str(tmp_path / name))
     assert error.value.field == "FILE" and SECRET not in str(error.value)
 

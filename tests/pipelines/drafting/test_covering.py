@@ -39,8 +39,8 @@ def test_choices(tmp_path: Path) -> None:
 
 def test_figures_of_each_choice(tmp_path: Path) -> None:
     """Everything costs a unit 4 and publishes nothing in the middle; a window the reverse."""
-    said = answers(tmp_path)
-    head, *rows = table(said, tmp_path / "j.toml", choices(said), Population())
+    replies = answers(tmp_path)
+    head, *rows = table(replies, tmp_path / "j.toml", choices(replies), Population())
     cells = {row.split()[0]: row.replace(",", "").split()[1:] for row in rows}
     assert len(head.split("  ")) > 4 and list(cells) == ["window", "112d", "lifetime"]
     assert cells["lifetime"][1] == "none" and cells["lifetime"][-1] == "4"

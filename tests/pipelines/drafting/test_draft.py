@@ -49,9 +49,9 @@ def test_what_is_suggested_in_comments_works() -> None:
 
 def test_odd_names_are_written_whole() -> None:
     odd = 'a"b\\c\n\x7f #é'
-    said = SAID._replace(unit=Field(odd), key=(Field("records"),), values=(
+    replies = SAID._replace(unit=Field(odd), key=(Field("records"),), values=(
         bounded("records", 0, 1), bounded("count", -0.5, 0.25), bounded("_x", 0, 1e6)))  # fmt: skip
-    plan = checked(job_text(said, OUT), OUT).plan
+    plan = checked(job_text(replies, OUT), OUT).plan
     assert plan.unit.column == odd
     assert [a.name for a in plan.aggregates] == [
         "count", "mean_records", "mean_count", "x",
@@ -73,10 +73,10 @@ def test_the_grid_fits_the_clamp(width: float, grid: float) -> None:
     assert grid_of(0, width) == grid
 
 
-@pytest.mark.parametrize("clamp", [(1, 1), (5, 0), (float("nan"), 1), (0, float("inf"))])
-def test_what_is_no_clamp(clamp: tuple[float, float]) -> None:
+@pytest.mark.parametrize("bounds", [(1, 1), (5, 0), (float("nan"), 1), (0, float("inf"))])
+def test_what_is_no_clamp(bounds: tuple[float, float]) -> None:
     with pytest.raises(UsageError, match="--clamp 0 100"):
-        bounded("x", *clamp)
+        bounded("x", *bounds)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: 
     lines = ["releases/", "noise.key", *PRIVATE_FILES, "ledger.db*"]
     assert ignored.read_text().splitlines() == lines
     names = ["noise.key", "dpstream-0acc0acc0acc0acc.head", "ledger.db-journal", "job.toml"]
-    asked = ["git", "-C", str(folder), "check-ignore", *names]
+    command = ["git", "-C", str(folder), "check-ignore", *names]
     assert (
-        subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         == names[:3]
     )
 

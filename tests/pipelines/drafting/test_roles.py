@@ -32,7 +32,7 @@ def test_types_of_the_schema_are_taken() -> None:
 
 
 def test_what_will_not_do_names_flag_and_fix() -> None:
-    for call, field, said in (
+    for call, field, message in (
         (lambda: field_of("size", COLUMNS, "--unit"), "--unit", "names nobody"),
         (lambda: field_of("pushed", COLUMNS, "--key"), "--key", "names nobody"),
         (lambda: field_of("user", COLUMNS, "--unit"), "--unit", "name one of sha, author_id"),
@@ -42,7 +42,7 @@ def test_what_will_not_do_names_flag_and_fix() -> None:
         (lambda: time_of("micros", COLUMNS, micros=False), "--time", "--micros"),
         (lambda: value_of("pushed", COLUMNS), "--value", "is no number"),
     ):
-        with pytest.raises(UsageError, match=said) as error:
+        with pytest.raises(UsageError, match=message) as error:
             call()
         assert error.value.field == field
 

@@ -13,7 +13,7 @@ def at(text: str) -> datetime:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "asked", "length"),
+    ("start", "end", "requested", "length"),
     [
         ("2024-02-01", "2024-03-01", "month", "29d"),
         ("2023-12-01", "2024-01-01", "months", "31d"),
@@ -23,27 +23,27 @@ def at(text: str) -> datetime:
         ("2024-01-01", "2024-01-03", "12h", "12h"),
     ],
 )
-def test_what_is_exact_has_no_note(start: str, end: str, asked: str, length: str) -> None:
-    found = windows(at(start), at(end), asked)
-    assert found == (f"{start}T00:00:00Z", f"{end}T00:00:00Z", length, "")
+def test_what_is_exact_has_no_note(start: str, end: str, requested: str, length: str) -> None:
+    proposal = windows(at(start), at(end), requested)
+    assert proposal == (f"{start}T00:00:00Z", f"{end}T00:00:00Z", length, "")
 
 
 @pytest.mark.parametrize(
-    ("start", "asked", "length"),
+    ("start", "requested", "length"),
     [("2024-01-01", "month", "28d"), ("2024-01-02", "year", "364d"),
      ("2024-01-01", "quarter", "91d"), ("2024-01-01T01:00:00", "month", "28d")],
 )  # fmt: skip
-def test_what_stands_for_the_calendar_is_said(start: str, asked: str, length: str) -> None:
-    found = windows(at(start), at("2025-01-02"), asked)
-    assert found.length == length and f"a {asked} of the calendar has not" in found.note
-    assert found.end == "2025-01-02T00:00:00Z" and "cuts the last window short" in found.note
+def test_what_stands_for_the_calendar_is_said(start: str, requested: str, length: str) -> None:
+    proposal = windows(at(start), at("2025-01-02"), requested)
+    assert proposal.length == length and f"a {requested} of the calendar has not" in proposal.note
+    assert proposal.end == "2025-01-02T00:00:00Z" and "cuts the last window short" in proposal.note
 
 
 @pytest.mark.parametrize("day", ["2024-01-01", "2024-01-03", "2024-01-07T23:00:00"])
 def test_weeks_begin_on_mondays(day: str) -> None:
-    found = windows(at(day), at("2024-01-15"), "week")
-    assert (found.start, found.length) == ("2024-01-01T00:00:00Z", "7d")
-    assert ("Monday" in found.note) == (day != "2024-01-01")
+    proposal = windows(at(day), at("2024-01-15"), "week")
+    assert (proposal.start, proposal.length) == ("2024-01-01T00:00:00Z", "7d")
+    assert ("Monday" in proposal.note) == (day != "2024-01-01")
 
 
 def test_what_suits_a_stretch() -> None:
@@ -63,11 +63,11 @@ def test_days_and_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "asked", "field"),
+    ("end", "requested", "field"),
     [("2024-01-01", "day", "--end"), ("2024-02-01", "0d", "--window"),
      ("2024-02-01", "fortnight", "--window"), ("2024-02-01", "99999999w", "--window")],
 )  # fmt: skip
-def test_what_is_no_window(end: str, asked: str, field: str) -> None:
+def test_what_is_no_window(end: str, requested: str, field: str) -> None:
     with pytest.raises(UsageError) as error:
-        windows(at("2024-01-01"), at(end), asked)
+        windows(at("2024-01-01"), at(end), requested)
     assert error.value.field == field

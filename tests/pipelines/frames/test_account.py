@@ -19,9 +19,9 @@ def book(folder: Path) -> dpstream.LedgerAccount:
 
 
 def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
-    found = account_of(book(tmp_path), "file:noise.key", ONCE)
-    assert found is not None and found.ledger.data_set == "visits"
-    assert found.key.reference == "file:noise.key"
+    account = account_of(book(tmp_path), "file:noise.key", ONCE)
+    assert account is not None and account.ledger.data_set == "visits"
+    assert account.key.reference == "file:noise.key"
     source = KeySource(None, KEY)
     given = account_of(book(tmp_path), source, ONCE)
     assert given is not None and given.key is source

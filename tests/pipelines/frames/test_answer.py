@@ -59,7 +59,7 @@ def test_beyond_the_limit_nothing_is_counted(tmp_path: Path) -> None:
     dpstream.histogram(TABLE, **ASKED, **paid)
     with (
         cut_off(module, "_drawn", 1, False),
-        pytest.raises(PolicyError, match="ledger") as error,
+        pytest.raises(PolicyError, match="account") as error,
     ):
         dpstream.count(TABLE, **{**ASKED, "epsilon": 5.0}, **paid)
     assert "larger limit" in error.value.fix and len(entries(tmp_path)) == 1
@@ -71,8 +71,8 @@ def test_what_is_cut_off_goes_on_with_its_noise_at_no_charge(tmp_path: Path, aft
     with cut_off(module, "_drawn", 1, after), pytest.raises(CutOff):
         dpstream.histogram(TABLE, **ASKED, **paid)
     [charge] = entries(tmp_path)
-    found = dpstream.histogram(TABLE, **ASKED, **paid)
-    assert not found.charged and found.header.run_id == charge.run_id
+    answer = dpstream.histogram(TABLE, **ASKED, **paid)
+    assert not answer.charged and answer.header.run_id == charge.run_id
     assert len(entries(tmp_path)) == 1
 
 
@@ -115,9 +115,9 @@ def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
 
 def test_a_fixed_test_key_is_said(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    found = dpstream.histogram(TABLE, **ASKED, account=paid["account"],
+    answer = dpstream.histogram(TABLE, **ASKED, account=paid["account"],
                                noise_key=KeySource(None, KEY))  # fmt: skip
-    assert found.guarantee.startswith("NOT PRIVATE")
+    assert answer.guarantee.startswith("NOT PRIVATE")
 
 
 def test_streams_statements_and_tables_share_one_account(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_streams_statements_and_tables_share_one_account(tmp_path: Path) -> None
 
 def test_automatic_bounds_are_released_and_cost_nothing_more(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    asked = {**ASKED, "epsilon": 20.0, "max_keys": 2}
-    found = dpstream.sum(TABLE, **asked, **paid, value="seconds", bounds="auto")
-    low, high = found.header.bounds["sum"]
-    assert low < high and found.cuts["sum"].low == pytest.approx(low)
+    options = {**ASKED, "epsilon": 20.0, "max_keys": 2}
+    answer = dpstream.sum(TABLE, **options, **paid, value="seconds", bounds="auto")
+    low, high = answer.header.bounds["sum"]
+    assert low < high and answer.cuts["sum"].low == pytest.approx(low)
     assert len(entries(tmp_path)) == 1 and entries(tmp_path)[0].epsilon == 20.0
     few = TABLE.slice(0, 3)
     none = dpstream.mean(few, **ASKED, **paid, value="seconds", bounds="auto", public_keys=["p0"])
@@ -146,10 +146,10 @@ def test_receipts_hold_no_row_and_metadata_say_what_holds(tmp_path: Path) -> Non
     paid = account(tmp_path)
     (tmp_path / "ledger.db").unlink()
     accounts.create(tmp_path / "ledger.db", "visits", (100.0, 1e-5))
-    found = dpstream.histogram(data, **ASKED, **paid)
-    assert len(found) == 0 and b"alice" not in found.receipt
-    said = found.table.schema.metadata
-    assert said[b"dpstream.guarantee"].decode() == found.guarantee
-    assert float(said[b"dpstream.epsilon"]) == found.epsilon == 1.0
+    answer = dpstream.histogram(data, **ASKED, **paid)
+    assert len(answer) == 0 and b"alice" not in answer.receipt
+    metadata = answer.table.schema.metadata
+    assert metadata[b"dpstream.guarantee"].decode() == answer.guarantee
+    assert float(metadata[b"dpstream.epsilon"]) == answer.epsilon == 1.0
     written = b"".join(path.read_bytes() for path in tmp_path.glob("ledger*"))
     assert b"alice" not in written

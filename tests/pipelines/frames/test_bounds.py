@@ -37,18 +37,18 @@ HEAVY = table(np.ceil(DRAW.lognormal(2, 1.8, 6_000)).astype(int))
 
 def test_a_count_of_heavy_users_does_not_cut_most_rows_unseen() -> None:
     """With the public bound of 5 rows it was a tenth of the truth, and its interval said so."""
-    found = dpstream.count(HEAVY, unit="user", epsilon=1.0)
-    [count], cut = found.table["count"].to_pylist(), found.cuts["count"]
+    answer = dpstream.count(HEAVY, unit="user", epsilon=1.0)
+    [count], cut = answer.table["count"].to_pylist(), answer.cuts["count"]
     truth = HEAVY.num_rows
     assert cut.of == "rows" and cut.high > 5 and cut.amount is not None
     sizes = np.bincount(HEAVY["user"].to_numpy())
     assert abs(cut.above - np.mean(sizes > cut.high)) <= cut.within
     assert count > 0.5 * truth
     # The interval holds the rows that count; with the share that is cut it tells of all.
-    [low], [high] = (found.table[f"count_noise_{end}"].to_pylist() for end in ("low", "high"))
-    kept = np.minimum(sizes, cut.high).sum()
-    sd = found.table["count_sd"][0].as_py()
-    assert low - 2 * sd < kept < high + 2 * sd and high < truth
+    [low], [high] = (answer.table[f"count_noise_{end}"].to_pylist() for end in ("low", "high"))
+    counted_rows = np.minimum(sizes, cut.high).sum()
+    sd = answer.table["count_sd"][0].as_py()
+    assert low - 2 * sd < counted_rows < high + 2 * sd and high < truth
     assert count / (1 - cut.amount) == pytest.approx(truth, rel=0.25)
     few = dpstream.count(HEAVY, unit="user", epsilon=1.0, max_rows=5)
     assert few.table["count"][0].as_py() < 0.3 * truth
@@ -59,24 +59,24 @@ def test_a_count_of_heavy_users_does_not_cut_most_rows_unseen() -> None:
 def test_the_reported_cut_of_log_normal_sums_is_near_the_true_one(sigma: float) -> None:
     values = DRAW.lognormal(4, sigma, 40_000)
     data = pa.table({"user": np.arange(len(values)), "value": values})
-    found = dpstream.sum(data, unit="user", value="value", epsilon=1.0)
-    cut, [total] = found.cuts["sum"], found.table["sum"].to_pylist()
+    answer = dpstream.sum(data, unit="user", value="value", epsilon=1.0)
+    cut, [total] = answer.cuts["sum"], answer.table["sum"].to_pylist()
     assert cut.of == "values" and cut.amount is not None
     assert abs(cut.above - np.mean(values > cut.high)) <= cut.within
     assert abs(cut.below - np.mean(values < cut.low)) <= cut.within
     truth = np.maximum(values - cut.high, 0).sum() / values.sum()
     assert cut.amount == pytest.approx(truth, abs=0.06)
-    sd = found.table["sum_sd"][0].as_py()
+    sd = answer.table["sum_sd"][0].as_py()
     assert abs(total - (1 - truth) * values.sum()) < 5 * sd + max(cut.low, 0) * len(values) / 100
 
 
 def test_keys_and_rows_of_each_are_chosen_together() -> None:
     data = table(np.full(8_000, 3), pages=40)
-    found = dpstream.count(data, unit="user", key="page", epsilon=2.0, public_keys=range(40))
-    groups, rows = found.cuts[GROUPS], found.cuts["count"]
+    answer = dpstream.count(data, unit="user", key="page", epsilon=2.0, public_keys=range(40))
+    groups, rows = answer.cuts[GROUPS], answer.cuts["count"]
     assert groups.of == "groups" and groups.high == 3 and rows.of == "rows" and rows.high <= 2
-    assert groups.above <= groups.within and not found.header.not_estimated
-    assert sum(found.table["count"].to_pylist()) == pytest.approx(data.num_rows, rel=0.2)
+    assert groups.above <= groups.within and not answer.header.not_estimated
+    assert sum(answer.table["count"].to_pylist()) == pytest.approx(data.num_rows, rel=0.2)
 
 
 def test_with_few_rows_of_a_user_the_noise_is_less_than_with_the_public_bound() -> None:
@@ -121,33 +121,33 @@ def test_the_rows_of_a_sum_are_counted_by_their_size() -> None:
         data = pa.table({"user": user, "value": np.full(len(user), value)})
         highs = []
         for _ in range(7):
-            found = dpstream.sum(data, unit="user", value="value", bounds=bounds, epsilon=1.0)
-            highs.append(found.cuts["rows of sum"].high)
+            answer = dpstream.sum(data, unit="user", value="value", bounds=bounds, epsilon=1.0)
+            highs.append(answer.cuts["rows of sum"].high)
         assert np.median(highs) == 1
 
 
 def test_too_few_users_have_the_public_bound_and_the_answer_says_so() -> None:
     data = table(np.full(50, 9))
-    found = dpstream.count(data, unit="user", epsilon=50.0, delta=1e-6)
+    answer = dpstream.count(data, unit="user", epsilon=50.0, delta=1e-6)
     few = dpstream.count(data, unit="user", epsilon=0.5)
-    assert found.cuts and found.table["count"][0].as_py() == pytest.approx(450, rel=0.2)
+    assert answer.cuts and answer.table["count"][0].as_py() == pytest.approx(450, rel=0.2)
     assert not few.cuts and few.header.not_estimated == ("bounds of count",)
     assert not few.header.nulls and not math.isnan(few.table["count"][0].as_py())
 
 
 def test_the_released_bytes_the_table_and_the_text_have_the_estimates() -> None:
-    found = dpstream.count(HEAVY, unit="user", epsilon=1.0)
-    metadata = found.table.schema.metadata
+    answer = dpstream.count(HEAVY, unit="user", epsilon=1.0)
+    metadata = answer.table.schema.metadata
     cuts = msgspec.json.decode(metadata[b"dpstream.cuts"], type=dict[str, Cut])
-    assert cuts == found.cuts == found.header.cuts and set(cuts) == {"count"}
-    assert b'"amount_at_most"' in found.receipt and b"noise" in metadata[b"dpstream.intervals"]
-    assert f"{cuts['count'].high:g} rows" in repr(found) and "noise only" in found.guarantee
+    assert cuts == answer.cuts == answer.header.cuts and set(cuts) == {"count"}
+    assert b'"amount_at_most"' in answer.receipt and b"noise" in metadata[b"dpstream.intervals"]
+    assert f"{cuts['count'].high:g} rows" in repr(answer) and "noise only" in answer.guarantee
 
 
 def test_pure_noise_and_one_mechanism_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = dpstream.count(HEAVY, unit="user", epsilon=1.0, delta=0)
-    assert found.delta == 0 and found.cuts["count"].high > 5
-    assert found.table["count"][0].as_py() > 0.3 * HEAVY.num_rows
+    answer = dpstream.count(HEAVY, unit="user", epsilon=1.0, delta=0)
+    assert answer.delta == 0 and answer.cuts["count"].high > 5
+    assert answer.table["count"][0].as_py() > 0.3 * HEAVY.num_rows
 
 
 @pytest.mark.parametrize("dependent", [False, True])
@@ -159,10 +159,10 @@ def test_a_cut_of_rows_is_of_one_key_of_each_user(dependent: bool) -> None:
     rows = np.maximum(1, DRAW.lognormal(np.where(heavier, 2.2, 0.7), 1)).astype(int)
     page = np.concatenate([np.arange(n) for n in keys])
     data = pa.table({"user": np.repeat(user, rows), "page": np.repeat(page, rows)})
-    found = dpstream.count(
+    answer = dpstream.count(
         data, unit="user", key="page", epsilon=20.0, public_keys=range(12), max_keys=12
     )
-    cut = found.cuts["count"]
+    cut = answer.cuts["count"]
     assert cut.amount is not None
     beyond, cut_rows = rows > cut.high, np.maximum(rows - cut.high, 0)
     of_users = (np.bincount(user, beyond) / keys).mean()

@@ -89,10 +89,10 @@ def test_keys_of_one_unit_are_shown_as_rarely_as_delta_says(
     monkeypatch.setattr(calibration, "gaussian_selection", lower)
     size, delta = 60_000, 0.005
     table = pa.table({"user": np.arange(size), "page": np.arange(size)})
-    shown = len(dpstream.keys(table, **ASKED | {"max_keys": 1, "delta": delta},
+    released_keys = len(dpstream.keys(table, **ASKED | {"max_keys": 1, "delta": delta},
                               mechanism="gaussian"))  # fmt: skip
     expected = calibration.THETA * delta * size
-    assert (abs(shown - expected) < 5 * math.sqrt(expected)) is holds
+    assert (abs(released_keys - expected) < 5 * math.sqrt(expected)) is holds
 
 
 def test_a_plan_of_keys_and_their_account(tmp_path: Path) -> None:

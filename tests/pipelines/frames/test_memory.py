@@ -18,13 +18,13 @@ from tests.pipelines.frames.rows import a_job, dicts
 def test_batches_are_numbered_through(tmp_path: Path) -> None:
     job, rows = a_job(tmp_path, more="[performance]\nbatch_rows = 100\n"), dicts(250)
 
-    def check(found: list[pa.RecordBatch]) -> None:
+    def check(batches: list[pa.RecordBatch]) -> None:
         places = {}
-        for batch in found:
+        for batch in batches:
             partition, offset = positions(batch)
             assert not partition.any()
             places |= dict(zip(offset.tolist(), batch.column("user").to_pylist(), strict=True))
-        assert places == {row["id"]: row["user"] for row in rows} and len(found) == 3
+        assert places == {row["id"]: row["user"] for row in rows} and len(batches) == 3
 
     with beam.Pipeline(runner="FnApiRunner") as p:
         assert_that(p | dpstream.ReadTable(pd.DataFrame(rows), job), check)
@@ -58,5 +58,5 @@ def test_no_rows_are_no_batches(tmp_path: Path) -> None:
     empty = pd.DataFrame(dicts(3)).iloc[:0]
     with beam.Pipeline(runner="FnApiRunner") as p:
         assert_that(
-            p | dpstream.ReadTable(empty, a_job(tmp_path)), lambda found: found == [] or 1 / 0
+            p | dpstream.ReadTable(empty, a_job(tmp_path)), lambda batches: batches == [] or 1 / 0
         )

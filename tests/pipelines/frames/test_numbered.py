@@ -41,7 +41,7 @@ def test_what_nothing_numbers_is_refused(
 def test_the_refusal_names_every_way_to_number_rows(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         dpstream.Rows(a_job(tmp_path))
-    for way in ("schema.record_id", "offset=", "dpstream.ReadTable"):
+    for way in ("table.record_id", "offset=", "dpstream.ReadTable"):
         assert way in error.value.fix
 
 
@@ -74,16 +74,16 @@ def test_every_kind_of_element_is_the_same_batch(kind: str, tmp_path: Path) -> N
     rows, plan = dicts(60), a_job(tmp_path).plan
     gather = Gather(ToBatch(plan, "part", "line"), 25)
     made = [batch for batch, _ in bundle(gather, ELEMENTS[kind](rows))]
-    found = []
+    placed_rows = []
     for batch in made:
         assert batch.schema.names == list(kinds_of(plan))
         partition, offset = positions(batch)
         for row, part, line in zip(batch.to_pylist(), partition, offset, strict=True):
-            found.append({**row, "part": part, "line": line})
+            placed_rows.append({**row, "part": part, "line": line})
     wanted = [{name: row[name] for name in (*kinds_of(plan), "part", "line")} for row in rows]
     by = lambda row: (row["part"], row["line"])  # noqa: E731
     at = [{**row, "at": pd.Timestamp(row["at"]).tz_convert("UTC") if row["at"].tzinfo else None}
-          for row in found]  # fmt: skip
+          for row in placed_rows]  # fmt: skip
     assert sorted(at, key=by) == sorted(wanted, key=by)
 
 
@@ -93,15 +93,15 @@ def test_runs_say_where_every_row_stands(places: list[tuple[int, int]]) -> None:
     offset = np.array([o for _, o in places], np.int64)
     batch = pa.record_batch({"x": pa.array([0] * len(places))})
     if places:
-        found = positions(batch.replace_schema_metadata(runs(partition, offset)))
-        assert [tuple(p) for p in np.stack(found, axis=1)] == places
+        row_positions = positions(batch.replace_schema_metadata(runs(partition, offset)))
+        assert [tuple(p) for p in np.stack(row_positions, axis=1)] == places
 
 
 def test_with_a_record_id_a_bundle_cut_otherwise_is_the_same_records(tmp_path: Path) -> None:
     plan, rows = a_job(tmp_path, True).plan, dicts(40)
 
-    def batches(some: list[Any], size: int) -> list[Any]:
-        return [batch for batch, _ in bundle(Gather(ToBatch(plan, None, None), size), some)]
+    def batches(elements: list[Any], size: int) -> list[Any]:
+        return [batch for batch, _ in bundle(Gather(ToBatch(plan, None, None), size), elements)]
 
     once = batches(rows, 40)
     again = batches(rows[:13], 5) + batches(rows[13:], 9)

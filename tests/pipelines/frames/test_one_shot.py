@@ -42,13 +42,13 @@ def scores(name: str, scale: float = 1.0, **more: Any) -> Float64:
     exact = {page: value for page, value in duckdb.sql(
         f"SELECT page, {truth} FROM SPREAD GROUP BY page", connection=_with_table()
     ).fetchall()}  # fmt: skip
-    found = getattr(dpstream, name)(
+    table = getattr(dpstream, name)(
         SPREAD, unit="user", key="page", max_keys=1, public_keys=list(range(KEYS)),
         **{"epsilon": 1.0, **given, **more},
     ).table  # fmt: skip
-    figure, sd = found.column_names[1:3]
-    off = np.array(found[figure].to_pylist()) - [exact[p] for p in found["page"].to_pylist()]
-    return np.asarray(scale * off / np.array(found[sd].to_pylist()))
+    figure, sd = table.column_names[1:3]
+    off = np.array(table[figure].to_pylist()) - [exact[p] for p in table["page"].to_pylist()]
+    return np.asarray(scale * off / np.array(table[sd].to_pylist()))
 
 
 def _with_table() -> duckdb.DuckDBPyConnection:
@@ -81,12 +81,12 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     truth = {p: v for p, v in duckdb.sql(
         "SELECT page, avg(seconds) FROM SPREAD GROUP BY page", connection=_with_table()
     ).fetchall()}  # fmt: skip
-    found = dpstream.mean(
+    table = dpstream.mean(
         SPREAD, unit="user", key="page", value="seconds", bounds=(0, 10), epsilon=20.0,
         max_keys=1, max_rows=1, public_keys=list(range(KEYS)),
     ).table  # fmt: skip
     held = [row["mean_noise_low"] <= truth[row["page"]] <= row["mean_noise_high"]
-            for row in found.to_pylist() if row["mean"] is not None]  # fmt: skip
+            for row in table.to_pylist() if row["mean"] is not None]  # fmt: skip
     assert len(held) > KEYS / 2 and 0.92 < np.mean(held) <= 1.0
 
 
@@ -101,16 +101,16 @@ def test_every_library_and_function(library: str) -> None:
                    dpstream.mean(data, **more, **value)]  # fmt: skip
         if key is not None:
             answers.append(dpstream.histogram(data, **more))
-        for found in answers:
-            assert found.table.num_columns == 4 + (key is not None) and len(found) >= 1
+        for answer in answers:
+            assert answer.table.num_columns == 4 + (key is not None) and len(answer) >= 1
 
 
 def test_noise_follows_the_bounds() -> None:
     def sd(**given: Any) -> float:
-        found = dpstream.count(
+        answer = dpstream.count(
             visits(), unit="user", key="page", epsilon=0.1, public_keys=["p0"], **given
         )
-        return float(found.table["count_sd"][0].as_py())
+        return float(answer.table["count_sd"][0].as_py())
 
     for mechanism, keys in (("gaussian", 2), ("geometric", 4)):
         one = sd(max_keys=1, max_rows=1, mechanism=mechanism)

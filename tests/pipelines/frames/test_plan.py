@@ -57,11 +57,11 @@ def test_a_stream_is_still_there_for_the_question() -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    book = dpstream.LedgerAccount(tmp_path / "new" / "l.db", "visits", id=accounts.ID)
+    new_account = dpstream.LedgerAccount(tmp_path / "new" / "l.db", "visits", id=accounts.ID)
     paid = account(tmp_path)
     before = files(tmp_path)
     assert dpstream.plan("count", TABLE, **ASKED, **paid).accepted
-    absent = dpstream.plan("count", TABLE, **ASKED, **{**paid, "account": book})
+    absent = dpstream.plan("count", TABLE, **ASKED, **{**paid, "account": new_account})
     assert not absent.accepted
     assert files(tmp_path) == before and not (tmp_path / "new").exists()
     dpstream.count(TABLE, **ASKED, **paid)
@@ -112,10 +112,10 @@ def test_what_was_cut_off_goes_on_at_no_charge(tmp_path: Path) -> None:
 def test_the_refusal_is_that_of_the_question(given: dict[str, Any], tmp_path: Path) -> None:
     paid = account(tmp_path, epsilon=2.0)
     dpstream.histogram(TABLE, **ASKED, **paid)  # of unit "user"
-    asked, before = {**ASKED, **paid, **given}, files(tmp_path)
-    plan = dpstream.plan("count", TABLE, **asked)
+    options, before = {**ASKED, **paid, **given}, files(tmp_path)
+    plan = dpstream.plan("count", TABLE, **options)
     assert files(tmp_path) == before
-    refusal, error = plan.refusal, error_of("count", TABLE, **asked)
+    refusal, error = plan.refusal, error_of("count", TABLE, **options)
     assert refusal is not None and not plan.accepted and plan.charge is None and plan.left is None
     assert type(refusal) is type(error) and refusal.as_dict() == error.as_dict()
     assert repr(plan).partition("\n")[0].startswith("Can ask     NO. ")
@@ -153,9 +153,9 @@ def test_noise_of_given_bounds_is_the_answers() -> None:
     for figure, more in (("histogram", {}), ("count", {"max_rows": 2}),
                          ("sum", {**VALUE, "bounds": (0, 60), "max_rows": 2})):  # fmt: skip
         for delta in (0, 1e-9):
-            asked = {**given, **more, "delta": delta}
-            [column] = dpstream.plan(figure, TABLE, **asked).columns  # type: ignore[arg-type]
-            answer = getattr(dpstream, figure)(TABLE, **asked).table.to_pylist()[0]
+            options = {**given, **more, "delta": delta}
+            [column] = dpstream.plan(figure, TABLE, **options).columns  # type: ignore[arg-type]
+            answer = getattr(dpstream, figure)(TABLE, **options).table.to_pylist()[0]
             [part], name = column["parts"], column["name"]
             assert part["sd"] == answer[f"{name}_sd"] and part["times"] is None
             width = answer[f"{name}_noise_high"] - answer[f"{name}_noise_low"]
@@ -166,10 +166,10 @@ def test_noise_of_chosen_bounds_is_the_answers_times_what_was_chosen() -> None:
     rows = 4_000
     data = pa.table({"user": [i // 6 for i in range(6 * rows)],
                      "page": [i % 6 // 3 for i in range(6 * rows)]})  # fmt: skip
-    asked = {**ASKED, "epsilon": 3.0}
-    [column] = dpstream.plan("count", data, **asked).columns
+    options = {**ASKED, "epsilon": 3.0}
+    [column] = dpstream.plan("count", data, **options).columns
     [part] = column["parts"]
-    answer = dpstream.count(data, **asked)
+    answer = dpstream.count(data, **options)
     keys, high = answer.cuts["groups of a unit"].high, answer.cuts["count"].high
     assert part["times"] == "high * sqrt(keys)" and high > 1
     drawn = answer.table["count_sd"][0].as_py()
@@ -188,22 +188,22 @@ EQUIVALENT: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("item", EQUIVALENT)
 def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     catalog = load_catalog(asking.data_set(tmp_path))
-    found = explain(catalog, asking.dp(f"page, {item} AS f"))
-    [statement] = found.statements
+    explanation = explain(catalog, asking.dp(f"page, {item} AS f"))
+    [statement] = explanation.statements
     figure, given = EQUIVALENT[item]
-    book = dpstream.LedgerAccount(tmp_path / "ledger.db", "shop", id=accounts.ID)
+    account = dpstream.LedgerAccount(tmp_path / "ledger.db", "shop", id=accounts.ID)
     plan = dpstream.plan(
         figure, asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12, **given,  # type: ignore[arg-type]
-        account=book, noise_key=f"file:{tmp_path / 'noise.key'}",
+        account=account, noise_key=f"file:{tmp_path / 'noise.key'}",
     )  # fmt: skip
     assert (plan.cost, plan.thresholds) == (statement.cost, [statement.selection])
     [one], [other] = plan.columns, statement.columns
     assert {**one, "name": "f"} == other
-    assert plan.account == found.acceptance.account
-    assert plan.charge == found.acceptance.cost
+    assert plan.account == explanation.acceptance.account
+    assert plan.charge == explanation.acceptance.cost
     dpstream.histogram(asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12,
-                       account=book, noise_key=f"file:{tmp_path / 'noise.key'}")  # fmt: skip
+                       account=account, noise_key=f"file:{tmp_path / 'noise.key'}")  # fmt: skip
     again = dpstream.plan("histogram", asking.visits(), unit="uid", key="page", epsilon=2.0,
-                          max_keys=12, account=book,
+                          max_keys=12, account=account,
                           noise_key=f"file:{tmp_path / 'noise.key'}")  # fmt: skip
     assert again.answered and again.left == budget(catalog)["left"]

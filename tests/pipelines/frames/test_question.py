@@ -67,9 +67,9 @@ def test_two_key_columns_take_a_table_of_public_keys() -> None:
     data = TABLE.append_column("day", pa.array(["mon"] * 200))
     for listed in (pd.DataFrame, pl.DataFrame, pa.table):
         public = listed({"day": ["tue", "mon", "mon"], "page": ["p1", "p1", "p1"]})
-        found, _ = question(data, key=["page", "day"], public_keys=public)
-        assert found.public is not None
-        assert found.public.to_pylist() == [
+        query, _ = question(data, key=["page", "day"], public_keys=public)
+        assert query.public is not None
+        assert query.public.to_pylist() == [
             {"page": "p1", "day": "mon"}, {"page": "p1", "day": "tue"},
         ]  # fmt: skip
     with pytest.raises(UsageError, match="columns page, day"):
@@ -92,7 +92,7 @@ def test_the_digest_covers_every_argument() -> None:
         {"kind": "count", "max_rows": 2}, SUM, {**SUM, "bounds": (0, 99)}, {**SUM, "kind": "mean"},
         {**SUM, "bounds": "auto"}, {**SUM, "max_rows": 1}, {"unit": "page", "key": None},
     ]  # fmt: skip
-    assert len({question(TABLE, **some)[0].digest for some in given}) == len(given)
+    assert len({question(TABLE, **options)[0].digest for options in given}) == len(given)
 
 
 def test_tables_of_different_libraries_are_one_question() -> None:
@@ -102,16 +102,16 @@ def test_tables_of_different_libraries_are_one_question() -> None:
 
 def test_delta_of_0_is_pure() -> None:
     for given in ({"key": None}, {"public_keys": ["p1"]}):
-        found, _ = question(TABLE, delta=0, **given)
-        charge = found.charge("ab" * 16, found.identity(None))
+        query, _ = question(TABLE, delta=0, **given)
+        charge = query.charge("ab" * 16, query.identity(None))
         assert (charge.mu, charge.delta, charge.threshold_delta) == (None, 0, 0)
     assert "public_keys" in refused(delta=0).fix
 
 
 def test_the_charge_is_the_plans() -> None:
-    found, _ = question(TABLE)
-    charge = found.charge("ab" * 16, found.identity("visitor"))
-    mu, threshold = mu_of_query(found.gridded.plan)
+    query, _ = question(TABLE)
+    charge = query.charge("ab" * 16, query.identity("visitor"))
+    mu, threshold = mu_of_query(query.gridded.plan)
     assert (charge.mu, charge.threshold_delta, charge.kind) == (mu, threshold, "frame")
     assert '"visitor"' in charge.identity and '"int"' in charge.identity
 

@@ -50,15 +50,15 @@ PAIRS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def made(data: Any, keys: KeyRing | None = None, **given: Any) -> Rows:
-    asked, columns = question(data, **given)
-    return rows_of(asked, columns, ring() if keys is None else keys)
+    query, columns = question(data, **given)
+    return rows_of(query, columns, ring() if keys is None else keys)
 
 
 def totals(plan: QueryPlan, rows: Any, groups: Groups, keys: KeyRing) -> dict[str, list[int]]:
-    found = aggregated(bounded(plan, rows, keys, NAME), len(groups.ids))
+    partials = aggregated(bounded(plan, rows, keys, NAME), len(groups.ids))
     assert groups.values is not None
     names = groups.values.column(0).to_pylist()
-    sums = np.stack([found.units, *(found.sums[i] for i in sorted(found.sums))], axis=1)
+    sums = np.stack([partials.units, *(partials.sums[i] for i in sorted(partials.sums))], axis=1)
     return dict(zip(names, sums.tolist(), strict=True))
 
 
@@ -69,9 +69,9 @@ def test_sums_are_those_of_the_statement(name: str, tmp_path: Path) -> None:
     data = shop_visits()
     data = data.filter(pa.compute.is_valid(data["seconds"]))
     keys = ring()
-    asked, columns = question(data, unit="uid", max_keys=3, max_rows=2, **given)
-    rows = rows_of(asked, columns, keys)
-    plan = asked.gridded.plan
+    query, columns = question(data, unit="uid", max_keys=3, max_rows=2, **given)
+    rows = rows_of(query, columns, keys)
+    plan = query.gridded.plan
     ours = totals(plan, partials_of(plan, rows), rows.groups, keys)
     catalog = load_catalog(data_set(tmp_path, data))
     statement = statement_of(dp(f"page, {item}", options=OPTIONS), catalog)
@@ -151,9 +151,9 @@ def test_a_mean_of_many_rows_is_scaled_to_as_many_as_count() -> None:
     data = pa.table(
         {"user": [1] * 10, "page": ["a"] * 10, "seconds": [float(i) for i in range(10)]}
     )
-    asked, columns = question(data, kind="mean", value="seconds", bounds=(0, 16), max_rows=2)
-    plan = asked.gridded.plan
-    partials = partials_of(plan, rows_of(asked, columns, ring()))
+    query, columns = question(data, kind="mean", value="seconds", bounds=(0, 16), max_rows=2)
+    plan = query.gridded.plan
+    partials = partials_of(plan, rows_of(query, columns, ring()))
     total, number = (int(column[0]) for column in partials.sums)
     assert number == 2
     assert total * plan.columns[0].grid / number + 8 == pytest.approx(4.5, abs=1e-3)
@@ -162,11 +162,11 @@ def test_a_mean_of_many_rows_is_scaled_to_as_many_as_count() -> None:
 def test_huge_values_do_not_wrap() -> None:
     data = pa.table({"user": [1] * 4, "page": ["a"] * 4, "seconds": [1e308, 1e308, -1e308, 5e-324]})
     for kind in ("sum", "mean"):
-        asked, columns = question(data, kind=kind, value="seconds", bounds=(0, 1))
-        [total, *_] = partials_of(asked.gridded.plan, rows_of(asked, columns, ring())).sums
-        assert 0 <= abs(int(total.sum())) <= 5 / asked.column.grid
-        asked, columns = question(data, kind=kind, value="seconds", bounds="auto")
-        wide = histogram_values(asked.column.name, asked.column, rows_of(asked, columns, ring()))
+        query, columns = question(data, kind=kind, value="seconds", bounds=(0, 1))
+        [total, *_] = partials_of(query.gridded.plan, rows_of(query, columns, ring())).sums
+        assert 0 <= abs(int(total.sum())) <= 5 / query.column.grid
+        query, columns = question(data, kind=kind, value="seconds", bounds="auto")
+        wide = histogram_values(query.column.name, query.column, rows_of(query, columns, ring()))
         assert len(wide.value) == 1 and abs(int(wide.value[0])) <= 1 << 32
 
 

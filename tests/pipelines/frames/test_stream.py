@@ -86,9 +86,9 @@ def test_all_kinds_of_rows_are_one_stream(tmp_path: Path) -> None:
     assert wanted.num_rows > 4
     for kind, read in KINDS.items():
         job = a_job(tmp_path / kind, record_id=True)
-        found = released(job, lambda p, read=read, job=job: read(p, job), source="v1")
+        releases = released(job, lambda p, read=read, job=job: read(p, job), source="v1")
         order = [("window_start", "ascending"), ("trigger", "ascending"), ("page", "ascending")]
-        assert found.equals(wanted.sort_by(order).drop(["plan_hash"])), kind
+        assert releases.equals(wanted.sort_by(order).drop(["plan_hash"])), kind
 
 
 def test_a_table_says_what_it_is_and_positions_may_come_with_rows(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_table_says_what_it_is_and_positions_may_come_with_rows(tmp_path: Path
 def test_a_jobs_own_files_need_no_name(tmp_path: Path) -> None:
     job = a_job(tmp_path, more=LEDGER)
     pq.write_table(pa.Table.from_pylist(dicts()), tmp_path / "visits-1.parquet")
-    found = released(job, lambda p: (p | dpstream.ReadFiles(job)).records)
-    assert found.num_rows > 4 and len(accounts.charges(tmp_path / "book.db")) == 1
-    assert released(job, lambda p: (p | dpstream.ReadFiles(job)).records).equals(found)
+    releases = released(job, lambda p: (p | dpstream.ReadFiles(job)).records)
+    assert releases.num_rows > 4 and len(accounts.charges(tmp_path / "book.db")) == 1
+    assert released(job, lambda p: (p | dpstream.ReadFiles(job)).records).equals(releases)
     assert len(accounts.charges(tmp_path / "book.db")) == 1
 
 
@@ -173,22 +173,25 @@ def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> No
     def read() -> Any:
         return dpstream.ReadTable(pd.DataFrame(dicts()), job)
 
-    found = released(job, read(), public_keys=["p1", "zz"])
-    assert found["page"].to_pylist() == ["p1", "zz"] * 4
+    releases = released(job, read(), public_keys=["p1", "zz"])
+    assert releases["page"].to_pylist() == ["p1", "zz"] * 4
     with pytest.raises(PolicyError):  # other keys are another plan
         released(job, read(), public_keys=["p1"])
     (tmp_path / "keys.csv").write_text("page\nzz\np1\n")
     listed = a_job(tmp_path, more='[keys]\npublic = "keys.csv"\n')
     again = released(listed, dpstream.ReadTable(pd.DataFrame(dicts()), listed))
-    assert again.equals(found)
+    assert again.equals(releases)
     with pytest.raises(PolicyError, match="others than the job's"):
         dpstream.DPStream(listed, public_keys=["p1"])
 
 
-def test_public_keys_of_a_call_have_the_strategy_of_those_of_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", ['strategy = "auto"', "", 'optimise = "lifetime"'])
+def test_public_keys_of_a_call_have_the_strategy_of_those_of_a_file(
+    tmp_path: Path, settings: str
+) -> None:
     path = a_job(tmp_path).path
     (tmp_path / "keys.csv").write_text("page\nzz\np1\n")
-    text = path.read_text().replace("[privacy]", '[privacy]\nstrategy = "auto"')
+    text = path.read_text().replace("[privacy]", f"[privacy]\n{settings}")
     path.write_text(text)
     called = dpstream.DPStream(dpstream.load_job(path), public_keys=["p1", "zz"])._job
     path.write_text(text + '[keys]\npublic = "keys.csv"\n')

@@ -19,10 +19,10 @@ SECRET = "alice@example.org"
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_columns_of_each_library_are_the_same(library: str) -> None:
     table = visits()
-    found = columns_of(LIBRARIES[library](table), {"unit": ["user"], "key": ["page"]})
-    assert list(found) == ["user", "page"]
-    assert found["user"].to_pylist() == table.column("user").to_pylist()
-    assert found["page"].cast(pa.string()).to_pylist() == table.column("page").to_pylist()
+    columns = columns_of(LIBRARIES[library](table), {"unit": ["user"], "key": ["page"]})
+    assert list(columns) == ["user", "page"]
+    assert columns["user"].to_pylist() == table.column("user").to_pylist()
+    assert columns["page"].cast(pa.string()).to_pylist() == table.column("page").to_pylist()
 
 
 def test_other_columns_are_not_looked_at() -> None:
@@ -98,7 +98,7 @@ def test_names_that_are_no_text_are_no_trouble() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"),
+    ("kind", "identity_type"),
     [
         (pa.string(), "string"), (pa.large_string(), "string"), (pa.string_view(), "string"),
         (pa.null(), "string"), (pa.dictionary(pa.int32(), pa.string()), "string"),
@@ -106,8 +106,8 @@ def test_names_that_are_no_text_are_no_trouble() -> None:
         (pa.timestamp("ns", "UTC"), "timestamp"), (pa.decimal128(9, 2), "decimal"),
     ],
 )  # fmt: skip
-def test_kinds_of_identities(kind: pa.DataType, found: str) -> None:
-    assert kind_of("key", kind) == found
+def test_kinds_of_identities(kind: pa.DataType, identity_type: str) -> None:
+    assert kind_of("key", kind) == identity_type
 
 
 def test_floats_and_nested_values_are_no_identities() -> None:
@@ -130,8 +130,8 @@ def test_polars_kinds() -> None:
     data = pl.DataFrame({
         "day": [datetime.date(2024, 1, 1)], "sum": [decimal.Decimal("1.5")], "ok": [True],
     })  # fmt: skip
-    found = columns_of(data, {"key": ["day", "sum", "ok"]})
-    assert [kind_of("key", found[name].type) for name in data.columns] == [
+    columns = columns_of(data, {"key": ["day", "sum", "ok"]})
+    assert [kind_of("key", columns[name].type) for name in data.columns] == [
         "date",
         "decimal",
         "bool",

@@ -28,10 +28,10 @@ TIMES: list[tuple[Any, bool]] = [
 
 def test_times_of_every_kind_are_instants_together() -> None:
     values = [value for value, _ in TIMES]
-    found = instants_of(values)
-    assert found.type == INSTANT
+    instants = instants_of(values)
+    assert instants.type == INSTANT
     noon = _NOON.replace(tzinfo=datetime.UTC)
-    assert found.to_pylist() == [noon if good else None for _, good in TIMES]
+    assert instants.to_pylist() == [noon if good else None for _, good in TIMES]
 
 
 @pytest.mark.parametrize("place", range(len(TIMES)))

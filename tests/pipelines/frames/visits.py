@@ -38,9 +38,9 @@ def as_pandas(table: pa.Table) -> pd.DataFrame:
 
 
 def as_polars(table: pa.Table) -> pl.DataFrame:
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)
-    return found
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
 
 
 LIBRARIES = {"pandas": as_pandas, "polars": as_polars, "arrow": lambda table: table}
@@ -59,5 +59,5 @@ def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:
     if not (folder / "noise.key").exists():
         new_key(folder / "noise.key")
     place = accounts.create(folder / "ledger.db", "visits", (epsilon, 1e-5), type_="int")
-    book = dpstream.LedgerAccount(place.path, "visits", id=place.id)
-    return {"account": book, "noise_key": f"file:{folder / 'noise.key'}"}
+    ledger_account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
+    return {"account": ledger_account, "noise_key": f"file:{folder / 'noise.key'}"}

@@ -27,9 +27,9 @@ def domain(*attributes: object) -> CellDomain:
 def test_bins_and_values(ages: pa.Array) -> None:
     sex = pa.array(["f", "m", "e\u0301", "f", "f", "f", "f", "x", None])
     batch = pa.record_batch({"age": ages, "sex": sex}).replace_schema_metadata({b"k": b"v"})
-    found = domain(AGE, SEX).of(batch)
-    assert found.column("cell").to_pylist() == [0, 1, 5] + [None] * 6
-    assert found.schema.metadata == {b"k": b"v"} and found.num_columns == 3
+    cells = domain(AGE, SEX).of(batch)
+    assert cells.column("cell").to_pylist() == [0, 1, 5] + [None] * 6
+    assert cells.schema.metadata == {b"k": b"v"} and cells.num_columns == 3
 
 
 def test_a_column_that_is_called_so(tmp_path: object) -> None:

@@ -40,9 +40,9 @@ def ran(one: Job) -> str:
 def test_nothing_is_written(tmp_path: Path) -> None:
     one = job(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    found = check_begin(one)
-    assert (found.run_id, found.charged) == (None, False)
-    assert (found.charge.epsilon, found.charge.delta) == (6.0, 1e-6)
+    decision = check_begin(one)
+    assert (decision.run_id, decision.charged) == (None, False)
+    assert (decision.charge.epsilon, decision.charge.delta) == (6.0, 1e-6)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -72,8 +72,8 @@ def test_the_same_decision_as_the_run(tmp_path: Path) -> None:
 def test_a_run_that_was_begun_costs_nothing_more(tmp_path: Path) -> None:
     one = job(tmp_path)
     run_id = ran(one)
-    found = check_begin(one)
-    assert (found.run_id, found.charged) == (run_id, True)
+    decision = check_begin(one)
+    assert (decision.run_id, decision.charged) == (run_id, True)
     assert store_identity(one) is not None and folder_used(tmp_path / "releases")
     # A lower limit refuses no run that was charged, but a new one.
     tight = job(tmp_path, 6.0)
@@ -91,7 +91,7 @@ def test_a_changed_job_and_a_lost_store(tmp_path: Path) -> None:
     for act in (check_begin, ran):
         with pytest.raises(PolicyError) as error:
             act(changed)
-        assert error.value.field == "state.store" and "--fresh" in error.value.fix
+        assert error.value.field == "store" and "--fresh" in error.value.fix
     assert check_begin(changed, fresh=True).run_id is None
     (tmp_path / "job.state.db").unlink()
     for act in (check_begin, ran):
@@ -125,11 +125,11 @@ def test_a_ledger_without_what_the_store_has_seen_is_refused(tmp_path: Path, dam
     for fresh in (False, True):
         with pytest.raises((PolicyError, UsageError)) as refused:
             check_begin(one, fresh)
-        assert refused.value.field == "ledger.path"
+        assert refused.value.field == "account.path"
         with pytest.raises((PolicyError, UsageError)) as refused:
             run_job(one, fresh=fresh)
         stores.close_all()
-        assert refused.value.field == "ledger.path"
+        assert refused.value.field == "account.path"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -137,8 +137,8 @@ def test_a_charged_run_needs_its_ledger(tmp_path: Path) -> None:
     ran(job(tmp_path, 60.0))
     named = (tmp_path / "job.toml").read_text()
     for text, field in (
-        (JOB, "ledger"),
-        (named.replace('data_set = "v"', 'data_set = "w"'), "ledger.data_set"),
+        (JOB, "account"),
+        (named.replace('data_set = "v"', 'data_set = "w"'), "data_set"),
     ):
         accounts.write(tmp_path / "job.toml", text)
         one = load_job(tmp_path / "job.toml")

@@ -40,7 +40,7 @@ def test_the_unit_by_name(job: Job) -> None:
         ({"how": "data"}, "choice.how"),
         ({"how": "public", "run_id": "0" * 32}, "choice.how"),
         ({"how": "proxy", "mu": 1.0}, "choice.how"),
-        ({"how": "private"}, "ledger"),
+        ({"how": "private"}, "account"),
     ],
 )
 def test_figures_that_nobody_paid_for(fields: dict, field: str, job: Job) -> None:
@@ -53,19 +53,19 @@ def test_public_figures_need_no_charge(job: Job) -> None:
     for free in (job, tuned(job), tuned(job, how="proxy", first="1d")):
         check_tuning(free)
     assert tuned_of(job) is None
-    found = tuned_of(tuned(job, how="proxy", clamps=("total",)))
-    assert found is not None and (found.how, found.clamps, found.run_id) == (
+    tuning = tuned_of(tuned(job, how="proxy", clamps=("total",)))
+    assert tuning is not None and (tuning.how, tuning.clamps, tuning.run_id) == (
         "proxy", ("total",), "",
     )  # fmt: skip
 
 
 def test_a_ledger_that_is_not_there_is_not_made(job: Job, tmp_path: Path) -> None:
-    book = tmp_path / "book.db"
-    ledger = AccountPlace(str(book), "data", accounts.ID)
+    path = tmp_path / "book.db"
+    ledger = AccountPlace(str(path), "data", accounts.ID)
     private = msgspec.structs.replace(tuned(job, how="private", run_id="0" * 32), ledger=ledger)
     with pytest.raises(UsageError) as error:
         check_tuning(private)
-    assert error.value.field == "ledger.path" and not book.exists()
+    assert error.value.field == "account.path" and not path.exists()
 
 
 def test_without_a_store_nothing_is_committed(job: Job, tmp_path: Path) -> None:

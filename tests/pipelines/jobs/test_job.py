@@ -16,7 +16,7 @@ from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.jobs.job import Job, decode_job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.noise_key import new_key
-from dpstream.pipelines.jobs.text import duration_micros, instant_micros
+from dpstream.pipelines.project.text import duration_micros, instant_micros
 
 JOB = """
 [source]
@@ -120,11 +120,35 @@ def test_defaults(tmp_path: Path) -> None:
     assert (job.state.shards, job.performance.batch_rows) == (4, 20_000)
 
 
+@pytest.mark.parametrize(("contributions", "lines", "strategy"), [
+    (1, "", "geometric"),
+    (8, "", "blt"),
+    (1, 'strategy = "blt"', "blt"),
+    (1, 'optimise = "lifetime"', "blt"),
+    # Each period is a charge, and charges of geometric noise add up in epsilon.
+    (1, 'period = "7d"', "blt"),
+    (1, 'period = "7d"\nstrategy = "auto"', "blt"),
+    (1, 'period = "7d"\noptimise = "period"', "geometric"),
+    (1, 'period = "371d"', "geometric"),
+])  # fmt: skip
+def test_a_job_takes_the_family_with_the_smaller_error(
+    tmp_path: Path, contributions: int, lines: str, strategy: str
+) -> None:
+    text = JOB.replace('period = "7d"\nmode = "sticky"\nstrategy = "tree"', lines)
+    text = text.replace("contributions = 8", f"contributions = {contributions}")
+    text = text.replace('trigger_every = "12h"', 'trigger_every = "7d"')
+    plan = load_job(write(tmp_path, text)).plan
+    unnamed = re.sub(r"\n(strategy|optimise) = .*", "", text)
+    named = unnamed.replace("[privacy]", f'[privacy]\nstrategy = "{strategy}"')
+    assert plan.privacy.strategy == strategy
+    assert plan.hash == load_job(write(tmp_path, named)).plan.hash
+
+
 SECTIONS = {
     "source": 'kind = "parquet"\n',
     "schema": "[schema]\n",
-    "schema.unit": 'column = "tailnum",',
-    "schema.key[0]": 'column = "origin",',
+    "table.unit_column": 'column = "tailnum",',
+    "key[0]": 'column = "origin",',
     "aggregate[1]": 'column = "dep_delay"\n',
     "time": "[time]\n",
     "privacy": "[privacy]\n",
@@ -150,45 +174,45 @@ def test_unknown_keys_are_refused_at_every_level(tmp_path: Path, where: str) -> 
     [
         ("epsilon = 6.0\n", "epsilonn = 6.0\n", "privacy.epsilonn", "did you mean 'epsilon'"),
         ("[sink]", "[sinks]", "sinks", "did you mean 'sink'"),
-        ("delta = 1e-9\n", "", "privacy.delta", "is required"),
-        ('end = "2014-01-07T05:00:00Z"', "", "time.end", "bounded"),
+        ("delta = 1e-9\n", "", "budget.delta", "is required"),
+        ('end = "2014-01-07T05:00:00Z"', "", "end", "bounded"),
         ('kind = "count"', 'kind = "median"', "aggregate[0].kind", "'count', 'sum', 'mean'"),
-        ('kind = "parquet"', 'kind = "orc"', "source.kind", "'parquet', 'csv', 'jsonl'"),
-        ("contributions = 8", "contributions = 8.5", "privacy.contributions", "expected int"),
-        ("contributions = 8", "contributions = 0", "privacy.contributions", "1 to"),
-        ("contributions = 8", 'contributions = "8"', "privacy.contributions", "got str"),
-        ("epsilon = 6.0", "epsilon = nan", "privacy.epsilon", "finite"),
-        ("epsilon = 6.0", "epsilon = inf", "privacy.epsilon", "finite"),
-        ("epsilon = 6.0", "epsilon = -1", "privacy.epsilon", "positive"),
-        ("epsilon = 6.0", "epsilon = 1" + "0" * 400, "privacy.epsilon", ""),
-        ("epsilon = 6.0", "epsilon = 1" + "0" * 5000, "job file", "size"),
-        ("delta = 1e-9", "delta = 1.0", "privacy.delta", "below 1"),
+        ('kind = "parquet"', 'kind = "orc"', "table.format", "'parquet', 'csv', 'jsonl'"),
+        ("contributions = 8", "contributions = 8.5", "contributions", "expected int"),
+        ("contributions = 8", "contributions = 0", "contributions", "1 to"),
+        ("contributions = 8", 'contributions = "8"', "contributions", "got str"),
+        ("epsilon = 6.0", "epsilon = nan", "budget.epsilon", "finite"),
+        ("epsilon = 6.0", "epsilon = inf", "budget.epsilon", "finite"),
+        ("epsilon = 6.0", "epsilon = -1", "budget.epsilon", "positive"),
+        ("epsilon = 6.0", "epsilon = 1" + "0" * 400, "budget.epsilon", ""),
+        ("epsilon = 6.0", "epsilon = 1" + "0" * 5000, "project file", "size"),
+        ("delta = 1e-9", "delta = 1.0", "budget.delta", "below 1"),
         ("clamp = [-60, 60]", "clamp = [60, -60]", "aggregate[1].clamp", "reversed"),
         ("clamp = [-60, 60]", "clamp = [-60]", "aggregate[1].clamp", "length 2"),
         ("clamp = [-60, 60]", "clamp = [-inf, 60]", "aggregate[1]", "finite"),
         ("grid = 1", "grid = 1e-12", "aggregate[1].grid", "coarser"),
-        ('start = "2013-01-01T05:00:00Z"', "start = 2013-01-01T05:00:00Z", "time.start", "quotes"),
-        ('start = "2013-01-01T05:00:00Z"', 'start = "2013-01-01T05:00:00"', "time.start", "offset"),
-        ('window = "7d"', 'window = "7 d"', "time.window", "duration"),
-        ('window = "7d"', 'window = "1.0000001s"', "time.window", "whole number of micro"),
-        ('window = "7d"', 'window = "5h"', "time.window", "multiple of time.trigger_every"),
-        ('window = "7d"', 'window = "7d"\nslide = "14d"', "time.slide", "must not exceed"),
-        ("shards = 4", "shards = 0", "state.shards", "1 to"),
-        ("batch_rows = 20000", "batch_rows = -1", "performance.batch_rows", "1 to"),
-        ("batch_rows = 20000", "threads = 0", "performance.threads", "1 to"),
-        ("batch_rows = 20000", "threads = 65", "performance.threads", "1 to"),
-        ("sqlite:flights.db", "redis://x", "state.store", "sqlite:PATH"),
+        ('start = "2013-01-01T05:00:00Z"', "start = 2013-01-01T05:00:00Z", "start", "quotes"),
+        ('start = "2013-01-01T05:00:00Z"', 'start = "2013-01-01T05:00:00"', "start", "offset"),
+        ('window = "7d"', 'window = "7 dd"', "window", "duration"),
+        ('window = "7d"', 'window = "1.0000001s"', "window", "whole number of micro"),
+        ('window = "7d"', 'window = "5h"', "window", "multiple of release_every"),
+        ('window = "7d"', 'window = "7d"\nslide = "14d"', "slide", "must not exceed"),
+        ("shards = 4", "shards = 0", "shards", "1 to"),
+        ("batch_rows = 20000", "batch_rows = -1", "batch_rows", "1 to"),
+        ("batch_rows = 20000", "threads = 0", "threads", "1 to"),
+        ("batch_rows = 20000", "threads = 65", "threads", "1 to"),
+        ("sqlite:flights.db", "redis://x", "store", "sqlite:PATH"),
         ('path = "releases/"', 'path = ""', "sink.path", "empty"),
-        ("[time]", "[time", "job file", "line 18"),
+        ("[time]", "[time", "project file", "line 18"),
         ('column = "origin"', 'column = "flights"', "aggregate.name", "two columns"),
         (
             'id = "0acc',
             'limit = { epsilon = 6.0, delta = 1e-9 }\nid = "0acc',
-            "ledger.limit",
+            "account.limit",
             "dpstream account limit",
         ),
-        ('id = "0acc', 'id = "acc', "ledger.id", "16 hexadecimal"),
-        ('key_file = "noise.key"', 'insecure_test_key = "ab"', "privacy.insecure_test_key", "64"),
+        ('id = "0acc', 'id = "acc', "account.id", "16 hexadecimal"),
+        ('key_file = "noise.key"', 'insecure_test_key = "ab"', "insecure_test_secret", "64"),
     ],
 )
 def test_unusable_jobs_exit_2(tmp_path: Path, old: str, new: str, field: str, says: str) -> None:
@@ -261,7 +285,7 @@ def test_a_damaged_job_is_refused_or_loaded_never_a_crash(
     ],
 )
 def test_durations(text: str, micros: int) -> None:
-    assert duration_micros("time.window", text) == micros
+    assert duration_micros("window", text) == micros
 
 
 @given(st.integers(0, 10**15), st.sampled_from(["s", "ms", "m", "d"]))
@@ -290,7 +314,7 @@ def test_durations_are_exact(number: int, unit: str) -> None:
     ],
 )
 def test_instants(text: str, micros: int) -> None:
-    assert instant_micros("time.start", text) == micros
+    assert instant_micros("start", text) == micros
 
 
 @pytest.mark.parametrize(
@@ -300,7 +324,7 @@ def test_instants(text: str, micros: int) -> None:
 )  # fmt: skip
 def test_no_instants(text: str) -> None:
     with pytest.raises(UsageError):
-        instant_micros("time.start", text)
+        instant_micros("start", text)
 
 
 def with_keys(folder: Path, csv_text: str) -> Job:
@@ -332,7 +356,7 @@ def test_public_keys_need_no_delta(strategy: str, tmp_path: Path) -> None:
     text = text.replace("delta = 1e-9", "delta = 0")
     with pytest.raises(UsageError) as caught:
         load_job(write(tmp_path, text))
-    assert caught.value.field in ("privacy.delta", "privacy.strategy")
+    assert caught.value.field in ("budget.delta", "mechanism.strategy")
     (tmp_path / "keys.csv").write_text("origin,carrier\nJFK,AA\n")
     text = text.replace("[state]", '[keys]\npublic = "keys.csv"\n[state]')
     budget = allocate(load_job(write(tmp_path, text)).plan)
@@ -348,7 +372,7 @@ def test_public_keys_need_no_delta(strategy: str, tmp_path: Path) -> None:
 def test_bad_public_keys_are_refused_without_their_content(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         with_keys(tmp_path, text)
-    assert caught.value.field == "keys.public"
+    assert caught.value.field == "public_keys"
     assert "CANARY" not in str(caught.value)
 
 
@@ -403,5 +427,5 @@ def test_how_long_keys_are_remembered(text: str, remember: object, tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["forever", "0d", "5h", ""])
 def test_other_words_are_no_time_to_remember(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"keys\.remember"):
+    with pytest.raises(UsageError, match=r"remember_keys"):
         load(tmp_path, "[state]", f'[keys]\nremember = "{text}"\n[state]')

@@ -37,7 +37,7 @@ def test_the_digest_is_of_the_set_of_keys(tmp_path: Path) -> None:
 def test_what_is_no_list(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         public_key_digest(written(tmp_path / "keys.csv", text), FIELDS)
-    assert error.value.field == "keys.public" and "SECRET" not in str(error.value)
+    assert error.value.field == "public_keys" and "SECRET" not in str(error.value)
 
 
 def test_a_job_reads_the_list_that_it_was_planned_with(
@@ -52,4 +52,4 @@ def test_a_job_reads_the_list_that_it_was_planned_with(
     written(path, "key\na\n")
     with pytest.raises(PolicyError) as error:
         read_public_keys(job)
-    assert error.value.field == "keys.public"
+    assert error.value.field == "public_keys"

@@ -62,8 +62,8 @@ def job_in(folder: Path, line: str, key: str = KEY) -> Job:
     path.chmod(0o600)
     if (folder / "job.toml").exists():
         text = (folder / "job.toml").read_text().splitlines()
-        kept = [line if x.startswith(("key_file =", 'key = "')) else x for x in text]
-        accounts.write(folder / "job.toml", "\n".join(kept))
+        lines = [line if x.startswith(("key_file =", 'key = "')) else x for x in text]
+        accounts.write(folder / "job.toml", "\n".join(lines))
         return load_job(folder / "job.toml")
     return make_job(folder, line)
 
@@ -78,29 +78,29 @@ def test_the_place_of_the_key_changes_no_byte(
 ) -> None:
     monkeypatch.setenv(VARIABLE, KEY)
     monkeypatch.chdir("/")
-    found = []
+    runs = []
     for name, line in LINES.items():
         job = job_in(tmp_path / name, line + RUN_ID)
         run_job(job)
-        found.append((job.plan.hash, files(job)))
+        runs.append((job.plan.hash, files(job)))
     assert len(server.calls) > 3
-    assert all(one == found[0] for one in found) and len(found[0][1]) == 4
+    assert all(one == runs[0] for one in runs) and len(runs[0][1]) == 4
     other = job_in(tmp_path / "other", LINES["key_file"] + RUN_ID, OTHER)
     run_job(other)
-    assert other.plan.hash == found[0][0] and files(other) != found[0][1]
+    assert other.plan.hash == runs[0][0] and files(other) != runs[0][1]
 
 
 @pytest.mark.parametrize(
     ("line", "field"),
     [
-        (f"{LINES['key_file']}\n{LINES['env']}", "privacy.key"),
-        (f'{LINES["env"]}\ninsecure_test_key = "{KEY}"', "privacy.insecure_test_key"),
-        (f'{LINES["key_file"]}\ninsecure_test_key = "{KEY}"', "privacy.insecure_test_key"),
-        (f'key = "{KEY}"', "privacy.key"),
-        ('key = "noise.key"', "privacy.key"),
-        ('key = "file:"', "privacy.key"),
-        ('key_file = ""', "privacy.key"),
-        (f'key = "env:{KEY}!"', "privacy.key"),
+        (f"{LINES['key_file']}\n{LINES['env']}", "secret"),
+        (f'{LINES["env"]}\ninsecure_test_key = "{KEY}"', "secret"),
+        (f'{LINES["key_file"]}\ninsecure_test_key = "{KEY}"', "secret"),
+        (f'key = "{KEY}"', "secret"),
+        ('key = "noise.key"', "secret"),
+        ('key = "file:"', "secret"),
+        ('key_file = ""', "secret"),
+        (f'key = "env:{KEY}!"', "secret"),
     ],
     ids=range(8),
 )
@@ -132,7 +132,7 @@ def test_rotation_is_a_new_run(tmp_path: Path) -> None:
     job = job_in(tmp_path, LINES["file"], OTHER)
     with pytest.raises(PolicyError) as caught:
         run_job(job)
-    assert caught.value.field == "privacy.key" and "begin a new run" in caught.value.fix
+    assert caught.value.field == "secret" and "begin a new run" in caught.value.fix
     text = (tmp_path / "job.toml").read_text()
     new = text.replace("state/s.db", "state/new.db").replace('"releases"', '"new"')
     accounts.write(tmp_path / "job.toml", new)
@@ -206,8 +206,8 @@ def test_check(tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyP
         fingerprint = ring.fingerprint
     for name, where in (("key_file", "file"), ("file", "file"), ("env", "env"), ("gcp", "gcp")):
         job = job_in(tmp_path / name, LINES[name])
-        found = json.loads(check(job, "--json").stdout)
-        assert found == {"where": where, "store": "new", "fingerprint": fingerprint}
+        description = json.loads(check(job, "--json").stdout)
+        assert description == {"where": where, "store": "new", "fingerprint": fingerprint}
         assert not job.state.path.exists()
     run_job(job)
     server.secrets[NAME] = KEY.upper().encode()
@@ -227,7 +227,7 @@ def test_check_of_a_key_that_does_not_fit_or_is_not_there(
     assert result.exit_code == 3 and "begin a new run" in result.stderr
     monkeypatch.delenv(VARIABLE)
     result = check(job, "--json")
-    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == "privacy.key"
+    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == "secret"
     server.secrets.clear()
     result = check(job_in(tmp_path, LINES["gcp"]))
     assert result.exit_code == 2 and "NOT_FOUND" in result.stderr

@@ -74,7 +74,7 @@ def test_what_skips_goes_on_when_a_window_is_given_up_in_its_midst(
     # What was committed before the loss and had not come to the sink is published now.
     assert run(job).resumed
     stores.close_all()
-    whole = files(out)
-    assert {name: whole[name] for name in after} == after
+    all_files = files(out)
+    assert {name: all_files[name] for name in after} == after
     done("releases", job, "--out", tmp_path / "again")
-    assert files(tmp_path / "again") == whole
+    assert files(tmp_path / "again") == all_files

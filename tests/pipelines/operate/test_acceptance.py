@@ -18,9 +18,9 @@ from tests.state.ledger.conformance import charge
 
 def test_an_account_in_figures(tmp_path: Path) -> None:
     one = job(tmp_path)
-    found = of_job(one)
-    assert found.exit_code == 0 and found.cost == (6.0, 1e-6)
-    account = found.account
+    acceptance = of_job(one)
+    assert acceptance.exit_code == 0 and acceptance.cost == (6.0, 1e-6)
+    account = acceptance.account
     assert account is not None
     assert (account["spent"], account["charges"], account["limit"]["epsilon"]) == (0.0, 0, 8.0)
     run_id = ran(one)
@@ -29,7 +29,7 @@ def test_an_account_in_figures(tmp_path: Path) -> None:
     assert after.account["spent"] == pytest.approx(account["with_this"])
     again = of_job(one, fresh=True)
     assert again.exit_code == PolicyError.exit_code and again.refusal is not None
-    assert again.refusal.field == "ledger.limit"
+    assert again.refusal.field == "account.limit"
     assert json.loads(json.dumps(again.as_dict()))["refusal"]["exit_code"] == 3
 
 
@@ -41,8 +41,8 @@ def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
     path = job(tmp_path, contributions="5").path  # changed: refused until it is begun afresh
     planned, refused = call("plan", path, "--json"), call("run", path, "--quiet", "--json")
     assert planned.exit_code == refused.exit_code == 3
-    told = json.loads(planned.stdout)["acceptance"]["refusal"]
-    assert told == json.loads(refused.stderr.splitlines()[-1])
+    refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
+    assert refusal == json.loads(refused.stderr.splitlines()[-1])
     # What it says to type is typed: refused by the limit, as the plan of it says.
     assert call("plan", path, "--fresh").exit_code == call("run", path, "--fresh").exit_code == 3
     wide = job(tmp_path, 40.0, contributions="5").path
@@ -55,15 +55,15 @@ def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
     one = job(tmp_path)
     text = one.path.read_text()
     accounts.write(one.path, text[: text.index("[ledger]")])
-    told = json.loads(call("plan", one.path, "--json").stdout)["acceptance"]
-    assert told["accepted"] and told["account"] is None
+    acceptance = json.loads(call("plan", one.path, "--json").stdout)["acceptance"]
+    assert acceptance["accepted"] and acceptance["account"] is None
 
 
 def test_several_charges_together(tmp_path: Path) -> None:
     place = AccountPlace(str(tmp_path / "ledger.db"), "flights", accounts.ID)
     absent = of_requests(place, [Request(charge(1))])
     assert absent.exit_code == 2 and absent.refusal is not None and absent.account is None
-    assert absent.refusal.field == "ledger.path" and not (tmp_path / "ledger.db").exists()
+    assert absent.refusal.field == "account.path" and not (tmp_path / "ledger.db").exists()
     accounts.create(place.path, "flights")
     assert of_requests(place, [Request(charge(1))]).exit_code == 0
     assert accounts.charges(place.path) == []

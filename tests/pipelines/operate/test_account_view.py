@@ -110,8 +110,8 @@ def test_the_account_that_a_job_names(path: Path, tmp_path: Path) -> None:
     assert account["charges"] == 3 and account["left"]["epsilon"] > 20
     text, before = job.read_text(), path.read_bytes()
     for old, new, field in (
-        (accounts.ID, "f" * 16, "ledger.id"), ('"visits"', '"clicks"', "ledger.data_set"),
-        ("book/", "none/", "ledger.path"), ("id = ", "di = ", "FILE"),
+        (accounts.ID, "f" * 16, "account.id"), ('"visits"', '"clicks"', "data_set"),
+        ("book/", "none/", "account.path"), ("id = ", "di = ", "FILE"),
     ):  # fmt: skip
         accounts.write(job, text.replace(old, new))
         result = call(job)

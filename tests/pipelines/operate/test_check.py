@@ -91,8 +91,8 @@ def hostile_parquet(folder: Path) -> Path:
 def packed(folder: Path) -> Path:
     path = csv_job(folder, [*GOOD, *HOSTILE] * 30)
     path.write_text(path.read_text().replace("in/*.csv", "in/*"))
-    whole = gzip.compress((folder / "in" / "a.csv").read_bytes())
-    (folder / "in" / "b.csv.gz").write_bytes(whole)
+    compressed = gzip.compress((folder / "in" / "a.csv").read_bytes())
+    (folder / "in" / "b.csv.gz").write_bytes(compressed)
     return path
 
 

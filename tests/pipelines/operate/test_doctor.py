@@ -26,14 +26,14 @@ def test_what_is_missing_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(importlib.metadata, "requires", lambda name: list(lines))
 
     declare("numpy>=1", "no-such-package", "unused; extra == 'sql'")
-    found = examine()
-    assert not found["ready"] and "missing packages: no-such-package" in found["verdict"][0]
+    report = examine()
+    assert not report["ready"] and "missing packages: no-such-package" in report["verdict"][0]
     declare("numpy>=1000")
     assert not examine()["ready"], "an unfit version"
     declare("numpy>=1")
-    found = examine()
-    assert set(found["packages"]) == {"dpstream", "numpy"}
-    assert found["ready"] and found["disk"]["fsync"] and "/" not in found["verdict"][0]
+    report = examine()
+    assert set(report["packages"]) == {"dpstream", "numpy"}
+    assert report["ready"] and report["disk"]["fsync"] and "/" not in report["verdict"][0]
 
 
 def test_a_sqlite_that_can_damage_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +45,8 @@ def test_a_sqlite_that_can_damage_files_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_fix_is_of_something_that_is_looked_for() -> None:
-    found = examine()
-    assert set(doctor.HOW) <= {*found["runners"], *found["emulators"]}
+    report = examine()
+    assert set(doctor.HOW) <= {*report["runners"], *report["emulators"]}
 
 
 def fake_go(folder: Path, script: str) -> None:
@@ -98,9 +98,25 @@ def test_an_open_prism_is_no_fit_one(bare: Path, monkeypatch: pytest.MonkeyPatch
     assert not out.exists()
     (bare / "prism").write_bytes(module + b"v2.77.0\th1:x\n")  # Beam's own, on the path
     (bare / "prism").chmod(0o755)
-    build(b"build\t-tags=loopback,beam2.77.0\n")
+    build(f"build\t-tags={prism_build.TAGS}\n".encode())
     assert doctor.fix_prism() == out == parts.prism()
     assert doctor.fix_prism() is None, "it is there"
+
+
+def test_a_prism_without_an_edit_is_named_and_replaced(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ``make`` has put it: it would be found before any other."""
+    made = bare.parent / ".tools" / "bin" / "prism"
+    monkeypatch.setattr(parts, "tools", lambda: [bare.parent / ".tools", parts.data_folder()])
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"build\t-tags=loopback,beam2.77.0\n")
+    assert [line for line in examine()["verdict"] if "lacks edits" in line]
+    fake_go(bare, "")
+    new = f"build\t-tags={prism_build.TAGS}\n".encode()
+    monkeypatch.setattr(prism_build, "build", lambda path: path.write_bytes(new))
+    assert doctor.fix_prism() == made
+    assert not [line for line in examine()["verdict"] if "lacks edits" in line]
 
 
 @pytest.mark.slow

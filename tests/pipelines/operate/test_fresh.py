@@ -9,6 +9,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.operate.fresh import set_aside
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
+from dpstream.state.ledger.book import Book
 from dpstream.state.sqlite.file import connect
 from tests import accounts
 from tests.pipelines.cli.called import call
@@ -29,10 +30,10 @@ def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     run_id = json.loads(done.stdout)["run_id"]
     assert run_id != first
-    kept = tmp_path / f"releases-{first[:12]}"
-    assert released(kept) == old and released(tmp_path / "releases").keys() == old.keys()
-    assert str(kept) in done.stderr
-    dead_letters = tmp_path / "dead_letter" / kept.name
+    old_folder = tmp_path / f"releases-{first[:12]}"
+    assert released(old_folder) == old and released(tmp_path / "releases").keys() == old.keys()
+    assert str(old_folder) in done.stderr
+    dead_letters = tmp_path / "dead_letter" / old_folder.name
     assert dead_letters.is_dir() and str(dead_letters) in done.stderr
     assert [charge.run_id for charge in accounts.charges(tmp_path / "ledger.db")] == [first, run_id]
     # Without --fresh it goes on, at no charge; with it again it is a third run.
@@ -65,6 +66,12 @@ def test_refused_before_anything_moves(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="spend more"):
         set_aside(job(tmp_path, 6.0))
     one = job(tmp_path, 60.0)
+
+    def refuse(_: Book) -> None:
+        raise PolicyError("--optimise", "another charge came between", "ask again")
+
+    with pytest.raises(PolicyError, match="between"):
+        set_aside(one, refuse)
     (tmp_path / "visits.parquet").rename(tmp_path / "gone")
     with pytest.raises(UsageError):
         set_aside(one)

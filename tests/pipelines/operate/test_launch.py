@@ -36,12 +36,12 @@ def test_a_job_with_nothing_on_the_launcher(remote: Job) -> None:
 @pytest.mark.parametrize(
     ("table", "change", "field"),
     [
-        ("state", {"store": "sqlite:/x.db"}, "state.store"),
-        ("privacy", {"key": "env:K"}, "privacy.key"),
-        ("source", {"kind": "csv"}, "source.path"),
-        ("source", {"kind": "folder", "path": "/in"}, "source.path"),
+        ("state", {"store": "sqlite:/x.db"}, "store"),
+        ("privacy", {"key": "env:K"}, "secret"),
+        ("source", {"kind": "csv"}, "table.path"),
+        ("source", {"kind": "folder", "path": "/in"}, "table.path"),
         ("sink", {"kind": "csv"}, "sink.path"),
-        ("sink", {"dead_letter": "/dead"}, "sink.dead_letter"),
+        ("sink", {"dead_letter": "/dead"}, "dead_letter"),
     ],
 )
 def test_what_lies_on_its_disk(table: str, change: dict, field: str, remote: Job) -> None:
@@ -66,4 +66,4 @@ def test_exit_codes_and_dry_runs(
 ) -> None:
     assert parser().parse_args(["--job_file=x", "--dry_run"]).dry_run == "true"
     assert main([f"--job_file={make_job().path}", "--dry_run"]) == UsageError.exit_code
-    assert "state.store" in capsys.readouterr().out
+    assert "store" in capsys.readouterr().out

@@ -58,8 +58,8 @@ def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> Ask
     return Asked(place, table.folder.as_uri(), (folder / out).as_uri(), keys)
 
 
-def asked_data(asked: Asked) -> bytes:
-    return Path(asked.ticket.removeprefix("file://")).read_bytes()
+def asked_data(request: Asked) -> bytes:
+    return Path(request.ticket.removeprefix("file://")).read_bytes()
 
 
 def run(began: launch_batch.Begin) -> None:
@@ -69,34 +69,34 @@ def run(began: launch_batch.Begin) -> None:
 
 
 def test_the_answer_is_that_of_this_process(table: Made, tmp_path: Path) -> None:
-    asked = asked_of(table, tmp_path)
-    assert not begin(asked).done
-    began = begin(asked)  # cut off and started again
+    request = asked_of(table, tmp_path)
+    assert not begin(request).done
+    began = begin(request)  # cut off and started again
     run(began)
-    with asked.keys.ring() as ring:
+    with request.keys.ring() as ring:
         mine = here(table, table.table.space, table.question(), table.boxes, ring, RUN)
     out = tmp_path / "out"
     assert (out / ANSWER).read_bytes() == encoded(mine)
     assert sorted(path.name for path in out.iterdir()) == [ANSWER, BATCH]
-    assert begin(asked).done
+    assert begin(request).done
     public = (out / BATCH).read_bytes()
     for part in read_manifest(table.folder, table.table).usable():  # nothing of records is there
-        assert part.digest.encode() not in public and part.digest.encode() in asked_data(asked)
+        assert part.digest.encode() not in public and part.digest.encode() in asked_data(request)
     with pytest.raises(PolicyError, match="another batch"):
         begin(asked_of(table, tmp_path, run="6b" * 16))
     (tmp_path / f"{RUN}.json").unlink()
     with pytest.raises(UsageError, match="--ticket"):
-        begin(asked)
+        begin(request)
 
 
 def test_nothing_is_done_without_a_ticket_of_the_key(table: Made, tmp_path: Path) -> None:
-    asked = asked_of(table, tmp_path)
+    request = asked_of(table, tmp_path)
     with pytest.raises(PolicyError, match="noise key"):
-        begin(asked._replace(keys=KeySource(None, "11" * 32)))
+        begin(request._replace(keys=KeySource(None, "11" * 32)))
     path = tmp_path / f"{RUN}.json"
     path.write_bytes(path.read_bytes().replace(b'"amount":700000', b'"amount":900000'))
     with pytest.raises(PolicyError, match="noise key"):
-        begin(asked)
+        begin(request)
     assert not (tmp_path / "out").exists()
 
 
@@ -111,7 +111,7 @@ def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_
     proto = pipeline.to_runner_api()
     names = {transform.unique_name for transform in proto.components.transforms.values()}
     assert {"Tally", "ByShard", "Measure", "Together", "Release"} <= names
-    bounded = {found.is_bounded for found in proto.components.pcollections.values()}
+    bounded = {collection.is_bounded for collection in proto.components.pcollections.values()}
     assert bounded == {beam_runner_api_pb2.IsBounded.BOUNDED}
     encoded_ = proto.SerializeToString()
     assert KEY.encode() not in encoded_ and bytes.fromhex(KEY) not in encoded_
@@ -135,10 +135,10 @@ def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
 
 def test_the_dry_run_says_what_would_be_started() -> None:
     words = [sys.executable, str(FOLDER / "launcher.py"), *GIVEN, *CLOUD, "--dry_run=true"]
-    said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-    found = json.loads(said.splitlines()[-1])
-    assert found["ticket"] == "gs://b/tickets/one.json" and found["out_folder"] == "gs://b/out"
-    assert found["options"]["runner"] == "DataflowRunner" and "streaming" not in found["options"]
+    stdout = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    launch = json.loads(stdout.splitlines()[-1])
+    assert launch["ticket"] == "gs://b/tickets/one.json" and launch["out_folder"] == "gs://b/out"
+    assert launch["options"]["runner"] == "DataflowRunner" and "streaming" not in launch["options"]
 
 
 def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,10 +147,10 @@ def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_metadata_is_of_the_launcher_s_parameters() -> None:
-    known = {action.dest for action in parser()._actions} - {"help"}
+    flag_names = {action.dest for action in parser()._actions} - {"help"}
     names = [parameter["name"] for parameter in METADATA["parameters"]]
-    assert known <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
-    _refuse_unknown([f"--{name}=x" for name in names if name not in known],
+    assert flag_names <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
+    _refuse_unknown([f"--{name}=x" for name in names if name not in flag_names],
                     RUNNERS["DataflowRunner"].flags)  # fmt: skip
     given = dict(flag.removeprefix("--").split("=", 1) for flag in [*GIVEN, *CLOUD])
     for parameter in METADATA["parameters"]:

@@ -61,10 +61,10 @@ def run(began: launch_tables.Begin) -> None:
 
 
 def test_tables_are_those_of_this_process(own: Office, tmp_path: Path) -> None:
-    asked = asked_of(own, tmp_path / "out")
-    began = begin(asked)
+    request = asked_of(own, tmp_path / "out")
+    began = begin(request)
     assert not began.done and list(content(tmp_path / "out")) == ["run.json"]
-    again = begin(asked)  # cut off and started again: the same run id
+    again = begin(request)  # cut off and started again: the same run id
     assert again.task.run_id == began.task.run_id and not again.done
     run(again)
     files = content(tmp_path / "out")
@@ -73,10 +73,10 @@ def test_tables_are_those_of_this_process(own: Office, tmp_path: Path) -> None:
     assert manifest.run_id == began.task.run_id and manifest.insecure
     here = tables(began.prepared, own, tmp_path / "here", began.task.run_id)
     assert files == content(here) and set(files) == set(manifest.files)
-    assert begin(asked).done
+    assert begin(request).done
     own.spoil("person-records.txt", lambda lines: lines[:-1])
     with pytest.raises(PolicyError, match="another execution"):
-        begin(asked)
+        begin(request)
 
 
 def test_without_all_tables_there_is_no_manifest(own: Office, tmp_path: Path) -> None:
@@ -84,15 +84,15 @@ def test_without_all_tables_there_is_no_manifest(own: Office, tmp_path: Path) ->
     files = dict.fromkeys(names_of(began.prepared), Written(0, ""))
     seal = Seal(began.task, True)
     for missing in sorted(files)[:2]:
-        some = {name: of for name, of in files.items() if name != missing}
+        partial_files = {name: of for name, of in files.items() if name != missing}
         with pytest.raises(RunError, match="has not handed over"):
-            list(seal.process((0, [msgspec.json.encode(some).decode()])))
-    whole = msgspec.json.encode(files).decode()
+            list(seal.process((0, [msgspec.json.encode(partial_files).decode()])))
+    files_json = msgspec.json.encode(files).decode()
     path = own.path("person-records.txt")
     was = path.read_bytes()
     path.write_bytes(was + b"\n")
     with pytest.raises(PolicyError, match="changed while it was read"):
-        list(seal.process((0, [whole])))
+        list(seal.process((0, [files_json])))
     assert MANIFEST not in content(tmp_path / "out")
 
 
@@ -110,7 +110,7 @@ def test_the_template_is_built_with_the_options_of_the_service(own: Office, tmp_
     proto = pipeline.to_runner_api()
     names = {transform.unique_name for transform in proto.components.transforms.values()}
     assert {"Count", "ByPart", "Publish", "ByOutput", "Seal"} <= names
-    bounded = {found.is_bounded for found in proto.components.pcollections.values()}
+    bounded = {collection.is_bounded for collection in proto.components.pcollections.values()}
     assert bounded == {beam_runner_api_pb2.IsBounded.BOUNDED}
     encoded = proto.SerializeToString()
     rows = own.path("person-records.txt").read_bytes().splitlines()[1:]
@@ -118,10 +118,10 @@ def test_the_template_is_built_with_the_options_of_the_service(own: Office, tmp_
 
 
 def test_flags_for_dataflow() -> None:
-    whole = flags(CLOUD, streaming=False)
-    assert whole[-2:] == ["--runner=DataflowRunner", "--sdk_location=container"]
-    assert flags(whole, streaming=False) == whole
-    _refuse_unknown([flag for flag in whole if "--runner" not in flag],
+    cloud_flags = flags(CLOUD, streaming=False)
+    assert cloud_flags[-2:] == ["--runner=DataflowRunner", "--sdk_location=container"]
+    assert flags(cloud_flags, streaming=False) == cloud_flags
+    _refuse_unknown([flag for flag in cloud_flags if "--runner" not in flag],
                     RUNNERS["DataflowRunner"].flags)  # fmt: skip
     for flag in ("--streaming", "--runner=DirectRunner",
                  "--experiments=streaming_mode_at_least_once"):  # fmt: skip
@@ -147,10 +147,10 @@ def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
 
 def test_the_dry_run_says_what_would_be_started() -> None:
     words = [sys.executable, str(FOLDER / "launcher.py"), *GIVEN, *CLOUD, "--dry_run=true"]
-    said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-    found = json.loads(said.splitlines()[-1])
-    assert found["out_folder"] == "gs://b/out" and found["program"] == "p"
-    assert found["options"]["runner"] == "DataflowRunner" and "streaming" not in found["options"]
+    stdout = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    launch = json.loads(stdout.splitlines()[-1])
+    assert launch["out_folder"] == "gs://b/out" and launch["program"] == "p"
+    assert launch["options"]["runner"] == "DataflowRunner" and "streaming" not in launch["options"]
 
 
 def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,10 +159,10 @@ def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_metadata_is_of_the_launcher_s_parameters() -> None:
-    known = {action.dest for action in parser()._actions} - {"help"}
+    flag_names = {action.dest for action in parser()._actions} - {"help"}
     names = [parameter["name"] for parameter in METADATA["parameters"]]
-    assert known <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
-    _refuse_unknown([f"--{name}=x" for name in names if name not in known],
+    assert flag_names <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
+    _refuse_unknown([f"--{name}=x" for name in names if name not in flag_names],
                     RUNNERS["DataflowRunner"].flags)  # fmt: skip
     given = dict(flag.removeprefix("--").split("=", 1) for flag in [*GIVEN, *CLOUD])
     for parameter in METADATA["parameters"]:
@@ -185,14 +185,14 @@ def test_no_table_of_other_records_is_put_under_a_run_id(own: Office, tmp_path: 
 
 
 def test_of_two_who_begin_at_once_one_publishes(own: Office, tmp_path: Path) -> None:
-    asked = asked_of(own, tmp_path / "out")
-    first = begin(asked)
+    request = asked_of(own, tmp_path / "out")
+    first = begin(request)
     (tmp_path / "out" / "run.json").unlink()  # not seen yet by the other one
-    second = begin(asked)
+    second = begin(request)
     assert first.task.run_id != second.task.run_id
     with pytest.raises(Exception, match="another execution"):
         run(first)
     assert list(content(tmp_path / "out")) == ["run.json"]
     run(second)
-    found = decoded(content(tmp_path / "out")[MANIFEST])
-    assert found.run_id == second.task.run_id and begin(asked).done
+    manifest = decoded(content(tmp_path / "out")[MANIFEST])
+    assert manifest.run_id == second.task.run_id and begin(request).done

@@ -62,8 +62,8 @@ def families(text: str) -> dict[str, float]:
 
 def exported(text: str) -> set[str]:
     """Names of ``METRICS`` that a scrape shows, and every other name as it is."""
-    found = {sample.partition(",")[0] for sample in families(text)}
-    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in found}
+    sample_names = {sample.partition(",")[0] for sample in families(text)}
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in sample_names}
 
 
 def served(job: Job) -> tuple[str, str]:
@@ -105,8 +105,8 @@ def test_each_port_shows_its_own_names_and_all_of_them(tmp_path: Path) -> None:
     public, operator = served(make_job(tmp_path / "job"))
     names = {name.name: name.public for name in METRICS}
     absent = {"dpstream_last_cut_timestamp_seconds"}  # nothing is delivered yet
-    assert exported(public) == {n for n, shown in names.items() if shown} - absent
-    assert exported(operator) == {n for n, shown in names.items() if not shown}
+    assert exported(public) == {n for n, is_public in names.items() if is_public} - absent
+    assert exported(operator) == {n for n, is_public in names.items() if not is_public}
     assert "operator" not in public
     assert all("operator_" in name for name in exported(operator))
 
@@ -115,8 +115,8 @@ def test_every_counter_has_its_side() -> None:
     assert set(PRIVATE_COUNTERS).isdisjoint(PUBLIC_COUNTERS)
     assert set(OPERATOR_COUNTERS) == {*PRIVATE_COUNTERS, *PUBLIC_COUNTERS}
     assert all(name.startswith("operator_") for name in PRIVATE_COUNTERS)
-    shown = {name.counter: name.public for name in METRICS if name.counter}
-    assert shown == {name: name in PUBLIC_COUNTERS for name in OPERATOR_COUNTERS}
+    sides = {name.counter: name.public for name in METRICS if name.counter}
+    assert sides == {name: name in PUBLIC_COUNTERS for name in OPERATOR_COUNTERS}
 
 
 def test_nothing_private_on_the_public_port(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_the_command_serves_while_it_runs(tmp_path: Path) -> None:
     from tests.emulator import free_port
 
     job = make_job(tmp_path / "job")
-    shown = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(job.path), str(free_port())],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert shown.returncode == 0, shown.stderr
-    assert "dpstream_steps_committed_total 8.0" in shown.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "dpstream_steps_committed_total 8.0" in completed.stdout

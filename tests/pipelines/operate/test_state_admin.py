@@ -129,12 +129,12 @@ def test_init_makes_a_run_that_is_charged_when_it_runs(job: Path, tmp_path: Path
 
 def test_a_run_lets_go_of_settled_records_by_itself(job: Path) -> None:
     run(job)
-    found = done("info", job, "--operator")
-    positions = [p for p in found["operator_only"]["parts"] if p["name"] == "positions"]
-    assert found["settled_cut"] == 4 * DAYS and 0 < positions[0]["bytes"] < 2_000
+    info = done("info", job, "--operator")
+    positions = [p for p in info["operator_only"]["parts"] if p["name"] == "positions"]
+    assert info["settled_cut"] == 4 * DAYS and 0 < positions[0]["bytes"] < 2_000
     assert "operator_only" not in done("info", job)
-    shown = call("info", job, "--operator")
-    assert "positions" in shown.stderr and "positions" not in shown.stdout
+    outcome = call("info", job, "--operator")
+    assert "positions" in outcome.stderr and "positions" not in outcome.stdout
     before = files(job.parent / "out")
     assert run(job).resumed and files(job.parent / "out") == before
 
@@ -185,7 +185,7 @@ def test_a_lost_store_is_restored_and_changes_nothing(
     # Some of the sink is not there yet, as when the machine went down before it was written.
     late = tmp_path / "out" / "window-000003" / "trigger-000004.parquet"
     late.unlink()
-    refused("state.store", 2, "restore", job, file)  # a store exists
+    refused("store", 2, "restore", job, file)  # a store exists
     lost.unlink()
     # A write-ahead log that is left must not be read into another file.
     lost.with_name("s.db-wal").write_bytes(b"x" * 5000)
@@ -281,23 +281,23 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
         shutil.rmtree(out / f"window-00000{day}")
     before, now = files(out), "2024-01-03T00:00:00Z"
     rows = (tmp_path / "in.csv").read_text().splitlines()
-    kept = [r for r in rows if r.startswith("user") or r.rsplit(",", 1)[1] >= now]
-    (tmp_path / "in.csv").write_text("\n".join(kept) + "\n")
+    input_rows = [r for r in rows if r.startswith("user") or r.rsplit(",", 1)[1] >= now]
+    (tmp_path / "in.csv").write_text("\n".join(input_rows) + "\n")
     abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon")
     refused("now", 2, *abandon)
     # The second spend is beyond the limit: nothing is replaced, nothing charged.
-    refused("ledger.limit", 3, *abandon, "--now", now)
+    refused("account.limit", 3, *abandon, "--now", now)
     assert done("info", job)["epoch"] == 0
     accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
-    found = done(*abandon, "--now", now)
-    assert found["epoch"] == 1 and found["charged"] and found["epochs"] == 2
-    assert 20 < found["epsilon"] < 40
+    restore = done(*abandon, "--now", now)
+    assert restore["epoch"] == 1 and restore["charged"] and restore["epochs"] == 2
+    assert 20 < restore["epsilon"] < 40
     ledger = accounts.opened(tmp_path / "ledger.db", "d")
     charges = [e.name for e in ledger.entries()]
-    assert charges == [found["run_id"], f"{found['run_id']}/1"]
+    assert charges == [restore["run_id"], f"{restore['run_id']}/1"]
     result = run(job)
     stores.close_all()
-    assert result.run_id == found["run_id"] and len(ledger.entries()) == 2
+    assert result.run_id == restore["run_id"] and len(ledger.entries()) == 2
     ledger.close()
     after = files(out)
     assert {k: after[k] for k in before} == before
@@ -336,10 +336,10 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
         if epoch == 3:  # the ledger knows without the sink
             shutil.rmtree(out)
         now = f"2024-01-0{day}T06:00:00Z"
-        found = done(*abandon, now)
+        restore = done(*abandon, now)
         # Repeated before anything was drawn: no further charge.
-        assert done(*abandon, now)["epoch"] == found["epoch"] == epoch
-        assert found["epochs"] == epoch + 1 == len(ledger.entries())
+        assert done(*abandon, now)["epoch"] == restore["epoch"] == epoch
+        assert restore["epochs"] == epoch + 1 == len(ledger.entries())
         run(job)
         stores.close_all()
         assert len(ledger.entries()) == epoch + 1
@@ -361,8 +361,8 @@ def test_without_a_ledger_the_sink_or_the_store_knows_the_epoch(job: Path, tmp_p
 
 def test_reshard_changes_no_release(job: Path, tmp_path: Path, calm: Any) -> None:
     stop_after(job, 3)
-    kept = done("reshard", job, "--shards", "5")["kept"]
-    assert Path(kept).exists()
+    old_store = done("reshard", job, "--shards", "5")["kept"]
+    assert Path(old_store).exists()
     from dpstream.accounting.errors import PolicyError
 
     with pytest.raises(PolicyError, match="number of shards"):
@@ -390,7 +390,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
             ("reshard", job, "--shards", 3),
             ("restore", job, tmp_path / "b", "--replace"),
         ):
-            assert "a run has it open" in refused("state.store", 4, *args)
+            assert "a run has it open" in refused("store", 4, *args)
     assert done("backup", job, "--out", tmp_path / "b2")["run_id"] == store.identity.run_id
     store.close()
     names = {p.name for p in (tmp_path / "state").iterdir()}
@@ -399,9 +399,9 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
 
 def test_refusals(job: Path, tmp_path: Path) -> None:
     for command in ("expire", "info"):
-        refused("state.store", 2, command, job)
-    refused("state.store", 2, "reshard", job, "--shards", 3)
-    refused("state.store", 2, "backup", job, "--out", tmp_path / "b")
+        refused("store", 2, command, job)
+    refused("store", 2, "reshard", job, "--shards", 3)
+    refused("store", 2, "backup", job, "--out", tmp_path / "b")
     done("init", job)
     done("backup", job, "--out", tmp_path / "b")
     refused("backup", 2, "backup", job, "--out", tmp_path / "b")
@@ -416,12 +416,12 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     for name in ("short", "text", "holes"):
         refused("backup", 3, "restore", job, tmp_path / name, "--replace")
     accounts.write(job, TEXT.replace("11111111", "22222222"))
-    refused("privacy.key", 3, "restore", job, tmp_path / "b", "--replace")
+    refused("secret", 3, "restore", job, tmp_path / "b", "--replace")
     accounts.write(job, TEXT.replace("epsilon = 20.0", "epsilon = 21.0"))
     refused("backup", 3, "restore", job, tmp_path / "b", "--replace")
     for args in (("expire", job), ("backup", job, "--out", tmp_path / "c"),
                  ("reshard", job, "--shards", 3)):  # fmt: skip
-        refused("state.store", 3, *args)
+        refused("store", 3, *args)
     assert not (tmp_path / "c").exists()
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["s.db"]
 
@@ -430,16 +430,16 @@ def test_a_damaged_store_is_replaced(job: Path, tmp_path: Path) -> None:
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     (tmp_path / "state" / "s.db").write_bytes(b"gone" * 5000)
-    kept = done("restore", job, tmp_path / "b", "--replace")["kept"]
-    assert Path(kept).read_bytes() == b"gone" * 5000
+    old_store = done("restore", job, tmp_path / "b", "--replace")["kept"]
+    assert Path(old_store).read_bytes() == b"gone" * 5000
     run(job)
     assert len(files(tmp_path / "out")) == 4 * DAYS
 
 
 def test_help_has_examples() -> None:
     for command in ("init", "info", "releases", "expire", "backup", "restore", "reshard"):
-        shown = call(command, "--help")
-        assert shown.exit_code == 0 and f"dpstream state {command} job.toml" in shown.output
+        outcome = call(command, "--help")
+        assert outcome.exit_code == 0 and f"dpstream state {command} daily" in outcome.output
 
 
 def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(
@@ -447,12 +447,12 @@ def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(
 ) -> None:
     """A file with SQLite's header and nothing else is no store that --replace must be given for."""
     stop_after(job, 3)
-    found = done("backup", job, "--out", tmp_path / "b")
+    backup = done("backup", job, "--out", tmp_path / "b")
     stores.close_all()
     for side in (tmp_path / "state").glob("s.db*"):
         side.unlink()
     connect(tmp_path / "state" / "s.db").close()
-    refused("state.store", 2, "info", job)
-    assert done("restore", job, tmp_path / "b")["run_id"] == found["run_id"]
+    refused("store", 2, "info", job)
+    assert done("restore", job, tmp_path / "b")["run_id"] == backup["run_id"]
     run(job)
     assert files(tmp_path / "out") == calm(job)

@@ -96,12 +96,12 @@ def test_only_what_all_shards_have_committed_is_exported(
 
 
 def test_info_is_public_and_complete(job: Path, tmp_path: Path) -> None:
-    found = json.loads(call("info", job, "--json").stdout)
+    info = json.loads(call("info", job, "--json").stdout)
     plan = load_job(job).plan
     identity = stores.identity_of(f"sqlite:{tmp_path / 'state' / 's.db'}", plan)
-    assert found["run_id"] == f"INSECURE-{identity.run_id}"
-    assert found["committed"] == {"0": 4, "1": 4} and found["triggers"] == 4
-    assert found["shards"] == 3 and found["plan_hash"] == plan.hash and "operator_only" not in found
+    assert info["run_id"] == f"INSECURE-{identity.run_id}"
+    assert info["committed"] == {"0": 4, "1": 4} and info["triggers"] == 4
+    assert info["shards"] == 3 and info["plan_hash"] == plan.hash and "operator_only" not in info
     text = call("info", job).stdout
     assert "2 of 2 are complete" in text and "p0" not in text
 
@@ -125,10 +125,10 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     shutil.copy(window / "trigger-000003.parquet", window / "trigger-000001.parquet")
     refused("sink.path", 3, "releases", job, "--out", tmp_path / "out")
     job.write_text(JOB.replace("11111111", "22222222"))
-    refused("privacy.key", 3, *export)
+    refused("secret", 3, *export)
     job.write_text(JOB.replace("epsilon = 20.0", "epsilon = 21.0"))
-    refused("state.store", 3, *export)
-    refused("state.store", 3, "info", job)
+    refused("store", 3, *export)
+    refused("store", 3, "info", job)
     job.write_text(JOB.replace("s.db", "none.db"))
-    refused("state.store", 2, "info", job)
+    refused("store", 2, "info", job)
     assert not (tmp_path / "x").exists() and not (tmp_path / "state" / "none.db").exists()

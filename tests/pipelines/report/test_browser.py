@@ -30,12 +30,12 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield running
 
 
-def fits(tab: Tab, asked: Set[str] = frozenset()) -> None:
+def fits(tab: Tab, allowed_urls: Set[str] = frozenset()) -> None:
     """Nothing is wider than the screen, complained or was loaded; no key has run."""
     assert tab.width <= tab.screen[0], "wider than the screen"
     assert tab.run("innerWidth") == tab.screen[0]
     assert tab.complaints() == [], "complaints"
-    assert tab.requests() <= asked, "requests"
+    assert tab.requests() <= allowed_urls, "requests"
     assert "pwned" not in tab.run("document.title")
 
 
@@ -77,8 +77,8 @@ def test_what_is_wrong_with_a_page_is_noticed(chromium: Browser, tmp_path: Path)
     viewport = "<!doctype html><meta name='viewport' content='width=device-width'>"
     (tmp_path / "other.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     fits(opened(chromium, f"{viewport}<p>right</p>", tmp_path, PHONE))
-    for part, said in wrong.items():
-        with pytest.raises(AssertionError, match=said):
+    for part, complaint in wrong.items():
+        with pytest.raises(AssertionError, match=complaint):
             fits(opened(chromium, viewport + part, tmp_path, PHONE))
 
 
@@ -107,10 +107,10 @@ def test_report(chromium: Browser, make_job: MakeJob, tmp_path: Path) -> None:
         write(tab, "")
         window = "document.getElementById('window')"
         tab.run(f"{window}.value = 'all'; {window}.dispatchEvent(new Event('change'))")
-        found = saved(chromium, tab, "keys.csv")
+        table = saved(chromium, tab, "keys.csv")
         there = sum((w + k) % 5 > 0 for w in range(8) for k in range(len(KEYS)))
-        assert found.num_rows == there
-        starts = {str(moment.date()) for moment in found["window_start"].to_pylist()}
+        assert table.num_rows == there
+        starts = {str(moment.date()) for moment in table["window_start"].to_pylist()}
         assert starts == {f"2024-01-{day:02}" for day in range(1, 9)}
         fits(tab)
 
@@ -122,15 +122,15 @@ def test_hostile_keys_are_text_everywhere(
     plain = {key for key in HOSTILE if len(key) < 120 and key.isprintable()}
     for screen in SCREENS:
         tab = opened(chromium, text, tmp_path, screen)
-        shown = {line[0] for line in rows(tab)}
-        assert plain <= shown and not any("\u202e" in key for key in shown)
+        page_keys = {line[0] for line in rows(tab)}
+        assert plain <= page_keys and not any("\u202e" in key for key in page_keys)
         # The first plot's last point says its value.
         tab.run("document.querySelector('[data-tips]').focus()")
         assert "±" in tab.run("document.querySelector('.tip').textContent")
-        found = saved(chromium, tab, "keys.csv")
-        written = set(found["key"].to_pylist())
+        table = saved(chromium, tab, "keys.csv")
+        written = set(table["key"].to_pylist())
         assert not [key for key in written if key.lstrip("'") == key and key[:1] in "=+-@"]
-        assert plain <= set(unguarded(found)["key"].to_pylist())
+        assert plain <= set(unguarded(table)["key"].to_pylist())
         assert "'=1+1" in written and "''-quoted\"" in written
         fits(tab)
         assert tab.run("document.querySelectorAll('img, b, iframe').length") == 0

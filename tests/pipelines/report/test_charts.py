@@ -30,9 +30,9 @@ def test_pictures_of_one_page_have_ids_of_their_own() -> None:
 def test_a_long_line_keeps_its_extremes() -> None:
     assert _kept(np.zeros(LINE_POINTS)).tolist() == list(range(LINE_POINTS))
     values = np.random.default_rng(1).standard_normal(10 * LINE_POINTS)
-    kept = _kept(values)
-    assert len(kept) <= LINE_POINTS + 2 and (np.diff(kept) > 0).all()
-    assert {0, len(values) - 1, values.argmin(), values.argmax()} <= set(kept.tolist())
+    indices = _kept(values)
+    assert len(indices) <= LINE_POINTS + 2 and (np.diff(indices) > 0).all()
+    assert {0, len(values) - 1, values.argmin(), values.argmax()} <= set(indices.tolist())
 
 
 def test_further_lines_are_dashed() -> None:

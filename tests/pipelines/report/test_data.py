@@ -37,24 +37,24 @@ def test_large_releases_are_read_in_parts(
     job = make_job()
     rows = [row(f"{i:04}", 10.0 + i) for i in range(1000)]
     put(job, 1, rows)
-    whole = report(job, tmp_path)[2]
+    figures = report(job, tmp_path)[2]
     monkeypatch.setattr(sink_formats, "PART_ROWS", 64)
     path = next(Path(job.sink.path).rglob("*.parquet"))
     parts = list(sink_formats.read_parts(path, pa.schema([("records", pa.float64())])))
     assert len(parts) == 16 and max(p.num_rows for p in parts) == 64
     assert parts[0].schema.names == ["records"]
     again = report(job, tmp_path)[2]
-    assert again["busiest"] == whole["busiest"] and whole["busiest"][0]["key"] == "0999"
-    assert again["releases"] == whole["releases"]
+    assert again["busiest"] == figures["busiest"] and figures["busiest"][0]["key"] == "0999"
+    assert again["releases"] == figures["releases"]
     values, _ = report_data.collect(job.plan, inventory(job)).scatter["records"]
     assert len(values) == report_data.POINTS and values.max() == 1009.0
 
 
 def test_thinning_keeps_the_largest_and_the_range() -> None:
     values = np.arange(-500.0, 10_000.0)
-    kept, sds = report_data.thin(values, values + 1, 400)
-    assert len(kept) == 400 and (sds == kept + 1).all()
-    assert set(range(9_900, 10_000)) <= set(kept) and np.abs(kept).min() == 0
+    points, sds = report_data.thin(values, values + 1, 400)
+    assert len(points) == 400 and (sds == points + 1).all()
+    assert set(range(9_900, 10_000)) <= set(points) and np.abs(points).min() == 0
     assert report_data.thin(values[:5], values[:5], 400)[0].tolist() == [-500, -499, -498, -497, -496]  # fmt: skip  # noqa: E501
     assert report_data.evenly(0, 5).tolist() == [] and report_data.evenly(3, 5).tolist() == [0, 1, 2]  # fmt: skip  # noqa: E501
     few = report_data.evenly(1_000_000, 400)
@@ -64,8 +64,8 @@ def test_thinning_keeps_the_largest_and_the_range() -> None:
 def test_long_lines_keep_their_extremes() -> None:
     values = np.full(100_000, 5.0)
     values[77_777], values[33_333] = 9.0, 1.0
-    kept = _kept(values)
-    assert len(kept) <= LINE_POINTS + 2 and {0, 33_333, 77_777, 99_999} <= set(kept.tolist())
+    indices = _kept(values)
+    assert len(indices) <= LINE_POINTS + 2 and {0, 33_333, 77_777, 99_999} <= set(indices.tolist())
     picture = lines("x", [ChartLine("a", values)], "a line of a hundred thousand", "t", "y")
     assert len(picture.svg) < 100_000
 
@@ -101,10 +101,10 @@ def expected_truth(
     groups: defaultdict[int, list[str]] = defaultdict(list)
     for key, count in n.items():
         groups[10 ** (len(str(count)) - 1)].append(key)
-    shown = {r["key"]: r for r in released}
+    by_key = {r["key"]: r for r in released}
     out = []
     for low, keys in sorted(groups.items()):
-        mine = [k for k in keys if k in shown]
+        mine = [k for k in keys if k in by_key]
         true: dict[str, Callable[[str], float]] = {
             "records": lambda k: n[k],
             "total": lambda k: total[k],
@@ -112,10 +112,10 @@ def expected_truth(
             "level": lambda k: total[k] / n[k],
         }
         errors = {
-            name: [abs(shown[k][name] - f(k)) for k in mine if shown[k][name] is not None]
+            name: [abs(by_key[k][name] - f(k)) for k in mine if by_key[k][name] is not None]
             for name, f in true.items()
         }
-        medians = {name: median(found) if found else None for name, found in errors.items()}
+        medians = {name: median(diffs) if diffs else None for name, diffs in errors.items()}
         out.append({"low": low, "high": 10 * low - 1, "keys": len(keys), "released": len(mine), "errors": medians})  # fmt: skip  # noqa: E501
     return out
 

@@ -24,12 +24,12 @@ def parts() -> Iterator[tuple[int, pa.Table]]:
     """Each window in two parts."""
     for window in (0, 1, 2):
         rows = [
-            {"k": key, "n": found[window], "n_sd": 1.0}
-            for key, found in VALUES.items()
-            if window in found
+            {"k": key, "n": counts[window], "n_sd": 1.0}
+            for key, counts in VALUES.items()
+            if window in counts
         ]
-        for some in (rows[:1], rows[1:]):
-            yield window, pa.Table.from_pylist(some, SCHEMA)
+        for part in (rows[:1], rows[1:]):
+            yield window, pa.Table.from_pylist(part, SCHEMA)
 
 
 def found(limit: int) -> Keys:

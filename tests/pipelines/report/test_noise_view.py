@@ -29,6 +29,6 @@ def test_selection_and_values_apart() -> None:
 
 
 def test_a_handful_of_triggers() -> None:
-    found = trigger_table(FIGURES, 3)
-    assert found["heads"] == ["sd selection", "sd count", "tau (units)"]
-    assert found["rows"] == [(1, [1.0, 4.0, 7.0]), (2, [2.0, 5.0, 8.0]), (3, [3.0, 6.0, 9.0])]
+    table = trigger_table(FIGURES, 3)
+    assert table["heads"] == ["sd selection", "sd count", "tau (units)"]
+    assert table["rows"] == [(1, [1.0, 4.0, 7.0]), (2, [2.0, 5.0, 8.0]), (3, [3.0, 6.0, 9.0])]

@@ -8,10 +8,10 @@ from dpstream.pipelines.report.pages import pages
 
 
 def test_texts_are_escaped_and_names_must_be_there() -> None:
-    found = pages().from_string("{{ a }}{{ b }} {{ n|human }}")
-    assert found.render(a="<b>&", b=Markup("<i>"), n=12345) == "&lt;b&gt;&amp;<i> 12,345"
+    template = pages().from_string("{{ a }}{{ b }} {{ n|human }}")
+    assert template.render(a="<b>&", b=Markup("<i>"), n=12345) == "&lt;b&gt;&amp;<i> 12,345"
     with pytest.raises(UndefinedError):
-        found.render(a="", b="")
+        template.render(a="", b="")
 
 
 def test_templates_include_each_other() -> None:

@@ -23,8 +23,8 @@ def keep_logging() -> Iterator[None]:
 
 
 def values_of(job: Job) -> dict[str, float]:
-    found = inventory(job)
-    table = pa.concat_tables(newest(job.plan, found.releases))
+    listing = inventory(job)
+    table = pa.concat_tables(newest(job.plan, listing.releases))
     return dict(zip(table["key"].to_pylist(), table["records"].to_pylist(), strict=True))
 
 
@@ -49,5 +49,5 @@ def test_newest_values_of_rounds(
     put(job, 2, [row("a", 2.0)])
     put(job, 3, [{**row("b", 3.0), "total": None}])
     assert values_of(job) == {"a": 2.0, "b": 3.0}
-    found = pa.concat_tables(newest(job.plan, inventory(job).releases)).sort_by("key")
-    assert found["total"].to_pylist() == [6.0, None]  # not the older 3.0 of b
+    table = pa.concat_tables(newest(job.plan, inventory(job).releases)).sort_by("key")
+    assert table["total"].to_pylist() == [6.0, None]  # not the older 3.0 of b

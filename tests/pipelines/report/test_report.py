@@ -92,12 +92,12 @@ def test_figures_are_those_of_the_plan(make_job: MakeJob, tmp_path: Path) -> Non
     assert figures["plan"] == json.loads(json.dumps(promised))
     assert figures["plan_hash"] == promised["plan_hash"] == job.plan.hash
     assert promised["guarantee"]["words"] + "." in page.of("p")
-    shown = {name: after for (tag, name), (_, after) in pairwise(page.parts) if tag == "dt"}
+    definitions = {name: after for (tag, name), (_, after) in pairwise(page.parts) if tag == "dt"}
     assert "epsilon 6 and delta 1e-9" in page.of("a")
-    assert shown["mu (Gaussian DP)"] == human_up(promised["split"]["mu"])
-    assert shown["theta, part of delta for thresholds"] == "0.4"
-    assert shown["b, chance per key and round"] == human_up(promised["split"]["b"])
-    assert shown["delta for thresholds"] == human_up(promised["split"]["delta_thresholds"])
+    assert definitions["mu (Gaussian DP)"] == human_up(promised["split"]["mu"])
+    assert definitions["theta, part of delta for thresholds"] == "0.4"
+    assert definitions["b, chance per key and round"] == human_up(promised["split"]["b"])
+    assert definitions["delta for thresholds"] == human_up(promised["split"]["delta_thresholds"])
     chosen, cells = promised["selection"], page.of("td")
     assert f"{chosen['units_for_half_chance_easiest']} units" in page.of("strong")
     assert f", and with {chosen['units_for_half_chance_last']} at the last" in page.text
@@ -251,10 +251,10 @@ def test_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     assert refused(job, "--out", inside, "--truth", tmp_path / "in" / "a.csv") == (3, "--out")
     assert not out.exists() and not inside.exists()
     first = next(Path(job.sink.path).rglob("*.parquet"))
-    whole = first.read_bytes()
-    first.write_bytes(whole[:-9])
+    content = first.read_bytes()
+    first.write_bytes(content[:-9])
     assert refused(job, "--out", out) == (2, "release window-000000/trigger-000001.parquet")
-    first.write_bytes(whole)
+    first.write_bytes(content)
     assert call(job.path, "--out", out).exit_code == 0
     assert call(job.path, "--out", out).exit_code == 0  # its own page is replaced
 
@@ -277,8 +277,8 @@ def test_page_holds_no_path_and_no_key(make_job: MakeJob, tmp_path: Path) -> Non
     for private in (str(tmp_path), "0f" * 32, "state.db"):
         assert private not in text and private not in json.dumps(figures)
     settings = figures["settings"]
-    assert settings["privacy.contributions"] == "4" and settings["time.window"] == "1 day"
-    assert settings["source"] == "csv:*.csv" and settings["privacy key"].startswith("INSECURE")
+    assert settings["contributions"] == "4" and settings["window"] == "1 day"
+    assert settings["source"] == "csv:*.csv" and settings["secret"].startswith("INSECURE")
     cells = [*page.of("th"), *page.of("td")]
     assert set(settings) <= set(cells) and set(settings.values()) <= set(cells)
 
@@ -333,15 +333,15 @@ def test_large_runs_stay_small(make_job: MakeJob, tmp_path: Path) -> None:
 
 
 def test_same_releases_same_bytes_in_every_format(make_job: MakeJob, tmp_path: Path) -> None:
-    found = []
+    outputs = []
     for kind in ("parquet", "csv", "jsonl", "parquet"):
         job = edit(make_job(sink=kind), ('path = "releases"', f'path = "releases-{kind}"'))
         if not Path(job.sink.path).exists():
             three_triggers(job, ["007", "true", "a,\"b'"])
         _, text, figures = report(job, tmp_path)
         figures["settings"].pop("sink.kind")
-        found.append((text.replace(f'<td class="note">{kind}</td>', ""), figures))
-    assert all(other == found[0] for other in found[1:])
+        outputs.append((text.replace(f'<td class="note">{kind}</td>', ""), figures))
+    assert all(other == outputs[0] for other in outputs[1:])
 
 
 def test_typed_keys(make_job: MakeJob, tmp_path: Path) -> None:

@@ -52,19 +52,19 @@ def test_a_count_begins_at_nothing_but_shows_what_noise_made_negative() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "whole"),
+    ("values", "without_gap"),
     [
         ([1, 2, 3], True), ([NAN, NAN, 1, 2, 3], True), ([1, 2], False), ([NAN, 1, 2], False),
         ([1, NAN, 2, 3], False), ([1, 2, 3, NAN], False), ([NAN, NAN, NAN], False),
     ],
 )  # fmt: skip
-def test_a_series_without_gaps_is_joined(values: list[float], whole: bool) -> None:
+def test_a_series_without_gaps_is_joined(values: list[float], without_gap: bool) -> None:
     line = Series(days(len(values)), np.array(values, float), np.ones(len(values)))
-    assert unbroken(line.values) == whole
+    assert unbroken(line.values) == without_gap
     if np.isfinite(line.values).any():
         drawn = over_time("c", line, Bounds(0.0), "words", joined=False).svg
         again = over_time("c", line, Bounds(0.0), "words", joined=False).svg
-        assert drawn == again and ("stroke-opacity: 0.5" in drawn) == whole
+        assert drawn == again and ("stroke-opacity: 0.5" in drawn) == without_gap
 
 
 def days(count: int) -> list[datetime]:

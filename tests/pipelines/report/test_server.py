@@ -42,9 +42,9 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple
         connection.putheader(name.replace("_", "-"), value)
     connection.endheaders()
     answer = connection.getresponse()
-    found = (answer.status, answer.headers, answer.read())
+    response = (answer.status, answer.headers, answer.read())
     connection.close()
-    return found
+    return response
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def test_everybody_else_gets_the_same_answer(server: Server) -> None:
 
 
 def test_it_listens_on_this_machine_alone(make_job: MakeJob) -> None:
-    with heard() as found, serving(make_job()) as server:
+    with heard() as listeners, serving(make_job()) as server:
         time.sleep(0.3)
         assert server.server_address[0] == "127.0.0.1"
-    found.check(least=1)
+    listeners.check(least=1)
 
 
 def test_tokens_are_drawn_anew(make_job: MakeJob) -> None:

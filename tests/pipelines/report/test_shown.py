@@ -11,7 +11,7 @@ from dpstream.pipelines.report.shown import shown
 
 def test_points_and_what_they_say() -> None:
     picture = Picture("<svg></svg>", "words", np.array([[0.1, 0.2], [0.3, 0.4]]))
-    found = shown(picture, ["<b>", "two"])
-    assert isinstance(found["svg"], Markup) and not isinstance(found["tips"], Markup)
-    assert json.loads(found["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
+    view = shown(picture, ["<b>", "two"])
+    assert isinstance(view["svg"], Markup) and not isinstance(view["tips"], Markup)
+    assert json.loads(view["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
     assert shown(picture)["tips"] == shown(Picture("<svg></svg>", "w"), ["one"])["tips"] == ""

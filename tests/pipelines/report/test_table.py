@@ -25,8 +25,8 @@ def test_rows_of_a_run(make_job: MakeJob) -> None:
     put(job, 4, [row("a", 1234.56789), row("b", 5.0)], window=0)
     put(job, 4, [{**row("a", 20.0), "total": None}], window=2)
     keys = collect(job.plan, inventory(job)).all_keys
-    found = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
-    data = found.data
+    key_table = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
+    data = key_table.data
     assert data["keys"] == [("a",), ("b",)] and data["names"] == ["key"] and data["texts"] == [True]
     assert data["key"] == [0, 0, 1] and data["window"] == [0, 1, 0]
     assert data["starts"] == ["2024-01-01 UTC", "2024-01-03 UTC"]
@@ -36,27 +36,27 @@ def test_rows_of_a_run(make_job: MakeJob) -> None:
     assert data["columns"][1] == {
         "title": "total", "values": [3703.7037, None, 15.0], "sds": [10.0, 10.0, 10.0],
     }  # fmt: skip
-    assert found.first[0] == (["a"], "2024-01-03 UTC", ["20 ± 9.8", "–"])
-    assert [key for key, _, _ in found.first] == [["a"], ["b"]]
-    assert found.said == "All 2 keys with all their 3 values."
+    assert key_table.first[0] == (["a"], "2024-01-03 UTC", ["20 ± 9.8", "–"])
+    assert [key for key, _, _ in key_table.first] == [["a"], ["b"]]
+    assert key_table.said == "All 2 keys with all their 3 values."
 
 
 def test_texts_are_cut_and_rows_in_the_page_few(make_job: MakeJob) -> None:
     job = make_job()
     put(job, 1, [row(f"{i:03}" + "k" * 300, 10.0) for i in range(40)])
     keys = collect(job.plan, inventory(job)).all_keys
-    found = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
-    assert len(found.first) == FIRST_ROWS and len(found.data["keys"]) == 40
-    assert all(len(text) < KEY_TEXT + 30 for [text] in found.data["keys"])
-    assert found.data["keys"][0][0].endswith("(303 characters)")
+    key_table = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
+    assert len(key_table.first) == FIRST_ROWS and len(key_table.data["keys"]) == 40
+    assert all(len(text) < KEY_TEXT + 30 for [text] in key_table.data["keys"])
+    assert key_table.data["keys"][0][0].endswith("(303 characters)")
 
 
 def test_an_empty_key_is_shown_by_name_and_saved_empty(make_job: MakeJob) -> None:
     job = make_job()
     put(job, 1, [row("", 50.0)])
     keys = collect(job.plan, inventory(job)).all_keys
-    found = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
-    assert found.data["keys"] == [("",)] and found.first[0][0] == ["(empty text)"]
+    key_table = table(job.plan.key, keys, job.plan.timeline, COLUMNS, "keys.csv")
+    assert key_table.data["keys"] == [("",)] and key_table.first[0][0] == ["(empty text)"]
 
 
 def test_what_is_left_out_is_said(make_job: MakeJob) -> None:

@@ -24,7 +24,7 @@ from tests.pipelines.sql.visited import with_text
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "rendered"),
     [
         ("abc", "abc"),
         ("a\nb", "a\\u000ab"),
@@ -32,8 +32,8 @@ from tests.pipelines.sql.visited import with_text
         ("x" * 6, "xxxxx… (6 characters)"),
     ],
 )
-def test_any_text_is_one_line(text: str, shown: str) -> None:
-    assert visible(text, 5) == shown
+def test_any_text_is_one_line(text: str, rendered: str) -> None:
+    assert visible(text, 5) == rendered
 
 
 def test_keys_of_several_columns() -> None:
@@ -53,10 +53,10 @@ def test_instants(micros: int, text: str) -> None:
 def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
     job = make_job()
     rows = dict(settings(job, job.plan))
-    assert rows["privacy.contributions"] == "4" and rows["time.start"] == "2024-01-01 UTC"
-    assert rows["privacy key"].startswith("INSECURE") and rows["aggregate total: kind"] == "sum"
-    said = " ".join(rows.values())
-    assert "0f0f" not in said and str(job.state.path) not in said
+    assert rows["contributions"] == "4" and rows["start"] == "2024-01-01 UTC"
+    assert rows["secret"].startswith("INSECURE") and rows["aggregate total: kind"] == "sum"
+    text = " ".join(rows.values())
+    assert "0f0f" not in text and str(job.state.path) not in text
     assert window_name(job.plan.timeline, 0) == "2024-01-01 UTC to 2024-01-02 UTC"
 
 
@@ -70,13 +70,13 @@ def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..
     other = msgspec.structs.replace(
         now, privacy=msgspec.structs.replace(privacy, skip=False), remember="never"
     )
-    for plan, known, skip in (
+    for plan, earlier_keys, skip in (
         (now, "published from the window's start, for the run", "yes"),
         (other, "not known", "no"),
     ):
         rows = dict(settings(job, plan))
-        assert rows["keys of earlier windows"] == known and rows["privacy.skip"] == skip
-        assert "privacy.usual_weights" not in rows and "3" in rows["privacy.weights"]
+        assert rows["keys of earlier windows"] == earlier_keys and rows["mechanism.skip"] == skip
+        assert "privacy.usual_weights" not in rows and "3" in rows["mechanism.weights"]
 
 
 def test_a_query_is_shown_by_its_digest_alone(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_column_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "rendered"),
     [
         ("csv:/home/somebody/private/week.csv", "csv:week.csv"),
         ("parquet:../in/*.parquet", "parquet:*.parquet"),
@@ -105,8 +105,8 @@ def test_a_column_as_it_is() -> None:
         ("pubsub:projects/p/subscriptions/s", "pubsub:projects/p/subscriptions/s"),
     ],
 )
-def test_sources_without_their_paths(name: str, shown: str) -> None:
-    assert public_source(name) == shown
+def test_sources_without_their_paths(name: str, rendered: str) -> None:
+    assert public_source(name) == rendered
 
 
 def test_titles(make_job: Callable[..., Job]) -> None:

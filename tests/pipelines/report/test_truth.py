@@ -14,15 +14,15 @@ def test_keys_are_grouped_by_decades(make_job: Callable[..., Job]) -> None:
         "_n": [0, 1, 9, 10, 99, 100], "_released": [True, True, False, True, True, False],
         "records": [5.0, 2.0, 1.0, 4.0, 6.0, None], "total": [1.0] * 5 + [None],
     })  # fmt: skip
-    found = _decades(make_job().plan, table)
-    assert [one[:4] for one in found] == [
+    decades = _decades(make_job().plan, table)
+    assert [one[:4] for one in decades] == [
         (0, 0, 1, 1),
         (1, 9, 2, 1),
         (10, 99, 2, 2),
         (100, 999, 1, 0),
     ]
-    assert [one.errors["records"] for one in found] == [5.0, 2.0, 5.0, None]
-    assert isinstance(found[0], Decade)
+    assert [one.errors["records"] for one in decades] == [5.0, 2.0, 5.0, None]
+    assert isinstance(decades[0], Decade)
 
 
 def test_a_median_of_what_is_known() -> None:
@@ -32,5 +32,5 @@ def test_a_median_of_what_is_known() -> None:
 
 def test_partial_sums_add_up() -> None:
     part = pa.table({"window": [0, 1, 0], "_n": [1, 2, 3]})
-    found = _summed(part, ["window"], part.schema).sort_by("window")
-    assert found.to_pydict() == {"window": [0, 1], "_n": [4, 2]}
+    sums = _summed(part, ["window"], part.schema).sort_by("window")
+    assert sums.to_pydict() == {"window": [0, 1], "_n": [4, 2]}

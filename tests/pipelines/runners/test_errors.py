@@ -37,15 +37,15 @@ def test_a_coded_cause_is_found_however_deep() -> None:
 def test_a_workers_error_comes_first_where_the_exception_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = RunError("state", "rule", "fix")
-    monkeypatch.setattr(errors, "first_error", lambda: told)
-    assert coded(RuntimeError("anything")) is told
+    worker_error = RunError("state", "rule", "fix")
+    monkeypatch.setattr(errors, "first_error", lambda: worker_error)
+    assert coded(RuntimeError("anything")) is worker_error
 
 
 def test_of_text_the_class_alone_is_shown() -> None:
-    found = coded(KeyError("SECRET-USER"))
-    assert (type(found), found.field) == (RunError, "runner")
-    assert "SECRET" not in str(found) and "KeyError" in str(found)
+    refusal = coded(KeyError("SECRET-USER"))
+    assert (type(refusal), refusal.field) == (RunError, "runner")
+    assert "SECRET" not in str(refusal) and "KeyError" in str(refusal)
     text = "dpstream.accounting.errors.PolicyError: user.SECRET: no field of a stage"
     assert coded(RuntimeError(text)).field == "runner"
 
@@ -55,19 +55,19 @@ class _OfAModule(RunError):
 
 
 def test_an_error_of_a_remote_worker_is_one_that_is_known_word_for_word() -> None:
-    known = [RunError("table visits", "has no row", "add one"), _OfAModule("x", "is y", "do z")]
-    for one in known:
+    samples = [RunError("table visits", "has no row", "add one"), _OfAModule("x", "is y", "do z")]
+    for one in samples:
         text = (
             f"java.lang.Error: ...\ndpstream.some.where.{type(one).__name__}: {one} [while running"
         )
-        assert coded(RuntimeError(text), known) is one
+        assert coded(RuntimeError(text), samples) is one
     for text in ("dpstream.RunError: table SECRET: has no row. Fix: add one.",
                  "dpstream.RunError: table visits: has no SECRET. Fix: add one.",
                  "dpstream.PolicyError: table visits: has no row. Fix: add one."):  # fmt: skip
-        found = coded(RuntimeError(text), known)
-        assert found.field == "runner" and "SECRET" not in str(found)
-    text = "dpstream.accounting.errors.PolicyError: privacy.key_file: is not the key. Fix: no."
-    assert coded(RuntimeError(text)).field == "privacy.key_file"
+        refusal = coded(RuntimeError(text), samples)
+        assert refusal.field == "runner" and "SECRET" not in str(refusal)
+    text = "dpstream.accounting.errors.PolicyError: secret: is not the key. Fix: no."
+    assert coded(RuntimeError(text)).field == "secret"
 
 
 LIMITS = (
@@ -85,9 +85,9 @@ def test_a_memory_limit_in_a_stage_is_named_whatever_raises_it(
     with mock.patch.object(flow, "seal", side_effect=limit):
         done = call("run", tmp_path / "job.toml", "--json")
     assert done.exit_code == 4
-    told = json.loads(done.stderr.strip().splitlines()[-1])
-    assert told["field"] == "memory" and "stage." in told["rule"]
-    assert "performance.batch_rows" in told["fix"]
+    refusal = json.loads(done.stderr.strip().splitlines()[-1])
+    assert refusal["field"] == "memory" and "stage." in refusal["rule"]
+    assert "batch_rows" in refusal["fix"]
     assert CANARY not in done.output and type(limit).__name__ not in done.output
 
 
@@ -102,15 +102,15 @@ def test_a_memory_limit_in_a_stage_is_named_whatever_raises_it(
 )
 def test_a_memory_limit_of_a_worker_elsewhere_is_told_by_its_text(text: str) -> None:
     for error in (RuntimeError(text + CANARY), MemoryError(CANARY)):
-        found = coded(error)
-        assert (type(found), found.field) == (RunError, "memory")
-        assert CANARY not in str(found) and "Error" not in str(found)
+        refusal = coded(error)
+        assert (type(refusal), refusal.field) == (RunError, "memory")
+        assert CANARY not in str(refusal) and "Error" not in str(refusal)
 
 
-@pytest.mark.parametrize("field", ["keys.public", "ledger.limit", "table", "records", "shards"])
+@pytest.mark.parametrize("field", ["public_keys", "account.limit", "table", "records", "shards"])
 def test_the_field_of_a_worker_elsewhere_is_told(field: str) -> None:
-    found = coded(RuntimeError(f"x dpstream.accounting.errors.PolicyError: {field}: no. Fix: y."))
-    assert (type(found), found.field) == (PolicyError, field)
+    refusal = coded(RuntimeError(f"x dpstream.accounting.errors.PolicyError: {field}: no. Fix: y."))
+    assert (type(refusal), refusal.field) == (PolicyError, field)
 
 
 def test_a_warning_is_one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,9 @@ from dpstream.pipelines.runners.guard import stop, with_parent
 
 
 def test_the_command_follows_this_process() -> None:
-    found = with_parent(["java", "-port", 8080])
-    assert found[0] == sys.executable and found[-4:] == [str(os.getpid()), "java", "-port", "8080"]
-    assert all(isinstance(word, str) for word in found)
+    words = with_parent(["java", "-port", 8080])
+    assert words[0] == sys.executable and words[-4:] == [str(os.getpid()), "java", "-port", "8080"]
+    assert all(isinstance(word, str) for word in words)
 
 
 def test_a_command_that_ignores_the_request_is_killed() -> None:
@@ -19,7 +19,7 @@ def test_a_command_that_ignores_the_request_is_killed() -> None:
         [sys.executable, "-S", "-c", f"{code}time.sleep(60)"], stdout=subprocess.PIPE
     )
     assert stubborn.stdout is not None
-    with stubborn.stdout as said:
-        said.readline()
+    with stubborn.stdout as stdout:
+        stdout.readline()
         stop(stubborn, 0.1)
     assert stubborn.returncode == -9

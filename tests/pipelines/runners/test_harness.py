@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from apache_beam.runners.worker.statesampler import StateSampler
+from apache_beam.utils.counters import CounterFactory
 
-from dpstream.pipelines.runners.harness import Harness
+from dpstream.pipelines.runners.harness import Harness, end_bundles_soon
 
 
 @pytest.fixture
@@ -43,6 +45,17 @@ def test_draining_waits_for_bundles_until_its_deadline(harness: Harness) -> None
     threading.Timer(0.02, ended).start()
     harness.drain(time.monotonic() + 30)
     assert time.monotonic() - begin < 20
+
+
+def test_a_bundle_does_not_wait_for_its_sampler() -> None:
+    """Beam's own looks grow to 200 ms, and a bundle's end waits for the next."""
+    end_bundles_soon()
+    sampler = StateSampler("stage", CounterFactory())
+    sampler.start()
+    time.sleep(0.1)
+    begin = time.monotonic()
+    sampler.stop()
+    assert time.monotonic() - begin < 0.1 and sampler.sampling_period_ms <= 5
 
 
 def test_one_that_never_began_has_left(harness: Harness) -> None:

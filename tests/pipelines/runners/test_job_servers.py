@@ -45,8 +45,8 @@ def test_flink_listens_here_unless_there_are_settings(
     server._local_temp_root = str(tmp_path / "own")
     (tmp_path / "own").mkdir()
     [folder] = server.environment().values()
-    said = (Path(folder) / "flink-conf.yaml").read_text()
-    assert said.count(": 127.0.0.1\n") == 4 and "rest.bind-address: 127.0.0.1" in said
+    conf_text = (Path(folder) / "flink-conf.yaml").read_text()
+    assert conf_text.count(": 127.0.0.1\n") == 4 and "rest.bind-address: 127.0.0.1" in conf_text
     arguments = list(map(str, server.java_arguments(1, 2, 0, "a")))
     assert arguments[-2:] == ["--job-host", "127.0.0.1"] and "-1" in arguments
     server.stop()

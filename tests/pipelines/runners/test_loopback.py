@@ -8,8 +8,8 @@ from dpstream.pipelines.runners.loopback import LoopbackFlinkRunner, LoopbackPri
 class Part:
     """Notes what is asked of it, by name."""
 
-    def __init__(self, name: str, told: list[str]) -> None:
-        self.name, self.told, self.pool = name, told, self
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self.told, self.pool = name, calls, self
 
     def __getattr__(self, verb: str) -> Any:
         return lambda: self.told.append(f"{self.name} {verb}")
@@ -17,15 +17,15 @@ class Part:
 
 def test_workers_finish_before_their_engine_ends() -> None:
     for kind in (LoopbackPrismRunner, LoopbackFlinkRunner):
-        told: list[str] = []
+        calls: list[str] = []
         runner = kind()
-        runner._server, runner._pools = Part("server", told), (Part("a", told), Part("b", told))
+        runner._server, runner._pools = Part("server", calls), (Part("a", calls), Part("b", calls))
         runner.check()
         runner.drain()
-        assert told == ["server check", "a drain", "b drain"]
-        told.clear()
+        assert calls == ["server check", "a drain", "b drain"]
+        calls.clear()
         runner.close()
-        assert told == ["a finish", "b finish", "server stop", "a stop", "b stop"]
+        assert calls == ["a finish", "b finish", "server stop", "a stop", "b stop"]
         runner.close()
         runner.check()
-        assert len(told) == 5
+        assert len(calls) == 5

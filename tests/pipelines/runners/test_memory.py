@@ -16,12 +16,12 @@ def test_who_has_set_the_allocator_has_decided(name: str, monkeypatch: pytest.Mo
         monkeypatch.delenv(other, raising=False)
     if name:
         monkeypatch.setenv(name, "1")
-    kept: list[bool] = []
-    monkeypatch.setattr(memory, "_keep_freed", lambda: kept.append(True))
+    calls: list[bool] = []
+    monkeypatch.setattr(memory, "_keep_freed", lambda: calls.append(True))
     with sparing_memory():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
-    assert kept == ([] if name else [True])
+    assert calls == ([] if name else [True])
 
 
 def test_objects_frozen_by_others_stay_so() -> None:

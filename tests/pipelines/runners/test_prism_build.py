@@ -1,4 +1,4 @@
-"""Prism is built to listen on this machine only, or not at all."""
+"""Prism is built to listen on this machine only and to wait without a core, or not at all."""
 
 from pathlib import Path
 
@@ -18,9 +18,11 @@ def sources(folder: Path) -> Path:
 
 def test_prisms_edits(tmp_path: Path) -> None:
     PRISM.edited(sources(tmp_path))
-    whole = "".join(path.read_text() for path in tmp_path.rglob("*.go"))
-    assert whole.count("127.0.0.1") == len(PRISM.EDITS)
-    assert '":%d"' not in whole and "localhost" not in whole
+    go_source = "".join(path.read_text() for path in tmp_path.rglob("*.go"))
+    assert all(new in go_source for _, _, new in PRISM.EDITS)
+    assert go_source.count("127.0.0.1") == len(PRISM.EDITS) - 1
+    assert '":%d"' not in go_source and "localhost" not in go_source
+    assert go_source.count("dataReady = nil") == 1
 
 
 @pytest.mark.parametrize("times", [0, 2])

@@ -27,6 +27,7 @@ from tests.emulator import free_port
 from tests.pipelines.kafka_jobs import kafka_job
 
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]
+OPTIONS = ["--gcp-project", "--region", "--temp_location", "--sdk_container_image"]
 SAMPLING = "--experiments=enable_data_sampling"
 MODULE = b"\tmod\tgithub.com/apache/beam/sdks/v2\tv%s\th1:x\n"
 MENDED = b"\tmod\tgithub.com/apache/beam/sdks/v2\t(devel)\nbuild\t-tags=loopback,beam%s\n"
@@ -59,7 +60,7 @@ def test_what_each_engine_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in set(RUNNERS) - {"DirectRunner", "FnApiRunner"}:
         engine = make_runner(name, CLOUD if name == "DataflowRunner" else [])
         assert name in [kind.__name__ for kind in type(engine.runner).__mro__]
-        assert (engine.kind.streaming, engine.kind.by_reference) == (True, False)
+        assert (engine.kind.streaming, engine.kind.by_reference) == (True, name == "PrismRunner")
         assert engine.options.view_as(StandardOptions).streaming
     prism = make_runner("PrismRunner", []).options.view_as(PrismRunnerOptions)
     assert prism.prism_location == str(tools / "bin" / "prism")
@@ -93,22 +94,22 @@ def dofns(reader: ReadKafka) -> list[Any]:
     """Of a reader's own stages."""
     pipeline = beam.Pipeline()
     _ = pipeline | reader
-    found = list[Any]()
+    stages = list[Any]()
 
     class Visitor(PipelineVisitor):
         def visit_transform(self, node: Any) -> None:
             dofn = getattr(node.transform, "dofn", None)
             if type(dofn).__module__.startswith("dpstream."):
-                found.append(dofn)
+                stages.append(dofn)
 
     pipeline.visit(Visitor())
-    return found
+    return stages
 
 
 def test_a_persons_flags_stay(tools: Path) -> None:
-    found = flags_of("FlinkRunner", "--checkpointing_interval", "500", "--max_bundle_time_mills=7")
+    flags = flags_of("FlinkRunner", "--checkpointing_interval", "500", "--max_bundle_time_mills=7")
     assert (
-        "--checkpointing_interval=1000" not in found and "--max_bundle_time_mills=100" not in found
+        "--checkpointing_interval=1000" not in flags and "--max_bundle_time_mills=100" not in flags
     )
     other = tools / "other.jar"
     other.touch()
@@ -158,7 +159,8 @@ def test_a_job_on_a_cluster_is_cancelled_by_its_own_name(
         ("FlinkRunner", ["--checkpointing_interval=0"], "--checkpointing_interval"),
         ("FlinkRunner", ["--checkpointing_interval", "-1"], "--checkpointing_interval"),
         ("FlinkRunner", [SAMPLING], SAMPLING),
-        *(("DataflowRunner", [f for f in CLOUD if f != x], x.partition("=")[0]) for x in CLOUD),
+        *(("DataflowRunner", [f for f in CLOUD if f != x], option)
+          for x, option in zip(CLOUD, OPTIONS, strict=True)),
         ("DataflowRunner", [*CLOUD, "--dataflow_service_options=streaming_mode_at_least_once"],
          "--dataflow_service_options"),
         ("DataflowRunner", [*CLOUD, "--experiments=streaming_mode_at_least_once"],
@@ -221,12 +223,12 @@ def test_a_prism_that_lets_others_in(tools: Path, monkeypatch: pytest.MonkeyPatc
 def test_java_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     program = tmp_path / "java"
-    for said, version in (
+    for version_line, version in (
         ('openjdk version "17.0.1" 2025', 17),
         ('version "1.8.0_9"', 8),
         ("", None),
     ):
-        program.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+        program.write_text(f"#!/bin/sh\necho '{version_line}' >&2\n")
         program.chmod(program.stat().st_mode | stat.S_IEXEC)
         assert parts.java_version(str(program)) == version
     assert parts.java_version(str(tmp_path / "none")) is None
@@ -243,10 +245,10 @@ def test_the_error_of_a_worker_of_this_process() -> None:
     for error in (KeyError("private"), later, refusal, UsageError("x", "y", "z")):
         with pytest.raises((PolicyError, RunError, UsageError)):
             Stage().fails(error)
-    kept = first_error()
-    assert type(kept) is PolicyError and kept.as_dict() == refusal.as_dict(), "the first refusal"
-    assert kept.__traceback__ is None, "its frames would hold records"
-    assert coded(RuntimeError("unknown error")) is kept
+    first = first_error()
+    assert type(first) is PolicyError and first.as_dict() == refusal.as_dict(), "the first refusal"
+    assert first.__traceback__ is None, "its frames would hold records"
+    assert coded(RuntimeError("unknown error")) is first
     assert coded(later) is later, "an exception that says it itself"
     forget_error()
     assert coded(RuntimeError("unknown error")).rule == "failed with RuntimeError"
@@ -255,7 +257,7 @@ def test_the_error_of_a_worker_of_this_process() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "field"),
     [
-        ("x\naccounting.errors.PolicyError: state.store: SECRET", PolicyError, "state.store"),
+        ("x\naccounting.errors.PolicyError: store: SECRET", PolicyError, "store"),
         ("accounting.errors.UsageError: source: SECRET", UsageError, "source"),
         ("accounting.errors.RunError: stage.bound: SECRET", RunError, "stage.bound"),
         ("accounting.errors.PolicyError: SECRET: a: b", RunError, "runner"),

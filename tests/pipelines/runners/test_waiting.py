@@ -20,14 +20,14 @@ def test_two_triggers_at_the_streams_own_pace(
 
 
 def test_it_is_said_again_after_twice_the_time_and_any_change_is_progress() -> None:
-    now, said = [0.0], []
-    still = Stillness(10, said.append, lambda: now[0])
+    now, messages = [0.0], []
+    still = Stillness(10, messages.append, lambda: now[0])
     at = []
     for second in range(100):
         now[0] = float(second)
-        before = len(said)
+        before = len(messages)
         still.look("other" if second >= 60 else "same")
-        at += [second] if len(said) > before else []
+        at += [second] if len(messages) > before else []
     # The first look is progress, too; and so is the change at 60.
     assert at == [10, 20, 40, 70, 80]
-    assert {error.field for error in said} == {"runner"}
+    assert {error.field for error in messages} == {"runner"}

@@ -27,8 +27,8 @@ def test_what_is_no_price_is_refused(name: str, value: float) -> None:
 
 def test_this_machines_rates_are_the_tables_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "records_per_core_second", lambda: rates.REFERENCE / 2)
-    found = rates.measured_rates()
+    figures = rates.measured_rates()
     for name, figure in rates.RATES.items():
         of_time = figure.unit.endswith("core-second")
-        assert found[name].value == (round(figure.value / 2) if of_time else figure.value)
-        assert ("this machine" in found[name].source) is of_time
+        assert figures[name].value == (round(figure.value / 2) if of_time else figure.value)
+        assert ("this machine" in figures[name].source) is of_time

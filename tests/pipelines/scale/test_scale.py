@@ -54,21 +54,21 @@ def with_load(**more: object) -> Load:
 
 
 def test_the_designs_figures_at_the_papers_scale(on_spanner: Job) -> None:
-    found = estimate(on_spanner, PAPER)
-    assert found.interval == 900
-    assert found.records == 62_500_000
-    assert found.shards == 16_384
-    assert 3_750 <= found.rows_a_step <= 3_850
-    assert found.rows_a_step < keys_of_a_commit(on_spanner)
-    assert 65_000 <= found.key_writes <= 70_000
-    assert found.warnings == ()
+    needs = estimate(on_spanner, PAPER)
+    assert needs.interval == 900
+    assert needs.records == 62_500_000
+    assert needs.shards == 16_384
+    assert 3_750 <= needs.rows_a_step <= 3_850
+    assert needs.rows_a_step < keys_of_a_commit(on_spanner)
+    assert 65_000 <= needs.key_writes <= 70_000
+    assert needs.warnings == ()
 
 
 def test_tens_of_workers_where_the_paper_has_thousands(on_spanner: Job) -> None:
     """As fast as the paper's average micro-batch, at twice the average load, cores 70% busy."""
-    found = estimate(on_spanner, with_load(within_seconds=PAPER_SECONDS, worker_vcpus=1))
-    assert 10 <= found.workers < 100 < PAPER_WORKERS / 50
-    assert found.within == PAPER_SECONDS
+    needs = estimate(on_spanner, with_load(within_seconds=PAPER_SECONDS, worker_vcpus=1))
+    assert 10 <= needs.workers < 100 < PAPER_WORKERS / 50
+    assert needs.within == PAPER_SECONDS
 
 
 def test_distinct_is_what_uniform_draws_give() -> None:
@@ -81,10 +81,10 @@ def test_distinct_is_what_uniform_draws_give() -> None:
     assert distinct(1e9, 10) == pytest.approx(10, abs=1e-6)
 
 
-def values(found: Estimate) -> list[float]:
-    cost = [found.cost.get(name, 0.0) for name in ("total", "worker_vcpus", "spanner_nodes")]
-    return [found.workers, found.nodes, found.shards, found.peak_writes, sum(found.vcpus.values()),
-            found.state_gib, *cost]  # fmt: skip
+def values(needs: Estimate) -> list[float]:
+    cost = [needs.cost.get(name, 0.0) for name in ("total", "worker_vcpus", "spanner_nodes")]
+    return [needs.workers, needs.nodes, needs.shards, needs.peak_writes, sum(needs.vcpus.values()),
+            needs.state_gib, *cost]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ SCALE = ("--scale", "--keys", "1000000000", "--records-per-day", "6000000000")
 
 
 def test_the_command(on_spanner: Job) -> None:
-    shown = CliRunner().invoke(cli, ["plan", str(on_spanner.path), *SCALE])
-    assert shown.exit_code == 0, shown.output
+    outcome = CliRunner().invoke(cli, ["plan", str(on_spanner.path), *SCALE])
+    assert outcome.exit_code == 0, outcome.output
     for part in ("16,384", "3,815 rows a step", "list price: as of", "Cost", "microbatch"):
-        assert part in shown.stdout
+        assert part in outcome.stdout
     args = [*SCALE, "--within", "306s", "--price", "vcpu_hour=0.01", "--json"]
-    found = json.loads(CliRunner().invoke(cli, ["plan", str(on_spanner.path), *args]).stdout)
-    assert found["scale"]["estimate"]["within"] == 306
-    assert found["scale"]["figures"]["vcpu_hour"]["kind"] == "given"
+    plan = json.loads(CliRunner().invoke(cli, ["plan", str(on_spanner.path), *args]).stdout)
+    assert plan["scale"]["estimate"]["within"] == 306
+    assert plan["scale"]["figures"]["vcpu_hour"]["kind"] == "given"
 
 
 @pytest.mark.parametrize(
@@ -191,16 +191,16 @@ def test_the_command(on_spanner: Job) -> None:
     ],
 )
 def test_what_the_command_refuses(on_spanner: Job, args: list[str], field: str) -> None:
-    shown = CliRunner().invoke(cli, ["plan", str(on_spanner.path), *args])
-    assert shown.exit_code == 2 and field in shown.stderr
+    outcome = CliRunner().invoke(cli, ["plan", str(on_spanner.path), *args])
+    assert outcome.exit_code == 2 and field in outcome.stderr
 
 
 def test_this_machine_can_be_measured(on_sqlite: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     once = functools.partial(rates.records_per_core_second, runs=1)  # not the best of three
     monkeypatch.setattr(rates, "records_per_core_second", once)
     args = ["--scale", "--keys", "1000", "--records-per-day", "1000000", "--measure", "--json"]
-    shown = CliRunner().invoke(cli, ["plan", str(on_sqlite.path), *args])
-    assert shown.exit_code == 0, shown.output
-    figure = json.loads(shown.stdout)["scale"]["figures"]["pipeline_records"]
+    outcome = CliRunner().invoke(cli, ["plan", str(on_sqlite.path), *args])
+    assert outcome.exit_code == 0, outcome.output
+    figure = json.loads(outcome.stdout)["scale"]["figures"]["pipeline_records"]
     assert "this machine" in figure["source"] and 20_000 < figure["value"] < 20_000_000
     assert figure["value"] != RATES["pipeline_records"].value

@@ -37,5 +37,5 @@ def test_words_say_whether_there_are_enough(job: Job, make_job: Callable[..., Jo
     assert describe(make_job(), 10) == {} and text({}) == ""
     assert "enough here" in text(describe(job, 10))
     many = describe(job, 2_000_000)
-    assert f"set state.shards = {many['shards_needed']}" in text(many)
+    assert f"set shards = {many['shards_needed']}" in text(many)
     assert "--changed-keys" in text(describe(job, None))

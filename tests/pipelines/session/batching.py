@@ -66,9 +66,9 @@ def made(
     config = config_at(folder)
     for number in range(5):
         first = number * count // 5
-        some = rides(count // 5, number, first)
+        records = rides(count // 5, number, first)
         write(folder / f"rides-{number}.parquet",
-              some if hours is None else some | {"hour": [hours] * (count // 5)})  # fmt: skip
+              records if hours is None else records | {"hour": [hours] * (count // 5)})  # fmt: skip
     load.init(config)
     assert len(read_manifest(config.folder, config.table).parts) > 3
     return Made(config.folder, config.table)

@@ -92,21 +92,21 @@ def rides(count: int, seed: int = 0, first: int = 0) -> dict[str, Any]:
     }
 
 
-def at_of(found: dict[str, Any]) -> np.ndarray:
+def at_of(records: dict[str, Any]) -> np.ndarray:
     """(n, 6) coordinates of such records, worked out by hand."""
-    x = np.round(np.asarray(found["x"]) * 10).astype(int) + 10
-    vendor = [{"b": 0, "a": 1, "c": 2}.get(v, 3) for v in found["vendor"]]
-    budget = np.minimum(np.floor(np.asarray(found["budget"]) * 2), 4).astype(int)
+    x = np.round(np.asarray(records["x"]) * 10).astype(int) + 10
+    vendor = [{"b": 0, "a": 1, "c": 2}.get(v, 3) for v in records["vendor"]]
+    budget = np.minimum(np.floor(np.asarray(records["budget"]) * 2), 4).astype(int)
     return np.stack(
         [
-            found["hour"], np.where((x >= 0) & (x < 20), x, 20),
-            (np.asarray(found["time"]) - START) // DAY, vendor, budget, np.full(len(x), 250_000),
+            records["hour"], np.where((x >= 0) & (x < 20), x, 20),
+            (np.asarray(records["time"]) - START) // DAY, vendor, budget, np.full(len(x), 250_000),
         ],
         axis=1,
     ).astype(np.int64)  # fmt: skip
 
 
-def write(path: Path, found: dict[str, Any]) -> Path:
+def write(path: Path, records: dict[str, Any]) -> Path:
     """Records as a file of Parquet."""
-    pq.write_table(pa.table(found), path)
+    pq.write_table(pa.table(records), path)
     return path

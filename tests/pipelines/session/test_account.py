@@ -27,7 +27,7 @@ def test_the_id_is_written_into_the_file(tmp_path: Path) -> None:
     before = path.read_text().splitlines()
     with pytest.raises(UsageError, match="session init") as caught:
         load_config(path)
-    assert caught.value.field == "ledger.id"
+    assert caught.value.field == "account.id"
     config, made = with_account(path, NOBODY, None, False)
     assert made and read_book(config.account).created.unit == "record"
     new = [line for line in path.read_text().splitlines() if line not in before]

@@ -26,8 +26,8 @@ OTHER = EMPTY + "".join(f"x{n},{n % 4},{n % 10},{n % 3},0.25\n" for n in range(4
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as found:
-        yield found
+    with Session(config_at(tmp_path), "alice") as session:
+        yield session
 
 
 def test_an_answer_is_of_the_records_that_paid(session: Session) -> None:
@@ -56,12 +56,12 @@ def test_an_exact_re_ask_is_the_old_bytes_whoever_asks_it_however_it_is_written(
     fresh = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5, fresh=True)
     assert fresh.charged and fresh.header.run_id != first.header.run_id
     # Another amount, figure, part or way to pay is another question.
-    for asked in (
+    for question in (
         lambda s: s.count(0.25), lambda s: s.count(0.25, kind="rho"),
         lambda s: s.sum("b", 0.25, kind="rho"), lambda s: s.where("b >= 1").count(0.25),
     ):  # fmt: skip
         part = session.where("a >= 1 AND a < 3 AND epsilon >= 1.5 AND rho >= 0.5")
-        assert asked(part).charged
+        assert question(part).charged
 
 
 def _more(session: Session) -> Path:
@@ -88,7 +88,7 @@ def test_records_come_and_go_and_spent_budget_stays(session: Session) -> None:
 
 def _counted(session: Session) -> list[int]:
     """True counts of all scans of a session from now on."""
-    found = list[int]()
+    counts = list[int]()
     opened = session.desk.scan
 
     def scan() -> Any:
@@ -97,13 +97,13 @@ def _counted(session: Session) -> list[int]:
         class Spy:
             def totals(self, *given: Any) -> Any:
                 totals = real.totals(*given)
-                found.append(int(totals.records.sum()))
+                counts.append(int(totals.records.sum()))
                 return totals
 
         return Spy()
 
     session.desk.scan = scan  # type: ignore[method-assign]
-    return found
+    return counts
 
 
 def test_a_record_without_budget_is_never_read(session: Session) -> None:
@@ -161,19 +161,19 @@ QUESTIONS: list[tuple[str, float, dict[str, Any]]] = [
 
 def transcript(folder: Path, records: str) -> list[Any]:
     """Refusals, charges and re-asks of some questions, but for run ids and instants."""
-    found = list[Any]()
+    entries = list[Any]()
     with Session(config_at(folder, records), "alice") as session:
         for where, amount, how in QUESTIONS:
             try:
                 answer = session.where(where).count(amount, **how)
-                found.append((answer.charged, answer.header.where, answer.sd))
+                entries.append((answer.charged, answer.header.where, answer.sd))
             except PolicyError as error:
-                found.append((str(error), session.desk.account.spent("epsilon").amounts.tolist()))
+                entries.append((str(error), session.desk.account.spent("epsilon").amounts.tolist()))
         for _, charge in session.desk.account.history():
-            found.append((charge.budget, charge.amount, charge.charged, charge.reads))
+            entries.append((charge.budget, charge.amount, charge.charged, charge.reads))
         plan = session.where("a < 3").plan(0.5)
-        found.append((plan.decision.accepted, plan.decision.largest, plan.read.tolist()))
-    return found
+        entries.append((plan.decision.accepted, plan.decision.largest, plan.read.tolist()))
+    return entries
 
 
 def test_the_transcript_is_the_same_on_other_and_on_empty_data(tmp_path: Path) -> None:
@@ -189,21 +189,21 @@ def test_a_decision_that_looks_at_records_is_noticed(
     """The sabotaged twin: a question of which no record is asked is not charged."""
     decide = SessionQuestion.decide
 
-    def looks(question: SessionQuestion, run_id: str, book: Any) -> Any:
-        desk, wish = question
-        boxes = wish.selection.boxes(desk.account)
-        totals = desk.scan().totals(boxes, wish.question.cells,
-                                    wish.question.needs(desk.space, boxes))  # fmt: skip
+    def looks(question: SessionQuestion, run_id: str, account: Any) -> Any:
+        open_table, request = question
+        boxes = request.selection.boxes(open_table.account)
+        totals = open_table.scan().totals(boxes, request.question.cells,
+                                    request.question.needs(open_table.space, boxes))  # fmt: skip
         if not totals.records.sum():
             raise PolicyError("where", "has no record", "ask elsewhere")
-        return decide(question, run_id, book)
+        return decide(question, run_id, account)
 
     monkeypatch.setattr(SessionQuestion, "decide", looks)
     assert transcript(tmp_path / "0", RECORDS) != transcript(tmp_path / "1", EMPTY)
 
 
 def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) -> None:
-    for asked in (
+    for call in (
         lambda: session.where("a <"),
         lambda: session.where("nothing = 1").count(1),
         lambda: session.table.sum("epsilon", 1),
@@ -220,7 +220,7 @@ def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) 
         lambda: session.where("a < 0").count(1),
     ):
         with pytest.raises((UsageError, PolicyError)):
-            asked()
+            call()
     assert session.desk.account.history() == []
     (session.desk.config.folder / "manifest.json").unlink()
     with pytest.raises(RunError, match="holds no table"):
@@ -228,17 +228,17 @@ def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) 
     assert session.desk.account.history() == []
 
 
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("ask_part", [
     lambda part: part.ask((Aggregate("quantiles", "b", (True,)),), 1),
     lambda part: part.ask((Aggregate("quantiles", "b", (np.float64(0.5),)),), 1),
     lambda part: part.ask((Aggregate("count", label="\ud800"),), 1),
     lambda part: part.count(1, drop=1),
 ], ids=["truth", "numpy", "surrogate", "one"])  # fmt: skip
 def test_what_no_receipt_can_hold_is_refused_before_it_is_paid(
-    session: Session, asked: Any
+    session: Session, ask_part: Any
 ) -> None:
     with pytest.raises(UsageError, match="part of another type"):
-        asked(session.where("epsilon >= 1"))
+        ask_part(session.where("epsilon >= 1"))
     assert session.desk.account.history() == []
     assert session.where("epsilon >= 1").quantiles("b", np.array([0.5]), 1).charged
 
@@ -324,9 +324,9 @@ def test_a_predicate_that_is_resolved_before_the_lock_is_noticed(
     """The sabotaged twin: boxes as they were when the question was written."""
     ask = asking.ask
 
-    def early(desk: Any, wish: Any) -> Any:
-        boxes = wish.selection.boxes(desk.account)
-        return ask(desk, wish._replace(window=lambda _: boxes))
+    def early(open_table: Any, request: Any) -> Any:
+        boxes = request.selection.boxes(open_table.account)
+        return ask(open_table, request._replace(window=lambda _: boxes))
 
     monkeypatch.setattr(asking, "ask", early)
     assert _raced(tmp_path / "0") != []
@@ -353,8 +353,8 @@ def _raced(folder: Path) -> list[int]:
                 if charge.analyst == "alice" and not _same(charge.read, wanted)]  # fmt: skip
 
 
-def _same(some: Any, others: Any) -> bool:
-    return sorted(some.tolist()) == sorted(others.tolist())
+def _same(boxes: Any, others: Any) -> bool:
+    return sorted(boxes.tolist()) == sorted(others.tolist())
 
 
 @pytest.mark.slow
@@ -363,13 +363,13 @@ def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
     runner = Runner("DirectRunner", (), 1)
     with Session(config, "alice", runner=runner) as there, Session(config, "alice") as here:
         part = there.where("epsilon >= 1")
-        wish = part.wish((COUNT, sum_of("b"), median("b")), 1, {"a": None})
-        answer = asking.ask(there.desk, wish)
-        again = asking.ask(here.desk, wish)
+        request = part.wish((COUNT, sum_of("b"), median("b")), 1, {"a": None})
+        answer = asking.ask(there.desk, request)
+        again = asking.ask(here.desk, request)
         assert answer.charged and not again.charged and again.receipt == answer.receipt
         charge = here.desk.ledger.book().find(answer.header.run_id)
         assert charge is not None
-        same = SessionQuestion(here.desk, wish).draw(charge, here.desk.ring)
+        same = SessionQuestion(here.desk, request).draw(charge, here.desk.ring)
         assert decoded(Answer(charge.run_id, same, "", False), True).table == answer.table
         with pytest.raises(UsageError, match="--runner"):
             Session(config, "alice", runner=Runner("Nobody", (), 1)).where("epsilon = 2").count(1)

@@ -38,11 +38,11 @@ def killed(work: Callable[[], Any], home: Any, name: str) -> bytes:
         os.close(reading)
 
         def once(*given: Any, **more: Any) -> Any:
-            found = real(*given, **more)
+            outcome = real(*given, **more)
             if name == "drawn":
-                os.write(writing, found)
+                os.write(writing, outcome)
             os.kill(os.getpid(), signal.SIGKILL)
-            return found
+            return outcome
 
         setattr(home, name, once)
         try:
@@ -50,10 +50,10 @@ def killed(work: Callable[[], Any], home: Any, name: str) -> bytes:
         finally:  # never go on as another pytest
             os._exit(1)
     os.close(writing)
-    with open(reading, "rb") as said:
-        found = said.read()
+    with open(reading, "rb") as pipe:
+        output = pipe.read()
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    return found
+    return output
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -65,14 +65,14 @@ def test_whoever_is_killed_has_paid_before_records_are_read(fault: str, tmp_path
         with Session(config) as session:
             session.where("epsilon >= 1").histogram("a", 0.5)
 
-    said = killed(work, home, name)
+    receipt = killed(work, home, name)
     with Session(config) as session:
         assert len(session.desk.account.history()) == stands
         assert session.table.max_consumed() == 0.5 * stands
         answer = session.where("epsilon >= 1").histogram("a", 0.5)
         assert answer.charged != stands and len(session.desk.account.history()) == 1
         if fault == "draw":  # the same run id is the same noise
-            drawn = decoded(Answer(answer.header.run_id, said, "", True), True)
+            drawn = decoded(Answer(answer.header.run_id, receipt, "", True), True)
             assert drawn.table == answer.table
         again = session.where("epsilon >= 1").histogram("a", 0.5)
         assert again.receipt == answer.receipt and session.table.max_consumed() == 0.5

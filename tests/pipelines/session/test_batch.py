@@ -96,7 +96,7 @@ def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) ->
 
 def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path) -> None:
     """Cells are many, the amount is paid once; a cell that lacks budget refuses all of them."""
-    space, whole = table.table.space, table.table.space.whole
+    space, full_space = table.table.space, table.table.space.whole
     account = Payer(accounts.of_records(tmp_path / "ledger.db", "rides"), table.table)
 
     def paid(name: str, cells: Cells, amount: int, boxes: Int64) -> Int64:
@@ -114,7 +114,7 @@ def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path
     with pytest.raises(SessionRefusedError) as refused:
         paid("two", CELLS, 400_000, rich)
     assert len(refused.value.decision.lacking) > 0 and refused.value.decision.largest == 100_000
-    assert account.spent("epsilon").most_in(whole) == 1_400_000  # nothing of it was charged
+    assert account.spent("epsilon").most_in(full_space) == 1_400_000  # nothing of it was charged
     assert len(account.history()) == 2
 
 
@@ -129,8 +129,8 @@ def test_runners_whose_workers_share_no_folder_are_refused(tmp_path: Path) -> No
 def test_shards_are_for_the_workers_and_for_the_draws(
     table: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = table.table.space, table.question(), table.boxes
-    assert shards_for(*asked, 1) == 1 and shards_for(*asked, 3) == 3
-    assert shards_for(*asked, 99) == 16  # no more than cells
+    arguments = table.table.space, table.question(), table.boxes
+    assert shards_for(*arguments, 1) == 1 and shards_for(*arguments, 3) == 3
+    assert shards_for(*arguments, 99) == 16  # no more than cells
     monkeypatch.setattr(module, "_DRAWS", 500)
-    assert 1 < shards_for(*asked, 1) <= 16
+    assert 1 < shards_for(*arguments, 1) <= 16

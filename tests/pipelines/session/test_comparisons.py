@@ -47,11 +47,11 @@ def test_steps_divide_records_as_they_divide_coordinates_or_are_refused(sign: st
                 c for c, yes in zip(at, true, strict=True) if not yes
             }
             try:
-                found = held(true_at(dimension, sign, value))
+                coordinates = held(true_at(dimension, sign, value))
             except UsageError:
-                found = None
-            if found is not None:
-                assert [c in found for c in at] == true
+                coordinates = None
+            if coordinates is not None:
+                assert [c in coordinates for c in at] == true
             elif not divided:  # refused though these records could be told: others could not be
                 assert sign not in ("<", ">=")
 

@@ -54,17 +54,17 @@ VIEWS = Spending()
 
 
 def amounts() -> np.ndarray:
-    found = np.zeros(len(POINTS), np.int64)
+    spent = np.zeros(len(POINTS), np.int64)
     for box, amount in zip(VIEWS.epsilon.boxes, VIEWS.epsilon.amounts, strict=True):
-        found[((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1)] = amount
-    return found
+        spent[((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1)] = amount
+    return spent
 
 
 def inside(numbers: np.ndarray, ranges: Ranges) -> np.ndarray:
-    found = np.zeros(len(numbers), np.bool_)
+    mask = np.zeros(len(numbers), np.bool_)
     for low, high in ranges:
-        found |= (numbers >= low) & (numbers < high)
-    return found
+        mask |= (numbers >= low) & (numbers < high)
+    return mask
 
 
 def truth(condition: Condition) -> np.ndarray:
@@ -96,11 +96,11 @@ def test_boxes_are_disjoint_and_hold_the_points_where_it_is_true() -> None:
     for _ in range(300):
         condition = grown(rng, 3)
         boxes = boxes_where(condition, SPACE, VIEWS)
-        found = np.zeros(len(POINTS), int)
+        coverage = np.zeros(len(POINTS), int)
         for box in boxes:
-            found += ((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1)
-        assert disjoint(boxes) and (found == truth(condition)).all()
-        sizes.add(int(found.sum()))
+            coverage += ((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1)
+        assert disjoint(boxes) and (coverage == truth(condition)).all()
+        sizes.add(int(coverage.sum()))
     assert len(sizes) > 30
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
-from dpstream.pipelines.jobs.text import parse_toml
+from dpstream.pipelines.project.text import parse_toml
 from dpstream.pipelines.session import config as module
 from dpstream.pipelines.session.config import config_of, kind_of, load_config
 from tests.pipelines.session.tables import DAY, START, config_at
@@ -22,40 +22,40 @@ def example() -> dict[str, Any]:
 
 
 def test_the_documented_file_is_one() -> None:
-    found = config_of(example(), Path("/somewhere"))
-    assert found.table.name == "rides"
-    assert found.table.dimensions[0] == Timestamp(
+    config = config_of(example(), Path("/somewhere"))
+    assert config.table.name == "rides"
+    assert config.table.dimensions[0] == Timestamp(
         name="pickup", low=1_356_998_400_000_000, high=1_388_534_400_000_000, step=HOUR, grid=24
     )
-    assert found.table.dimensions[1] == Real(
+    assert config.table.dimensions[1] == Real(
         name="longitude", low=-74.3, high=-73.7, step=0.001, grid=10, missing="point"
     )
-    assert found.table.dimensions[2] == Category(name="vendor", codes=("CMT", "VTS"))
-    assert found.table.dimensions[3] == Budget(name="epsilon", most=4.0)
-    assert found.columns == ("pickup", "longitude", "vendor", "budget")
-    assert (found.id, found.id_type) == ("ride_id", "string")
-    assert found.folder == Path("/somewhere/rides.table")
+    assert config.table.dimensions[2] == Category(name="vendor", codes=("CMT", "VTS"))
+    assert config.table.dimensions[3] == Budget(name="epsilon", most=4.0)
+    assert config.columns == ("pickup", "longitude", "vendor", "budget")
+    assert (config.id, config.id_type) == ("ride_id", "string")
+    assert config.folder == Path("/somewhere/rides.table")
     assert (
-        found.records == "/somewhere/rides-*.parquet"
-        and found.account.path == "/somewhere/ledger.db"
+        config.records == "/somewhere/rides-*.parquet"
+        and config.account.path == "/somewhere/ledger.db"
     )
-    quotas = found.rules.quotas
+    quotas = config.rules.quotas
     assert quotas.of("epsilon", "alice") == 3_000_000 and quotas.of("epsilon", "bob") == 2_000_000
     assert quotas.of("rho", "alice") is None
-    assert found.rules.unlock is not None and found.rules.unlock.start == START
-    assert found.rules.usable(START + 2 * DAY) == 300_000
-    source = found.key_source()
+    assert config.rules.unlock is not None and config.rules.unlock.start == START
+    assert config.rules.usable(START + 2 * DAY) == 300_000
+    source = config.key_source()
     assert source.reference == "file:/somewhere/noise.key"
 
 
 def test_a_small_table(tmp_path: Path) -> None:
-    found = config_at(tmp_path)
-    assert found.table.dimensions[0] == Integer(name="hour", low=0, high=24, grid=6)
-    assert found.table.dimensions[4] == Budget(name="epsilon", most=2.0, step=500_000)
-    assert found.table.dimensions[5] == Budget(name="rho", kind="rho", most=1.0)
-    assert found.columns[2:] == ("time", "vendor", "budget", None)
-    assert found.fixed[4:] == (None, 0.25)
-    assert found.key_source().kind == "insecure_test_key"
+    config = config_at(tmp_path)
+    assert config.table.dimensions[0] == Integer(name="hour", low=0, high=24, grid=6)
+    assert config.table.dimensions[4] == Budget(name="epsilon", most=2.0, step=500_000)
+    assert config.table.dimensions[5] == Budget(name="rho", kind="rho", most=1.0)
+    assert config.columns[2:] == ("time", "vendor", "budget", None)
+    assert config.fixed[4:] == (None, 0.25)
+    assert config.key_source().kind == "insecure_test_key"
 
 
 def test_places_and_rules_are_no_part_of_the_model(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_places_and_rules_are_no_part_of_the_model(tmp_path: Path) -> None:
     assert one.table.digest == other.table.digest
     tables["dimension"][0]["grid"] = "2d"
     assert config_of(tables, tmp_path).table.digest != one.table.digest
-    with pytest.raises(UsageError, match=r"privacy\.key: is required"):
+    with pytest.raises(UsageError, match=r"secret: is required"):
         other.key_source()
 
 
@@ -96,8 +96,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("table.id_type", "float", "table.id_type", "is not one of the choices"),
         ("table.cap", 0, "table.cap", "must be 1 to"),
         ("ledger.path", None, "ledger.path", "is required"),
-        ("ledger.path", "mysql://x", "ledger.path", "is not a known kind of account"),
-        ("privacy.key", "env:KEY", "privacy.key", "is given twice"),
+        ("ledger.path", "mysql://x", "account.path", "is not a known kind of account"),
+        ("privacy.key", "env:KEY", "secret", "is given twice"),
         ("dimension.0.low", None, "dimension[0].low", "is required for type timestamp"),
         ("dimension.0.low", 7, "dimension[0].low", "must be a text"),
         ("dimension.0.low", "yesterday", "dimension[0].low", "is not an RFC 3339 time"),
@@ -126,9 +126,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_refusals_name_field_and_rule(path: str, value: Any, field: str, rule: str) -> None:
-    with pytest.raises(DpstreamError, match=rule) as found:
+    with pytest.raises(DpstreamError, match=rule) as caught:
         config_of(changed(path, value), Path("/somewhere"))
-    assert field in found.value.field
+    assert field in caught.value.field
 
 
 def test_a_fixed_budget_is_one(tmp_path: Path) -> None:
@@ -162,5 +162,5 @@ def test_kinds_of_files() -> None:
 
 
 def test_codes_are_composed(tmp_path: Path) -> None:
-    found = config_of(changed("dimension.2.values", ["e\u0301"]), tmp_path)
-    assert found.table.dimensions[2].codes == ("\u00e9",)
+    config = config_of(changed("dimension.2.values", ["e\u0301"]), tmp_path)
+    assert config.table.dimensions[2].codes == ("\u00e9",)

@@ -17,20 +17,20 @@ def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,1.0,0.5\n")
     for held in (False, True):
-        with Desk(config, "alice", held) as desk:
-            first = desk.scan()
-            assert desk.scan() is first
+        with Desk(config, "alice", held) as open_table:
+            first = open_table.scan()
+            assert open_table.scan() is first
             add(config, [tmp_path / "more.csv"])
-            assert desk.scan() is not first and desk.scan().version > first.version
+            assert open_table.scan() is not first and open_table.scan().version > first.version
 
 
 def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: Path) -> None:
     config = config_at(tmp_path)
-    with Desk(config, "alice", held=True) as desk:
-        first = desk.scan()
+    with Desk(config, "alice", held=True) as open_table:
+        first = open_table.scan()
         rmtree(config.folder)
         init(config)  # the ids' key is another: other parts, of the same number
-        assert desk.scan() is not first and desk.scan().version == first.version
+        assert open_table.scan() is not first and open_table.scan().version == first.version
 
 
 def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_key_is_wiped(tmp_path: Path) -> None:
-    with Desk(config_at(tmp_path), "alice") as desk:
-        ring = desk.ring
-        assert desk.insecure and ring is desk.ring
+    with Desk(config_at(tmp_path), "alice") as open_table:
+        ring = open_table.ring
+        assert open_table.insecure and ring is open_table.ring
     with pytest.raises(Exception, match="destroyed"):
         ring.source_fingerprint([b"x"])
 

@@ -31,16 +31,16 @@ def parsed(svg: str) -> ET.Element:
 @pytest.mark.parametrize("by", [("age", "weight"), ("smoker", "arrived"), ("age", "epsilon")])
 def test_maps_are_well_formed_and_the_same_again(by: tuple[str, str]) -> None:
     spent, _ = charged()
-    shown = heat_map(spent, *by)
-    one, other = (drawing.heat(SPACE, shown, "epsilon", "m") for _ in range(2))
+    heat = heat_map(spent, *by)
+    one, other = (drawing.heat(SPACE, heat, "epsilon", "m") for _ in range(2))
     assert one == other and one.words.startswith("Least epsilon left")
     tree = parsed(one.svg)
     images = [node for node in tree.iter() if node.tag.endswith("image")]
     links = [value for node in tree.iter() for name, value in node.attrib.items()
              if name.endswith("href")]  # fmt: skip
     assert images and all(link.startswith(("#m", "#map-m", "data:image/png")) for link in links)
-    data = drawing.heat_png(SPACE, shown, "epsilon")
-    assert data == drawing.heat_png(SPACE, shown, "epsilon") and pixels(data).shape[1] == 1024
+    data = drawing.heat_png(SPACE, heat, "epsilon")
+    assert data == drawing.heat_png(SPACE, heat, "epsilon") and pixels(data).shape[1] == 1024
 
 
 def test_spent_budget_is_seen() -> None:
@@ -56,12 +56,12 @@ def test_spent_budget_is_seen() -> None:
 
 def test_what_is_closed_is_blank() -> None:
     spent, _ = charged()
-    for days, said in ((5, True), (30, True), (0, False)):
+    for days, blank in ((5, True), (30, True), (0, False)):
         shut = close(spent, box(arrived=(START, START + days * DAY))) if days else spent
-        shown = heat_map(shut, "arrived", "age")
-        assert ("blank" in drawing.heat(SPACE, shown, "epsilon", "m").words) is said
-        middle = pixels(drawing.heat_png(SPACE, shown, "epsilon"))[300, 120]
-        assert bool((middle[:3] == 1).all()) is said
+        heat = heat_map(shut, "arrived", "age")
+        assert ("blank" in drawing.heat(SPACE, heat, "epsilon", "m").words) is blank
+        middle = pixels(drawing.heat_png(SPACE, heat, "epsilon"))[300, 120]
+        assert bool((middle[:3] == 1).all()) is blank
 
 
 def test_names_and_codes_are_texts_and_no_formulas() -> None:
@@ -69,8 +69,8 @@ def test_names_and_codes_are_texts_and_no_formulas() -> None:
         Category(name="$x^{", codes=("$\\frac", "<b>&")), Integer(name="a<b", low=0, high=3),
         Budget(name="epsilon", most=1.0),
     ))  # fmt: skip
-    shown = heat_map(untouched(space, "epsilon"), "$x^{", "a<b")
-    svg = drawing.heat(space, shown, "epsilon", "m").svg
+    heat = heat_map(untouched(space, "epsilon"), "$x^{", "a<b")
+    svg = drawing.heat(space, heat, "epsilon", "m").svg
     texts = [node.text for node in parsed(svg).iter() if node.tag.endswith("text")]
     assert {"$x^{", "$\\frac", "<b>&", "a<b"} <= set(texts) and "<b>" not in svg
 
@@ -80,7 +80,7 @@ def test_spending() -> None:
     picture = drawing.spending(moments, "epsilon")
     assert "at most 3.2" in picture.words and "var(--s1)" in picture.svg
     assert parsed(picture.svg) is not None
-    one, other = (drawing.spending_png(some, "epsilon") for some in (moments, moments[:2]))
+    one, other = (drawing.spending_png(history, "epsilon") for history in (moments, moments[:2]))
     assert pixels(one).shape == pixels(other).shape and one != other
     assert drawing.spending_words([], "rho") == "Nothing of rho is spent"
     assert drawing.spending_png([], "rho")

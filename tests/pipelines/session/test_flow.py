@@ -98,9 +98,9 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     for part in parts_of(table):
         for shard, batch in Tally(task).process(part):
             sums[shard].append(batch)
-    whole = table.totals(boxes, question.cells, needs)
-    found = [gathered(sums[n], a, b, needs) for n, (a, b) in enumerate([(0, 5), (5, 10), (10, 16)])]
-    assert sum(int(t.records.sum()) for t in found) == whole.records.sum() > 500
+    totals = table.totals(boxes, question.cells, needs)
+    parts = [gathered(sums[n], a, b, needs) for n, (a, b) in enumerate([(0, 5), (5, 10), (10, 16)])]
+    assert sum(int(t.records.sum()) for t in parts) == totals.records.sum() > 500
     measure = Measure(task)
     measure.setup()
     gathered_sums = [next(Gather(task).process((shard, sums[shard]))) for shard in (2, 0, 1)]

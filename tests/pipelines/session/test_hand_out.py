@@ -22,14 +22,14 @@ from tests.pipelines.session.small import RECORDS, config_at
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as found:
-        yield found
+    with Session(config_at(tmp_path), "alice") as session:
+        yield session
 
 
 def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
-    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5, {"a": None})
+    request = session.where("epsilon >= 1").wish((COUNT,), 0.5, {"a": None})
     out = tmp_path / "ticket"
-    paid = hand_out(session.desk, wish, out)
+    paid = hand_out(session.desk, request, out)
     assert paid.charged and out.stat().st_mode & 0o777 == 0o600
     ticket, name = opened(out.read_bytes(), session.desk.ring)
     [(run_id, charge)] = session.desk.account.history()
@@ -39,10 +39,10 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
     assert committed is not None and ticket_name(committed.receipt) == name
     before = out.read_bytes()
     one_more(session, tmp_path)
-    assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == before
+    assert not hand_out(session.desk, request, out).charged and out.read_bytes() == before
     # A second ticket, of other records, would be a second answer of one charge.
     with pytest.raises(PolicyError, match="not the one"):
-        hand_out(session.desk, wish, tmp_path / "second")
+        hand_out(session.desk, request, tmp_path / "second")
     with pytest.raises(PolicyError, match="handed out as a ticket"):
         session.where("epsilon >= 1").histogram("a", 0.5)
     assert [line.what for line in transcript(session.desk)] == ["ticket"]
@@ -50,7 +50,7 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
         session.where("epsilon >= 1").union()
 
 
-def cut_off(session: Session, wish: Wish, out: Path, when: str) -> None:
+def cut_off(session: Session, request: Wish, out: Path, when: str) -> None:
     """Killed at the commit, before or behind it."""
     commit = Register.commit
 
@@ -60,7 +60,7 @@ def cut_off(session: Session, wish: Wish, out: Path, when: str) -> None:
         raise KeyboardInterrupt
 
     with mock.patch.object(Register, "commit", dies), pytest.raises(KeyboardInterrupt):
-        hand_out(session.desk, wish, out)
+        hand_out(session.desk, request, out)
     assert not out.exists()
 
 
@@ -73,12 +73,12 @@ def one_more(session: Session, folder: Path) -> None:
 def test_whoever_is_cut_off_at_the_commit_goes_on_with_the_draft(
     session: Session, tmp_path: Path, when: str
 ) -> None:
-    wish, out = session.where("epsilon >= 1").wish((COUNT,), 0.5), tmp_path / "ticket"
-    cut_off(session, wish, out, when)
+    request, out = session.where("epsilon >= 1").wish((COUNT,), 0.5), tmp_path / "ticket"
+    cut_off(session, request, out, when)
     [draft] = tmp_path.glob("*.draft")
     written = draft.read_bytes()
     one_more(session, tmp_path)
-    assert not hand_out(session.desk, wish, out).charged and out.read_bytes() == written
+    assert not hand_out(session.desk, request, out).charged and out.read_bytes() == written
     assert not draft.exists() and out.stat().st_mode & 0o777 == 0o600
 
 
@@ -96,16 +96,16 @@ def test_no_ticket_is_left_beside_an_answer_of_other_records(
 
 def test_what_was_answered_is_not_handed_out(session: Session, tmp_path: Path) -> None:
     session.where("epsilon >= 1").count(0.5)
-    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    request = session.where("epsilon >= 1").wish((COUNT,), 0.5)
     with pytest.raises(PolicyError, match="not the one"):
-        hand_out(session.desk, wish, tmp_path / "ticket")
-    assert hand_out(session.desk, wish._replace(fresh=True), tmp_path / "other").charged
+        hand_out(session.desk, request, tmp_path / "ticket")
+    assert hand_out(session.desk, request._replace(fresh=True), tmp_path / "other").charged
 
 
 def test_another_file_stays(session: Session, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     out.write_text("mine")
-    wish = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    request = session.where("epsilon >= 1").wish((COUNT,), 0.5)
     with pytest.raises(PolicyError, match="something else"):
-        hand_out(session.desk, wish, out)
+        hand_out(session.desk, request, out)
     assert out.read_text() == "mine" and session.desk.account.history() == []

@@ -33,17 +33,17 @@ def stored(config: Config) -> list[tuple[Any, ...]]:
     manifest = read_manifest(config.folder, config.table)
     names = [f"x{i}" for i in range(len(config.table.dimensions))]
     rows = [pq.read_table(path) for path in manifest.paths(config.folder)]
-    found = [row for table in rows for row in table.filter(table["usable"]).to_pylist()]
-    return sorted(tuple(row[name] for name in names) for row in found)
+    records = [row for table in rows for row in table.filter(table["usable"]).to_pylist()]
+    return sorted(tuple(row[name] for name in names) for row in records)
 
 
-def wanted(*found: dict[str, Any]) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for some in found for row in at_of(some).tolist())
+def wanted(*record_sets: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for records in record_sets for row in at_of(records).tolist())
 
 
-def some(found: dict[str, Any], at: Any) -> dict[str, Any]:
+def some(records: dict[str, Any], at: Any) -> dict[str, Any]:
     """Some of the records."""
-    return {name: np.asarray(column)[at].tolist() for name, column in found.items()}
+    return {name: np.asarray(column)[at].tolist() for name, column in records.items()}
 
 
 def letters(loaded: Loaded) -> list[tuple[str, int, str]]:
@@ -54,33 +54,33 @@ def letters(loaded: Loaded) -> list[tuple[str, int, str]]:
 
 
 def made(folder: Path, count: int = 20) -> tuple[Config, dict[str, Any]]:
-    found = rides(count)
-    write(folder / "rides-1.parquet", found)
+    records = rides(count)
+    write(folder / "rides-1.parquet", records)
     config = config_at(folder)
     init(config)
-    return config, found
+    return config, records
 
 
 def test_records_become_coordinates(tmp_path: Path) -> None:
-    config, found = made(tmp_path)
-    assert stored(config) == wanted(found)
+    config, records = made(tmp_path)
+    assert stored(config) == wanted(records)
 
 
-def text_files(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
+def text_files(folder: Path, records: dict[str, Any]) -> dict[str, Path]:
     """The same records in every form."""
-    rows = [dict(zip(found, row, strict=True)) for row in
-            zip(*(np.asarray(c).tolist() for c in found.values()), strict=True)]  # fmt: skip
+    rows = [dict(zip(records, row, strict=True)) for row in
+            zip(*(np.asarray(c).tolist() for c in records.values()), strict=True)]  # fmt: skip
     stamped = [
         row | {"time": str(np.datetime64(row["time"], "us")) + "Z"} for row in rows
     ]  # fmt: skip
-    csv = ",".join(found) + "\n" + "".join(",".join(map(str, r.values())) + "\n" for r in stamped)
+    csv = ",".join(records) + "\n" + "".join(",".join(map(str, r.values())) + "\n" for r in stamped)
     lines = "".join(json.dumps(row) + "\n" for row in stamped)
-    typed = found | {
-        "hour": np.asarray(found["hour"]).astype(np.int8),
-        "time": pa.array(np.asarray(found["time"]) * 1000).cast(pa.timestamp("ns", "UTC")),
-        "vendor": pa.array(found["vendor"]).dictionary_encode(),
-        "x": pa.array([str(x) for x in np.asarray(found["x"]).tolist()]),
-        "budget": pa.array(np.asarray(found["budget"]).tolist()).cast(pa.decimal128(9, 2)),
+    typed = records | {
+        "hour": np.asarray(records["hour"]).astype(np.int8),
+        "time": pa.array(np.asarray(records["time"]) * 1000).cast(pa.timestamp("ns", "UTC")),
+        "vendor": pa.array(records["vendor"]).dictionary_encode(),
+        "x": pa.array([str(x) for x in np.asarray(records["x"]).tolist()]),
+        "budget": pa.array(np.asarray(records["budget"]).tolist()).cast(pa.decimal128(9, 2)),
     }
     out = {name: folder / f"rides-{name}" for name in ("1.csv", "1.jsonl", "1.csv.gz")}
     out["1.csv"].write_text(csv)
@@ -91,24 +91,24 @@ def text_files(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["1.csv", "1.jsonl", "1.csv.gz", "1.parquet"])
 def test_every_kind_of_file_gives_the_same(tmp_path: Path, name: str) -> None:
-    found = rides(60, seed=5)
-    text_files(tmp_path, found)
+    records = rides(60, seed=5)
+    text_files(tmp_path, records)
     config = config_at(tmp_path, records=f"rides-{name}")
     loaded = init(config)
-    assert stored(config) == wanted(found)
+    assert stored(config) == wanted(records)
     assert (loaded.records, loaded.taken, loaded.refused) == (60, 60, {})
 
 
 def test_what_is_null_or_outside(tmp_path: Path) -> None:
     good = rides(6)
-    found = {name: np.asarray(column).tolist() for name, column in good.items()}
-    found["hour"][0] = 24  # refused
-    found["hour"][1] = None
-    found["x"][2] = float("nan")  # their own point
-    found["x"][3] = float("inf")
-    found["budget"][4] = None  # no budget, never used
-    found["budget"][5] = -1.0
-    write(tmp_path / "rides-1.parquet", found)
+    records = {name: np.asarray(column).tolist() for name, column in good.items()}
+    records["hour"][0] = 24  # refused
+    records["hour"][1] = None
+    records["x"][2] = float("nan")  # their own point
+    records["x"][3] = float("inf")
+    records["budget"][4] = None  # no budget, never used
+    records["budget"][5] = -1.0
+    write(tmp_path / "rides-1.parquet", records)
     config = config_at(tmp_path)
     loaded = init(config)
     at = at_of(some(good, [2, 3]))
@@ -128,14 +128,14 @@ def test_what_is_null_or_outside(tmp_path: Path) -> None:
 
 
 def test_malformed_lines_stop_nobody(tmp_path: Path) -> None:
-    found = rides(3)
-    path = text_files(tmp_path, found)["1.csv"]
+    records = rides(3)
+    path = text_files(tmp_path, records)["1.csv"]
     lines = path.read_text().splitlines()
     lines[2:2] = ['r9,"5', "a,b", "", "r8," + "x" * 2_000_000]
     path.write_text("\n".join(lines) + "\n")
     config = config_at(tmp_path, records="rides-1.csv")
     loaded = init(config)
-    assert stored(config) == wanted(found)
+    assert stored(config) == wanted(records)
     assert letters(loaded) == [
         ("rides-1.csv", 1, "malformed"), ("rides-1.csv", 2, "field_count"),
         ("rides-1.csv", 3, "line_too_long"),
@@ -144,17 +144,17 @@ def test_malformed_lines_stop_nobody(tmp_path: Path) -> None:
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "rides-0.parquet").write_bytes(b"no parquet")
-    found = rides(3)
-    write(tmp_path / "rides-1.parquet", found)
+    records = rides(3)
+    write(tmp_path / "rides-1.parquet", records)
     config = config_at(tmp_path)
     loaded = init(config)
-    assert loaded.refused == {"unreadable_file": 1} and stored(config) == wanted(found)
+    assert loaded.refused == {"unreadable_file": 1} and stored(config) == wanted(records)
 
 
 def test_ids_that_are_missing_or_there_twice(tmp_path: Path) -> None:
-    found = rides(5)
-    found["ride"] = ["a", None, "b", "a", "c"]
-    write(tmp_path / "rides-1.parquet", found)
+    records = rides(5)
+    records["ride"] = ["a", None, "b", "a", "c"]
+    write(tmp_path / "rides-1.parquet", records)
     write(tmp_path / "rides-2.parquet", rides(2) | {"ride": ["c", "d"]})
     config = config_at(tmp_path)
     loaded = init(config)
@@ -162,39 +162,39 @@ def test_ids_that_are_missing_or_there_twice(tmp_path: Path) -> None:
         ("rides-1.parquet", 1, "missing_id"), ("rides-1.parquet", 3, "duplicate_id"),
         ("rides-2.parquet", 0, "duplicate_id"),
     ]  # fmt: skip
-    assert stored(config) == wanted(some(found, [0, 2, 4]), some(rides(2), [1]))
+    assert stored(config) == wanted(some(records, [0, 2, 4]), some(rides(2), [1]))
     loaded = add(config, [write(tmp_path / "m.parquet", rides(3, seed=8) | {"ride": list("bee")})])
     assert loaded.refused == {"duplicate_id": 2} and loaded.taken == 1 and loaded.version == 2
 
 
 def test_numbers_and_texts_are_one_id(tmp_path: Path) -> None:
-    found = rides(3) | {"ride": [1, 2, 3]}
-    write(tmp_path / "rides-1.parquet", found)
+    records = rides(3) | {"ride": [1, 2, 3]}
+    write(tmp_path / "rides-1.parquet", records)
     config = config_at(tmp_path)
     init(config)
     assert delete(config, [write(tmp_path / "gone.parquet", {"ride": ["2"]})]).taken == 1
-    assert stored(config) == wanted(some(found, [0, 2]))
+    assert stored(config) == wanted(some(records, [0, 2]))
     (tmp_path / "gone.csv").write_text("ride\n3\n")
     assert delete(config, [tmp_path / "gone.csv"]).taken == 1
 
 
 def test_records_are_replaced(tmp_path: Path) -> None:
-    config, found = made(tmp_path)
+    config, records = made(tmp_path)
     new = rides(4, seed=9) | {"ride": ["r3", "r5", "r99", "r7"]}
     new["hour"] = [5, 77, 5, 6]  # the second is not usable: the old one goes too
     loaded = replace(config, [write(tmp_path / "new.parquet", new)])
     assert loaded.refused == {"hour": 1, "unknown_id": 1}
     assert (loaded.version, loaded.records, loaded.usable, loaded.taken) == (2, 20, 19, 3)
-    kept = [i for i in range(20) if i not in (3, 5, 7)]
-    assert stored(config) == wanted(some(found, kept), some(new, [0, 3]))
+    remaining = [i for i in range(20) if i not in (3, 5, 7)]
+    assert stored(config) == wanted(some(records, remaining), some(new, [0, 3]))
     # What is not usable is there by its id still.
-    back = some(found, [5])
+    back = some(records, [5])
     assert replace(config, [write(tmp_path / "back.parquet", back)]).usable == 20
-    assert stored(config) == wanted(some(found, [*kept, 5]), some(new, [0, 3]))
+    assert stored(config) == wanted(some(records, [*remaining, 5]), some(new, [0, 3]))
 
 
 def test_records_are_deleted(tmp_path: Path) -> None:
-    config, found = made(tmp_path)
+    config, records = made(tmp_path)
     [before] = read_manifest(config.folder, config.table).parts
     gone = {"ride": ["r0", "r19", "r0", None, "r77"]}
     loaded = delete(config, [write(tmp_path / "gone.parquet", gone)])
@@ -202,7 +202,7 @@ def test_records_are_deleted(tmp_path: Path) -> None:
     assert [letter[1:] for letter in letters(loaded)] == [
         (2, "duplicate_id"), (3, "missing_id"), (4, "unknown_id"),
     ]  # fmt: skip
-    assert stored(config) == wanted(some(found, range(1, 19)))
+    assert stored(config) == wanted(some(records, range(1, 19)))
     assert not (config.folder / before.name).exists()
     everybody = {"ride": [f"r{i}" for i in range(1, 19)]}
     assert delete(config, [write(tmp_path / "all.parquet", everybody)]).records == 0
@@ -225,9 +225,9 @@ def test_parts_are_divided_and_only_those_that_change_are_written(
 
 
 def test_everything_is_private_and_names_nobody(tmp_path: Path) -> None:
-    found = rides(5) | {"ride": [f"person-{i}" for i in range(5)]}
-    found["hour"] = [99] * 5
-    write(tmp_path / "rides-1.parquet", found)
+    records = rides(5) | {"ride": [f"person-{i}" for i in range(5)]}
+    records["hour"] = [99] * 5
+    write(tmp_path / "rides-1.parquet", records)
     config = config_at(tmp_path)
     before = os.umask(0)
     try:
@@ -243,15 +243,15 @@ def test_everything_is_private_and_names_nobody(tmp_path: Path) -> None:
 
 
 def test_a_table_without_ids_only_grows(tmp_path: Path) -> None:
-    found = rides(4)
-    write(tmp_path / "rides-1.parquet", found | {"ride": ["a"] * 4})
+    records = rides(4)
+    write(tmp_path / "rides-1.parquet", records | {"ride": ["a"] * 4})
     text = config_at(tmp_path)
     file = tmp_path / "TABLE.toml"
     accounts.write(file, file.read_text().replace('id = "ride"\n', ""))
     config = load.Config(**{**text.__dict__, "id": None})
     init(config)
     assert add(config, [tmp_path / "rides-1.parquet"]).records == 8
-    assert stored(config) == wanted(found, found)
+    assert stored(config) == wanted(records, records)
     with pytest.raises(UsageError, match="no record has a name"):
         delete(config, [tmp_path / "rides-1.parquet"])
     with pytest.raises(PolicyError, match="not what the table was made with"):
@@ -273,9 +273,9 @@ def test_refusals_of_whole_files(tmp_path: Path) -> None:
             path.write_text("secret7,x\n1,2\n")
         else:
             write(path, {"secret7": [1]})
-        with pytest.raises(UsageError, match="is not, or not just once") as found:
+        with pytest.raises(UsageError, match="is not, or not just once") as caught:
             add(config, [path])
-        assert "secret7" not in str(found.value)
+        assert "secret7" not in str(caught.value)
     assert read_manifest(config.folder, config.table).version == 1
 
 
@@ -326,14 +326,14 @@ _KILLED = """
      pytest.param("committed", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_kill_9_leaves_one_version_or_the_other(tmp_path: Path, where: str) -> None:
-    config, found = made(tmp_path)
+    config, records = made(tmp_path)
     write(tmp_path / "gone.parquet", {"ride": ["r1"]})
     code = textwrap.dedent(_KILLED)
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path), where], check=False)
     assert run.returncode == -signal.SIGKILL
-    kept = [i for i in range(20) if i != 1]
-    after = wanted(some(found, kept))
-    assert stored(config) == (after if where == "committed" else wanted(found))
+    remaining = [i for i in range(20) if i != 1]
+    after = wanted(some(records, remaining))
+    assert stored(config) == (after if where == "committed" else wanted(records))
     with Scan(config.folder, config.table) as scan:
         assert scan.version == (2 if where == "committed" else 1)
     # The next writer goes on, and sweeps what was left.
@@ -345,12 +345,12 @@ def test_kill_9_leaves_one_version_or_the_other(tmp_path: Path, where: str) -> N
 
 
 def test_writers_wait_for_each_other(tmp_path: Path) -> None:
-    config, found = made(tmp_path)
+    config, records = made(tmp_path)
     more = {n: rides(5, seed=n, first=100 * n) for n in range(1, 7)}
     files = [write(tmp_path / f"more-{n}.parquet", rows) for n, rows in more.items()]
     with ThreadPoolExecutor(6) as pool:  # each opens the lock for itself, as processes do
         versions = {loaded.version for loaded in pool.map(lambda f: add(config, [f]), files)}
-    assert stored(config) == wanted(found, *more.values())
+    assert stored(config) == wanted(records, *more.values())
     assert versions == {2, 3, 4, 5, 6, 7}
 
 

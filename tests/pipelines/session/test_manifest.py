@@ -30,14 +30,14 @@ def table(high: int = 9) -> SessionTable:
 TABLE = table()
 
 
-def manifest(*some: Part, version: int = 1) -> Manifest:
-    return Manifest(1, ID, TABLE.digest, version, "string", "00" * 32, some)
+def manifest(*parts: Part, version: int = 1) -> Manifest:
+    return Manifest(1, ID, TABLE.digest, version, "string", "00" * 32, parts)
 
 
 def test_a_manifest_is_whole_or_refused(tmp_path: Path) -> None:
-    found = manifest(Part("ab", 3, True))
-    commit(tmp_path, found)
-    assert read_manifest(tmp_path, TABLE) == found
+    part_manifest = manifest(Part("ab", 3, True))
+    commit(tmp_path, part_manifest)
+    assert read_manifest(tmp_path, TABLE) == part_manifest
     data = (tmp_path / MANIFEST).read_bytes()
     for at, bit in itertools.product(range(len(data)), (1, 0x80)):  # the second is no UTF-8
         (tmp_path / MANIFEST).write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])

@@ -17,16 +17,16 @@ def test_what_is_left(tmp_path: Path) -> None:
     with Session(config_at(tmp_path, more=QUOTA), "alice") as session:
         session.where("a < 2 AND epsilon >= 1").count(0.5)
         session.where("a = 1 AND epsilon >= 1").count(0.25)
-        whole = overview(session.desk, session.table.selection)
-        assert whole["entries"] == 2 and set(whole["budgets"]) == {"epsilon", "rho"}
-        part = whole["budgets"]["epsilon"]
+        summary = overview(session.desk, session.table.selection)
+        assert summary["entries"] == 2 and set(summary["budgets"]) == {"epsilon", "rho"}
+        part = summary["budgets"]["epsilon"]
         assert (part["most_spent"], part["least_spent"], part["most_initial"]) == (0.75, 0, 2)
         assert part["shown"][0] == {"where": "a = 1 AND epsilon >= 1", "spent": 0.75}
-        assert whole["quotas"] == {
+        assert summary["quotas"] == {
             "epsilon": {"analyst": "alice", "quota": 1.5, "most_charged": 0.75}
         }
-        some = overview(session.desk, session.where("a = 0 AND epsilon >= 1").selection)
-        assert some["budgets"]["epsilon"]["least_spent"] == 0.5
+        part_summary = overview(session.desk, session.where("a = 0 AND epsilon >= 1").selection)
+        assert part_summary["budgets"]["epsilon"]["least_spent"] == 0.5
         close_before(session.desk, "b", 3)
         part = overview(session.desk, session.table.selection)["budgets"]["epsilon"]
         assert part["most_spent"] == 0.75 and part["closed_boxes"] == 1

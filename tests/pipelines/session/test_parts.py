@@ -43,11 +43,11 @@ def test_columns_are_as_narrow_as_their_dimension() -> None:
 
 def test_a_part_is_what_was_written(tmp_path: Path) -> None:
     part = write_part(tmp_path, rows(), True)
-    found = read_part(tmp_path, part)
-    assert found.schema.equals(SCHEMA) and found.equals(rows())
-    assert ids_in(found).tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert ids_in(found.slice(1)).tolist() == [[2, 3], [4, 5]]
-    both = pa.concat_tables([found.slice(2), found.slice(0, 1)])
+    part_rows = read_part(tmp_path, part)
+    assert part_rows.schema.equals(SCHEMA) and part_rows.equals(rows())
+    assert ids_in(part_rows).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert ids_in(part_rows.slice(1)).tolist() == [[2, 3], [4, 5]]
+    both = pa.concat_tables([part_rows.slice(2), part_rows.slice(0, 1)])
     assert ids_in(both).tolist() == [[4, 5], [0, 1]]
     assert checked_paths(tmp_path, [part, part]) == [str(tmp_path / part.name)] * 2
 
@@ -60,12 +60,12 @@ def test_records_of_a_row_group_are_in_the_order_of_their_budgets(
     ids = np.arange(12, dtype=np.uint64).reshape(-1, 2)
     given = table_of(SCHEMA, at, True, ids)
     assert budgets_of(TABLE.space) == ("x1",)
-    found = read_part(tmp_path, write_part(tmp_path, given, True, budgets_of(TABLE.space)))
+    part_rows = read_part(tmp_path, write_part(tmp_path, given, True, budgets_of(TABLE.space)))
     # Equal ones stay in their order, and nobody leaves the row group.
-    assert found.column("x0").to_pylist() == [3, 1, 0, 2, 5, 4]
-    assert found.column("x1").to_pylist() == [0, 1, 3, 3, 2, 9]
-    assert ids_in(found)[:, 0].tolist() == [6, 2, 0, 4, 10, 8]
-    assert found.schema.equals(SCHEMA)
+    assert part_rows.column("x0").to_pylist() == [3, 1, 0, 2, 5, 4]
+    assert part_rows.column("x1").to_pylist() == [0, 1, 3, 3, 2, 9]
+    assert ids_in(part_rows)[:, 0].tolist() == [6, 2, 0, 4, 10, 8]
+    assert part_rows.schema.equals(SCHEMA)
 
 
 def test_the_first_of_two_budgets_counts_before_the_second() -> None:
@@ -102,11 +102,11 @@ def test_what_no_version_names_is_swept_when_nobody_reads(tmp_path: Path) -> Non
     with writing(tmp_path):
         old, new = write_part(tmp_path, rows(), True), write_part(tmp_path, rows(4), True)
         (tmp_path / ".x.0123456789abcdef.dpstream-draft").write_bytes(b"torn")
-    kept = manifest(new)
+    new_manifest = manifest(new)
     with reading(tmp_path), reading(tmp_path):
-        assert not tidy(tmp_path, kept)
+        assert not tidy(tmp_path, new_manifest)
         assert (tmp_path / old.name).exists()
-    assert tidy(tmp_path, kept)
+    assert tidy(tmp_path, new_manifest)
     assert not (tmp_path / old.name).exists() and (tmp_path / new.name).exists()
     with writing(tmp_path):
         assert not list(tmp_path.glob(".x.*"))
@@ -147,5 +147,5 @@ def test_row_groups_know_their_bounds(tmp_path: Path) -> None:
     """Scans leave out comparisons that every record meets."""
     part = write_part(tmp_path, rows(), True)
     meta = pq.read_metadata(tmp_path / part.name)
-    found = [meta.row_group(0).column(place).statistics for place in (0, 1)]
-    assert [(s.min, s.max) for s in found] == [(0, 2), (0, 200_000)]
+    statistics = [meta.row_group(0).column(place).statistics for place in (0, 1)]
+    assert [(s.min, s.max) for s in statistics] == [(0, 2), (0, 200_000)]

@@ -41,34 +41,34 @@ def most(spent: Spent, frame: np.ndarray) -> int:
 @pytest.mark.parametrize("initial", [None, 2_000_000, 300_000])
 def test_a_map_is_the_least_over_the_others(initial: int | None) -> None:
     spent, _ = charged()
-    found = heat_map(spent, "age", "weight", initial)
+    heat = heat_map(spent, "age", "weight", initial)
     at = 4_000_000 if initial is None else initial
-    assert found.left.shape == (PIXELS, 101) and found.initial == at / 1e6
+    assert heat.left.shape == (PIXELS, 101) and heat.initial == at / 1e6
     rng = np.random.default_rng(3)
     for _ in range(200):
-        row, column = rng.integers(found.left.shape[0]), rng.integers(found.left.shape[1])
+        row, column = rng.integers(heat.left.shape[0]), rng.integers(heat.left.shape[1])
         frame = SPACE.whole[0].copy()
-        frame[0], frame[2] = found.columns[[column, column + 1]], found.rows[[row, row + 1]]
+        frame[0], frame[2] = heat.columns[[column, column + 1]], heat.rows[[row, row + 1]]
         frame[4] = at, at + 1
-        assert found.left[row, column] == max(at - most(spent, frame), 0) / 1e6
-    assert len(np.unique(found.left)) > 1
+        assert heat.left[row, column] == max(at - most(spent, frame), 0) / 1e6
+    assert len(np.unique(heat.left)) > 1
 
 
 def test_the_initial_budget_as_a_side() -> None:
     spent, _ = charged()
-    found = heat_map(spent, "age", "epsilon")
-    assert found.initial is None and (found.left >= 0).all()
+    heat = heat_map(spent, "age", "epsilon")
+    assert heat.initial is None and (heat.left >= 0).all()
     frame = SPACE.whole[0].copy()
-    frame[0], frame[4] = (15, 16), found.rows[[-2, -1]]
-    assert found.left[-1, 15] == (found.rows[-2] - most(spent, frame)) / 1e6
+    frame[0], frame[4] = (15, 16), heat.rows[[-2, -1]]
+    assert heat.left[-1, 15] == (heat.rows[-2] - most(spent, frame)) / 1e6
     turned = heat_map(spent, "epsilon", "age")
-    assert np.array_equal(turned.left.T, found.left)
+    assert np.array_equal(turned.left.T, heat.left)
 
 
 def test_a_part_of_the_space() -> None:
     spent, _ = charged()
-    found = heat_map(spent, "age", "smoker", within=box(age=(70, 90), weight=(0, 50))[0])
-    assert found.left.shape == (2, 20) and (found.left == 4).all()
+    heat = heat_map(spent, "age", "smoker", within=box(age=(70, 90), weight=(0, 50))[0])
+    assert heat.left.shape == (2, 20) and (heat.left == 4).all()
 
 
 def test_what_is_no_map() -> None:
@@ -83,12 +83,12 @@ def test_what_is_no_map() -> None:
 
 def test_spending_over_time() -> None:
     spent, history = charged()
-    found = over_time(PEOPLE, "epsilon", history)
-    assert [moment.at for moment in found] == [START + n for n in range(4)]
-    assert [moment.most for moment in found] == [0.3, 0.8, 2.0, 3.2]
-    assert found[-1].regions == len(spent.amounts)
-    means = [moment.mean for moment in found]
-    assert means == sorted(means) and 0 < means[0] < found[0].most
+    moments = over_time(PEOPLE, "epsilon", history)
+    assert [moment.at for moment in moments] == [START + n for n in range(4)]
+    assert [moment.most for moment in moments] == [0.3, 0.8, 2.0, 3.2]
+    assert moments[-1].regions == len(spent.amounts)
+    means = [moment.mean for moment in moments]
+    assert means == sorted(means) and 0 < means[0] < moments[0].most
     assert over_time(PEOPLE, "rho", history) == [] and kinds(SPACE) == ["epsilon", "rho"]
 
 
@@ -97,5 +97,5 @@ def test_closed_points_are_left_out() -> None:
     shut = close(spent, box(arrived=(START, START + 5 * DAY)))
     for by in (("age", "weight"), ("age", "epsilon")):
         assert np.array_equal(heat_map(shut, *by).left, heat_map(spent, *by).left)
-    found = heat_map(shut, "arrived", "age").left
-    assert np.isnan(found[:, :5]).all() and not np.isnan(found[:, 5:]).any()
+    budget_left = heat_map(shut, "arrived", "age").left
+    assert np.isnan(budget_left[:, :5]).all() and not np.isnan(budget_left[:, 5:]).any()

@@ -15,15 +15,15 @@ from tests.pipelines.session.small import config_at
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as found:
-        yield found
+    with Session(config_at(tmp_path), "alice") as session:
+        yield session
 
 
 def plan_of(
     session: Session, where: str, amount: float, *figures: Any, union: bool = False, **how: Any
 ) -> Any:
-    wish = session.where(where).wish(figures or (COUNT,), amount, **how)
-    return planning.plan(session.desk, wish, union)
+    request = session.where(where).wish(figures or (COUNT,), amount, **how)
+    return planning.plan(session.desk, request, union)
 
 
 def test_a_plan_spends_and_reads_nothing(session: Session) -> None:
@@ -34,8 +34,8 @@ def test_a_plan_spends_and_reads_nothing(session: Session) -> None:
     plan = plan_of(session, "epsilon >= 1", 0.5, COUNT, average("b"), median("b"))
     assert plan.decision.accepted and len(plan.errors) == 3 and plan.answered == ""
     assert (plan.regions, plan.after) == (1, 2) and session.desk.account.history() == []
-    told = planning.as_builtins(plan)
-    assert told["errors"][0]["within"] > told["errors"][0]["sd"] > 0
+    fields = planning.as_builtins(plan)
+    assert fields["errors"][0]["within"] > fields["errors"][0]["sd"] > 0
     text = "\n".join(planning.lines(plan))
     assert "records of rank" in text and "/ records" in text and "epsilon 0.5" in text
 

@@ -60,18 +60,18 @@ def points() -> np.ndarray:
 
 
 def spent_at(at: np.ndarray, kind: str) -> np.ndarray:
-    spent, found = VIEWS.spent(kind), np.full(len(at), -1)
+    spent, amounts = VIEWS.spent(kind), np.full(len(at), -1)
     for box, amount in zip(spent.boxes, spent.amounts, strict=True):
-        found[((at >= box[:, 0]) & (at < box[:, 1])).all(axis=1)] = amount
-    return found
+        amounts[((at >= box[:, 0]) & (at < box[:, 1])).all(axis=1)] = amount
+    return amounts
 
 
 def within(boxes: np.ndarray, at: np.ndarray) -> np.ndarray:
     """(n,) in how many boxes each point is."""
-    found = np.zeros(len(at), int)
+    counts = np.zeros(len(at), int)
     for box in boxes:
-        found += ((at >= box[:, 0]) & (at < box[:, 1])).all(axis=1)
-    return found
+        counts += ((at >= box[:, 0]) & (at < box[:, 1])).all(axis=1)
+    return counts
 
 
 def table() -> pa.Table:
@@ -85,8 +85,8 @@ def table() -> pa.Table:
         return pa.array(values, mask=at[:, place] == SPACE.values[place])
 
     def amount(values: np.ndarray) -> pa.Array:
-        found = [Decimal(value).scaleb(-6) for value in values.tolist()]
-        return pa.array(found, pa.decimal128(18, 6))
+        decimals = [Decimal(value).scaleb(-6) for value in values.tolist()]
+        return pa.array(decimals, pa.decimal128(18, 6))
 
     codes = np.array(["b", "a", "é", ""])
     return pa.table(
@@ -114,11 +114,11 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
 def check(db: duckdb.DuckDBPyConnection, text: str) -> int:
     """Every point agrees with DuckDB; how many are in the boxes."""
     boxes = boxes_of(text, SPACE, VIEWS)
-    found = within(boxes, points())
-    assert found.max(initial=0) <= 1 and disjoint(boxes)
+    counts = within(boxes, points())
+    assert counts.max(initial=0) <= 1 and disjoint(boxes)
     true = db.sql(f"SELECT ({text}) IS TRUE AS yes FROM rows").to_arrow_table()["yes"].to_numpy()
-    assert (np.repeat(found, 2) == true).all(), text
-    return int(found.sum())
+    assert (np.repeat(counts, 2) == true).all(), text
+    return int(counts.sum())
 
 
 TEXTS = """
@@ -238,8 +238,8 @@ def grown(rng: random.Random, depth: int) -> str:
         if kind < 0.15:
             return f"{column} IS {rng.choice(['', 'NOT '])}NULL"
         if kind < 0.35:
-            some = ", ".join(rng.choices(values, k=rng.randint(1, 3)))
-            return f"{column} {rng.choice(['', 'NOT '])}IN ({some})"
+            members = ", ".join(rng.choices(values, k=rng.randint(1, 3)))
+            return f"{column} {rng.choice(['', 'NOT '])}IN ({members})"
         if kind < 0.5:
             low, high = rng.choices(values, k=2)
             return f"{column} {rng.choice(['', 'NOT '])}BETWEEN {low} AND {high}"
@@ -328,9 +328,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_no_boxes_could_mean_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(UsageError, match=REFUSED[text]) as found:
+    with pytest.raises(UsageError, match=REFUSED[text]) as caught:
         predicate_of(text, SPACE)
-    assert found.value.field.startswith("where, line 1, column ")
+    assert caught.value.field.startswith("where, line 1, column ")
 
 
 @pytest.mark.slow
@@ -377,15 +377,15 @@ def test_whatever_is_taken_means_in_duckdb_what_it_means_here(
              "f(secret7)", "hour = 1 secret7 'secret7", "x < 0.7777"]
 )  # fmt: skip
 def test_a_refusal_quotes_no_value(text: str) -> None:
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as caught:
         predicate_of(text, SPACE)
-    assert "secret7" not in str(found.value) and "0.7777" not in str(found.value)
+    assert "secret7" not in str(caught.value) and "0.7777" not in str(caught.value)
 
 
 def test_the_place_is_that_of_the_comparison() -> None:
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as caught:
         predicate_of("hour = 1 AND\n  price = 2", SPACE)
-    assert found.value.field == "where, line 2, column 3"
+    assert caught.value.field == "where, line 2, column 3"
 
 
 def test_an_empty_text_is_true_everywhere() -> None:

@@ -62,12 +62,12 @@ class Analyst:
         self.session, self.answers, self.updates = session, list(answers), 0
         self.steps = list[Step]()
 
-    def count(self, wish: Wish) -> int | None:
+    def count(self, request: Wish) -> int | None:
         """The next answer of the enumeration, ``None`` if it is refused."""
-        question = Enumerated(self.session.desk, wish)
+        question = Enumerated(self.session.desk, request)
         question.analyst = self
         try:
-            return int(asking.committed(question.desk, question, wish.how).receipt)
+            return int(asking.committed(question.desk, question, request.how).receipt)
         except PolicyError:
             return None
 
@@ -107,7 +107,7 @@ def transcripts(folder: Path) -> Iterator[list[Step]]:
     """Every run of the analysis; a run asks at most six times."""
     seen = set[tuple[int, ...]]()
     for number, answers in enumerate(itertools.product(ANSWERS, repeat=6)):
-        if any(answers[: len(known)] == known for known in seen):
+        if any(answers[: len(prefix)] == prefix for prefix in seen):
             continue
         config = config_at(folder / str(number), EMPTY, QUOTA)
         with Session(config, "alice") as session:
@@ -156,8 +156,8 @@ def worst(folder: Path) -> float:
 
 
 def test_no_transcript_tells_more_than_the_initial_budgets(tmp_path: Path) -> None:
-    found = worst(tmp_path)
-    assert -0.01 < found <= 1e-9  # some record pays all that it has
+    excess = worst(tmp_path)
+    assert -0.01 < excess <= 1e-9  # some record pays all that it has
 
 
 def _reads_what_is_dropped(planned: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,8 +62,8 @@ BUDGET = Budget(name="e", most=2.0, step=500_000)
 def test_values_become_coordinates(
     dimension: AnyDimension, column: pa.Array, want: list[int]
 ) -> None:
-    found = coordinates(dimension, column, None, len(column))
-    assert found.at.tolist() == want and found.usable.all()
+    points = coordinates(dimension, column, None, len(column))
+    assert points.at.tolist() == want and points.usable.all()
 
 
 @pytest.mark.parametrize(
@@ -76,23 +76,23 @@ def test_values_become_coordinates(
     ],
 )
 def test_what_is_refused_has_no_coordinate(dimension: AnyDimension, column: pa.Array) -> None:
-    found = coordinates(dimension, column, None, len(column))
-    assert not found.usable.any() and not found.at.any()
+    points = coordinates(dimension, column, None, len(column))
+    assert not points.usable.any() and not points.at.any()
 
 
 def test_a_value_of_every_record() -> None:
-    found = coordinates(BUDGET, None, 1.2, 3)
-    assert found.at.tolist() == [2, 2, 2] and found.usable.all()
+    points = coordinates(BUDGET, None, 1.2, 3)
+    assert points.at.tolist() == [2, 2, 2] and points.usable.all()
 
 
 def test_a_row_is_read_alone(tmp_path: Path) -> None:
     """Whatever stands beside it in the batch."""
-    found: dict[str, Any] = {k: np.asarray(v).tolist() for k, v in rides(30).items()}
+    columns: dict[str, Any] = {k: np.asarray(v).tolist() for k, v in rides(30).items()}
     for row, (name, value) in enumerate(
         [("hour", None), ("x", None), ("vendor", None), ("budget", None), ("ride", None)]
     ):
-        found[name][row] = value
-    path = write(tmp_path / "rides-1.parquet", found)
+        columns[name][row] = value
+    path = write(tmp_path / "rides-1.parquet", columns)
     config, prf = config_at(tmp_path), Prf(b"1" * 32)
     together = {}
     for part in records_of(config, [str(path)], prf):
@@ -102,7 +102,7 @@ def test_a_row_is_read_alone(tmp_path: Path) -> None:
             together |= {int(row): rest for row, *rest in rows}
     assert sorted(together) == [row for row in range(30) if row != 4]
     for row in range(30):
-        one = write(tmp_path / "one.parquet", {k: [v[row]] for k, v in found.items()})
+        one = write(tmp_path / "one.parquet", {k: [v[row]] for k, v in columns.items()})
         records = [p for p in records_of(config, [str(one)], prf) if isinstance(p, Records)]
         alone = [[*r.at.tolist(), *r.usable, *r.ids.tolist()] for r in records if len(r.rows)]
         assert alone == ([] if row == 4 else [together[row]])
@@ -113,8 +113,8 @@ def test_positions_of_letters(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="column 'budget'"):
         list(records_of(config_at(tmp_path), [str(tmp_path / "a.csv")], None))
     config = config_at(tmp_path)
-    found = list(ids_of(config, [str(tmp_path / "a.csv")], Prf(b"1" * 32)))
-    assert sorted((int(r), bool(g)) for _, rows, _, given in found
+    id_parts = list(ids_of(config, [str(tmp_path / "a.csv")], Prf(b"1" * 32)))
+    assert sorted((int(r), bool(g)) for _, rows, _, given in id_parts
                   for r, g in zip(rows, given, strict=True)) == [(0, True), (1, False)]  # fmt: skip
     write(tmp_path / "b.parquet", rides(3) | {"hour": [1, 55, 2]})
     path = str(tmp_path / "b.parquet")
@@ -144,6 +144,6 @@ def test_compressed_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_text("ride,secret7\n1,2\n")
     (tmp_path / "b.parquet").write_bytes(b"\x1f\x8bsecret7")
     for name in ("a.csv.gz", "b.parquet"):
-        with pytest.raises(UsageError) as found:
+        with pytest.raises(UsageError) as caught:
             list(parts_of(str(tmp_path / name), ["ride"]))
-        assert "secret7" not in str(found.value)
+        assert "secret7" not in str(caught.value)

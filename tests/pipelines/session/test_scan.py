@@ -33,17 +33,17 @@ from tests.pipelines.session.tables import at_of, config_at, rides, write
 def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, np.ndarray]:
     """A loaded table of several parts, and its usable records as coordinates."""
     folder = tmp_path_factory.mktemp("rides")
-    some = rides(4_000)
-    some["hour"] = some["hour"].astype(float)
-    some["hour"][::50] = np.nan  # 80 that are not usable
-    write(folder / "rides-1.parquet", some)
+    records = rides(4_000)
+    records["hour"] = records["hour"].astype(float)
+    records["hour"][::50] = np.nan  # 80 that are not usable
+    write(folder / "rides-1.parquet", records)
     config = config_at(folder)
     init(config)
     more = rides(1_000, seed=1, first=4_000)
     add(config, [write(folder / "more.parquet", more)])
-    good = ~np.isnan(some["hour"])
-    some["hour"] = np.nan_to_num(some["hour"]).astype(int)
-    return config, np.concatenate([at_of(some)[good], at_of(more)])
+    good = ~np.isnan(records["hour"])
+    records["hour"] = np.nan_to_num(records["hour"]).astype(int)
+    return config, np.concatenate([at_of(records)[good], at_of(more)])
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["files", "held"])
@@ -56,10 +56,10 @@ def opened(
 
 
 def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
-    found = space.whole.copy()
+    box = space.whole.copy()
     for name, edges in ranges.items():
-        found[0, space.place(name)] = edges
-    return found
+        box[0, space.place(name)] = edges
+    return box
 
 
 NOTHING = Needs((), ())
@@ -73,11 +73,11 @@ ASKED: tuple[tuple[Aggregate, ...], ...] = (
 
 
 def same(
-    opened: tuple[Scan, Config, np.ndarray], boxes: np.ndarray, cells: Cells, asked: int = 1
+    opened: tuple[Scan, Config, np.ndarray], boxes: np.ndarray, cells: Cells, number: int = 1
 ) -> None:
     scan, config, at = opened
     space = config.table.space
-    question = Question(kind="epsilon", amount=1, aggregates=ASKED[asked], cells=cells)
+    question = Question(kind="epsilon", amount=1, aggregates=ASKED[number], cells=cells)
     needs = question.needs(space, boxes)
     columns = {d.name: at[:, place] for place, d in enumerate(space.dimensions)}
     got = scan.totals(boxes, cells, needs)
@@ -134,8 +134,8 @@ def test_totals_are_those_of_the_records(
 ) -> None:
     space = opened[1].table.space
     for cells in CELLS:
-        for asked in range(len(ASKED)):
-            same(opened, boxes_of(space)[name], cells, asked)
+        for number in range(len(ASKED)):
+            same(opened, boxes_of(space)[name], cells, number)
 
 
 def test_many_boxes_whose_cells_are_too_many(
@@ -168,16 +168,16 @@ def test_edges_by_comparisons(
 def test_everything_is_one_scan(
     opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, select = list[str](), Scan._select
+    queries, select = list[str](), Scan._select
 
     def counted(self: Scan, text: str, where: scan_sql.Where) -> dict[str, np.ndarray]:
-        asked.append(text)
+        queries.append(text)
         return select(self, text, where)
 
     monkeypatch.setattr(Scan, "_select", counted)
     for number in range(len(ASKED)):
         same(opened, opened[1].table.space.whole, CELLS[4], number)
-    assert len(asked) == len(ASKED) and all(text.count(" FROM t ") == 1 for text in asked)
+    assert len(queries) == len(ASKED) and all(text.count(" FROM t ") == 1 for text in queries)
 
 
 def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray]) -> None:
@@ -207,9 +207,9 @@ def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Pat
         "SET threads = 1",
         "INSTALL httpfs",
     ):
-        with pytest.raises(RunError, match="cannot be scanned") as found:
+        with pytest.raises(RunError, match="cannot be scanned") as caught:
             opened[0]._select(text, scan_sql.Where("true"))
-        assert found.value.__cause__ is None and str(tmp_path) not in str(found.value)
+        assert caught.value.__cause__ is None and str(tmp_path) not in str(caught.value)
 
 
 def small(folder: Path) -> Config:
@@ -275,8 +275,8 @@ def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
 
 def test_sums_of_many_coordinates_are_whole(opened: tuple[Scan, Config, np.ndarray]) -> None:
     scan, config, at = opened
-    found = scan.totals(config.table.space.whole, Cells(), Needs(("rho",), ()))
-    assert found.columns["rho"].total.tolist() == [at[:, 5].sum()] and at[:, 5].sum() > 1 << 30
+    totals = scan.totals(config.table.space.whole, Cells(), Needs(("rho",), ()))
+    assert totals.columns["rho"].total.tolist() == [at[:, 5].sum()] and at[:, 5].sum() > 1 << 30
 
 
 def test_another_table_and_none(tmp_path: Path) -> None:
@@ -290,8 +290,8 @@ def test_another_table_and_none(tmp_path: Path) -> None:
 
 
 def test_a_table_without_usable_records(tmp_path: Path) -> None:
-    found = rides(5) | {"hour": [99] * 5}
-    write(tmp_path / "rides-1.parquet", found)
+    records = rides(5) | {"hour": [99] * 5}
+    write(tmp_path / "rides-1.parquet", records)
     config = config_at(tmp_path)
     assert init(config).usable == 0
     for held in (False, True):

@@ -20,10 +20,10 @@ def rows(boxes: np.ndarray, held: np.ndarray = HELD) -> list[list[int]]:
     """The points that DuckDB finds in boxes, each as often as it finds it."""
     with duckdb.connect() as db:
         db.register("t", pa.table({f"x{i}": POINTS[:, i].astype(np.uint8) for i in range(3)}))
-        found = where(boxes, held)
-        if found.boxes is not None:
-            db.register(BOXES, found.boxes)
-        text = f"SELECT x0, x1, x2 FROM t{found.join} WHERE {found.text} ORDER BY ALL"
+        clause = where(boxes, held)
+        if clause.boxes is not None:
+            db.register(BOXES, clause.boxes)
+        text = f"SELECT x0, x1, x2 FROM t{clause.join} WHERE {clause.text} ORDER BY ALL"
         return [list(row) for row in db.sql(text).fetchall()]
 
 
@@ -83,19 +83,19 @@ def test_ranges_between_edges(
     values = np.arange(edges[0], edges[-1], dtype=np.uint8)
     with duckdb.connect() as db:
         db.register("t", pa.table({"x": values}))
-        found = [row[0] for row in db.sql(f"SELECT {text} FROM t").fetchall()]
-    assert found == (np.searchsorted(edges, values, "right") - 1).tolist()
+        places = [row[0] for row in db.sql(f"SELECT {text} FROM t").fetchall()]
+    assert places == (np.searchsorted(edges, values, "right") - 1).tolist()
 
 
 def test_very_wide_dimensions() -> None:
     """Coordinates of 40 bits, with cells of several dimensions: numbers stay within 64 bits."""
-    whole = np.array([[0, 1 << 40]] * 3)
+    bounds = np.array([[0, 1 << 40]] * 3)
     boxes = np.array([[[i << 30, (i << 30) + 1]] * 3 for i in range(5)])
-    found = where(boxes, whole)
-    assert found.boxes is not None and found.boxes.num_rows == 5
+    clause = where(boxes, bounds)
+    assert clause.boxes is not None and clause.boxes.num_rows == 5
     with duckdb.connect() as db:
         at = np.array([0, 1, 1 << 30, 4 << 30, (4 << 30) + 1])
         db.register("t", pa.table({f"x{i}": at for i in range(3)}))
-        db.register(BOXES, found.boxes)
-        text = f"SELECT x0 FROM t{found.join} WHERE {found.text} ORDER BY ALL"
+        db.register(BOXES, clause.boxes)
+        text = f"SELECT x0 FROM t{clause.join} WHERE {clause.text} ORDER BY ALL"
         assert [row[0] for row in db.sql(text).fetchall()] == [0, 1 << 30, 4 << 30]

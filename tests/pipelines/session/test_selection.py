@@ -25,12 +25,12 @@ class Views:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_common_points_are_those_of_both(seed: int) -> None:
-    some = np.concatenate([box(age=(n, n + 10)) for n in (0, 20, 40)])
+    boxes = np.concatenate([box(age=(n, n + 10)) for n in (0, 20, 40)])
     others = random_boxes(seed)
-    found = common(some, others)
-    assert disjoint(found) if len(found) else True
-    size = sum(points(common(one[None], others)) for one in some)
-    assert points(found) == size == points(common(others, some))
+    overlap = common(boxes, others)
+    assert disjoint(overlap) if len(overlap) else True
+    size = sum(points(common(one[None], others)) for one in boxes)
+    assert points(overlap) == size == points(common(others, boxes))
 
 
 def test_predicates_are_joined_and_cut() -> None:
@@ -77,9 +77,9 @@ def test_what_is_joined_is_as_limited_as_its_text(first: str, second: str, more:
     assert joined.predicate == predicate_of(joined.text, SPACE)
     with pytest.raises(UsageError) as parsed:
         predicate_of(f"({first}) AND ({second + more})", SPACE)
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as caught:
         Selection(SPACE).where(first).where(second + more)
-    assert str(found.value) == str(parsed.value)
+    assert str(caught.value) == str(parsed.value)
 
 
 def test_what_is_joined_is_nested_as_deep_as_one_text_may_be() -> None:

@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path, MANY), "bob") as found:
-        yield found
+    with Session(config_at(tmp_path, MANY), "bob") as session:
+        yield session
 
 
 def test_the_nine_steps(session: Session) -> None:
@@ -54,8 +54,8 @@ def test_the_nine_steps(session: Session) -> None:
 def test_with_budget_is_the_points_that_have_it_then_and_later(session: Session) -> None:
     session.where("a = 0 AND epsilon >= 1").count(1)
     rich = session.where("a < 2").with_budget(1)
-    found = rich.boxes()
-    assert found[:, [0, 2], 0].tolist() == [[0, 8], [1, 4]] or len(found) == 2
+    boxes = rich.boxes()
+    assert boxes[:, [0, 2], 0].tolist() == [[0, 8], [1, 4]] or len(boxes) == 2
     count, analysis = rich.as_pinq(0.25), rich.as_pinq(0.75)
     assert count.selection.identity == analysis.selection.identity == rich.selection.identity
     with pytest.raises(PolicyError, match="more than any point"):

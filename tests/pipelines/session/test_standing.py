@@ -26,8 +26,8 @@ QUESTION = Question(kind="epsilon", amount=400_000)
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as found:
-        yield found
+    with Session(config_at(tmp_path), "alice") as session:
+        yield session
 
 
 def standing(session: Session, where: str = "epsilon >= 1", width: int = 2) -> Standing:

@@ -21,15 +21,15 @@ def test_a_ticket_says_what_was_paid_and_is_of_its_key(table: Made, tmp_path: Pa
     parts = read_manifest(table.folder, table.table).parts
     with key_file(tmp_path).ring() as keys:
         data, name = ticket_of(table.table, parts, table.question(), table.boxes, RUN, keys)
-        found, again = opened(data, keys)
+        ticket, again = opened(data, keys)
         assert name == again and name.encode() in data
         other = ticket_of(table.table, parts, table.question(), table.boxes, "6b" * 16, keys)
         assert other.name != name  # of the same records
         fewer = ticket_of(table.table, parts[1:], table.question(), table.boxes, RUN, keys)
         assert fewer.name != name
-        assert (found.boxes == table.boxes).all() and found.run_id == RUN
-        assert found.table == table.table and found.table.digest == table.table.digest
-        assert found.question == table.question() and found.parts == parts
+        assert (ticket.boxes == table.boxes).all() and ticket.run_id == RUN
+        assert ticket.table == table.table and ticket.table.digest == table.table.digest
+        assert ticket.question == table.question() and ticket.parts == parts
         assert KEY.encode() not in data
         changed = data.replace(b'"amount":700000', b'"amount":700001')
         assert changed != data

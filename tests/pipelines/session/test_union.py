@@ -15,8 +15,8 @@ from tests.pipelines.session.small import config_at
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as found:
-        yield found
+    with Session(config_at(tmp_path), "alice") as session:
+        yield session
 
 
 def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:
@@ -24,14 +24,14 @@ def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:
     cells = rich.grid({"a": None}, 0.25, (COUNT, sum_of("b"))).table
     one = rich.where("a = 3").count(0.5)
     entries = len(session.desk.account.history())
-    found = session.where("a >= 1 AND epsilon >= 1 AND b IS NOT NULL").union()
+    union = session.where("a >= 1 AND epsilon >= 1 AND b IS NOT NULL").union()
     counts, sds = (cells[name].to_numpy() for name in ("count", "count_sd"))
     # The part of the larger budget has less noise.
     assert one.value is not None and one.sd is not None
-    assert found.value == pytest.approx(counts[1] + counts[2] + one.value)
-    assert found.sd == pytest.approx(np.sqrt(sds[1] ** 2 + sds[2] ** 2 + one.sd**2))
-    assert found.low < found.value < found.high and found.parts == 3
-    assert len(found.run_ids) == 2 and found.first <= found.last
+    assert union.value == pytest.approx(counts[1] + counts[2] + one.value)
+    assert union.sd == pytest.approx(np.sqrt(sds[1] ** 2 + sds[2] ** 2 + one.sd**2))
+    assert union.low < union.value < union.high and union.parts == 3
+    assert len(union.run_ids) == 2 and union.first <= union.last
     total = session.where("epsilon >= 1 AND b IS NOT NULL").union(sum_of("b"))
     assert total.value == pytest.approx(cells["sum_b"].to_numpy().sum())
     assert len(session.desk.account.history()) == entries  # free
@@ -46,8 +46,8 @@ def test_only_answers_that_read_some_of_it_are_looked_up(
     monkeypatch.setattr(
         session.desk.register, "read", lambda run_id: (looked.append(run_id), read(run_id))[1]
     )
-    found = session.where("epsilon >= 1 AND a >= 1 AND a < 3").union()
-    assert tuple(looked) == found.run_ids and len(looked) == 2
+    union = session.where("epsilon >= 1 AND a >= 1 AND a < 3").union()
+    assert tuple(looked) == union.run_ids and len(looked) == 2
 
 
 def test_an_allotment_is_no_part_of_it(session: Session) -> None:
@@ -105,10 +105,10 @@ def test_cells_of_many_answers_one_of_which_fills_the_rest(session: Session) -> 
                 0.02 + 0.01 * low
             )
     grid = rich.grid({"a": None}, 0.25).table
-    found = rich.union()
-    assert found.parts == 4 and len(found.run_ids) == 1
-    assert found.value == pytest.approx(grid["count"].to_numpy().sum())
-    assert found.sd == pytest.approx(np.sqrt((grid["count_sd"].to_numpy() ** 2).sum()))
+    union = rich.union()
+    assert union.parts == 4 and len(union.run_ids) == 1
+    assert union.value == pytest.approx(grid["count"].to_numpy().sum())
+    assert union.sd == pytest.approx(np.sqrt((grid["count_sd"].to_numpy() ** 2).sum()))
 
 
 def test_with_drop_it_is_what_was_read_that_counts(session: Session) -> None:
@@ -126,8 +126,8 @@ def test_intervals_of_sums_cover() -> None:
         noise = rng.laplace(0, chosen, (20_000, len(chosen)))
         parts = [Part(np.zeros((1, 1, 2), np.int64), 1, 0.0, np.sqrt(2) * s, np.log(20) * s,
                       "2024", "a") for s in chosen]  # fmt: skip
-        found = _together(parts)
-        share = (np.abs(noise.sum(axis=1)) <= found.high).mean()
+        union = _together(parts)
+        share = (np.abs(noise.sum(axis=1)) <= union.high).mean()
         assert share >= 0.95 - 5 * np.sqrt(0.05 * 0.95 / 20_000)
-        narrow = np.abs(noise.sum(axis=1)) <= found.high / 2
+        narrow = np.abs(noise.sum(axis=1)) <= union.high / 2
         assert narrow.mean() < 0.9  # the check can fail

@@ -22,7 +22,7 @@ def nasty(seed: int, rows: int = 40) -> pa.Table:
         return [draw.choice(values) for _ in range(rows)]
 
     power = decimal.Decimal(10)
-    whole = some(0, 1, -1, 5, 2**63 - 1, -(2**63), 2**31, 10**18, None, 37)
+    integers = some(0, 1, -1, 5, 2**63 - 1, -(2**63), 2**31, 10**18, None, 37)
     number = some(0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324,
                   2.5, None)  # fmt: skip
     text = some("", "a", "[", "\\", "%", "é", "\U0001f3f3", "1e400", "-", "9" * 40, "2024-02-30",
@@ -33,7 +33,7 @@ def nasty(seed: int, rows: int = 40) -> pa.Table:
     day = some(None, 0, -(2**31) + 10, 2**31 - 10, 106751991, -106751991)
     return pa.table({
         "uid": [f"u{i % 5}" for i in range(rows)],
-        "x": pa.array(whole, pa.int64()),
+        "x": pa.array(integers, pa.int64()),
         "f": pa.array(number, pa.float64()),
         "s": pa.array(text, pa.string()),
         "t": pa.array(at, pa.int64()).cast(pa.timestamp("us")),

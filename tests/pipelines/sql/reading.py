@@ -31,23 +31,23 @@ def catalog(folder: Path, path: str, columns: dict[str, str] | None = None) -> C
     return catalog_of({"ledger": ledger, "unit": unit, "privacy": key, "table": [table]}, folder)
 
 
-def rows(found: Catalog, query: str = "SELECT * FROM t") -> list[tuple[object, ...]]:
+def rows(catalog: Catalog, query: str = "SELECT * FROM t") -> list[tuple[object, ...]]:
     """The rows of the whole; those of all pieces are the same."""
-    table = found.tables["t"]
-    with Engine(found, ["t"]) as engine:
-        whole = [tuple(row.values()) for row in engine.run(query).to_pylist()]
+    table = catalog.tables["t"]
+    with Engine(catalog, ["t"]) as engine:
+        all_rows = [tuple(row.values()) for row in engine.run(query).to_pylist()]
     paths, apart = files_of(table), list[tuple[object, ...]]()
     if len(paths) > 1:  # of different columns: no runner reads them
-        return whole
+        return all_rows
     for path in paths:
-        with Engine(found, ["t"], piece=Piece("t", path)) as engine:
+        with Engine(catalog, ["t"], piece=Piece("t", path)) as engine:
             apart += [tuple(row.values()) for row in engine.run(query).to_pylist()]
-    assert sorted(map(str, apart)) == sorted(map(str, whole))
-    return whole
+    assert sorted(map(str, apart)) == sorted(map(str, all_rows))
+    return all_rows
 
 
-def units(found: Catalog) -> set[object]:
-    return {row[0] for row in rows(found)}
+def units(catalog: Catalog) -> set[object]:
+    return {row[0] for row in rows(catalog)}
 
 
 def not_utf8(folder: Path, kind: pa.DataType) -> None:

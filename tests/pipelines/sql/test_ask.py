@@ -57,9 +57,9 @@ def test_an_answer_is_near_its_data_and_charged_once(tmp_path: Path) -> None:
     assert (charge.kind, charge.epsilon, charge.delta) == ("sql", 2.0, 1e-9)
     assert charge.mu == first.header.mu and charge.identity.endswith('"uid","type":"int"}')
     exact = dict(_truth(tmp_path, "SELECT page, COUNT(*) FROM visits GROUP BY page"))
-    found = first.table.to_pylist()
-    assert len(found) >= 8 and [row["page"] for row in found] == sorted(r["page"] for r in found)
-    for row, sd in zip(found, first.intervals["n"]["sd"].to_pylist(), strict=True):
+    rows = first.table.to_pylist()
+    assert len(rows) >= 8 and [row["page"] for row in rows] == sorted(r["page"] for r in rows)
+    for row, sd in zip(rows, first.intervals["n"]["sd"].to_pylist(), strict=True):
         assert abs(row["n"] - exact[row["page"]]) < 6 * sd
         assert row["s_noise_low"] < row["s"] < row["s_noise_high"]
         assert row["m"] is None or 0 <= row["m"] <= 100
@@ -78,7 +78,7 @@ def test_without_noise_it_is_duckdb_s_own_answer(
         "epsilon = 2, delta = 1e-9, max_groups_contributed = 12, max_rows_contributed = 100, "
         "group_selection_strategy = PUBLIC_GROUPS"
     )
-    found = asked(tmp_path, dp(items, rest, options)).table.to_pylist()
+    rows = asked(tmp_path, dp(items, rest, options)).table.to_pylist()
     truth = _truth(
         tmp_path,
         "SELECT page, SUM(c), SUM(s), SUM(t) / SUM(k), COUNT(*) FROM (SELECT page, uid, "
@@ -86,8 +86,8 @@ def test_without_noise_it_is_duckdb_s_own_answer(
         "COUNT(seconds) AS k FROM visits GROUP BY page, uid) GROUP BY page ORDER BY page",
     )
     own = {row[0]: row[1:] for row in truth}
-    assert [row["page"] for row in found] == sorted(f"p{i}" for i in range(12))
-    for row in found:
+    assert [row["page"] for row in rows] == sorted(f"p{i}" for i in range(12))
+    for row in rows:
         n, s, a, u = own.get(row["page"], (0, 0, None, 0))
         assert (row["n"], row["u"]) == (n, u)
         assert math.isclose(row["s"], s, abs_tol=1e-9)
@@ -100,10 +100,10 @@ def test_without_noise_it_is_duckdb_s_own_answer(
 def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1, mechanism = GEOMETRIC")
-    found = asked(tmp_path, text)
+    answer = asked(tmp_path, text)
     [charge] = charges(tmp_path)
     assert (charge.mu, charge.delta, charge.threshold_delta) == (None, 0.0, 0.0)
-    assert found.table.num_rows == 1 and abs(found.table["n"][0].as_py() - 4_000) < 1_000
+    assert answer.table.num_rows == 1 and abs(answer.table["n"][0].as_py() - 4_000) < 1_000
 
 
 def test_fresh_and_as_of_are_new_charges_and_changed_rows_none(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon:
 def test_a_key_is_needed(tmp_path: Path) -> None:
     path = data_set(tmp_path)
     path.write_text(path.read_text().replace('key_file = "noise.key"', ""))
-    with pytest.raises(UsageError, match=r"privacy\.key"):
+    with pytest.raises(UsageError, match=r"secret"):
         asked(tmp_path, dp(f"page, {COUNTED} AS n"))
     assert charges(tmp_path) == []
 

@@ -50,13 +50,13 @@ def _child(catalog: Path, text: str, fault: str) -> "subprocess.Popen[str]":
 def test_whoever_is_killed_is_charged_once_and_answered_once(fault: str, tmp_path: Path) -> None:
     path = data_set(tmp_path)
     killed = _child(path, _TEXT, fault)
-    said, _ = killed.communicate(timeout=120)
+    stdout, _ = killed.communicate(timeout=120)
     assert killed.returncode == -9
     [charge] = charges(tmp_path)
     answer = ask(load_catalog(path), _TEXT)
     assert answer.header.run_id == charge.run_id and not answer.charged
     if fault == "draw":  # the same run id is the same noise
-        assert str(answer.table.to_pylist()) == said.strip()
+        assert str(answer.table.to_pylist()) == stdout.strip()
     assert ask(load_catalog(path), _TEXT).receipt == answer.receipt
     assert charges(tmp_path) == [charge]
 
@@ -80,12 +80,12 @@ def test_clients_at_once_never_overspend(clients: int, limit: float, tmp_path: P
     path = data_set(tmp_path, epsilon=limit)
     texts = [dp(f"page, {COUNTED} AS n{i % 6}") for i in range(clients)]  # of 8 two ask twice
     children = [_child(path, text, "") for text in texts]
-    told = [(child.communicate(timeout=300), child.returncode) for child in children]
-    with_answer = {out.strip() for (out, _), code in told if code == 0}
-    refused = [err for (_, err), code in told if code != 0]
+    outcomes = [(child.communicate(timeout=300), child.returncode) for child in children]
+    with_answer = {out.strip() for (out, _), code in outcomes if code == 0}
+    refused = [err for (_, err), code in outcomes if code != 0]
     assert with_answer == {charge.run_id for charge in charges(tmp_path)}
     assert 1 <= len(with_answer) < min(6, clients) and refused
-    assert all("PolicyError: ledger.limit" in err for err in refused)
+    assert all("PolicyError: account.limit" in err for err in refused)
     ledger = accounts.opened(tmp_path / "ledger.db", "shop")
     assert ledger.spent(1e-5) <= limit
     ledger.close()

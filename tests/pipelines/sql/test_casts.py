@@ -35,7 +35,7 @@ def test_bits_of_parquet_that_are_no_time_are_null(
     at = pa.Array.from_buffers(kind, 5, raw.buffers())
     pq.write_table(pa.table({"user": ["a"] * 5, "seen": at}), tmp_path / "t.parquet")
     name = "DATE" if most == 1 << 31 else "DATETIME" if kind.tz is None else "TIMESTAMP"
-    found = catalog(tmp_path, "t.parquet", {"user": "STRING", "seen": name})
-    texts = [row[0] for row in rows(found, "SELECT CAST(seen AS VARCHAR) AS s FROM t")]
+    parquet_catalog = catalog(tmp_path, "t.parquet", {"user": "STRING", "seen": name})
+    texts = [row[0] for row in rows(parquet_catalog, "SELECT CAST(seen AS VARCHAR) AS s FROM t")]
     assert [text is None for text in texts] == [False, False, True, False, False]
     assert texts[1] == "infinity" and texts[3] == "-infinity"

@@ -18,12 +18,12 @@ def changed(**ledger: Any) -> Catalog:
 
 
 def test_a_path_adds_the_unit_s_column() -> None:
-    found = shop()
-    assert found.schema["orders"] == found.tables["orders"].columns | {"uid": "INT64"}
-    assert found.schema["users"] == found.tables["users"].columns
-    assert found.types["items"]["uid"] == exp.DType.BIGINT
-    assert found.types["visits"]["at"] == exp.DType.TIMESTAMPTZ
-    assert found.declared_keys == [("orders", ("order_id",)), ("users", ("uid",))]
+    catalog = shop()
+    assert catalog.schema["orders"] == catalog.tables["orders"].columns | {"uid": "INT64"}
+    assert catalog.schema["users"] == catalog.tables["users"].columns
+    assert catalog.types["items"]["uid"] == exp.DType.BIGINT
+    assert catalog.types["visits"]["at"] == exp.DType.TIMESTAMPTZ
+    assert catalog.declared_keys == [("orders", ("order_id",)), ("users", ("uid",))]
 
 
 def test_a_digest_is_of_tables_and_not_of_their_place() -> None:
@@ -40,8 +40,8 @@ def test_a_digest_is_of_tables_and_not_of_their_place() -> None:
     ids=["file", "database"],
 )  # fmt: skip
 def test_notes_lie_beside_the_ledger(path: str, beside: str, notebook: str) -> None:
-    found = changed(path=path)
-    assert (str(found.beside), str(found.notebook)) == (beside, notebook)
+    catalog = changed(path=path)
+    assert (str(catalog.beside), str(catalog.notebook)) == (beside, notebook)
 
 
 FULL = Table(

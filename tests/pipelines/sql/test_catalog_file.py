@@ -48,19 +48,19 @@ def test_a_file(tmp_path: Path) -> None:
     table = pa.table({"ID": pa.array([1], pa.int32()), "Name": ["x"], "tags": [["a"]]})
     pq.write_table(table, tmp_path / "customers" / "1.parquet")
     accounts.write(tmp_path / "catalog.toml", _TEXT)
-    found = load_catalog(tmp_path / "catalog.toml")
-    assert found.unit == UnitIdentity("Customer", "int") and found.unit.period is None
-    assert found.ledger.path == str(tmp_path / "ledger.db") and found.ledger.unit == "Customer"
-    customers, orders, countries = found.tables.values()
+    catalog = load_catalog(tmp_path / "catalog.toml")
+    assert catalog.unit == UnitIdentity("Customer", "int") and catalog.unit.period is None
+    assert catalog.ledger.path == str(tmp_path / "ledger.db") and catalog.ledger.unit == "Customer"
+    customers, orders, countries = catalog.tables.values()
     assert (customers.name, customers.kind, customers.unit) == ("customers", "parquet", "id")
     assert customers.columns == {"id": "INT64", "name": "STRING"}  # a list has no type here
     assert orders.via == Via("customers", (("customer_id", "id"),))
     assert (orders.kind, orders.remote, orders.unit) == ("sqlite", "Orders", "customer")
     assert orders.units == ("customer", "customer_id") and customers.units == ("id",)
     assert (countries.kind, countries.unit, countries.units) == ("csv", None, ())
-    assert found.schema["orders"]["customer"] == "INT64"
-    assert "customer" not in found.schema["customers"]
-    assert found.declared_keys == [("customers", ("id",))]
+    assert catalog.schema["orders"]["customer"] == "INT64"
+    assert "customer" not in catalog.schema["customers"]
+    assert catalog.declared_keys == [("customers", ("id",))]
 
 
 def _changed(**changes: Any) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def _changed(**changes: Any) -> dict[str, Any]:
     ({"table__0__colums": {}}, "table[0].colums", UsageError),
     ({"unit__period": "1d"}, "unit.period", UsageError),
     ({"unit__name": ""}, "unit.name", UsageError),
-    ({"ledger__unit": "person"}, "ledger.unit", UsageError),
-    ({"ledger__limit": {"epsilon": 1.0, "delta": 1e-9}}, "ledger.limit", UsageError),
+    ({"ledger__unit": "person"}, "unit.name", UsageError),
+    ({"ledger__limit": {"epsilon": 1.0, "delta": 1e-9}}, "account.limit", UsageError),
     ({"ledger": None}, "ledger", UsageError),
     ({"table": []}, "table", UsageError),
 ])  # fmt: skip

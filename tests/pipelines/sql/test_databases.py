@@ -68,10 +68,10 @@ def _rows(size: int = 3_000) -> list[tuple[Any, ...]]:
 
 
 def _check(catalog: Catalog) -> None:
-    found = ask(catalog, dp(f"page, {COUNTED} AS n, AVG(d, contribution_bounds_per_row => "
+    answer = ask(catalog, dp(f"page, {COUNTED} AS n, AVG(d, contribution_bounds_per_row => "
                             "(0, 3000)) AS a", options=_WIDE) + " ORDER BY page")  # fmt: skip
-    rows = found.table.to_pylist()
-    assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and found.insecure
+    rows = answer.table.to_pylist()
+    assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and answer.insecure
     assert all(abs(row["n"] - 909) < 250 and abs(row["a"] - 1500) < 500 for row in rows)
     again = ask(catalog, dp("day, COUNT(DISTINCT uid) AS u", "FROM visits GROUP BY day", _WIDE))
     assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
@@ -136,8 +136,8 @@ def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:
         db.execute("INSERT INTO Visits (UID, page) VALUES (77, CAST(x'fffe' AS TEXT))")
         db.commit()
     with Engine(_catalog(tmp_path, "sqlite:///shop.db"), ["visits"]) as engine:
-        found = engine.run("SELECT page, UPPER(page) AS p FROM visits WHERE uid = 77").to_pylist()
-        assert found == [{"page": None, "p": None}]
+        rows = engine.run("SELECT page, UPPER(page) AS p FROM visits WHERE uid = 77").to_pylist()
+        assert rows == [{"page": None, "p": None}]
         assert engine.run("SELECT COUNT(UPPER(page)) AS n FROM visits")["n"][0].as_py() == 30
 
 
@@ -154,15 +154,15 @@ def test_sqlite(tmp_path: Path) -> None:
         odd = engine.run("SELECT * FROM visits WHERE page = '5'").to_pylist()
         assert odd == [dict.fromkeys(_COLUMNS) | {"page": "5"}]
         assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 3_001
-    asked = dp(f"page, {COUNTED} AS n", options=_WIDE)
-    first = ask(catalog, asked)
-    assert ask(catalog, asked).receipt == first.receipt
+    question = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, question)
+    assert ask(catalog, question).receipt == first.receipt
     db.execute("DELETE FROM Visits WHERE page = 5")
     db.commit()
     db.close()
-    again = ask(catalog, asked)  # whatever the file is now
+    again = ask(catalog, question)  # whatever the file is now
     assert (again.receipt, again.charged) == (first.receipt, False)
-    assert ask(catalog, asked, Asking(as_of="later")).charged
+    assert ask(catalog, question, Asking(as_of="later")).charged
 
 
 def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_postgresql(server: str, tmp_path: Path) -> None:
         assert odd == {"uid": 1, "d": None, "b": b""}
         day = engine.run("SELECT day FROM visits WHERE page = 'odd'").column("day")
         assert isinstance(python_values(day)[0], int)  # 'infinity' is no day of Python's calendar
-    asked = dp(f"page, {COUNTED} AS n", options=_WIDE)
-    first = ask(catalog, asked)
+    question = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, question)
     with postgresql.connect(server) as connection, connection.cursor() as cursor:
         cursor.execute("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
         connection.commit()
-    again = ask(catalog, asked)
+    again = ask(catalog, question)
     assert (again.receipt, again.charged) == (first.receipt, False)
-    assert ask(catalog, asked, FRESH).charged
+    assert ask(catalog, question, FRESH).charged
 
 
 def test_rows_of_a_server_that_change_get_other_noise(
@@ -354,14 +354,14 @@ def test_postgresql_keeps_a_declared_key_unique(
         },
         tmp_path,
     ))  # fmt: skip
-    asked = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item", _WIDE)
+    question = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item", _WIDE)
     for text in ("SELECT 1", 'CREATE UNIQUE INDEX ON "People" (code) WHERE uid > 3',
                  'CREATE UNIQUE INDEX ON "People" (code, uid)'):  # fmt: skip
         run(text)
         with pytest.raises(PolicyError, match="no constraint"):
             register(catalog)
         with pytest.raises(PolicyError, match="was not checked"):
-            ask(catalog, asked)
+            ask(catalog, question)
     run('ALTER TABLE "People" ADD PRIMARY KEY (code)')
     register(catalog)
-    assert abs(ask(catalog, asked).table["n"][0].as_py() - 900) < 250
+    assert abs(ask(catalog, question).table["n"][0].as_py() - 900) < 250

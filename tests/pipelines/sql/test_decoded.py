@@ -17,13 +17,13 @@ from tests.pipelines.sql.reading import catalog, not_utf8, rows
 )
 def test_a_text_of_parquet_that_is_none_is_null(kind: pa.DataType, tmp_path: Path) -> None:
     not_utf8(tmp_path, kind)
-    found = catalog(tmp_path, "*.parquet", {"k": "INT64", "user": "STRING", "page": "STRING"})
+    declared = catalog(tmp_path, "*.parquet", {"k": "INT64", "user": "STRING", "page": "STRING"})
     expected = [(i, f"u{i % 20}", None if i == 7 else f"x{i}") for i in range(200)]
-    assert sorted(rows(found), key=str) == sorted([*expected, (7, "z", None)], key=str)
+    assert sorted(rows(declared), key=str) == sorted([*expected, (7, "z", None)], key=str)
     query = "SELECT COUNT(page) AS n FROM t WHERE "
-    assert rows(found, query + "\"user\" = 'u7'")[0] == (9,)
+    assert rows(declared, query + "\"user\" = 'u7'")[0] == (9,)
     rows(catalog(tmp_path, "a.parquet", {"user": "STRING", "page": "STRING"}))
-    with Engine(found, ["t"]) as engine:  # again, and both at once
+    with Engine(declared, ["t"]) as engine:  # again, and both at once
         for _ in range(2):
             assert engine.run(query + "page > 'x'")["n"][0].as_py() == 199
         same = "SELECT COUNT(*) AS n FROM t a JOIN t b ON a.page = b.page"

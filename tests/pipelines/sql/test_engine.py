@@ -111,10 +111,10 @@ def test_parquet_decimals_keep_their_width(tmp_path: Path) -> None:
 
 def test_given_rows_take_the_place_of_files(catalog: Catalog) -> None:
     """What is not given is NULL of its type, and no file is read."""
-    some = pa.table({"uid": pa.array([1, 2]), "page": ["a", None]})
-    with Engine(catalog, ["visits", "pages"], rows={"visits": some, "pages": None}) as engine:
-        found = engine.run("SELECT * FROM visits")
-        assert found.to_pylist() == [
+    visits = pa.table({"uid": pa.array([1, 2]), "page": ["a", None]})
+    with Engine(catalog, ["visits", "pages"], rows={"visits": visits, "pages": None}) as engine:
+        rows = engine.run("SELECT * FROM visits")
+        assert rows.to_pylist() == [
             {"uid": 1, "page": "a", "seconds": None, "n": None},
             {"uid": 2, "page": None, "seconds": None, "n": None},
         ]
@@ -122,7 +122,7 @@ def test_given_rows_take_the_place_of_files(catalog: Catalog) -> None:
         with pytest.raises(RunError):
             engine.run(f"SELECT * FROM '{catalog.tables['visits'].place}'")
     with Engine(catalog, ["visits"], empty=True) as empty:
-        assert empty.run("SELECT * FROM visits").schema == found.schema
+        assert empty.run("SELECT * FROM visits").schema == rows.schema
 
 
 @pytest.mark.parametrize("kind", ["INT64", "FLOAT64", "NUMERIC", "BOOL", "DATE", "TIMESTAMP"])

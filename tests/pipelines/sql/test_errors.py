@@ -59,8 +59,8 @@ def test_no_literal_enters_an_error(caplog: pytest.LogCaptureFixture) -> None:
         try:
             statement_of(text, _CATALOG)
         except DpstreamError as error:
-            told = f"{error} {error.as_dict()} {error.__cause__} {error.args}"
-            assert _SECRET not in told and _NUMBER not in told
+            error_text = f"{error} {error.as_dict()} {error.__cause__} {error.args}"
+            assert _SECRET not in error_text and _NUMBER not in error_text
             assert (error.__cause__ is None and error.__suppress_context__) or not error.__context__
             seen += _SECRET in text or _NUMBER in text
     assert seen > 300

@@ -50,8 +50,8 @@ def test_decimals_keep_their_digits_in_set_operations(how: str) -> None:
     base = duckdb.connect()
     base.execute("CREATE TABLE a (w DECIMAL(38, 0)); INSERT INTO a VALUES (2)")
     base.execute("CREATE TABLE b (d DECIMAL(38, 9)); INSERT INTO b VALUES (1.5)")
-    found = base.sql(safe_query(query).sql("duckdb")).fetchall()
-    assert sorted(found) == [(Decimal("1.5"),), (Decimal(2),)]
+    rows = base.sql(safe_query(query).sql("duckdb")).fetchall()
+    assert sorted(rows) == [(Decimal("1.5"),), (Decimal(2),)]
 
 
 def test_tables_are_their_rows_that_have_a_unit() -> None:
@@ -73,8 +73,8 @@ def test_extremes_are_the_values_and_no_zero_has_a_sign() -> None:
         base.execute("CREATE TABLE t (x DOUBLE, s VARCHAR, n BIGINT)")
         rows = [(0.0, "a", 7), (-0.0, "b", 5), (-2.5, "", 9)][::turn]
         base.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
-        [found] = base.sql(safe).fetchall()
-        assert found == (0.0, -2.5, "b", 5) and str(found[0]) == "0.0"
+        [extremes] = base.sql(safe).fetchall()
+        assert extremes == (0.0, -2.5, "b", 5) and str(extremes[0]) == "0.0"
 
 
 def test_computed_columns_have_the_type_that_was_found() -> None:

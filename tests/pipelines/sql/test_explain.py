@@ -22,19 +22,19 @@ def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path, kind="csv"))
     (tmp_path / "visits.csv").unlink()
     (tmp_path / "noise.key").unlink()
-    found = explain(catalog, [_TEXT, dp(f"{COUNTED} AS n", "FROM visits")])
-    first, second = found.statements
+    explanation = explain(catalog, [_TEXT, dp(f"{COUNTED} AS n", "FROM visits")])
+    first, second = explanation.statements
     assert '"group_0"' in first.plan and first.selection is not None and second.selection is None
     assert [c["automatic"] for c in first.columns] == [False, False, True]
     one, all_of_them = (first.selection[f"even_chance_{w}"] for w in ("one_group", "all_groups"))
     assert first.selection["tau"] - 1 <= one <= all_of_them
     single = explain(catalog, _TEXT)
     assert (
-        single.together["epsilon"] < found.together["epsilon"] < 4
-        and found.acceptance.exit_code == 0
+        single.together["epsilon"] < explanation.together["epsilon"] < 4
+        and explanation.acceptance.exit_code == 0
     )
     assert charges(tmp_path) == []
-    assert as_builtins(found)["statements"][0]["cost"]["epsilon"] == 2.0
+    assert as_builtins(explanation)["statements"][0]["cost"]["epsilon"] == 2.0
 
 
 def test_a_repeat_is_at_no_charge_whatever_the_files_are(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path
         "STDDEV(n) AS d, MEDIAN(seconds) AS m, COUNT(DISTINCT uid) AS u"
     )
     text = dp(items, "FROM visits")
-    found, question = explain(catalog, text).statements[0], question_of(text, catalog)
+    statement, question = explain(catalog, text).statements[0], question_of(text, catalog)
     for low, high in ((-3.0, 8.0), (20.0, 25.0)):
         factors = {
             None: 1.0, "high": high, "max(|low|, |high|)": max(-low, high),
@@ -74,12 +74,14 @@ def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path
         bounds = {c.name: (low, high) for c in question.plan.columns if c.automatic}
         bounds["n"] = (0.0, high)
         plan = regridded(question.plan, bounds, question.bits)
-        for shown, real in zip(found.columns, expected(plan, question.budget(plan)), strict=True):
-            assert shown["automatic"] == (shown["name"] != "u")
-            assert shown["assumed"] == ([0.0, 1.0] if shown["automatic"] else None)
-            for one, other in zip(shown["parts"], real["parts"], strict=True):
+        for column, real in zip(
+            statement.columns, expected(plan, question.budget(plan)), strict=True
+        ):
+            assert column["automatic"] == (column["name"] != "u")
+            assert column["assumed"] == ([0.0, 1.0] if column["automatic"] else None)
+            for one, other in zip(column["parts"], real["parts"], strict=True):
                 wanted = one["sd"] * factors[one["times"]]
-                assert math.isclose(wanted, other["sd"], rel_tol=0.01), (shown["name"], one)
+                assert math.isclose(wanted, other["sd"], rel_tol=0.01), (column["name"], one)
 
 
 def test_noise_of_a_chosen_count_of_groups_is_the_answers(tmp_path: Path) -> None:
@@ -100,9 +102,9 @@ def test_an_answered_statement_is_free_whatever_the_limit_is_now(tmp_path: Path)
     accounts.set_limit(tmp_path / "ledger.db", (0.1, 1e-5))
     lowered = load_catalog(path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    found = explain(lowered, text).acceptance
-    assert found.answered and found.exit_code == 0 and found.cost is None
-    assert found.answer("Can ask")[0].endswith("nothing more is charged")
+    acceptance = explain(lowered, text).acceptance
+    assert acceptance.answered and acceptance.exit_code == 0 and acceptance.cost is None
+    assert acceptance.answer("Can ask")[0].endswith("nothing more is charged")
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert not ask(lowered, text).charged
     assert explain(lowered, text, Asking(fresh=True)).acceptance.exit_code == 3
@@ -137,16 +139,16 @@ def test_both_families_of_noise_are_explained(tmp_path: Path) -> None:
     one = "COUNT(DISTINCT uid) AS u"
     texts = [dp(one, "FROM visits", f"epsilon = 1, delta = 1e-9{more}")
              for more in ("", ", optimise = answer", ", mechanism = gaussian")]  # fmt: skip
-    found = explain(catalog, texts)
-    rows = [{row["mechanism"]: row for row in s.families} for s in found.statements]
+    explanation = explain(catalog, texts)
+    rows = [{row["mechanism"]: row for row in s.families} for s in explanation.statements]
     assert [row["questions"] for row in rows[0].values()] == [83, 8]
     assert [row["questions"] for row in rows[1].values()] == [82, 7]
     assert list(rows[2]) == ["gaussian"] and rows[2]["gaussian"]["taken"]
     assert [row["gaussian"]["taken"] for row in rows[:2]] == [True, False]
     sds = [row["columns"][0]["parts"][0]["sd"] for row in rows[0].values()]
     assert sds == [pytest.approx(5.503, rel=1e-3), pytest.approx(1.357, rel=1e-3)]
-    assert found.statements[1].cost["mu"] is None
-    for text, statement in zip(texts, found.statements, strict=True):
+    assert explanation.statements[1].cost["mu"] is None
+    for text, statement in zip(texts, explanation.statements, strict=True):
         answer = ask(catalog, text)
         assert answer.header.mu == statement.cost["mu"]
     pure = explain(catalog, dp(one, "FROM visits", "epsilon = 0.5")).statements[0]

@@ -40,9 +40,9 @@ def test_a_column_that_no_parquet_file_has_is_refused(own: str, tmp_path: Path) 
         ask(declared(tmp_path, columns), text)
     assert failed.value.field == "table visits" and charges(tmp_path) == []
     table = visits().append_column(own, visits().column("n"))
-    found = declared(tmp_path, columns)
+    declaration = declared(tmp_path, columns)
     pq.write_table(table, tmp_path / "visits.parquet")
-    assert ask(found, text).charged
+    assert ask(declaration, text).charged
 
 
 def test_pages_that_unpack_too_far_are_refused_before_a_charge(tmp_path: Path) -> None:
@@ -91,12 +91,15 @@ def database(folder: Path, uri: str, key: str = "INT64", **columns: str) -> Cata
 
 def refused(catalog: Catalog) -> DpstreamError:
     """Of a question and of the owner's check alike; nothing is charged."""
-    with pytest.raises(DpstreamError) as found:
+    with pytest.raises(DpstreamError) as register_error:
         register(catalog)
-    with pytest.raises(DpstreamError) as told:
+    with pytest.raises(DpstreamError) as fitting_error:
         require_fitting(catalog, catalog.tables)
-    assert (type(told.value), str(told.value)) == (type(found.value), str(found.value))
-    return found.value
+    assert (type(fitting_error.value), str(fitting_error.value)) == (
+        type(register_error.value),
+        str(register_error.value),
+    )
+    return register_error.value
 
 
 def test_sqlite_types(tmp_path: Path) -> None:

@@ -53,15 +53,19 @@ def coders(task: Task, pieces: list[Any]) -> dict[str, list[Any]]:
 
 def test_no_row_is_pickled_between_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task, pieces = task_of(tmp_path)
-    found = coders(task, pieces)
+    coder_parts = coders(task, pieces)
     for stage in ("Read", "Own", "Key", "Both", "Owners", "ToShard", "All", "ByShard"):
-        here = [parts for name, parts in found.items() if name.split("/")[0].startswith(stage)]
+        here = [
+            parts for name, parts in coder_parts.items() if name.split("/")[0].startswith(stage)
+        ]
         assert here and all(any(isinstance(p, ArrowBatchCoder) for p in parts) for parts in here)
 
-    def strange(found: dict[str, list[Any]]) -> list[str]:
-        return [n for n, parts in found.items() if not all(isinstance(p, KNOWN) for p in parts)]
+    def strange(coder_parts: dict[str, list[Any]]) -> list[str]:
+        return [
+            n for n, parts in coder_parts.items() if not all(isinstance(p, KNOWN) for p in parts)
+        ]
 
-    assert strange(found) == []
+    assert strange(coder_parts) == []
     monkeypatch.setattr(flow, "Routed", Any)
     assert strange(coders(task, pieces))  # a lost type is found
 
@@ -100,11 +104,11 @@ def test_rows_get_the_shard_of_whoever_owns_them(tmp_path: Path) -> None:
     for stage, rows in ((up, routed), (down, orders)):
         for bucket, pair in stage.process(rows):
             buckets.setdefault(bucket, []).append(pair)
-    found = [row for met in buckets.items() for batch in Owners().process(met)
+    owned_rows = [row for met in buckets.items() for batch in Owners().process(met)
              for row in batch.to_pylist()]  # fmt: skip
     shard = dict(zip(routed.column("uid").to_pylist(), routed.column(flow._SHARD).to_pylist(),
                      strict=True))  # fmt: skip
-    assert sorted((row["id"], row[flow._SHARD]) for row in found) == [
+    assert sorted((row["id"], row[flow._SHARD]) for row in owned_rows) == [
         (0, shard[2]), (1, shard[1]), (5, shard[1]),
     ]  # fmt: skip
     for stage in (own, up, down):

@@ -36,8 +36,8 @@ def test_casts_of_floats(text: str, expected: object) -> None:
 def test_the_parts_of_a_form_are_not_the_statements() -> None:
     """A column or table may be called as the form calls its parts."""
     safe = tried(parse_one("CONCAT(it_.p0, it_.a)", dialect=DpSql())).sql("duckdb")
-    found = duckdb.sql(f"SELECT {safe} FROM (SELECT 'x' AS p0, 'y' AS a) AS it_").fetchall()
-    assert found == [("xy",)]
+    rows = duckdb.sql(f"SELECT {safe} FROM (SELECT 'x' AS p0, 'y' AS a) AS it_").fetchall()
+    assert rows == [("xy",)]
 
 
 def test_forms_stand_in_each_other() -> None:

@@ -29,15 +29,15 @@ def ring() -> KeyRing:
 
 
 def groups(ring: KeyRing, *names: str | None) -> Groups:
-    found = Groups(["page"], ["string"], ring.key)
+    page_groups = Groups(["page"], ["string"], ring.key)
     if names:
-        found.codes([pa.chunked_array([pa.array(names, pa.string())])])
-    return found
+        page_groups.codes([pa.chunked_array([pa.array(names, pa.string())])])
+    return page_groups
 
 
 def sums(*units: int) -> Totals:
-    some = np.array(units, np.int64)
-    return Totals(some, 7 * some, {0: -some, 3: some << 40})
+    unit_counts = np.array(units, np.int64)
+    return Totals(unit_counts, 7 * unit_counts, {0: -unit_counts, 3: unit_counts << 40})
 
 
 def rows(group: int, value: int) -> Bounded:
@@ -51,10 +51,14 @@ def test_shards_meet_by_group(tmp_path: Path, ring: KeyRing) -> None:
     write_sums(place_of(tmp_path, 2), groups(ring), sums(), rows(0, 0)._replace(
         rows={"m": (NONE, NONE, NONE)}))  # fmt: skip
     assert stat.S_IMODE(place_of(tmp_path, 0).stat().st_mode) == 0o600
-    known = groups(ring)
-    shards = list(read_sums(tmp_path, 3, known, ["m"]))
+    page_groups = groups(ring)
+    shards = list(read_sums(tmp_path, 3, page_groups, ["m"]))
     total = shards[0][0].plus(shards[1][0]).plus(shards[2][0])
-    assert known.values is not None and known.values["page"].to_pylist() == ["b", None, "a"]
+    assert page_groups.values is not None and page_groups.values["page"].to_pylist() == [
+        "b",
+        None,
+        "a",
+    ]
     assert total.units.tolist() == [33, 14, 20] and total.weighted.tolist() == [231, 98, 140]
     assert total.sums[0].tolist() == [-33, -14, -20] and total.sums[3][0] == 33 << 40
     at, value, weight = shards[1][1].rows["m"]
@@ -71,8 +75,8 @@ def test_without_groups_there_is_one(tmp_path: Path, ring: KeyRing) -> None:
 def test_histograms_add_up(tmp_path: Path) -> None:
     for shard in range(3):
         write_counts(place_of(tmp_path, shard), {"a": np.arange(4) * shard, "b": np.ones(2, int)})
-    found = read_counts(tmp_path, 3, ["a", "b"])
-    assert found["a"].tolist() == [0, 3, 6, 9] and found["b"].tolist() == [3, 3]
+    histograms = read_counts(tmp_path, 3, ["a", "b"])
+    assert histograms["a"].tolist() == [0, 3, 6, 9] and histograms["b"].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("what", ["missing", "cut", "empty"])

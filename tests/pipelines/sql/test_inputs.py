@@ -79,8 +79,8 @@ def test_a_server_s_address_is_its_place_but_for_how_to_get_in(catalog: Catalog)
     plain = "postgresql://h:5/d"
     others = ["postgresql://bob@h:5/d", f"{plain}?options=-csearch_path%3Dx", f"{plain}?user=al",
               "postgresql://h:6/d", "postgresql://h:5/e", "postgresql://h:5,i:6/d"]  # fmt: skip
-    found = [parts(place) for place in [plain, *others]]
-    assert len({tuple(p) for p in found}) == len(found)
+    identities = [parts(place) for place in [plain, *others]]
+    assert len({tuple(p) for p in identities}) == len(identities)
     assert parts("postgresql://bob:secret@h:5/d") == parts("postgresql://bob@h:5/d")
     assert parts(f"{plain}?password=secret&sslmode=require") == parts(plain)
     assert b"secret" not in b"".join(parts("postgresql://bob:secret@h:5,i:6/d?password=secret"))

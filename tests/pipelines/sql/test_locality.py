@@ -39,11 +39,11 @@ class Shards:
 
     def local(self, text: str, shards: tuple[int, ...] = (4, 16)) -> bool:
         """Whether shards and the removal of a unit give what they must."""
-        whole = answers(self.whole, text)
+        all_rows = answers(self.whole, text)
         for n in shards:
-            if sorted(row for part in self.parts[n] for row in answers(part, text)) != whole:
+            if sorted(row for part in self.parts[n] for row in answers(part, text)) != all_rows:
                 return False
-        others = [row for row in whole if not row.startswith(f"({_REMOVED},")]
+        others = [row for row in all_rows if not row.startswith(f"({_REMOVED},")]
         return answers(self.without, text) == others
 
 
@@ -115,8 +115,8 @@ def _owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = ownership._output
 
     def output(scope: Any, item: Any) -> Any:
-        found = honest(scope, item)
+        column = honest(scope, item)
         named = item.parent is not None and item.parent.alias_or_name == "uid"
-        return found._replace(unit=found.unit or named)
+        return column._replace(unit=column.unit or named)
 
     monkeypatch.setattr(ownership, "_output", output)

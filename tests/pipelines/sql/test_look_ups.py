@@ -24,12 +24,12 @@ def _rows(folder: Path, *lines: str, key: tuple[str, ...] = ("K", "n")) -> pa.Ta
 
 
 def test_rows_are_canonical_and_in_order_of_the_key(tmp_path: Path) -> None:
-    found = _rows(tmp_path, *_LINES)
-    assert found.column("k").to_pylist() == ["a", "a", "b"]
-    assert found.column("n").to_pylist() == [1, 3, 2]
-    assert [v and str(v) for v in found.column("d").to_pylist()] == [None, None, "2024-01-02"]
-    assert found.column("f").to_pylist() == [None, None, 0.5]
-    assert found.column("b").to_pylist() == [False, False, True]
+    table = _rows(tmp_path, *_LINES)
+    assert table.column("k").to_pylist() == ["a", "a", "b"]
+    assert table.column("n").to_pylist() == [1, 3, 2]
+    assert [v and str(v) for v in table.column("d").to_pylist()] == [None, None, "2024-01-02"]
+    assert table.column("f").to_pylist() == [None, None, 0.5]
+    assert table.column("b").to_pylist() == [False, False, True]
 
 
 def test_keys_are_unique_as_they_are_compared(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_keys_are_unique_as_they_are_compared(tmp_path: Path) -> None:
 def test_keys_that_are_none(key: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(DpstreamError) as caught:
         _rows(tmp_path, *_LINES, key=key)
-    assert caught.value.field.startswith("source.query.look_up") and caught.value.fix
+    assert caught.value.field.startswith("query.look_up") and caught.value.fix
 
 
 @pytest.mark.parametrize(

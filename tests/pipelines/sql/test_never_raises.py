@@ -47,21 +47,21 @@ def _stage(text: str, catalog: Catalog) -> str:
 
 def _outcomes(catalog: Catalog, statements: list[str]) -> Counter[str]:
     """How many are refused, run, or fail because of a row (these by their text)."""
-    found = Counter[str]()
+    counts = Counter[str]()
     with Engine(catalog, ["v"], empty=True) as empty, Engine(catalog, ["v"]) as full:
         for text in statements:
             try:
                 query = _stage(text, catalog)
                 empty.run(query)
             except DpstreamError:
-                found["refused"] += 1
+                counts["refused"] += 1
                 continue
             try:
                 full.run(query)
-                found["ran"] += 1
+                counts["ran"] += 1
             except RunError:
-                found[text] += 1
-    return found
+                counts[text] += 1
+    return counts
 
 
 def _fuzzed(folder: Path, seed: int, size: int) -> Counter[str]:
@@ -70,15 +70,15 @@ def _fuzzed(folder: Path, seed: int, size: int) -> Counter[str]:
 
 
 def test_some_nested_statements(tmp_path: Path) -> None:
-    found = _fuzzed(tmp_path, 1, 40)
-    assert found.keys() <= {"refused", "ran"} and found["ran"] >= 20
+    counts = _fuzzed(tmp_path, 1, 40)
+    assert counts.keys() <= {"refused", "ran"} and counts["ran"] >= 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 18))
 def test_nested_statements(seed: int, tmp_path: Path) -> None:
-    found = _fuzzed(tmp_path, seed, 400)
-    assert found.keys() <= {"refused", "ran"} and found["ran"] >= 200
+    counts = _fuzzed(tmp_path, seed, 400)
+    assert counts.keys() <= {"refused", "ran"} and counts["ran"] >= 200
 
 
 #: By what was wrong, statements that a row once made fail.

@@ -97,8 +97,8 @@ def differences(
     close: dict[str, Any] = {"s": {}, "sr": {}, "c": {}}
     for name, values in expected(table().to_pylist(), argument, bounds):
         near = close.get(name, {"rel": 1e-3, "abs": 1e-2})
-        found = [row[name] for row in rows]
-        if found != [None if v is None else pytest.approx(v, **near) for v in values]:
+        column = [row[name] for row in rows]
+        if column != [None if v is None else pytest.approx(v, **near) for v in values]:
             wrong.append(name)
     return wrong
 
@@ -155,9 +155,9 @@ def test_a_median_is_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     data_set(tmp_path, table())
     row = "contribution_bounds_per_row => (-256, 256)"
     options = OPTIONS.rpartition(",")[0]
-    found = asked(tmp_path, dp(f"MEDIAN(seconds, {row}) AS m", "FROM visits", options))
+    full_answer = asked(tmp_path, dp(f"MEDIAN(seconds, {row}) AS m", "FROM visits", options))
     values = [v for v in table()["seconds"].to_pylist() if v is not None and not math.isnan(v)]
-    [answer] = found.table.to_pylist()
+    [answer] = full_answer.table.to_pylist()
     assert answer["m"] == pytest.approx(float(np.median(values)), abs=4)
 
 
@@ -173,9 +173,9 @@ def test_bounds_are_chosen_from_values_alone(
                                  "seconds": seconds, "n": [1] * users}))  # fmt: skip
     options = OPTIONS.rpartition(",")[0] + f", mechanism = {mechanism}"
     items = "SUM(seconds) AS s, COUNT(seconds) AS c, AVG(seconds) AS a"
-    found = asked(tmp_path, dp(items, "FROM visits", options))
-    assert found.header.bounds["a"][0] > 0
-    [answer] = found.table.to_pylist()
+    full_answer = asked(tmp_path, dp(items, "FROM visits", options))
+    assert full_answer.header.bounds["a"][0] > 0
+    [answer] = full_answer.table.to_pylist()
     assert answer["s"] == pytest.approx(100 * users / 10) and answer["c"] == users / 10
     assert answer["a"] == pytest.approx(100)
 
@@ -186,8 +186,8 @@ def test_the_noisy_answer_is_near_the_truth(tmp_path: Path) -> None:
     values = pa.array(draw.uniform(50, 150, users), mask=draw.random(users) < 0.9)
     data_set(tmp_path, pa.table({"uid": np.arange(users), "page": ["p"] * users,
                                  "seconds": values, "n": [1] * users}))  # fmt: skip
-    found = asked(tmp_path, dp("SUM(seconds, contribution_bounds_per_group => (50, 150)) AS s",
+    answer = asked(tmp_path, dp("SUM(seconds, contribution_bounds_per_group => (50, 150)) AS s",
                                "FROM visits", "epsilon = 2, delta = 1e-9"))  # fmt: skip
     truth = sum(v for v in values.to_pylist() if v is not None)
-    [sd] = found.intervals["s"]["sd"].to_pylist()
-    assert abs(found.table["s"][0].as_py() - truth) < 5 * sd < truth / 50
+    [sd] = answer.intervals["s"]["sd"].to_pylist()
+    assert abs(answer.table["s"][0].as_py() - truth) < 5 * sd < truth / 50

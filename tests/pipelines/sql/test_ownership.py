@@ -41,16 +41,16 @@ def code_of(text: str) -> str | None:
 
 def test_pairs() -> None:
     assert len({refused for _, refused, _ in PAIRS}) >= 300
-    known: dict[str, str | None] = {}
+    codes: dict[str, str | None] = {}
     wrong = []
     for accepted, refused, rule in PAIRS:
-        if accepted not in known:
-            known[accepted] = code_of(accepted)
-        if known[accepted] is not None:
-            wrong.append((known[accepted], accepted))
-        found = code_of(refused)
-        if found != rule:
-            wrong.append((found, refused))
+        if accepted not in codes:
+            codes[accepted] = code_of(accepted)
+        if codes[accepted] is not None:
+            wrong.append((codes[accepted], accepted))
+        code = code_of(refused)
+        if code != rule:
+            wrong.append((code, refused))
     assert not wrong
 
 
@@ -118,8 +118,8 @@ def test_a_column_is_no_key_because_of_its_name() -> None:
 
 
 def test_an_order_within_is_dropped() -> None:
-    found = statement_of(f"{_DP} (SELECT uid, n FROM visits ORDER BY n) AS a", _CATALOG)
-    assert found.source.find(exp.Order) is None
+    parsed_statement = statement_of(f"{_DP} (SELECT uid, n FROM visits ORDER BY n) AS a", _CATALOG)
+    assert parsed_statement.source.find(exp.Order) is None
 
 
 def test_rows_left_out_are_refused_without_a_limit_too() -> None:

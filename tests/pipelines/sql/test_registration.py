@@ -57,8 +57,8 @@ def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="dpstream sql check CATALOG"):
         ask(catalog(tmp_path), _TEXT)
     assert len(charges(tmp_path)) == 1
-    found = register(catalog(tmp_path))
-    assert found == Registered(
+    registered = register(catalog(tmp_path))
+    assert registered == Registered(
         [{"table": "visits", "kind": "parquet", "rows_of": {"unit_column": "uid"}},
          {"table": "pages", "kind": "csv", "rows_of": "public"},
          {"table": "people", "kind": "csv", "rows_of": {"unit_column": "uid"}},
@@ -133,10 +133,10 @@ def test_of_two_checks_at_once_neither_loses_the_other_s_note(
     both, real = threading.Barrier(2), registration._read
 
     def read(path: Path) -> list[str]:
-        found = real(path)
+        note_lines = real(path)
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(timeout=0.3)
-        return found
+        return note_lines
 
     monkeypatch.setattr(registration, "_read", read)
     notes = tmp_path / "ledger.db.keys"

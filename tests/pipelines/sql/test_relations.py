@@ -64,8 +64,8 @@ def test_joins_that_are_refused(sql: str, right: Relation, code: str) -> None:
 
 
 def test_only_what_must_hold_is_an_equality() -> None:
-    found = equalities(column("(a.x = b.x) AND a.y = (b.y) AND (a.z = b.z OR TRUE)"))
-    assert [(one.name, other.name) for one, other in found] == [("x", "x"), ("y", "y")]
+    pairs = equalities(column("(a.x = b.x) AND a.y = (b.y) AND (a.z = b.z OR TRUE)"))
+    assert [(one.name, other.name) for one, other in pairs] == [("x", "x"), ("y", "y")]
 
 
 def test_two_relations_have_two_names() -> None:

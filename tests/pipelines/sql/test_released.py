@@ -15,11 +15,11 @@ def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
         f"SELECT t.title, r.page, r.n, r.n / 2 AS h FROM ({inner}) AS r "
         "JOIN pages AS t ON r.page = t.page WHERE r.n > 10 ORDER BY r.n DESC LIMIT 3"
     )
-    found = asked(tmp_path, text)
-    rows = found.table.to_pylist()
+    answer = asked(tmp_path, text)
+    rows = answer.table.to_pylist()
     assert [row["page"] for row in rows] == ["p0", "p1", "p2"]
     assert all(row["h"] == row["n"] / 2 for row in rows) and rows[1]["title"] == "Title 1"
-    assert set(found.intervals) == {"n"}
+    assert set(answer.intervals) == {"n"}
     sorted_n = [row["n"] for row in rows]
     assert sorted_n == sorted(sorted_n, reverse=True)
 
@@ -76,8 +76,8 @@ def test_a_relation_without_rows_is_answered_as_any_other(kind: str, tmp_path: P
 def test_nor_do_workers_fail_without_a_row(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = _EMPTIED["every function"].format(where="uid = -1")
-    found = asked(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
-    assert found.table.num_rows == 0 and "page" in found.table.column_names
+    answer = asked(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
+    assert answer.table.num_rows == 0 and "page" in answer.table.column_names
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_an_outer_query_that_groups_is_ordered(tmp_path: Path) -> None:
         "GROUP BY t.title ORDER BY "
     )
     orders = ("n DESC", "SUM(r.n) DESC", "CAST(t.title AS INT64), n DESC")
-    found = {order: asked(tmp_path, text + order).table.to_pylist() for order in orders}
-    rows = found["n DESC"]
+    tables = {order: asked(tmp_path, text + order).table.to_pylist() for order in orders}
+    rows = tables["n DESC"]
     assert [row["n"] for row in rows] == sorted((row["n"] for row in rows), reverse=True)
     assert {row["title"] for row in rows} == {"Title 0", "Title 1", "Title 2"}
-    assert [len(rows) for rows in found.values()] == [3, 3, 3]
+    assert [len(rows) for rows in tables.values()] == [3, 3, 3]

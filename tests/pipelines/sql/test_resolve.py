@@ -41,9 +41,9 @@ def test_parts_that_multiply_are_too_large() -> None:
 
 def test_columns_say_their_relation_and_type() -> None:
     tree = qualified(inlined(parsed("SELECT B, s.a AS c FROM T, S")), SCHEMA)
-    found = {(c.table, c.name): c.type.this for c in tree.find_all(exp.Column)}
-    assert set(found) == {("t", "b"), ("s", "a")}
-    assert found["s", "a"] == exp.DType.BIGINT
+    types = {(c.table, c.name): c.type.this for c in tree.find_all(exp.Column)}
+    assert set(types) == {("t", "b"), ("s", "a")}
+    assert types["s", "a"] == exp.DType.BIGINT
 
 
 def test_a_table_that_nobody_knows() -> None:

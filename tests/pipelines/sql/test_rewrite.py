@@ -39,10 +39,10 @@ def _ran(statement: Statement, rows: Rows) -> dict[tuple[Any, ...], dict[str, An
     names = [part[0] for part in cursor.description or ()]
     assert names == columns(statement)
     keys = 1 + len(statement.groups)
-    found = {row[:keys]: dict(zip(names[keys:], row[keys:], strict=True))
+    partials = {row[:keys]: dict(zip(names[keys:], row[keys:], strict=True))
              for row in cursor.fetchall()}  # fmt: skip
-    assert found
-    return found
+    assert partials
+    return partials
 
 
 def _steps(value: Any, low: int = -(1 << 62), high: int = 1 << 62) -> int | None:
@@ -79,21 +79,21 @@ def test_partials_are_those_of_the_rows(seed: int) -> None:
         "STDDEV(seconds) AS d, COUNT(DISTINCT uid) AS u",
         "FROM visits GROUP BY page",
     )
-    found = _ran(statement, rows)
+    partials = _ran(statement, rows)
     expected: dict[tuple[Any, ...], list[Any]] = collections.defaultdict(list)
     for uid, page, seconds, *_ in rows["visits"]:
         if uid is not None:
             expected[uid, page].append(seconds)
-    assert found.keys() == expected.keys()
+    assert partials.keys() == expected.keys()
     for key, values in expected.items():
-        whole = [step for v in values if (step := _steps(v)) is not None]
+        steps = [step for v in values if (step := _steps(v)) is not None]
         bounded = [step for v in values if (step := _steps(v, _LOW, _HIGH)) is not None]
-        mean, mean_rows = _mean(whole, 1), _mean(bounded, 2)
-        assert found[key] == {
+        mean, mean_rows = _mean(steps, 1), _mean(bounded, 2)
+        assert partials[key] == {
             "value_0": min(5, len(values)),
             "value_1": min(5, sum(v is not None for v in values)) or None,
-            "value_2": _clamped(sum(whole)) if whole else None,
-            "value_3": _clamped(sum(bounded), 2 * _LOW, 2 * _HIGH) if whole else None,
+            "value_2": _clamped(sum(steps)) if steps else None,
+            "value_3": _clamped(sum(bounded), 2 * _LOW, 2 * _HIGH) if steps else None,
             "value_4": mean[0], "count_4": mean[1],
             "value_5": mean_rows[0], "count_5": mean_rows[1],
             "rows_6": sorted(bounded), "rows_7": sorted(bounded),
@@ -108,9 +108,9 @@ def test_units_come_by_foreign_keys() -> None:
     expected = collections.Counter(
         (owner[i[0]], i[2]) for i in rows["items"] if i[0] in owner
     )  # fmt: skip
-    found = _ran(statement, rows)
+    partials = _ran(statement, rows)
     assert {key: min(5, n) for key, n in expected.items()} == {
-        key: row["value_1"] for key, row in found.items()
+        key: row["value_1"] for key, row in partials.items()
     }
 
 
@@ -124,10 +124,10 @@ def test_a_float_sum_per_unit_is_that_of_sorted_values() -> None:
     turned = rows | {"visits": rows["visits"][::-1]}
     text = stage_text(statement, _CATALOG)
     assert answers(database(_CATALOG, rows), text) == answers(database(_CATALOG, turned), text)
-    kept = {uid for uid in {v[0] for v in rows["visits"]} - {None}
+    expected = {uid for uid in {v[0] for v in rows["visits"]} - {None}
             if max((v[7] for v in rows["visits"] if v[0] == uid and v[7] is not None),
                    default=0) > 1}  # fmt: skip
-    assert {key[0] for key in _ran(statement, rows)} == kept
+    assert {key[0] for key in _ran(statement, rows)} == expected
 
 
 @pytest.mark.parametrize("expression", [
@@ -213,8 +213,8 @@ def test_outer_works_on_released_columns() -> None:
     connection.execute(f"CREATE TABLE released (d VARCHAR, {columns_of})")
     values = "('a', 8, 2), ('b', 1, 1), ('c', 9, 3), (NULL, 8, 4)"
     connection.execute(f"INSERT INTO released VALUES {values}")
-    found = connection.execute(statement.outer.sql("duckdb")).fetchall()
-    assert found == [("a", 4.0), ("c", 3.0)]
+    rows = connection.execute(statement.outer.sql("duckdb")).fetchall()
+    assert rows == [("a", 4.0), ("c", 3.0)]
 
 
 def test_the_middle_is_a_whole_step() -> None:
@@ -245,16 +245,16 @@ def test_of_rows_that_a_join_multiplies_a_unit_s_own_are_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By that unit's rows alone, some whole values, other ones for other units."""
-    whole = _multiplied(range(6))
-    assert max(len(of["rows_0"]) for of in whole.values()) == 100
+    partials = _multiplied(range(6))
+    assert max(len(of["rows_0"]) for of in partials.values()) == 100
     monkeypatch.setattr(rewrite, "MAX_ROWS", 30)
     few = _multiplied(range(6))
     chosen = set()
-    for key, of in whole.items():
+    for key, of in partials.items():
         for name in ("rows_0", "rows_1"):
-            some = collections.Counter(few[key][name])
-            assert sum(some.values()) == min(30, len(of[name]))
-            assert not some - collections.Counter(of[name])
+            chosen_rows = collections.Counter(few[key][name])
+            assert sum(chosen_rows.values()) == min(30, len(of[name]))
+            assert not chosen_rows - collections.Counter(of[name])
         chosen.add(tuple(collections.Counter(few[key]["rows_1"])))
     assert len(chosen) > 4
     alone = _multiplied(range(2, 4))
@@ -288,8 +288,8 @@ def test_a_unit_without_a_usable_row_has_no_partial(low: int, high: int, per: st
     first, nobody = rows["visits"][0], 10**6
     for seconds in (None, math.nan):
         rows["visits"].append((nobody, first[1], seconds, *first[3:]))
-    found = dict(database(_CATALOG, rows).execute(query).fetchall())
-    assert found.pop(nobody) is None
+    partials = dict(database(_CATALOG, rows).execute(query).fetchall())
+    assert partials.pop(nobody) is None
     least, most = (min(low, 0) * 2, max(high, 0) * 2) if per == "row" else (low, high)
-    values = [value for value in found.values() if value is not None]
+    values = [value for value in partials.values() if value is not None]
     assert values and all(least <= value <= most for value in values)

@@ -35,7 +35,7 @@ def _records(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("text", TEXTS)
 def test_as_duckdb_over_the_whole_table(text: str, tmp_path: Path) -> None:
     job = with_text(tmp_path, text)
-    found = through(job, [all_rows(job)])
+    rows = through(job, [all_rows(job)])
     lines = [r for f in sorted((tmp_path / "in").iterdir()) for r in _records(f)]
     table = pa.Table.from_pylist([{k: v or None for k, v in r.items()} for r in lines])
     con = duckdb.connect()
@@ -55,26 +55,26 @@ def test_as_duckdb_over_the_whole_table(text: str, tmp_path: Path) -> None:
     con.close()
     assert len(wanted) > 20
     key = lambda row: tuple((v is None, v) for v in row)  # noqa: E731
-    assert sorted(((r["page"], r["x"]) for r in found), key=key) == sorted(wanted, key=key)
+    assert sorted(((r["page"], r["x"]) for r in rows), key=key) == sorted(wanted, key=key)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_however_batches_are_cut(text: str, tmp_path: Path) -> None:
     job = with_text(tmp_path, text)
-    whole = all_rows(job).slice(0, 150)
-    assert through(job, list(one_by_one(whole))) == through(job, [whole])
+    batch = all_rows(job).slice(0, 150)
+    assert through(job, list(one_by_one(batch))) == through(job, [batch])
 
 
 def test_units_times_and_positions_are_those_of_the_row(tmp_path: Path) -> None:
     job = with_text(tmp_path, TEXTS[2])
-    whole = all_rows(job)
+    batch = all_rows(job)
     with RowEngine(query_of(job)) as engine:
-        found = engine(whole)
-    partition, offset = positions(found)
-    assert (partition == 0).all() and 0 < found.num_rows < whole.num_rows
+        selected = engine(batch)
+    partition, offset = positions(selected)
+    assert (partition == 0).all() and 0 < selected.num_rows < batch.num_rows
     for name in ("user", "at"):  # as they arrived: also where they are none
-        assert found.column(name) == whole.column(name).take(pa.array(offset))
-    assert found.column("user").null_count and "noon" in found.column("at").to_pylist()
+        assert selected.column(name) == batch.column(name).take(pa.array(offset))
+    assert selected.column("user").null_count and "noon" in selected.column("at").to_pylist()
 
 
 #: Each is a text that no validator passes: what it gives depends on other rows, or rows multiply.
@@ -114,9 +114,9 @@ def test_a_look_up_that_no_rule_refused_is_caught(
 
 def test_the_cut_shows_a_query_that_reads_other_rows(tmp_path: Path) -> None:
     job = with_text(tmp_path, TEXTS[0])
-    whole = all_rows(job).slice(0, 40)
-    assert through(job, list(one_by_one(whole)), _BASE) == through(job, [whole], _BASE)
-    assert through(job, list(one_by_one(whole)), _WINDOW) != through(job, [whole], _WINDOW)
+    batch = all_rows(job).slice(0, 40)
+    assert through(job, list(one_by_one(batch)), _BASE) == through(job, [batch], _BASE)
+    assert through(job, list(one_by_one(batch)), _WINDOW) != through(job, [batch], _WINDOW)
 
 
 @pytest.mark.parametrize(

@@ -97,20 +97,20 @@ def test_it_travels_to_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ('text = """', 'text = ""\n#', "source.query.text"),
-        ('table = "visits"', 'table = "my visits"', "source.query.table"),
+        ('text = """', 'text = ""\n#', "query"),
+        ('table = "visits"', 'table = "my visits"', "query.table"),
         ('key = ["page"]', 'key = []', "look_up[0].key"),
         ('key = ["page"]', 'key = ["pag"]', "look_up[0].key"),
         ('key = ["page"]', 'key = ["weight"]', "statement"),
         ('name = "sections"', 'name = "visits"', "look_up[0].name"),
         ('path = "sections.csv"', 'path = "sections.txt"', "look_up[0].path"),
-        ('n = "INT64"', 'n = "NUMBER"', "source.query.columns"),
-        ('n = "INT64"', 'n = "INT64", user = "INT64"', "source.query.columns"),
-        ('n = "INT64"', 'n = "INT64", User = "STRING"', "source.query.columns"),
-        ("AS x FROM", "AS y FROM", "source.query.text"),
+        ('n = "INT64"', 'n = "NUMBER"', "query.columns"),
+        ('n = "INT64"', 'n = "INT64", user = "INT64"', "query.columns"),
+        ('n = "INT64"', 'n = "INT64", User = "STRING"', "query.columns"),
+        ("AS x FROM", "AS y FROM", "query"),
         ("AS x FROM", "AS at FROM", "statement"),
         ("AS x FROM", "AS user FROM", "statement"),
-        ('table = "visits"', 'table = "visits"\ntabel = "x"', "source.query.tabel"),
+        ('table = "visits"', 'table = "visits"\ntabel = "x"', "query.tabel"),
     ],
 )  # fmt: skip
 def test_refused(old: str, new: str, field: str, tmp_path: Path) -> None:

@@ -17,5 +17,5 @@ def test_each_rule_says_what_is_wrong_and_what_to_write() -> None:
 
 
 def test_each_rule_is_asked_somewhere() -> None:
-    asked = "".join(path.read_text() for path in SQL.glob("*.py") if path.name != "rules.py")
-    assert [code for code in RULES if f'"{code}"' not in asked] == []
+    sources = "".join(path.read_text() for path in SQL.glob("*.py") if path.name != "rules.py")
+    assert [code for code in RULES if f'"{code}"' not in sources] == []

@@ -102,9 +102,9 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def answered(path: Path, text: str, **more: Any) -> SqlAnswer:
     """Asked as if nobody had asked before."""
     accounts.emptied(path.parent / "ledger.db")
-    found = ask(load_catalog(path), text, **more)
-    assert found.charged and len(charges(path.parent)) == 1
-    return found
+    answer = ask(load_catalog(path), text, **more)
+    assert answer.charged and len(charges(path.parent)) == 1
+    return answer
 
 
 @pytest.mark.parametrize(("name", "shards"), [("every", 4), ("joined", 4), ("listed", 1),
@@ -132,8 +132,8 @@ def test_every_runner_gives_the_same_bytes(
         need_flink()
     path = shop(tmp_path)
     local = answered(path, TEXTS[name])
-    found = answered(path, TEXTS[name], shards=shards, runner=Runner(runner, parallelism=2))
-    assert found.receipt == local.receipt
+    answer = answered(path, TEXTS[name], shards=shards, runner=Runner(runner, parallelism=2))
+    assert answer.receipt == local.receipt
 
 
 @pytest.mark.slow
@@ -195,8 +195,8 @@ def test_columns_may_be_called_as_those_on_the_way(tmp_path: Path) -> None:
         pq.write_table(table, file, row_group_size=300)
     sums = ", ".join(f"SUM({n}, contribution_bounds_per_group => (0, 9)) AS s{n}" for n in names)
     text = dp(sums, "FROM visits", "epsilon = 60, delta = 1e-9")
-    found = answered(path, text, shards=3, runner=DIRECT)
-    assert found.receipt == answered(path, text).receipt
+    answer = answered(path, text, shards=3, runner=DIRECT)
+    assert answer.receipt == answered(path, text).receipt
     assert len(list(spread._pieces(load_catalog(path).tables["visits"]))) == 2
 
 
@@ -280,9 +280,9 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
     assert "77" not in str(failed.value) and failed.value.__cause__ is None
     assert not list(tmp_path.glob(".dpstream-work-*")) and len(charges(tmp_path)) == 1
     monkeypatch.setattr(flow, "write_sums", real)
-    found = ask(load_catalog(path), TOTAL)  # here or there: it is one run
-    assert not found.charged and len(charges(tmp_path)) == 1
-    assert found.receipt == answered(path, TOTAL).receipt
+    answer = ask(load_catalog(path), TOTAL)  # here or there: it is one run
+    assert not answer.charged and len(charges(tmp_path)) == 1
+    assert answer.receipt == answered(path, TOTAL).receipt
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_a_remote_worker_s_error_keeps_its_words(
     monkeypatch.setattr(flow, "build", elsewhere)
     path = shop(tmp_path)
     if isinstance(error, MemoryLimitError):  # fewer units at once
-        found = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
-        assert shards == [1, 4, 4] and found.table.num_rows == 1  # bounds, then sums
+        answer = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
+        assert shards == [1, 4, 4] and answer.table.num_rows == 1  # bounds, then sums
         return
     with pytest.raises(RunError, match=match) as failed:
         ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
@@ -337,7 +337,7 @@ def test_sums_that_do_not_come_and_shards_that_are_too_large(
         real(place, *more)
 
     monkeypatch.setattr(flow, "write_sums", short)
-    found = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
-    assert not found.charged and len(charges(tmp_path)) == 1
+    answer = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
+    assert not answer.charged and len(charges(tmp_path)) == 1
     assert sorted(tried[1:]) == [f"shard-000{i}.arrow" for i in range(4)]
-    assert found.receipt == answered(path, TOTAL).receipt
+    assert answer.receipt == answered(path, TOTAL).receipt

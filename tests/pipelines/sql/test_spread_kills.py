@@ -101,10 +101,10 @@ def test_a_killed_launcher_is_charged_once_and_leaves_nothing_private(
     again = DIRECT if fault in ("pipeline", "handed over") else None
     answer = ask(catalog, EVERY, runner=again)
     assert answer.header.run_id == charge.run_id and not answer.charged
-    told = str(answer.table.to_pylist())
-    assert told == _undisturbed(path, charge) and _MARK in told
+    rows_text = str(answer.table.to_pylist())
+    assert rows_text == _undisturbed(path, charge) and _MARK in rows_text
     if fault == "draw":
-        assert told == killed.stdout.strip()
+        assert rows_text == killed.stdout.strip()
     assert ask(catalog, EVERY).receipt == answer.receipt
     assert charges(path.parent) == [charge]
     assert not list(path.parent.glob(".dpstream-work-*"))

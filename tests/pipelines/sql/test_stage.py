@@ -29,9 +29,9 @@ def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
         tables.append(asked(folder, text, shards=shards))
     assert tables[0].header.bounds.keys() == {"x", "hi"} and tables[0].table.num_rows >= 6
     first = tables[0].table.drop_columns([])
-    assert all(found.table.equals(first) for found in tables[1:2])
+    assert all(answer.table.equals(first) for answer in tables[1:2])
     # Another catalog is another question: noise differs, the columns do not.
-    assert all(found.table.schema == first.schema for found in tables[2:])
+    assert all(answer.table.schema == first.schema for answer in tables[2:])
 
 
 def test_turns_grow_fourfold_and_end_at_the_most() -> None:

@@ -46,8 +46,10 @@ def test_options(options: str, expected: Options) -> None:
 ])  # fmt: skip
 def test_a_column_may_be_called_like_its_table(text: str) -> None:
     form = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({_BASE}, max_groups_contributed = 1) {text}"
-    found = statement_of(form, _CATALOG)
-    assert [g.expression.name for g in found.groups] == ["dept"] and len(found.functions) == 1
+    statement = statement_of(form, _CATALOG)
+    assert [g.expression.name for g in statement.groups] == ["dept"] and len(
+        statement.functions
+    ) == 1
 
 
 def test_defaults_with_groups() -> None:
@@ -97,33 +99,33 @@ def test_reports() -> None:
 
 
 def test_equal_functions_are_one_and_hidden_ones_are_added() -> None:
-    found = asked(
+    statement = asked(
         "dept, SUM(age) / COUNT(*) AS r, COUNT(*) AS n, COUNT(*) AS m",
         f"{_BASE}, max_groups_contributed = 2",
         "FROM users GROUP BY dept HAVING MEDIAN(age) > 3 AND n > 1 ORDER BY SUM(age), dept",
     )
-    assert [(f.name, f.kind) for f in found.functions] == [
+    assert [(f.name, f.kind) for f in statement.functions] == [
         ("_f0", "sum"), ("_f1", "count"), ("_f2", "quantiles"),
     ]  # fmt: skip
-    assert [c.name for c in found.outer.expressions[2].find_all(exp.Column)] == ["_f1"]
-    assert found.outer.args["order"].sql().startswith('ORDER BY "released"."_f0"')
+    assert [c.name for c in statement.outer.expressions[2].find_all(exp.Column)] == ["_f1"]
+    assert statement.outer.args["order"].sql().startswith('ORDER BY "released"."_f0"')
 
 
 def test_groups_by_name_place_and_expression() -> None:
-    found = asked(
+    statement = asked(
         "dept AS d, DIV(age, 10) AS decade, COUNT(*) AS n",
         f"{_BASE}, max_groups_contributed = 2",
         "FROM users GROUP BY 1, decade, age",
     )
-    assert [(g.name, g.type) for g in found.groups] == [
+    assert [(g.name, g.type) for g in statement.groups] == [
         ("d", exp.DType.TEXT), ("decade", exp.DType.BIGINT), ("age", exp.DType.BIGINT),
     ]  # fmt: skip
-    assert found.public is None and found.unit.sql() == '"users"."uid"'
+    assert statement.public is None and statement.unit.sql() == '"users"."uid"'
 
 
 def test_the_unit_after_a_full_join() -> None:
-    found = asked("COUNT(*) AS n", _BASE, "FROM users FULL JOIN visits USING (uid)")
-    assert found.unit.sql() == 'COALESCE("users"."uid", "visits"."uid")'
+    statement = asked("COUNT(*) AS n", _BASE, "FROM users FULL JOIN visits USING (uid)")
+    assert statement.unit.sql() == 'COALESCE("users"."uid", "visits"."uid")'
 
 
 _KEYED = {

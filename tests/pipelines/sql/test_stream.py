@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.plan.fields import Aggregate, Field, job_field
 from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried, query_of
@@ -84,19 +84,19 @@ def _asked(path: Path, items: str, **more: str) -> StreamJob:
 
 
 def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
-    asked = _asked(tmp_path / "asked", _PLAIN)
-    assert asked.job.plan.query is None and "query" not in asked.text
+    translation = _asked(tmp_path / "asked", _PLAIN)
+    assert translation.job.plan.query is None and "query" not in translation.text
     hand = _by_hand(tmp_path / "hand", "page", _PLAIN_BY_HAND)
-    assert asked.job.plan == hand.plan and asked.job.plan.hash == hand.plan.hash
-    first = _releases(asked.job)
+    assert translation.job.plan == hand.plan and translation.job.plan.hash == hand.plan.hash
+    first = _releases(translation.job)
     assert len(first) == 4 and first == _releases(hand)
 
 
 def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path: Path) -> None:
-    asked = _asked(tmp_path / "asked", LOOKED_UP)
-    text = tomllib.loads(asked.text)["source"]["query"]["text"]
+    translation = _asked(tmp_path / "asked", LOOKED_UP)
+    text = tomllib.loads(translation.text)["source"]["query"]["text"]
     hand = _by_hand(tmp_path / "hand", "section", _LOOKED_UP_BY_HAND, f"text = '''{text}'''")
-    query, other = query_of(asked.job), query_of(hand)
+    query, other = query_of(translation.job), query_of(hand)
     assert query.sql != other.sql  # by hand all columns are declared, by the statement those used
     hand.path.write_text(
         hand.path.read_text()
@@ -104,16 +104,16 @@ def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path
         .replace('page = "STRING", seconds', 'page = "STRING", seconds')
     )
     hand = load_job(hand.path)
-    assert query_of(hand).sql == query.sql and hand.plan == asked.job.plan
-    first = _releases(asked.job)
+    assert query_of(hand).sql == query.sql and hand.plan == translation.job.plan
+    first = _releases(translation.job)
     assert len(first) == 4 and first == _releases(hand)
 
 
 def test_what_is_emitted_runs_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    asked = _asked(tmp_path / "asked", LOOKED_UP)
-    emitted = folder_with(tmp_path / "emitted", asked.text)
-    assert load_job(emitted).plan == asked.job.plan
-    assert _releases(asked.job) == _releases(load_job(emitted))
+    translation = _asked(tmp_path / "asked", LOOKED_UP)
+    emitted = folder_with(tmp_path / "emitted", translation.text)
+    assert load_job(emitted).plan == translation.job.plan
+    assert _releases(translation.job) == _releases(load_job(emitted))
 
 
 def folder_with(path: Path, text: str) -> Path:
@@ -135,10 +135,10 @@ def test_columns_that_are_numbers_are_taken_as_they_are(
     argument: str, column: str, tmp_path: Path
 ) -> None:
     items = f"page, SUM({argument}, contribution_bounds_per_row => (0, 1)) AS s FROM visits"
-    asked = _asked(tmp_path / "a", f"{items} GROUP BY page").job
-    assert asked.plan.aggregates[0].column == column
-    assert (asked.source.query is None) == (column == argument)
-    sums = [row[column] for b in queried(asked, batches(asked)) for row in b.to_pylist()]
+    job = _asked(tmp_path / "a", f"{items} GROUP BY page").job
+    assert job.plan.aggregates[0].column == column
+    assert (job.source.query is None) == (column == argument)
+    sums = [row[column] for b in queried(job, batches(job)) for row in b.to_pylist()]
     assert sum(v is not None for v in sums) > (-1 if "page" in argument else 500)
 
 
@@ -167,7 +167,7 @@ def test_the_job_file_is_kept_and_both_may_say_the_same(tmp_path: Path) -> None:
         path.write_text(job.replace(f"{name} = ", f"{name} = 1"))
         with pytest.raises(UsageError) as caught:
             stream_job(path, dp(LOOKED_UP))
-        assert caught.value.field == f"privacy.{name}"
+        assert caught.value.field == job_field(name)
 
 
 @pytest.mark.parametrize("query", ["", ', query = { table = "visits" }'])
@@ -176,24 +176,26 @@ def test_layouts_of_a_job_file(query: str, tmp_path: Path) -> None:
     path = folder(tmp_path, head + "[schema]" + JOB.partition("[schema]")[2])
     pq.write_table(rows(), tmp_path / "in" / "a.parquet")
     table = "visits" if query else "records"
-    asked = stream_job(path, dp(f"page, COUNT(*) AS n FROM {table} WHERE n > '3' GROUP BY page"))
-    path.write_text(asked.text)
+    translation = stream_job(
+        path, dp(f"page, COUNT(*) AS n FROM {table} WHERE n > '3' GROUP BY page")
+    )
+    path.write_text(translation.text)
     job = load_job(path)
-    assert job.plan == asked.job.plan and job.source.query is not None
+    assert job.plan == translation.job.plan and job.source.query is not None
     assert job.source.query.columns == {"user": "STRING", "page": "STRING", "n": "STRING"}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ("event_time =", 'key = [{ column = "page" }]\nevent_time =', "schema.key"),
+        ("event_time =", 'key = [{ column = "page" }]\nevent_time =', "key"),
         ("[sink]", '[[aggregate]]\nname = "n"\nkind = "count"\n[sink]', "aggregate"),
-        ('table = "visits"', 'table = "visits"\ntext = "SELECT 1"', "source.query.text"),
+        ('table = "visits"', 'table = "visits"\ntext = "SELECT 1"', "query"),
         ("[schema]", "[scheme]", "schema"),
         ('kind = "csv"', 'kind = "cvs"', "kind"),
-        ("columns = { page", "column = { page", "source.query.column"),
+        ("columns = { page", "column = { page", "query.column"),
         ('columns = { page = "STRING", seconds = "FLOAT64", n = "INT64", flag = "BOOL", '
-         'day = "DATE" }', "", "source.query.columns"),
+         'day = "DATE" }', "", "query.columns"),
     ],
 )  # fmt: skip
 def test_job_files_that_are_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
@@ -204,12 +206,12 @@ def test_job_files_that_are_refused(old: str, new: str, field: str, tmp_path: Pa
 
 
 def test_grids() -> None:
-    assert grid_of(0, 1, 16, whole=False) == 2.0**-16
-    assert grid_of(0, 10, 16, whole=True) == 1.0
-    assert grid_of(0, 1e9, 16, whole=True) == 2.0**14
+    assert grid_of(0, 1, 16, integer=False) == 2.0**-16
+    assert grid_of(0, 10, 16, integer=True) == 1.0
+    assert grid_of(0, 1e9, 16, integer=True) == 2.0**14
     for low, high in ((0, 1), (-3, 7), (0.001, 0.002), (1e6, 1e6 + 1)):
         most = max(abs(low), abs(high), high - low)
-        assert 2.0**15 < most / grid_of(low, high, 16, whole=False) <= 2.0**16
+        assert 2.0**15 < most / grid_of(low, high, 16, integer=False) <= 2.0**16
 
 
 def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> None:
@@ -238,10 +240,10 @@ def test_without_noise_it_is_duckdbs_answer_over_the_whole_table(
         "GROUP BY s.section, v.flag"
     )
     options = "epsilon = 50, delta = 1e-6, max_rows_contributed = 60"
-    found = stream_job(folder(tmp_path, job), dp(items, options)).job
-    run_job(found)
+    sql_job = stream_job(folder(tmp_path, job), dp(items, options)).job
+    run_job(sql_job)
     stores.close_all()
-    table = read_releases(found.sink.path)
+    table = read_releases(sql_job.sink.path)
     last = table.filter(pc.equal(table["trigger"], 4))
     names = ["section", "flag", "c", "u", "t", "m", "c_sd"]
     con = duckdb.connect()

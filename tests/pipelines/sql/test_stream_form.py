@@ -165,14 +165,14 @@ def test_whatever_the_tables_front_is_asked_is_refused_or_local(tmp_path: Path) 
     texts = sorted({text for pair in PAIRS for text in pair[:2] if "visits" in text})
     accepted = 0
     for text in texts[::9]:
-        asked = re.sub(r"max_groups_contributed = \d+", "max_rows_contributed = 4", text)
+        statement = re.sub(r"max_groups_contributed = \d+", "max_rows_contributed = 4", text)
         try:
-            job = stream_job(path, asked).job
+            job = stream_job(path, statement).job
         except DpstreamError as error:
             assert error.fix
             continue
         accepted += 1
         if job.source.query is not None:
-            whole = all_rows(job)
-            assert through(job, list(one_by_one(whole))) == through(job, [whole]), text
+            batch = all_rows(job)
+            assert through(job, list(one_by_one(batch))) == through(job, [batch]), text
     assert accepted >= 3

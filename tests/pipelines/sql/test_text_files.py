@@ -17,12 +17,12 @@ def test_a_line_inside_a_field_is_no_row(tmp_path: Path) -> None:
     with open(tmp_path / "t.csv", "w") as file:
         file.write("user,page\n")
         file.writelines(f'u{i % 500},"{inner}"\n' for i in range(60_000))
-    found = catalog(tmp_path, "t.csv")
+    declared = catalog(tmp_path, "t.csv")
     query = 'SELECT COUNT(*) AS n, COUNT(DISTINCT "user") AS u FROM t'
-    assert rows(found, query) == [(60_000, 500)]
-    text = view(found.tables["t"], None).replace("parallel = false", "parallel = true")
+    assert rows(declared, query) == [(60_000, 500)]
+    text = view(declared.tables["t"], None).replace("parallel = false", "parallel = true")
     text = text.replace("strict_mode = false", "strict_mode = true")
-    with Engine(found, ["t"]) as engine:  # as it was: the test can fail
+    with Engine(declared, ["t"]) as engine:  # as it was: the test can fail
         wrong = engine.run(f"SELECT COUNT(*) AS n FROM ({text})")["n"][0].as_py()
     assert wrong > 60_000
 
@@ -41,9 +41,9 @@ def test_a_row_of_csv_that_is_none_is_lost_by_itself(
     lines = [b"user,page", *(b"u%d,p" % i for i in range(300))]
     lines[6] = bad
     (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](b"\n".join(lines) + b"\n"))
-    found = units(catalog(tmp_path, f"t.csv{packing}"))
-    assert {f"u{i}" for i in range(300) if i != 5} <= found
-    assert found <= {f"u{i}" for i in range(300)} | {None, "q"}
+    unit_names = units(catalog(tmp_path, f"t.csv{packing}"))
+    assert {f"u{i}" for i in range(300) if i != 5} <= unit_names
+    assert unit_names <= {f"u{i}" for i in range(300)} | {None, "q"}
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -74,8 +74,8 @@ def test_a_header_says_the_order_of_columns(packing: str, tmp_path: Path) -> Non
     """Whatever bytes follow it, and however the file is compressed."""
     text = b"\xef\xbb\xbfpage,User,more\n" + b"p,u1,x\n\xff,\xff,\xff\n" * 30 + b'"a,b",u2,\n'
     (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](text))
-    found = set(rows(catalog(tmp_path, f"t.csv{packing}")))
-    assert found == {("u1", "p"), ("u2", "a,b")}
+    row_set = set(rows(catalog(tmp_path, f"t.csv{packing}")))
+    assert row_set == {("u1", "p"), ("u2", "a,b")}
     (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](b"page,\xff\np,u1\n"))
     with pytest.raises(RunError, match="without one of its columns"):
         rows(catalog(tmp_path, f"t.csv{packing}"))
@@ -103,8 +103,8 @@ def test_a_line_that_is_no_object_is_lost_by_itself(
     lines = [b'{"user":"u%d","page":"p"}' % i for i in range(300)]
     lines[5] = bad
     (tmp_path / f"t.jsonl{packing}").write_bytes(PACKED[packing](b"\n".join(lines)))
-    found = units(catalog(tmp_path, f"t.jsonl{packing}")) - {None}
-    assert found == {f"u{i}" for i in range(300) if i != 5}
+    unit_names = units(catalog(tmp_path, f"t.jsonl{packing}")) - {None}
+    assert unit_names == {f"u{i}" for i in range(300) if i != 5}
 
 
 def test_values_of_json_are_as_duckdb_reads_them(tmp_path: Path) -> None:
@@ -118,6 +118,6 @@ def test_values_of_json_are_as_duckdb_reads_them(tmp_path: Path) -> None:
         f"SELECT page FROM read_json('{tmp_path}/t.jsonl', columns = {{page: 'VARCHAR'}}, "
         "format = 'newline_delimited', ignore_errors = true)"
     )
-    found = [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))]
-    assert found == [row[0] for row in read.fetchall()]
-    assert found[-3:] == ["123456789012345678901234567890", '"q"', "\U0001f600"]
+    column = [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))]
+    assert column == [row[0] for row in read.fetchall()]
+    assert column[-3:] == ["123456789012345678901234567890", '"q"', "\U0001f600"]

@@ -33,8 +33,8 @@ def test_texts(text: str, expected: object) -> None:
      ("REPLACE(long, 'a', long)", None), ("CONCAT('é', '\U0001f3f3')", 2)],
 )  # fmt: skip
 def test_texts_that_grow(text: str, size: int | None) -> None:
-    found = value(text.replace("no", "CAST(no AS STRING)"), long="a" * 1_000, no=None)
-    assert (None if found is None else len(found)) == size
+    grown_text = value(text.replace("no", "CAST(no AS STRING)"), long="a" * 1_000, no=None)
+    assert (None if grown_text is None else len(grown_text)) == size
 
 
 def test_no_text_grows_beyond_its_bound() -> None:

@@ -66,8 +66,8 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
         {"n": "NaN", "q": [None]}, {"n": 1.5, "q": []},
     ]  # fmt: skip
     data_set(tmp_path)
-    found = asked(tmp_path, dp("page, EXP(1000 * COUNT(DISTINCT uid)) AS e"))
-    assert "Infinity" in shown(found) and json.dumps(records(found), allow_nan=False)
+    full_answer = asked(tmp_path, dp("page, EXP(1000 * COUNT(DISTINCT uid)) AS e"))
+    assert "Infinity" in shown(full_answer) and json.dumps(records(full_answer), allow_nan=False)
 
 
 def test_bytes_of_another_form_are_refused() -> None:

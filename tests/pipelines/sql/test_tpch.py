@@ -278,11 +278,11 @@ def test_without_noise_it_is_duckdb_s_answer_on_the_bounded_rows(
     statement = statement_of(text, catalog)
     assert all(f.low is not None for f in statement.functions if f.kind != "units")
     wanted, clamped = _truth(statement, plain)
-    found = ask(catalog, text).table.to_pylist()
+    rows = ask(catalog, text).table.to_pylist()
     groups = [g.name for g in statement.groups]
     by = lambda row: tuple(str(row[g]) for g in groups)  # noqa: E731
-    assert len(found) == len(wanted) >= 1 and (clamped > 0 or name == "Q13")
-    for row, true in zip(sorted(found, key=by), sorted(wanted, key=by), strict=True):
+    assert len(rows) == len(wanted) >= 1 and (clamped > 0 or name == "Q13")
+    for row, true in zip(sorted(rows, key=by), sorted(wanted, key=by), strict=True):
         assert by(row) == by(true)
         for column in set(row) - set(groups):
             assert math.isclose(row[column], float(true[column]), rel_tol=1e-5), column

@@ -35,8 +35,8 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def refusal(folder: Path, path: str) -> str:
-    found = catalog(folder, path)
-    for check in (lambda: check_files(found, found.tables["t"]), lambda: register(found)):
+    declared = catalog(folder, path)
+    for check in (lambda: check_files(declared, declared.tables["t"]), lambda: register(declared)):
         with pytest.raises(RunError, match="has a malformed file") as refused:
             check()
         assert "secret" not in str(refused.value) and "u7" not in str(refused.value)

@@ -17,10 +17,10 @@ def test_turns_of_units_are_all_rows_once() -> None:
     question = question_of(_TEXT, shop())
     work = Work.of(question.asked, shop(), question.plan, (b"run", b"question"), wide=True)
     connection = database(shop(), ugly_rows(3))
-    whole = connection.sql(work.stage_one()).fetchall()
+    all_rows = connection.sql(work.stage_one()).fetchall()
     turns = [connection.sql(work.stage_one(3, i)).fetchall() for i in range(3)]
-    assert sorted(map(str, whole)) == sorted(str(row) for rows in turns for row in rows)
+    assert sorted(map(str, all_rows)) == sorted(str(row) for rows in turns for row in rows)
     units = [{row[0] for row in rows} for rows in turns]
-    assert len(whole) > 10 and all(units) and sum(map(len, units)) == len(set.union(*units))
-    some = database(shop(), of_units(ugly_rows(3), {1, 2})).sql(work.stage_one()).fetchall()
-    assert sorted(map(str, some)) == sorted(str(row) for row in whole if row[0] in (1, 2))
+    assert len(all_rows) > 10 and all(units) and sum(map(len, units)) == len(set.union(*units))
+    subset_rows = database(shop(), of_units(ugly_rows(3), {1, 2})).sql(work.stage_one()).fetchall()
+    assert sorted(map(str, subset_rows)) == sorted(str(row) for row in all_rows if row[0] in (1, 2))

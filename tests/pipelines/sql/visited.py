@@ -108,13 +108,15 @@ def one_by_one(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def all_rows(job: Job) -> pa.RecordBatch:
     """The rows of a job's source as one batch at position 0."""
-    whole = pa.Table.from_batches([b.replace_schema_metadata(None) for b in batches(job)])
-    batch = whole.combine_chunks().to_batches()[0]
+    table = pa.Table.from_batches([b.replace_schema_metadata(None) for b in batches(job)])
+    batch = table.combine_chunks().to_batches()[0]
     return batch.replace_schema_metadata({PARTITION: b"0", OFFSET: b"0"})
 
 
-def through(job: Job, some: list[pa.RecordBatch], sql: str | None = None) -> list[dict[str, Any]]:
+def through(
+    job: Job, row_batches: list[pa.RecordBatch], sql: str | None = None
+) -> list[dict[str, Any]]:
     """What a job's query, or another text in its place, gives of batches, row after row."""
     query = query_of(job)
     with RowEngine(query if sql is None else query._replace(sql=sql)) as engine:
-        return [row for batch in some for row in engine(batch).to_pylist()]
+        return [row for batch in row_batches for row in engine(batch).to_pylist()]

@@ -111,12 +111,14 @@ def test_cut_off_anywhere_it_is_charged_once(
         begun(place)
     stored = (place.folder / "state" / "s.db").exists()
     charged = [c.run_id for c in place.entries()]
-    kept = stores.identity_of(place.job().state.store or "", place.job().plan) if stored else None
+    identity = (
+        stores.identity_of(place.job().state.store or "", place.job().plan) if stored else None
+    )
     # No charge without a store that knows its run id, and no manifest without a charge.
-    assert charged in ([], [kept.run_id] if kept else [])
+    assert charged in ([], [identity.run_id] if identity else [])
     assert not place.files() or charged
     run_id = begun(place)
-    assert kept is None or run_id == kept.run_id
+    assert identity is None or run_id == identity.run_id
     assert begun(place) == run_id
     assert [c.run_id for c in place.entries()] == [run_id]
     assert list(place.files()) == ["run.json"]
@@ -153,37 +155,37 @@ def test_the_limit_used_up_meanwhile(place: Place) -> None:
     """Another run takes the budget between check and charge: refused, and resumed when raised."""
 
     def refuse(*_: object) -> None:
-        raise PolicyError("ledger.limit", "they spend more", "spend less")
+        raise PolicyError("account.limit", "they spend more", "spend less")
 
     with (
-        mock.patch.object(beginning, "check_begin", lambda *_: None),
+        mock.patch.object(beginning, "check_begin", lambda *_, **__: None),
         mock.patch.object(Book, "check", refuse),
         pytest.raises(PolicyError, match="spend more"),
     ):
         begun(place)
     assert place.entries() == [] and place.files() == {}
     job = place.job()
-    kept = stores.identity_of(job.state.store or "", job.plan).run_id
-    assert begun(place) == kept and [c.run_id for c in place.entries()] == [kept]
+    run_id = stores.identity_of(job.state.store or "", job.plan).run_id
+    assert begun(place) == run_id and [c.run_id for c in place.entries()] == [run_id]
 
 
-def begin_together(path: str, together: Any, told: Any) -> None:
+def begin_together(path: str, together: Any, queue: Any) -> None:
     """What a child does: begin when all are ready."""
     job = load_job(Path(path))
     together.wait(120)
-    told.put(begin(job)[0].run_id)
+    queue.put(begin(job)[0].run_id)
 
 
 def test_many_begin_at_once(place: Place) -> None:
     """Processes that begin one job on a store that none has made: one run, one charge."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.pipelines.stream.test_begin"])
-    together, told = context.Barrier(5), context.Queue()
-    arguments = (str(place.job().path), together, told)
+    together, queue = context.Barrier(5), context.Queue()
+    arguments = (str(place.job().path), together, queue)
     children = [context.Process(target=begin_together, args=arguments) for _ in range(5)]
     for child in children:
         child.start()
-    ids = {told.get(timeout=120) for _ in children}
+    ids = {queue.get(timeout=120) for _ in children}
     for child in children:
         child.join(120)
         assert child.exitcode == 0
@@ -194,11 +196,11 @@ def test_many_begin_at_once(place: Place) -> None:
 
 def test_the_manifest_is_a_function_of_plan_and_run(done: Place) -> None:
     text = (done.folder / "out" / "run.json").read_bytes()
-    found = msgspec.json.decode(text, type=RunManifest)
+    manifest = msgspec.json.decode(text, type=RunManifest)
     plan, run_id = done.job().plan, done.entries()[0].run_id
-    assert found == RunManifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet")
+    assert manifest == RunManifest(1, f"INSECURE-{run_id}", 0, plan.hash, "parquet")
     table = pq.read_table(done.folder / "out" / "window-000001" / "trigger-000004.parquet")
-    assert set(table["run_id"].to_pylist()) == {found.run_id}
+    assert set(table["run_id"].to_pylist()) == {manifest.run_id}
     # Begun again, elsewhere, or exported: the same bytes.
     begun(done, sink="other")
     assert done.files("other") == {"run.json": text}
@@ -214,8 +216,8 @@ def test_a_sink_from_before_there_were_manifests_is_named(done: Place) -> None:
 
 def edited(place: Place, **fields: Any) -> None:
     path = place.folder / "out" / "run.json"
-    found = msgspec.json.decode(path.read_bytes(), type=RunManifest)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, **fields)))
+    manifest = msgspec.json.decode(path.read_bytes(), type=RunManifest)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **fields)))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -223,7 +225,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "the run without its stamp": ({}, "sink.path", "another run"),
     "another plan": ({"plan_hash": "00"}, "sink.path", "another run"),
     "other files": ({"kind": "csv"}, "sink.kind", "begun with"),
-    "a later epoch": ({"epoch": 2}, "state.store", "restored in a later epoch"),
+    "a later epoch": ({"epoch": 2}, "store", "restored in a later epoch"),
     "a newer layout": ({"format": 2}, "sink.path", "cannot read"),
 }
 
@@ -281,11 +283,11 @@ def test_what_another_worker_publishes_meanwhile_is_no_older_store(done: Place) 
     real, seen = SqliteStore.completed, [0]
 
     def completed(store: SqliteStore, shards: int, first: int = 0) -> dict[int, int]:
-        found = real(store, shards, first)
+        triggers = real(store, shards, first)
         if not seen[0]:
             seen[0] = 1
             shutil.copytree(done.folder / "hidden", done.folder / "out" / "window-000001")
-        return found
+        return triggers
 
     with mock.patch.object(SqliteStore, "completed", completed):
         begun(done)

@@ -32,8 +32,8 @@ def spoilt(made: Office, tmp_path: Path) -> Office:
 def lively(tmp_path_factory: pytest.TempPathFactory) -> Office:
     """An office that nobody changes, whose thresholds give groups every detail."""
     own = office(tmp_path_factory.mktemp("lively"))
-    found = json.loads(own.path("config.json").read_text())
-    own.configure(thresholds_p={label: [4, 20, 60] for label in found["thresholds_p"]})
+    config = json.loads(own.path("config.json").read_text())
+    own.configure(thresholds_p={label: [4, 20, 60] for label in config["thresholds_p"]})
     return own
 
 

@@ -33,8 +33,8 @@ class Office(NamedTuple):
     def configure(self, **fields: Any) -> None:
         """Set fields of the configuration; ``None`` takes one away."""
         path = self.parameters / "config.json"
-        found = json.loads(path.read_text()) | fields
-        path.write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+        config = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
     def faults(self, program: Any = "p") -> list[Fault]:
         """Everything that is wrong."""

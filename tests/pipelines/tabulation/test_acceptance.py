@@ -13,6 +13,6 @@ def test_a_place_is_looked_at_as_it_is_made(tmp_path: Path) -> None:
     plan = (*of.plan[:4], out, *of.plan[4:])
     assert acceptance(plan)[1]["charged"] and not out.exists()
     assert call(*of.ask).exit_code == 0
-    code, told = acceptance(plan)
-    assert code == 0 and told["charged"] is None and told["run_id"]
+    code, report = acceptance(plan)
+    assert code == 0 and report["charged"] is None and report["run_id"]
     same_refusal((*of.ask, "--fresh"), (*plan, "--fresh"), tmp_path)

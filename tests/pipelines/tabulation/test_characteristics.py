@@ -32,8 +32,10 @@ def test_what_is_counted(made: Office) -> None:
     assert codes == sorted(line[:4] for line in made.path(CODES).read_text().splitlines()[1:])
     pairs = {tuple(line.split("|")) for line in made.path(MAP).read_text().splitlines()[1:]}
     counted = set(table["CODE"].to_pylist())
-    found = {(table["CODE"][row].as_py(), codes[code]) for row, code in files.members.tolist()}
-    assert found == {pair for pair in pairs if pair[0] in counted}
+    counted_pairs = {
+        (table["CODE"][row].as_py(), codes[code]) for row, code in files.members.tolist()
+    }
+    assert counted_pairs == {pair for pair in pairs if pair[0] in counted}
 
 
 def test_the_order_of_lines_does_not_matter_for_codes(made: Office, spoilt: Office) -> None:
@@ -81,8 +83,10 @@ def test_faults(
     spoilt: Office, name: str, change: Change, row: int, column: str, rule: str
 ) -> None:
     spoilt.spoil(name, change)
-    found = [fault for fault in spoilt.faults() if fault.file == name]
-    assert any(f.row == row and f.column == column and rule in f.rule for f in found), found
+    file_faults = [fault for fault in spoilt.faults() if fault.file == name]
+    assert any(f.row == row and f.column == column and rule in f.rule for f in file_faults), (
+        file_faults
+    )
 
 
 def test_a_code_may_belong_to_no_iteration(spoilt: Office) -> None:
@@ -115,9 +119,9 @@ def test_a_second_iteration_of_a_kind(spoilt: Office, level: str, alone: str) ->
     pairs = members(spoilt, level, alone)
     other = next(pair for pair in pairs if pair[0] != pairs[0][0])
     spoilt.spoil(MAP, lambda lines: [*lines, f"{other[0]}|{pairs[0][1]}"])
-    found = [fault for fault in spoilt.faults() if fault.file == MAP]
-    assert {fault.row for fault in found} == {107} and len(found) == 2
-    assert all("second iteration" in fault.rule for fault in found)
+    map_faults = [fault for fault in spoilt.faults() if fault.file == MAP]
+    assert {fault.row for fault in map_faults} == {107} and len(map_faults) == 2
+    assert all("second iteration" in fault.rule for fault in map_faults)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_a_second_iteration_where_only_some_regions_take_it(
 def test_of_two_granularities_a_code_may_have_one_each(made: Office) -> None:
     """The merged iteration of small regions has codes of iterations of large ones."""
     files = made.load().files
-    coarse = [row for row, said in enumerate(files.iterations["COARSE_ONLY"].to_pylist()) if said]
-    large = {row for row, said in enumerate(files.iterations["DETAILED_ONLY"].to_pylist()) if said}
+    coarse = [row for row, flag in enumerate(files.iterations["COARSE_ONLY"].to_pylist()) if flag]
+    large = {row for row, flag in enumerate(files.iterations["DETAILED_ONLY"].to_pylist()) if flag}
     of = {code for row, code in files.members.tolist() if row in coarse}
     assert of and of <= {code for row, code in files.members.tolist() if row in large}

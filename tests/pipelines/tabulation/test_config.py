@@ -20,32 +20,38 @@ def faults_of(office: Office, choice: Choice = Choice("p")) -> list[tuple[str, s
 
 
 def test_parameters_of_persons(made: Office) -> None:
-    found = made.load().parameters
-    assert found.program == "p" and found.definition == "zcdp" and found.fraction == 0.1
-    assert set(found.budgets["t1t2"]) == {*US_LEVELS, *PR_LEVELS}
-    assert found.budgets["t1t2"][Level(2, "USA")] == 2.134
-    assert found.budgets["t1t2"][Level(1, "AIANNH")] == 0.0
-    assert found.thresholds["t1t2"][Level(1, "TRACT")] == (20.0, 100.0, 400.0)
-    assert found.state_filter == ("01", "02") and states_of(found) == ("01", "02", "72")
-    assert found.zero_suppression == 0.5 and found.allow_negative and found.max_race_codes == 8
+    parameters = made.load().parameters
+    assert (
+        parameters.program == "p" and parameters.definition == "zcdp" and parameters.fraction == 0.1
+    )
+    assert set(parameters.budgets["t1t2"]) == {*US_LEVELS, *PR_LEVELS}
+    assert parameters.budgets["t1t2"][Level(2, "USA")] == 2.134
+    assert parameters.budgets["t1t2"][Level(1, "AIANNH")] == 0.0
+    assert parameters.thresholds["t1t2"][Level(1, "TRACT")] == (20.0, 100.0, 400.0)
+    assert parameters.state_filter == ("01", "02") and states_of(parameters) == ("01", "02", "72")
+    assert (
+        parameters.zero_suppression == 0.5
+        and parameters.allow_negative
+        and parameters.max_race_codes == 8
+    )
 
 
 def test_parameters_of_households(spoilt: Office) -> None:
     faults = Faults("config.json")
-    found = read_config(spoilt.parameters / "config.json", Choice("h", "rounded"), faults)
-    assert found is not None and faults.found == [] and found.noise == "rounded"
-    assert set(found.budgets) == {"t3", "t4"} and found.fraction is None
-    assert found.zero_suppression == 0.0
-    assert len(found.thresholds["t3"][Level(1, "USA")]) == 3
-    assert len(found.thresholds["t4"][Level(1, "USA")]) == 1
+    config = read_config(spoilt.parameters / "config.json", Choice("h", "rounded"), faults)
+    assert config is not None and faults.found == [] and config.noise == "rounded"
+    assert set(config.budgets) == {"t3", "t4"} and config.fraction is None
+    assert config.zero_suppression == 0.0
+    assert len(config.thresholds["t3"][Level(1, "USA")]) == 3
+    assert len(config.thresholds["t4"][Level(1, "USA")]) == 1
 
 
 def test_only_levels_of_the_run(spoilt: Office) -> None:
     spoilt.configure(run_pr=False)
     assert set(spoilt.load().parameters.budgets["t1t2"]) == {*US_LEVELS}
     spoilt.configure(run_us=False, run_pr=True, state_filter_us=None)
-    found = spoilt.load().parameters
-    assert set(found.thresholds["t1t2"]) == {*PR_LEVELS} and states_of(found) == ("72",)
+    parameters = spoilt.load().parameters
+    assert set(parameters.thresholds["t1t2"]) == {*PR_LEVELS} and states_of(parameters) == ("72",)
 
 
 _BUDGET, _STATES, _T = "privacy_budget_p_level_1_usa", "state_filter_us", "thresholds_p"
@@ -108,7 +114,7 @@ def test_faults_of_a_field(spoilt: Office, fields: dict[str, Any], column: str, 
 
 
 @pytest.mark.parametrize(
-    ("program", "field", "some", "rule"),
+    ("program", "field", "numbers", "rule"),
     [
         ("p", "thresholds_p", [1, 2], "does not have at least 3 thresholds"),
         ("p", "thresholds_p", [3, 2, 4], "has thresholds that fall"),
@@ -119,11 +125,11 @@ def test_faults_of_a_field(spoilt: Office, fields: dict[str, Any], column: str, 
     ],
 )
 def test_faults_of_thresholds(
-    spoilt: Office, program: Any, field: str, some: list[float], rule: str
+    spoilt: Office, program: Any, field: str, numbers: list[float], rule: str
 ) -> None:
     path = spoilt.parameters / "config.json"
     own = json.loads(path.read_text())[field]
-    spoilt.configure(**{field: own | {"(USA, 1)": some}})
+    spoilt.configure(**{field: own | {"(USA, 1)": numbers}})
     assert (f"{field} (USA, 1)", rule) in faults_of(spoilt, Choice(program))
     misspelt = {"(USA,1)" if label == "(USA, 1)" else label: own[label] for label in own}
     spoilt.configure(**{field: misspelt})
@@ -151,8 +157,8 @@ def test_further_fields_are_not_looked_at(spoilt: Office) -> None:
 def test_numbers_as_texts(spoilt: Office) -> None:
     """Persons may have them, as in production; households may not."""
     spoilt.configure(**{_BUDGET: "0.25", "privacy_budget_p_stage_1_fraction": "1/10"})
-    found = spoilt.load().parameters
-    assert found.budgets["t1t2"][Level(1, "USA")] == 0.25 and found.fraction == 0.1
+    parameters = spoilt.load().parameters
+    assert parameters.budgets["t1t2"][Level(1, "USA")] == 0.25 and parameters.fraction == 0.1
     spoilt.configure(privacy_budget_h_t3_level_1_usa="0.25")
     assert faults_of(spoilt, Choice("h")) == [
         ("privacy_budget_h_t3_level_1_usa", "is not a number")
@@ -163,8 +169,8 @@ def test_numbers_as_texts(spoilt: Office) -> None:
 def test_a_budget_may_be_infinite(spoilt: Office, written: str) -> None:
     path = spoilt.parameters / "config.json"
     text = path.read_text()
-    found = json.loads(text)[_BUDGET]
-    path.write_text(text.replace(f'"{_BUDGET}": {found}', f'"{_BUDGET}": {written}'))
+    budget = json.loads(text)[_BUDGET]
+    path.write_text(text.replace(f'"{_BUDGET}": {budget}', f'"{_BUDGET}": {written}'))
     assert spoilt.load().parameters.budgets["t1t2"][Level(1, "USA")] == float("inf")
 
 

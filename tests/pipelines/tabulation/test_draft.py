@@ -27,8 +27,8 @@ def manifest(**changed: object) -> Manifest:
 
 
 def test_what_an_output_shows_of_a_request_is_of_its_run_alone(tmp_path: Path) -> None:
-    shown = {of_run(request, run) for request in ("1b" * 16, "2d" * 16) for run in ("a", "b")}
-    assert len(shown) == 4 and not shown & {"1b" * 16, "2d" * 16}
+    suffixes = {of_run(request, run) for request in ("1b" * 16, "2d" * 16) for run in ("a", "b")}
+    assert len(suffixes) == 4 and not suffixes & {"1b" * 16, "2d" * 16}
     mine = manifest(request=of_run("1b" * 16, "5a" * 16))
     assert mine.answers("1b" * 16) and not mine.answers("2d" * 16)
     assert not manifest(request="1b" * 16).answers("1b" * 16)

@@ -65,9 +65,9 @@ def test_cells_equal_an_independent_recount(exact: Office, tmp_path: Path) -> No
 
 
 def test_plan_and_output_say_that_nothing_is_promised(exact: Office, tmp_path: Path) -> None:
-    shown = figures(plan(*exact, Choice("p")))
-    assert shown["guarantee"]["epsilon"] is None and shown["warnings"]
-    assert {row["margin"] for level in shown["levels"] for row in level["figures"]} == {0}
+    plan_figures = figures(plan(*exact, Choice("p")))
+    assert plan_figures["guarantee"]["epsilon"] is None and plan_figures["warnings"]
+    assert {row["margin"] for level in plan_figures["levels"] for row in level["figures"]} == {0}
     out = tmp_path / "out"
     done = executed(exact, out)
     assert done.manifest.epsilon is None and STAMP in done.manifest.files

@@ -74,7 +74,7 @@ def test_without_a_ledger_the_output_is_what_is_kept(made: Office, tmp_path: Pat
 
 def test_what_costs_too_much_is_refused_and_leaves_nothing(made: Office, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(PolicyError, match=r"ledger\.limit"):
+    with pytest.raises(PolicyError, match=r"account\.limit"):
         executed(made, out, ledger=ledger_of(tmp_path, epsilon=0.5))
     assert not out.exists() and left_over(tmp_path) == [] and charges(tmp_path) == []
 
@@ -95,8 +95,8 @@ def test_nothing_is_parsed_before_the_charge(
     [charge] = charges(tmp_path)
     assert not out.exists()
     monkeypatch.setattr(module, "read", read)
-    found = executed(made, out, ledger=place)
-    assert found.manifest.run_id == charge.run_id and not found.charged
+    execution = executed(made, out, ledger=place)
+    assert execution.manifest.run_id == charge.run_id and not execution.charged
 
 
 def test_what_was_cut_off_continues_on_the_records_there_are(
@@ -177,8 +177,8 @@ def test_records_with_a_fault_are_set_aside_or_refuse_the_file(
         executed(spoilt, tmp_path / "out", ledger=place, strict=True)
     assert "200" not in str(refused.value)
     assert not (tmp_path / "out").exists() and not (tmp_path / "dead_letter").exists()
-    found = executed(spoilt, tmp_path / "out", ledger=place)
-    assert not found.charged  # the refusal was what the charge bought so far
+    execution = executed(spoilt, tmp_path / "out", ledger=place)
+    assert not execution.charged  # the refusal was what the charge bought so far
     [letter] = (tmp_path / "dead_letter" / "out").iterdir()
     assert stat.S_IMODE(os.stat(letter).st_mode) == 0o600
     assert not any("dead" in name for name in content(tmp_path / "out"))
@@ -189,12 +189,12 @@ def test_households_take_the_published_totals_of_persons(made: Office, tmp_path:
     shutil.copytree(made.data, own.data)
     executed(made, tmp_path / "persons")
     shutil.copytree(tmp_path / "persons" / "t1", own.data / "pop-group-totals.txt")
-    found = executed(
+    execution = executed(
         own, tmp_path / "homes", Choice("h"), ledger=ledger_of(tmp_path, unit="household")
     )
     [charge] = charges(tmp_path)
-    assert "household" in charge.identity and charge.run_id == found.manifest.run_id
-    folders = {name.rpartition("/")[0] for name in found.manifest.files}
+    assert "household" in charge.identity and charge.run_id == execution.manifest.run_id
+    folders = {name.rpartition("/")[0] for name in execution.manifest.files}
     tables = {*(f"t3/T0300{d}" for d in (1, 2, 3, 4)), "t4/T04001", "t4/T04002"}
     assert folders == tables | {f"margins/{table}" for table in tables}
     with pytest.raises(PolicyError):  # a unit of another kind: another account

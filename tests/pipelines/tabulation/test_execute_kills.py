@@ -67,26 +67,26 @@ POINTS = (
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("kept", ["yes", "no"])
+@pytest.mark.parametrize("remaining", ["yes", "no"])
 def test_whoever_is_killed_is_charged_once_and_publishes_once(
-    point: str, kept: str, made: Office, tmp_path: Path
+    point: str, remaining: str, made: Office, tmp_path: Path
 ) -> None:
-    place, out = ledger_of(tmp_path) if kept == "yes" else None, tmp_path / "out"
+    place, out = ledger_of(tmp_path) if remaining == "yes" else None, tmp_path / "out"
     killed = subprocess.run(
-        [sys.executable, "-c", _CHILD, made.parameters, made.data, tmp_path, point, kept],
+        [sys.executable, "-c", _CHILD, made.parameters, made.data, tmp_path, point, remaining],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert killed.returncode == -9, killed.stderr
     assert out.exists() == (point == "after the rename")
     charged = charges(tmp_path)
-    assert len(charged) == (kept == "yes" and point != "before the charge")
-    found = executed(made, out, ledger=place)
+    assert len(charged) == (remaining == "yes" and point != "before the charge")
+    execution = executed(made, out, ledger=place)
     committed = POINTS.index(point) >= POINTS.index("after the receipt")
-    assert found.drawn != (committed if kept == "yes" else point == "after the rename")
+    assert execution.drawn != (committed if remaining == "yes" else point == "after the rename")
     assert left_over(tmp_path) == []
-    if kept == "yes":
+    if remaining == "yes":
         [charge] = charges(tmp_path)
-        assert charged in ([], [charge]) and charge.run_id == found.manifest.run_id
+        assert charged in ([], [charge]) and charge.run_id == execution.manifest.run_id
         elsewhere = executed(made, tmp_path / "again", ledger=place)
         assert not elsewhere.drawn and content(tmp_path / "again") == content(out)
         assert charges(tmp_path) == [charge]
@@ -102,7 +102,7 @@ def test_killed_again_and_again_it_comes_to_its_end(made: Office, tmp_path: Path
             capture_output=True, timeout=300, check=False,
         )  # fmt: skip
         assert len(charges(tmp_path)) == 1
-    found = executed(made, tmp_path / "out", ledger=ledger_of(tmp_path))
-    assert [charge.run_id for charge in charges(tmp_path)] == [found.manifest.run_id]
+    execution = executed(made, tmp_path / "out", ledger=ledger_of(tmp_path))
+    assert [charge.run_id for charge in charges(tmp_path)] == [execution.manifest.run_id]
     again = executed(made, tmp_path / "again", ledger=ledger_of(tmp_path))
     assert not again.drawn and content(tmp_path / "again") == content(tmp_path / "out")

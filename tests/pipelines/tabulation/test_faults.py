@@ -12,9 +12,9 @@ def test_a_fault_says_where_what_and_how() -> None:
     faults.rows(
         np.array([False, True]), np.array([2, 3]), "TABBLK", "is not 4 digits", "correct it"
     )
-    [found] = faults.found
-    assert str(found) == "GRF-C.txt, row 3, TABBLK: is not 4 digits. Fix: correct it."
-    assert found.as_dict()["row"] == 3
+    [fault] = faults.found
+    assert str(fault) == "GRF-C.txt, row 3, TABBLK: is not 4 digits. Fix: correct it."
+    assert fault.as_dict()["row"] == 3
     assert str(Fault("config.json", None, "", "is missing", "add it")).startswith("config.json: is")
 
 

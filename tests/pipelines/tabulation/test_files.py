@@ -26,8 +26,8 @@ def test_faults_of_all_files_at_once(spoilt: Office) -> None:
     spoilt.spoil("GRF-C.txt", lambda lines: [*lines, lines[1]])
     spoilt.spoil("race-and-ethnicity-codes.txt", lambda lines: [*lines, lines[1]])
     spoilt.spoil("person-records.txt", lambda lines: ["QSEX|QAGE", *lines[1:]])
-    found = spoilt.faults()
-    assert {fault.file for fault in found} == {
+    faults = spoilt.faults()
+    assert {fault.file for fault in faults} == {
         "config.json", "race-and-ethnicity-codes.txt", "person-records.txt"
     }  # fmt: skip
     spoilt.configure(reader="csv")
@@ -66,8 +66,8 @@ def test_no_fault_shows_a_value(spoilt: Office) -> None:
     for path in [*spoilt.parameters.glob("*.txt"), spoilt.data / "GRF-C.txt"]:
         spoilt.spoil(path.name, spoil)
     spoilt.configure(privacy_defn="sécret!", state_filter_us=["sécret!"], reader="sécret!")
-    found = validate(spoilt.parameters, spoilt.data, Choice("p"))
-    assert len(found) > 500 and not any("cret" in str(fault) for fault in found)
+    faults = validate(spoilt.parameters, spoilt.data, Choice("p"))
+    assert len(faults) > 500 and not any("cret" in str(fault) for fault in faults)
 
 
 def test_the_public_files_of_each_program(made: Office) -> None:

@@ -73,15 +73,15 @@ def test_what_pieces_hand_over_is_a_count_of_groups_for_every_part(
     made: Office, tmp_path: Path
 ) -> None:
     task = task_of(made, tmp_path)
-    found = prepared(task.inputs)
-    parts = parts_of(found)
+    prepared_run = prepared(task.inputs)
+    parts = parts_of(prepared_run)
     sums = dict.fromkeys((part.number for part in parts), 0)
     for part in parts:
         [(number, batch)] = Begin().process(part.number)
         assert number == part.number and batch.num_rows == 0
     for piece in pieces(task.inputs.records, 2_000):
         for number, batch in Count(task).process(msgspec.json.encode(piece).decode()):
-            leaves = found.plan.parameters.tables[parts[number].table].leaves
+            leaves = prepared_run.plan.parameters.tables[parts[number].table].leaves
             groups = batch.column("key").to_numpy() // leaves
             shard = parts[number].shard
             assert shard.first <= groups.min() and groups.max() < shard.last

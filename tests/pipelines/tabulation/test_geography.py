@@ -23,28 +23,28 @@ def read(made: Office, rows: list[str], states: tuple[str, ...] = ("01", "02", "
     path.write_text("\n".join([HEADER, *rows]) + "\n")
     faults = Faults(GEOGRAPHY)
     table = read_geography(path, states, faults)
-    found = [(fault.row, fault.column, fault.rule) for fault in faults.found]
-    return None if table is None else table.to_pylist(), found
+    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.found]
+    return None if table is None else table.to_pylist(), fault_rows
 
 
 def test_blocks_of_the_run_are_sorted(spoilt: Office) -> None:
-    found, faults = read(spoilt, ROWS)
-    assert faults == [] and found is not None
-    assert [row["block"] for row in found] == [
+    blocks, faults = read(spoilt, ROWS)
+    assert faults == [] and blocks is not None
+    assert [row["block"] for row in blocks] == [
         "010010000010001", "020010000010002", "720310509012040"
     ]  # fmt: skip
-    assert found[1] == {
+    assert blocks[1] == {
         "block": "020010000010002", "state": "02", "county": "02001", "tract": "02001000001",
         "place": "0200007", "aiannh": "0001",
     }  # fmt: skip
-    assert found[0]["place"] is None and found[0]["aiannh"] is None
+    assert blocks[0]["place"] is None and blocks[0]["aiannh"] is None
     # Areas are counted outside of Puerto Rico only.
-    assert found[2]["place"] == "7210001" and found[2]["aiannh"] is None
+    assert blocks[2]["place"] == "7210001" and blocks[2]["aiannh"] is None
 
 
 def test_a_block_that_is_there_twice(spoilt: Office) -> None:
-    found, faults = read(spoilt, [*ROWS, ROWS[0].replace("00007", "99999")])
-    assert found is None
+    blocks, faults = read(spoilt, [*ROWS, ROWS[0].replace("00007", "99999")])
+    assert blocks is None
     [(row, column, rule)] = faults
     assert (row, column) == (6, "TABBLKST .. TABBLK") and "would count twice" in rule
     assert read(spoilt, [*ROWS, ROWS[3]])[1] == []  # of a state that does not run

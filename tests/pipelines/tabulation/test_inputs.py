@@ -53,8 +53,8 @@ def test_levels_without_a_budget_are_no_tables(spoilt: Office) -> None:
 def _budgets(made: Office) -> list[str]:
     import json
 
-    found = json.loads(made.path("config.json").read_text())
-    return [name for name in found if name.startswith("privacy_budget_p_level")]
+    config = json.loads(made.path("config.json").read_text())
+    return [name for name in config if name.startswith("privacy_budget_p_level")]
 
 
 def test_content_tells_files_apart_and_stamps_notice_a_change(

@@ -11,14 +11,16 @@ from dpstream.pipelines.tabulation.pieces import lines_of, pieces
 
 def lines(path: Path, size: int) -> list[tuple[int, bytes]]:
     """(position, line) of all pieces."""
-    found = []
+    positioned_lines = []
     for piece in pieces(path, size):
-        for some in lines_of(piece):
-            found += list(zip(some.positions.tolist(), some.lines.to_pylist(), strict=True))
-            assert some.returns == any(b"\r" in line for line in some.lines.to_pylist())
-            blank = [line in (b"\n", b"\r\n") for line in some.lines.to_pylist()]
-            assert some.blank.tolist() == blank
-    return found
+        for line_block in lines_of(piece):
+            positioned_lines += list(
+                zip(line_block.positions.tolist(), line_block.lines.to_pylist(), strict=True)
+            )
+            assert line_block.returns == any(b"\r" in line for line in line_block.lines.to_pylist())
+            blank = [line in (b"\n", b"\r\n") for line in line_block.lines.to_pylist()]
+            assert line_block.blank.tolist() == blank
+    return positioned_lines
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])
@@ -50,9 +52,9 @@ def test_a_line_that_is_too_long_is_of_one_piece(tmp_path: Path) -> None:
     long = b"x" * (3 * MAX_LINE_BYTES)
     path.write_bytes(b"H\na\n" + long + b"\nb\n")
     for size in (100, MAX_LINE_BYTES, 10 * MAX_LINE_BYTES):
-        found = lines(path, size) if size > 100 else lines(path, 1_000_003)
-        assert [at for at, _ in found] == [2, 4, 4 + len(long) + 1]
-        assert len(found[1][1]) > MAX_LINE_BYTES + 1 and found[2][1] == b"b\n"
+        positioned_lines = lines(path, size) if size > 100 else lines(path, 1_000_003)
+        assert [at for at, _ in positioned_lines] == [2, 4, 4 + len(long) + 1]
+        assert len(positioned_lines[1][1]) > MAX_LINE_BYTES + 1 and positioned_lines[2][1] == b"b\n"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

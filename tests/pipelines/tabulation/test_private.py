@@ -35,17 +35,17 @@ class Found(NamedTuple):
 
 def read(path: Path, own: Lookup, size: int = 1 << 24) -> Found:
     """Everything in a file."""
-    found = Found({}, {})
+    outcome = Found({}, {})
     for piece in pieces(path, size):
         for part in read_piece(piece, own):
             records = part.records
             assert len(records) == len(part.positions) == len(records.codes)
             for row, at in enumerate(part.positions.tolist()):
                 leaf = {name: int(values[row]) for name, values in records.leaf.items()}
-                found.records[at] = int(records.block[row]), records.codes[row].tolist(), leaf
+                outcome.records[at] = int(records.block[row]), records.codes[row].tolist(), leaf
             refused = zip(part.refused.offsets.tolist(), part.refused.reasons, strict=True)
-            found.rules.update(refused)
-    return found
+            outcome.rules.update(refused)
+    return outcome
 
 
 def one(tmp_path: Path, program: str, line: str) -> tuple[
@@ -54,9 +54,9 @@ def one(tmp_path: Path, program: str, line: str) -> tuple[
     """The record of a line, or the rule that it breaks."""
     path = tmp_path / "records.txt"
     path.write_text("|".join(LAYOUTS[program].columns) + "\n" + line + "\n")
-    found = read(path, lookup(program))
-    assert len(found.records) + len(found.rules) <= 1
-    return next(iter(found.records.values()), None), next(iter(found.rules.values()), None)
+    outcome = read(path, lookup(program))
+    assert len(outcome.records) + len(outcome.rules) <= 1
+    return next(iter(outcome.records.values()), None), next(iter(outcome.rules.values()), None)
 
 
 def test_a_person(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_ages_zero_padded_or_not(tmp_path: Path) -> None:
     path = tmp_path / "records.txt"
     lines = ["|".join(LAYOUTS["p"].columns), *(text + PERSON[3:] for text in texts)]
     path.write_text("\n".join(lines))
-    found = read(path, lookup("p"))
-    assert found.rules == {} and len(found.records) == len(texts)
-    for text, (_, _, leaf) in zip(texts, found.records.values(), strict=True):
+    outcome = read(path, lookup("p"))
+    assert outcome.rules == {} and len(outcome.records) == len(texts)
+    for text, (_, _, leaf) in zip(texts, outcome.records.values(), strict=True):
         assert leaf == {"t1t2": sum(edge <= int(text) for edge in AGE_BINS[23])}
 
 
@@ -162,10 +162,10 @@ def test_nul_bytes_change_no_other_record(tmp_path: Path) -> None:
         lines[number] = PERSON.replace("|", "y" * (number % 17) + "\0|")
     text = "|".join(LAYOUTS["p"].columns) + "\n" + "\n".join(lines) + "\n"
     (tmp_path / "records.txt").write_text(text)
-    found = read(tmp_path / "records.txt", lookup("p"))
-    assert len(found.records) == 12_000 - len(bad) and len(found.rules) == len(bad)
-    assert set(found.rules.values()) == {Rule.MALFORMED}
-    assert len(set(map(str, found.records.values()))) == 1
+    outcome = read(tmp_path / "records.txt", lookup("p"))
+    assert len(outcome.records) == 12_000 - len(bad) and len(outcome.rules) == len(bad)
+    assert set(outcome.rules.values()) == {Rule.MALFORMED}
+    assert len(set(map(str, outcome.records.values()))) == 1
 
 
 def test_all_eight_codes(tmp_path: Path) -> None:
@@ -199,19 +199,19 @@ def by_hand(line: str, own: Lookup, columns: tuple[str, ...]) -> tuple[int, list
         return "householder"
     if not re.fullmatch("[0-9]{2}", of["CENRACE"]) or not 1 <= int(of["CENRACE"]) <= 63:
         return "race_group"
-    races, known = [of[name] for name in RACE_COLUMNS], own.codes.to_pylist()
+    races, race_codes = [of[name] for name in RACE_COLUMNS], own.codes.to_pylist()
     if races[0] == "Null":
         return "no_race_code"
-    if not set(races) <= {*known, "Null"}:
+    if not set(races) <= {*race_codes, "Null"}:
         return "race_code_unknown"
     given = list(itertools.takewhile(lambda code: code != "Null", races))
     if any(code != "Null" for code in races[len(given) :]):
         return "race_code_after_null"
-    if of["QSPAN"] not in known:
+    if of["QSPAN"] not in race_codes:
         return "ethnicity_code_unknown"
-    codes = [known.index(code) for code in given] + [-1] * (8 - len(given))
+    codes = [race_codes.index(code) for code in given] + [-1] * (8 - len(given))
     block = int(np.flatnonzero(own.blocks == int("".join(parts)))[0])
-    return block, [*codes, known.index(of["QSPAN"])]
+    return block, [*codes, race_codes.index(of["QSPAN"])]
 
 
 _SPOILERS = ("", "Null", "9999", "1005", "01", "3", "02", "\r", "|", "x", "٣", "115", "72")
@@ -233,29 +233,29 @@ def test_spoilt_lines_against_one_at_a_time(spoilt: Office) -> None:
         if rng.random() < 0.1:
             lines[number] += "\r"
     path.write_bytes("\n".join(lines).encode())
-    whole = read(path, own)
+    outcome = read(path, own)
     at, seen = len(lines[0]) + 1, set[str]()
     for line in lines[1:]:
         expected = by_hand(line, own, LAYOUTS["p"].columns)
         if isinstance(expected, tuple):
-            assert whole.records[at][:2] == expected
+            assert outcome.records[at][:2] == expected
         elif expected is None:
-            assert at not in whole.records and at not in whole.rules
+            assert at not in outcome.records and at not in outcome.rules
         else:
-            assert whole.rules[at] == expected, line
+            assert outcome.rules[at] == expected, line
             seen.add(expected)
         at += len(line.encode()) + 1
-    assert len(seen) >= 10 and len(whole.records) > 50
+    assert len(seen) >= 10 and len(outcome.records) > 50
     for size in (1_009, 5_000):
-        assert read(path, own, size) == whole
+        assert read(path, own, size) == outcome
 
 
 def test_generated_records_are_right(made: Office) -> None:
     for program in ("p", "h"):
         loaded = made.load("p")
         own = lookup_of(loaded.files, loaded.parameters)._replace(program=program)
-        found = read(made.data / LAYOUTS[program].file, own)
-        assert found.rules == {} and len(found.records) == {"p": 300, "h": 120}[program]
+        outcome = read(made.data / LAYOUTS[program].file, own)
+        assert outcome.rules == {} and len(outcome.records) == {"p": 300, "h": 120}[program]
 
 
 def test_a_strict_refusal_says_that_it_depends_on_data() -> None:

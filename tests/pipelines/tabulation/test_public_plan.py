@@ -12,14 +12,14 @@ from tests.pipelines.tabulation.office import Office
 
 
 def test_the_plan_is_that_of_the_execution(made: Office) -> None:
-    found = plan(*made, Choice("p"))
-    assert found.whole
-    assert found.prepared.plan.hash == prepared(inputs_of(*made, Choice("p"))).plan.hash
-    shown = figures(found)
-    assert json.loads(json.dumps(shown)) == shown
-    assert shown["guarantee"]["rho"] == pytest.approx(4.944)
-    assert sum(row["groups"] for row in shown["levels"]) == 593
-    assert "Groups      593 in 19 levels" in words(shown)
+    public_plan = plan(*made, Choice("p"))
+    assert public_plan.whole
+    assert public_plan.prepared.plan.hash == prepared(inputs_of(*made, Choice("p"))).plan.hash
+    plan_figures = figures(public_plan)
+    assert json.loads(json.dumps(plan_figures)) == plan_figures
+    assert plan_figures["guarantee"]["rho"] == pytest.approx(4.944)
+    assert sum(row["groups"] for row in plan_figures["levels"]) == 593
+    assert "Groups      593 in 19 levels" in words(plan_figures)
 
 
 def test_no_record_is_needed(spoilt: Office) -> None:
@@ -35,10 +35,16 @@ def test_a_public_file_changes_the_hash(made: Office, spoilt: Office) -> None:
 
 
 def test_households_before_their_totals_are_there(made: Office) -> None:
-    found = plan(*made, Choice("h"))
-    shown = figures(found)
-    assert not found.whole and shown["plan_hash"] is None and shown["unit"].startswith("one house")
-    assert "Plan        none yet" in words(shown) and "before pop-group-totals" in words(shown)
+    public_plan = plan(*made, Choice("h"))
+    plan_figures = figures(public_plan)
+    assert (
+        not public_plan.whole
+        and plan_figures["plan_hash"] is None
+        and plan_figures["unit"].startswith("one house")
+    )
+    assert "Plan        none yet" in words(plan_figures) and "before pop-group-totals" in words(
+        plan_figures
+    )
 
 
 def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
@@ -53,9 +59,9 @@ def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
 
 
 def test_the_scale_of_a_load(made: Office) -> None:
-    shown = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
-    assert shown["scale"]["units"] == 331_000_000
-    assert "Scale       331,000,000 records" in words(shown)
+    plan_figures = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
+    assert plan_figures["scale"]["units"] == 331_000_000
+    assert "Scale       331,000,000 records" in words(plan_figures)
 
 
 def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> None:
@@ -71,7 +77,7 @@ def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> No
     [fault] = faults(*spoilt, Choice("p"))
     assert (fault.file, fault.column) == ("config.json", "") and "no level" in fault.rule
     spoilt.configure(reader="cef")
-    assert [found.column for found in faults(*spoilt, Choice("p"))] == ["reader"]
+    assert [config_fault.column for config_fault in faults(*spoilt, Choice("p"))] == ["reader"]
 
 
 def test_groups_without_a_block_are_named(spoilt: Office) -> None:
@@ -79,9 +85,9 @@ def test_groups_without_a_block_are_named(spoilt: Office) -> None:
     code = next(row["CODE"] for row in table if not (row["DETAILED_ONLY"] or row["COARSE_ONLY"]))
     rows = [f"1|USA|{code}|12", f"01999|COUNTY|{code}|3", f"72999|PR-COUNTY|{code}|3"]
     notes = []
-    for some in (rows[:1], rows):
-        lines = ["REGION_ID|REGION_TYPE|ITERATION_CODE|COUNT", *some]
+    for totals in (rows[:1], rows):
+        lines = ["REGION_ID|REGION_TYPE|ITERATION_CODE|COUNT", *totals]
         (spoilt.data / "pop-group-totals.txt").write_text("\n".join(lines) + "\n")
-        shown = figures(plan(*spoilt, Choice("h")))
-        notes.append([note for note in shown["notes"] if "without a block" in note])
+        plan_figures = figures(plan(*spoilt, Choice("h")))
+        notes.append([note for note in plan_figures["notes"] if "without a block" in note])
     assert notes[0] == [] and len(notes[1]) == 1 and notes[1][0].startswith("2 groups")

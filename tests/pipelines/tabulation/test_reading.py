@@ -16,11 +16,14 @@ from tests.pipelines.tabulation.office import Office
 def test_pieces_hold_every_record_once(made: Office) -> None:
     loaded = made.load()
     lookup, path = lookup_of(loaded.files, loaded.parameters), made.path("person-records.txt")
-    whole = list(read(path, lookup, None))
+    batches = list(read(path, lookup, None))
     parts = [batch for piece in pieces(path, 1_500) for batch in read_one(piece, lookup, None)]
-    assert len(parts) > 5 and sum(map(len, whole)) == 300
+    assert len(parts) > 5 and sum(map(len, batches)) == 300
     for column in ("block", "codes"):
-        a, b = (np.concatenate([getattr(x, column) for x in some]) for some in (whole, parts))
+        a, b = (
+            np.concatenate([getattr(x, column) for x in record_batches])
+            for record_batches in (batches, parts)
+        )
         assert (a == b).all()
 
 

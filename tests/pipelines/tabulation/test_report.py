@@ -26,31 +26,33 @@ def test_figures_without_noise_have_no_error(spoilt: Office, tmp_path: Path) -> 
     }
     spoilt.configure(**budgets, privacy_budget_p_stage_1_fraction=0.5)
     executed(spoilt, tmp_path / "p")
-    found = report(spoilt.parameters, spoilt.data, PERSONS, [tmp_path / "p"], tmp_path / "out")
-    assert len(found["margins"]) > 60
-    assert all((row["rmse"], row["within"], row["target"]) == (0, 1, 0) for row in found["margins"])
+    errors = report(spoilt.parameters, spoilt.data, PERSONS, [tmp_path / "p"], tmp_path / "out")
+    assert len(errors["margins"]) > 60
+    assert all(
+        (row["rmse"], row["within"], row["target"]) == (0, 1, 0) for row in errors["margins"]
+    )
     totals = spoilt.data / "pop-group-totals.txt"
     totals.mkdir()
     for path in (tmp_path / "p" / "t1").glob("*.csv"):
         (totals / path.name).write_bytes(path.read_bytes())
     households = Choice("h")
     executed(spoilt, tmp_path / "h", households)
-    found = report(spoilt.parameters, spoilt.data, households, [tmp_path / "h"], tmp_path / "hh")
-    assert {row["table"] for row in found["margins"]} == {"t3", "t4"}
-    assert all((row["rmse"], row["within"]) == (0, 1) for row in found["margins"])
+    errors = report(spoilt.parameters, spoilt.data, households, [tmp_path / "h"], tmp_path / "hh")
+    assert {row["table"] for row in errors["margins"]} == {"t3", "t4"}
+    assert all((row["rmse"], row["within"]) == (0, 1) for row in errors["margins"])
 
 
 def test_margins_hold_over_runs(reported: tuple[dict[str, Any], Path]) -> None:
     """Of all figures of a kind together; and of each kind not much less than said."""
-    found, _ = reported
-    cells = [row for row in found["margins"] if row["table"] == "t2"]
+    error_report, _ = reported
+    cells = [row for row in error_report["margins"] if row["table"] == "t2"]
     figures = sum(row["figures"] for row in cells)
     within = sum(row["within"] * row["figures"] for row in cells) / figures
     assert figures > 10_000 and 0.945 < within < 0.975
     many = [row for row in cells if row["figures"] > 300]
     assert all(row["measured"] > row["target"] * 3 / 4 for row in many) and len(many) > 5
-    assert [run["insecure"] for run in found["runs"]] == [True, True]
-    assert found["cells"] and found["totals"]
+    assert [run["insecure"] for run in error_report["runs"]] == [True, True]
+    assert error_report["cells"] and error_report["totals"]
 
 
 def test_what_is_written(
@@ -94,6 +96,6 @@ def test_what_is_refused(lively: Office, runs: tuple[Path, Path], tmp_path: Path
 def test_the_truth_is_exact(lively: Office) -> None:
     """Everybody of the run's states is in one region of each state, once in each detail's total."""
     inputs = report_module.inputs_of(lively.parameters, lively.data, PERSONS)
-    known = report_module.prepared_of(lively.load(), inputs.digest)
-    tally = report_module.truth(known, inputs)
-    assert sum(int(tally.of(0, n).counts.sum()) for n in range(len(known.domain.levels))) > 300
+    prepared = report_module.prepared_of(lively.load(), inputs.digest)
+    tally = report_module.truth(prepared, inputs)
+    assert sum(int(tally.of(0, n).counts.sum()) for n in range(len(prepared.domain.levels))) > 300

@@ -9,17 +9,17 @@ from dpstream.pipelines.tabulation.report_errors import Errors, interval, size_o
 def test_errors_of_many_parts_are_those_of_all() -> None:
     rng = np.random.default_rng(0)
     parts = [rng.integers(-spread, spread + 1, (n, 3)) for spread, n in ((5, 7), (90, 40), (0, 1))]
-    found = Errors()
+    errors = Errors()
     for part in parts:
-        found.add(part, len(part))
+        errors.add(part, len(part))
     every = np.concatenate([part.reshape(-1) for part in parts])
-    assert (found.figures, found.groups) == (len(every), 48)
-    assert found.bias == pytest.approx(every.mean())
-    assert found.rmse == pytest.approx(np.sqrt((every**2).mean()))
+    assert (errors.figures, errors.groups) == (len(every), 48)
+    assert errors.bias == pytest.approx(every.mean())
+    assert errors.rmse == pytest.approx(np.sqrt((every**2).mean()))
     for chance in (0.0, 0.3, 0.95, 1.0):
-        assert found.quantile(chance) == pytest.approx(np.quantile(np.abs(every), chance))
+        assert errors.quantile(chance) == pytest.approx(np.quantile(np.abs(every), chance))
     for margin in (0, 5, 1000):
-        assert found.within(margin) == pytest.approx((np.abs(every) <= margin).mean())
+        assert errors.within(margin) == pytest.approx((np.abs(every) <= margin).mean())
 
 
 def test_sizes() -> None:

@@ -32,10 +32,10 @@ def plainly(folder: Path, width: int) -> dict[Group, dict[Group, int]]:
 
 
 def test_every_figure_is_read(lively: Office, runs: tuple[Path, Path]) -> None:
-    found = known(lively)
+    prepared_run = known(lively)
     totals, ages = plainly(runs[0] / "t1", 0), plainly(runs[0] / "t2", 3)
     details = set()
-    for level in found.domain.levels:
+    for level in prepared_run.domain.levels:
         for figures in released_figures(runs[0], PERSONS, level):
             details.add((figures.output.folder, figures.detail))
             mine = totals if figures.output.folder == "t1" else ages

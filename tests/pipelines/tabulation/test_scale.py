@@ -13,12 +13,12 @@ from tests.pipelines.tabulation.office import Office
 
 def test_more_records_need_more_until_all_cells_are_full(made: Office) -> None:
     prepared = plan(*made, Choice("p")).prepared
-    found = [estimate(prepared, 10**power) for power in (2, 4, 6, 10)]
-    for less, more in itertools.pairwise(found):
+    estimates = [estimate(prepared, 10**power) for power in (2, 4, 6, 10)]
+    for less, more in itertools.pairwise(estimates):
         assert less["cpu_seconds"] <= more["cpu_seconds"] and less["pairs"] <= more["pairs"]
-    assert found[-1]["pairs"] == found[-1]["most_cells"] == 593 * 46
-    assert found[-1]["cpu_seconds"] > 1_000
-    assert "h of one core" in text(found[-1]) and "s of one core" in text(found[0])
+    assert estimates[-1]["pairs"] == estimates[-1]["most_cells"] == 593 * 46
+    assert estimates[-1]["cpu_seconds"] > 1_000
+    assert "h of one core" in text(estimates[-1]) and "s of one core" in text(estimates[0])
 
 
 def test_households_have_two_tables(made: Office) -> None:

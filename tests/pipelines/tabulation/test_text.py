@@ -16,10 +16,10 @@ def read(path: Path, data: bytes, columns: str = "A|B", more: bool = False) -> t
     path.write_bytes(data)
     faults = Faults(path.name)
     rows = text.read_rows(path, columns.split("|"), faults, more)
-    found = [(fault.row, fault.column, fault.rule) for fault in faults.found]
+    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.found]
     if rows is None:
-        return None, [], found
-    return rows.table.to_pydict(), rows.numbers.tolist(), found
+        return None, [], fault_rows
+    return rows.table.to_pydict(), rows.numbers.tolist(), fault_rows
 
 
 def test_every_fault_of_a_line(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_line_that_is_too_long(tmp_path: Path) -> None:
 def test_headers(tmp_path: Path, header: bytes, rule: str) -> None:
     rows, _, faults = read(tmp_path, header + b"1|2\n")
     assert rows is None
-    assert rule in [found for _, _, found in faults] and "secret" not in str(faults)
+    assert rule in [fault_rule for _, _, fault_rule in faults] and "secret" not in str(faults)
     assert all(row == 1 for row, _, _ in faults)
 
 
@@ -96,10 +96,10 @@ def test_a_header_alone_and_no_file(tmp_path: Path) -> None:
 def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"{n}|{'x' * (n % 7)}" for n in range(500)]
     data = ("A|B\n" + "\n".join(lines)).encode()
-    whole = read(tmp_path, data)
+    single_block = read(tmp_path, data)
     monkeypatch.setattr(text, "BLOCK_BYTES", 13)
     parts = read(tmp_path, data)
-    assert whole == parts and whole[1] == list(range(2, 502))
+    assert single_block == parts and single_block[1] == list(range(2, 502))
 
 
 def test_values_stay_as_they_are(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ def read(
         own = path / f"part-{number}.csv" if folder else path
         own.write_text("\n".join([HEADER, *lines]) + "\n")
     loaded = office.load("p")
-    found = list[Fault]()
-    table = read_totals(office.data, loaded.files, loaded.parameters, found)
-    return None if table is None else table.to_pylist(), found
+    faults = list[Fault]()
+    table = read_totals(office.data, loaded.files, loaded.parameters, faults)
+    return None if table is None else table.to_pylist(), faults
 
 
 def test_totals_of_groups(spoilt: Office, rows: list[str]) -> None:
-    table, found = read(spoilt, rows)
-    assert found == [] and table is not None
+    table, faults = read(spoilt, rows)
+    assert faults == [] and table is not None
     code = rows[0].split("|")[2]
     assert [tuple(str(row[name]) for name in HEADER.split("|")) for row in table] == [
         ("1", "USA", code, "120"),
@@ -53,18 +53,18 @@ def test_totals_of_groups(spoilt: Office, rows: list[str]) -> None:
 
 
 def test_a_folder_is_as_one_file(spoilt: Office, rows: list[str], tmp_path: Path) -> None:
-    whole, _ = read(spoilt, rows)
+    file_totals, _ = read(spoilt, rows)
     (spoilt.data / TOTALS).unlink()
-    parts, found = read(spoilt, rows[:1], rows[1:], folder=True)
-    assert parts == whole and found == []
+    parts, faults = read(spoilt, rows[:1], rows[1:], folder=True)
+    assert parts == file_totals and faults == []
 
 
 def test_groups_of_no_level_are_skipped(spoilt: Office, made: Office, rows: list[str]) -> None:
     table = made.load("p").files.iterations.to_pylist()
     large = next(r["CODE"] for r in table if r["DETAILED_ONLY"])
     spoilt.configure(run_pr=False)
-    counted, found = read(spoilt, [*rows, f"01|STATE|{large}|5", f"01001|COUNTY|{large}|6"])
-    assert found == [] and counted is not None
+    counted, faults = read(spoilt, [*rows, f"01|STATE|{large}|5", f"01001|COUNTY|{large}|6"])
+    assert faults == [] and counted is not None
     assert [row["COUNT"] for row in counted] == [120, -3, 5]
 
 
@@ -86,9 +86,9 @@ def test_groups_of_no_level_are_skipped(spoilt: Office, made: Office, rows: list
 )
 def test_faults(spoilt: Office, rows: list[str], change: tuple[str, str], column: str, rule: str) \
         -> None:  # fmt: skip
-    table, found = read(spoilt, [rows[0].replace(*change), *rows[1:]])
+    table, faults = read(spoilt, [rows[0].replace(*change), *rows[1:]])
     assert table is None
-    assert [(f.file, f.row, f.column, f.rule) for f in found] == [(TOTALS, 2, column, rule)]
+    assert [(f.file, f.row, f.column, f.rule) for f in faults] == [(TOTALS, 2, column, rule)]
 
 
 def test_regions_without_a_block(spoilt: Office, rows: list[str]) -> None:
@@ -97,11 +97,11 @@ def test_regions_without_a_block(spoilt: Office, rows: list[str]) -> None:
     empty = [f"01999|COUNTY|{code}|7", f"7299999|PR-PLACE|{code}|8"]
     skipped = [f"55|STATE|{code}|1", f"55833|PLACE|{code}|2", f"8888|AIANNH|{code}|3",
                f"01001|PR-COUNTY|{code}|4", f"72001|COUNTY|{code}|5"]  # fmt: skip
-    table, found = read(spoilt, [*rows, *empty, *skipped])
-    assert found == [] and table is not None
+    table, faults = read(spoilt, [*rows, *empty, *skipped])
+    assert faults == [] and table is not None
     assert [row["COUNT"] for row in table] == [120, -3, 0, 7, 8]
-    _, found = read(spoilt, [*empty, *skipped])
-    assert [(fault.row, fault.rule) for fault in found] == [
+    _, faults = read(spoilt, [*empty, *skipped])
+    assert [(fault.row, fault.rule) for fault in faults] == [
         (None, "has no group of a region with a block of the run: its tables would be of nobody")
     ]
 
@@ -112,8 +112,8 @@ def test_unknown_iterations(spoilt: Office, rows: list[str]) -> None:
 
 
 def test_a_group_twice_in_two_files(spoilt: Office, rows: list[str]) -> None:
-    _, found = read(spoilt, rows, [rows[1]], folder=True)
-    assert [(f.file, f.row, f.rule) for f in found] == [
+    _, faults = read(spoilt, rows, [rows[1]], folder=True)
+    assert [(f.file, f.row, f.rule) for f in faults] == [
         ("part-1.csv", 2, "is a group that is there before")
     ]
 

@@ -37,24 +37,24 @@ _STATES = ["01", "02", "72"]
 def with_budget(made: Office, program: Any, budget: float, **changed: Any) -> Prepared:
     """An office whose budgets are other than a file may have."""
     loaded = load(made.parameters, made.data, Choice(program))
-    asked = loaded.parameters
-    values = {name: getattr(asked, name) for name in asked.__struct_fields__}
+    parameters = loaded.parameters
+    values = {name: getattr(parameters, name) for name in parameters.__struct_fields__}
     values["budgets"] = {
-        table: dict.fromkeys(levels, budget) for table, levels in asked.budgets.items()
+        table: dict.fromkeys(levels, budget) for table, levels in parameters.budgets.items()
     }
     return prepared_of(loaded._replace(parameters=Parameters(**values | changed)), "")
 
 
-def tables(found: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) -> Path:
+def tables(prepared: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) -> Path:
     """Make the tables of an office in a folder."""
-    path = records_path(made.data, found.plan.parameters.program)
-    tally = counted(found, read(path, found.lookup, None))
+    path = records_path(made.data, prepared.plan.parameters.program)
+    tally = counted(prepared, read(path, prepared.lookup, None))
     with KeyRing(bytearray.fromhex(KEY)) as keys:
-        parts = parts_of(found)
-        pairs = {part.number: pairs_of(found, tally, part) for part in parts}
-        inputs = combined(counts_digest(found, p, pairs[p.number], keys) for p in parts)
+        parts = parts_of(prepared)
+        pairs = {part.number: pairs_of(prepared, tally, part) for part in parts}
+        inputs = combined(counts_digest(prepared, p, pairs[p.number], keys) for p in parts)
         for part in parts:
-            for file in finished(found, part, pairs[part.number], keys, run_id, inputs):
+            for file in finished(prepared, part, pairs[part.number], keys, run_id, inputs):
                 (out / file.name).parent.mkdir(parents=True, exist_ok=True)
                 (out / file.name).write_bytes(file.content)
     return out
@@ -88,8 +88,8 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Office:
 @pytest.fixture(scope="module")
 def persons(larger: Office, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exact tables of its persons."""
-    found = with_budget(larger, "p", math.inf, zero_suppression=0.99)
-    return tables(found, larger, tmp_path_factory.mktemp("persons"))
+    prepared = with_budget(larger, "p", math.inf, zero_suppression=0.99)
+    return tables(prepared, larger, tmp_path_factory.mktemp("persons"))
 
 
 def details_of(total: int, steps: tuple[float, ...]) -> int:
@@ -97,9 +97,9 @@ def details_of(total: int, steps: tuple[float, ...]) -> int:
 
 
 def test_without_noise_every_cell_of_persons_is_the_oracle_s(larger: Office, persons: Path) -> None:
-    asked = load(larger.parameters, larger.data, Choice("p")).parameters
+    parameters = load(larger.parameters, larger.data, Choice("p")).parameters
     steps = {(level.region_type, str(level.iteration_level)): thresholds
-             for level, thresholds in asked.thresholds["t1t2"].items()}  # fmt: skip
+             for level, thresholds in parameters.thresholds["t1t2"].items()}  # fmt: skip
     oracle = Oracle(larger, "p", _STATES)
     totals = oracle.totals()
     assert published(persons / "t1") == {key: row[0] for key, row in totals.items()}
@@ -136,14 +136,16 @@ def test_without_noise_every_cell_of_households_is_the_oracle_s(
     for table, details in CELLS.items():
         wanted = oracle.households(table, totals, config[f"thresholds_h_{table}"])
         number = table.removeprefix("t")
-        found = [published(out / table / f"T0{number}00{d + 1}") for d in range(len(details))]
-        assert found == wanted
-        assert all(found) and any(key[2] in only for key in found[-1])
-        groups = {key[:3] for rows in found for key in rows}
+        detail_tables = [
+            published(out / table / f"T0{number}00{d + 1}") for d in range(len(details))
+        ]
+        assert detail_tables == wanted
+        assert all(detail_tables) and any(key[2] in only for key in detail_tables[-1])
+        groups = {key[:3] for rows in detail_tables for key in rows}
         assert {tuple(row.split("|")[:3]) for row in empty} <= groups
 
 
-def audited(found: Prepared, path: Path, sample: int) -> int:
+def audited(prepared: Prepared, path: Path, sample: int) -> int:
     """What each record alone adds; the most groups of a level that one of them is in.
 
     Each record is given regions of its own in place of those that it is in, so one pass tells what
@@ -152,20 +154,20 @@ def audited(found: Prepared, path: Path, sample: int) -> int:
     Raises:
         AssertionError: one adds more than one to a group, or is in two cells of it.
     """
-    tables_, most, seen = found.plan.parameters.tables, 0, 0
-    for batch in read(path, found.lookup, None):
+    tables_, most, seen = prepared.plan.parameters.tables, 0, 0
+    for batch in read(path, prepared.lookup, None):
         count = min(len(batch), sample - seen)
         own = np.arange(count)
-        apart = found.domain._replace(
+        apart = prepared.domain._replace(
             regions_of={
                 kind: np.where(of[batch.block[:count]] >= 0, own, -1).astype(np.int32)
-                for kind, of in found.domain.regions_of.items()
+                for kind, of in prepared.domain.regions_of.items()
             }
         )
         leaf = {name: column[:count] for name, column in batch.leaf.items()}
         tally = Tally(apart, tables_)
         tally.add(Records(own.astype(np.int32), batch.codes[:count], leaf))
-        for place, level in enumerate(found.domain.levels):
+        for place, level in enumerate(prepared.domain.levels):
             for number, table in enumerate(tables_):
                 pairs = tally.of(number, place)
                 groups = pairs.keys // table.leaves
@@ -180,17 +182,17 @@ def audited(found: Prepared, path: Path, sample: int) -> int:
 
 def test_a_record_changes_at_most_s_groups_of_a_level_and_one_cell_each(larger: Office) -> None:
     """Counts are sums over records, so what a record alone adds is what its removal takes away."""
-    found = with_budget(larger, "p", 1.0)
+    prepared = with_budget(larger, "p", 1.0)
     path = records_path(larger.data, "p")
-    assert 2 < audited(found, path, 4_000) <= 9
-    whole = counted(found, read(path, found.lookup, None))
-    singles = Tally(found.domain, found.plan.parameters.tables)
-    for batch in read(path, found.lookup, None):
+    assert 2 < audited(prepared, path, 4_000) <= 9
+    tally = counted(prepared, read(path, prepared.lookup, None))
+    singles = Tally(prepared.domain, prepared.plan.parameters.tables)
+    for batch in read(path, prepared.lookup, None):
         for rows in np.array_split(np.arange(len(batch)), 40):
             leaf = {name: column[rows] for name, column in batch.leaf.items()}
             singles.add(type(batch)(batch.block[rows], batch.codes[rows], leaf))
-    for place in range(len(found.domain.levels)):
-        a, b = whole.of(0, place), singles.of(0, place)
+    for place in range(len(prepared.domain.levels)):
+        a, b = tally.of(0, place), singles.of(0, place)
         assert (a.keys == b.keys).all() and (a.counts == b.counts).all()
 
 
@@ -201,8 +203,8 @@ def test_ten_thousand_records_change_at_most_s_groups(program: str, tmp_path: Pa
         exact = with_budget(made, "p", math.inf)
         shutil.copytree(tables(exact, made, tmp_path / "p") / "t1",
                         made.data / "pop-group-totals.txt")  # fmt: skip
-    found = with_budget(made, program, 1.0)
-    assert 4 < audited(found, records_path(made.data, program), 10_000) <= 9
+    prepared = with_budget(made, program, 1.0)
+    assert 4 < audited(prepared, records_path(made.data, program), 10_000) <= 9
 
 
 def test_what_is_published_of_whom_does_not_depend_on_the_records(

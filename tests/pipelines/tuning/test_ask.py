@@ -13,7 +13,7 @@ from dpstream.pipelines.tuning.ask import Request, _scale, ask
 @pytest.mark.parametrize(
     ("given", "kind", "field"),
     [({}, UsageError, "--first"), ({"first": "2h"}, UsageError, "--epsilon"),
-     ({"first": "2h", "epsilon": 1.0}, PolicyError, "ledger"),
+     ({"first": "2h", "epsilon": 1.0}, PolicyError, "account"),
      ({"proxy": "/x/*.csv", "epsilon": 1.0}, UsageError, "--proxy"),
      ({"proxy": "/x/*.csv", "first": "2d"}, UsageError, "--first"),
      ({"proxy": "/x/*.csv", "quantile": 0.5, "cover": 0.5}, UsageError, "--cover"),
@@ -33,10 +33,14 @@ def test_other_data_costs_nothing_and_the_digest_is_the_questions(
 ) -> None:
     path = make_job().path
     request = Request(path, path.with_name("out.toml"), proxy="/x/*.csv")
-    asked, said = ask(request), ask(request).describe()
-    assert (said["how"], said["epsilon"], said["histograms"]) == ("proxy", None, [])
-    assert asked.digest == ask(request).digest and len(asked.digest) == 32
-    assert asked.digest != ask(request._replace(quantile=0.5)).digest
+    question, description = ask(request), ask(request).describe()
+    assert (description["how"], description["epsilon"], description["histograms"]) == (
+        "proxy",
+        None,
+        [],
+    )
+    assert question.digest == ask(request).digest and len(question.digest) == 32
+    assert question.digest != ask(request._replace(quantile=0.5)).digest
     assert not Path(request.out).exists()
 
 

@@ -47,8 +47,8 @@ def test_choose_writes_a_job_that_runs(job: Path) -> None:
     assert made.tuning is not None and made.tuning.range == {"total": (-100.0, 200.0)}
     run, resumed = begin(made)
     assert not resumed and entries(job) == 2 and run.plan == made.plan
-    told = done(call("plan", job.with_name("new.toml"))).stdout
-    assert re.search(r"Tuning .* first 12h of this stream .*together: \(2\.\d+, 2e-08\)", told)
+    plan_text = done(call("plan", job.with_name("new.toml"))).stdout
+    assert re.search(r"Tuning .* first 12h of this stream .*together: \(2\.\d+, 2e-08\)", plan_text)
     figures = json.loads(done(call("plan", job.with_name("new.toml"), "--json")).stdout)
     assert figures["choice"]["epsilon"] == 1.0 and figures["choice"]["total"]["epsilon"] > 2.0
 
@@ -69,8 +69,8 @@ def test_figures_are_exact_when_the_noise_is_negligible(job: Path) -> None:
         assert abs(edge) in (16, 20, 24) and np.sign(edge) == np.sign(inside)
     assert np.mean(np.array(values) < low) <= 0.05 >= np.mean(np.array(values) > high)
     covered = json.loads(done(choose(job, "c.toml", "--cover", "0.9", "--json", ask=ask)).stdout)
-    kept = [np.minimum(pairs, c).sum() / sum(pairs) for c in range(7)]
-    assert covered["contributions"] == 4 * next(c for c in range(7) if kept[c] >= 0.9)
+    covered_shares = [np.minimum(pairs, c).sum() / sum(pairs) for c in range(7)]
+    assert covered["contributions"] == 4 * next(c for c in range(7) if covered_shares[c] >= 0.9)
 
 
 def test_stamps_beyond_the_first_hours_are_not_read(job: Path) -> None:
@@ -178,24 +178,24 @@ def test_beyond_the_limit_nothing_is_charged_or_read(job: Path) -> None:
 def test_what_cannot_be_charged_is_refused(job: Path) -> None:
     accounts.write(job, JOB.replace(JOB[JOB.index("[ledger]") : JOB.index("[sink]")], ""))
     result = choose(job, "new.toml", "--json")
-    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "ledger"
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "account"
 
 
 # --- receipts -------------------------------------------------------------------------------------
 
 
 def test_too_few_units_say_nothing_of_how_few(job: Path) -> None:
-    told = []
+    errors = []
     for users in (0, 1, 40):
         (job.parent / "in" / "a.csv").write_text(records(users))
         accounts.emptied(job.with_name("ledger.db"))
         result = choose(job)
         assert result.exit_code == 3 and not job.with_name("new.toml").exists()
-        told.append(result.stderr)
+        errors.append(result.stderr)
         assert entries(job) == 1
-    assert len(set(told)) == 1 and "too small to choose by" in told[0]
+    assert len(set(errors)) == 1 and "too small to choose by" in errors[0]
     again = choose(job, "new.toml")
-    assert again.stderr == told[0] and entries(job) == 1
+    assert again.stderr == errors[0] and entries(job) == 1
 
 
 def test_units_beyond_the_largest_candidate_take_it(job: Path) -> None:
@@ -303,33 +303,35 @@ def test_noise_is_weighed_against_what_is_cut(job: Path, tmp_path: Path) -> None
     """Small keys cannot bear the noise of a large C; what is cut is said."""
     (tmp_path / "other.csv").write_text(heavy(800))
     ask = ("--proxy", str(tmp_path / "other.csv"), "--json")
-    found = {
+    proposals = {
         flags: json.loads(done(choose(job, f"n{i}.toml", *flags, ask=ask)).stdout)
         for i, flags in enumerate(
             [("--key-records", "20"), ("--key-records", "20000"), ("--quantile", "0.9")]
         )
     }
-    small, large, blind = found.values()
+    small, large, blind = proposals.values()
     assert small["contributions"] < 10 < large["contributions"] == blind["contributions"] == 40
-    kept = (7 * min(2, small["contributions"]) + min(40, small["contributions"])) / (7 * 2 + 40)
-    assert small["cut"] == pytest.approx(1 - kept, abs=0.02) and large["cut"] == 0
+    covered_share = (7 * min(2, small["contributions"]) + min(40, small["contributions"])) / (
+        7 * 2 + 40
+    )
+    assert small["cut"] == pytest.approx(1 - covered_share, abs=0.02) and large["cut"] == 0
     assert 0 < small["sd"] < large["sd"] / 3
     assert large["per_key"] and all(other["sd"] < large["sd"] for other in large["per_key"])
-    for i, said in enumerate((small, large)):
+    for i, proposal in enumerate((small, large)):
         planned = json.loads(done(call("plan", job.with_name(f"n{i}.toml"), "--json")).stdout)
-        assert said["sd"] == pytest.approx(planned["columns"][0]["sd_final"])
+        assert proposal["sd"] == pytest.approx(planned["columns"][0]["sd_final"])
 
 
 def test_a_proposed_bound_per_key_may_be_taken(job: Path) -> None:
     """It was released with the receipt; any other C is one that somebody chose by looking."""
-    found = json.loads(done(choose(job, "new.toml", "--json")).stdout)
-    other, new = found["per_key"][0], job.with_name("new.toml")
+    proposal = json.loads(done(choose(job, "new.toml", "--json")).stdout)
+    other, new = proposal["per_key"][0], job.with_name("new.toml")
     text = new.read_text()
     bounds = f"contributions = {other['contributions']}\nper_key_bound = {other['bound']}\n"
-    accounts.write(new, text.replace(f"contributions = {found['contributions']}\n", bounds))
+    accounts.write(new, text.replace(f"contributions = {proposal['contributions']}\n", bounds))
     assert load(new) == ""
-    most = max(found["contributions"], *(o["contributions"] for o in found["per_key"]))
+    most = max(proposal["contributions"], *(o["contributions"] for o in proposal["per_key"]))
     for wrong in (f"contributions = {most + 1}\nper_key_bound = 1\n",
                   f"contributions = {most + 1}\n"):  # fmt: skip
-        accounts.write(new, text.replace(f"contributions = {found['contributions']}\n", wrong))
-        assert load(new) == "privacy.contributions"
+        accounts.write(new, text.replace(f"contributions = {proposal['contributions']}\n", wrong))
+        assert load(new) == "contributions"

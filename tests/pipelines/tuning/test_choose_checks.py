@@ -31,18 +31,18 @@ from tests.pipelines.tuning.asking import (  # noqa: F401
 )
 
 EDITS = {
-    "privacy.contributions": (r"contributions = \d+", "contributions = 3"),
+    "contributions": (r"contributions = \d+", "contributions = 3"),
     "aggregate.total.clamp": (r"clamp = \[.*\]", "clamp = [-1, 1]"),
     "choice.epsilon": (r"epsilon = 1.0", "epsilon = 0.5"),
     "choice.mu": (r"mu = [\d.]+", "mu = 0.1"),
     "choice.first": (r'first = "12h"', 'first = "6h"'),
-    "choice.clamps": (r'clamps = \["total"\]', "clamps = []"),
+    "choice.bounds": (r'clamps = \["total"\]', "clamps = []"),
     "choice.run_id": (r'run_id = "..', 'run_id = "zz'),
     "choice.receipt": (r'receipt = "..', 'receipt = "zz'),
     "choice.question": (r'question = "..', 'question = "zz'),
     "choice.how": (r'how = "private"', 'how = "proxy"'),
-    "schema.unit": (r'unit = \{ column = "user" \}', 'unit = { column = "key" }'),
-    "ledger": (r"(?s)\[ledger\].*\[sink\]", "[sink]"),
+    "table.unit_column": (r'unit = \{ column = "user" \}', 'unit = { column = "key" }'),
+    "account": (r"(?s)\[ledger\].*\[sink\]", "[sink]"),
 }
 
 
@@ -63,11 +63,11 @@ def test_edited_figures_are_refused(job: Path) -> None:
 PERIOD = JOB.replace("[privacy]", '[privacy]\nperiod = "1d"')
 #: The unit of the tuning, written otherwise: what `dpstream run` would charge to another unit.
 UNITS = {
-    "time.start": ('start = "2024-01-01T00:00:00Z"', 'start = "2023-12-31T23:00:00Z"'),
-    "privacy.period": ('period = "1d"', 'period = "2d"'),
-    "schema.event_time": ('event_time = { column = "time" }', 'event_time = { column = "at" }'),
-    "schema.unit": ('{ column = "user" }', '{ column = "user", type = "bytes" }'),
-    "ledger.unit": ('data_set = "deliveries"', 'data_set = "deliveries"\nunit = "person"'),
+    "start": ('start = "2024-01-01T00:00:00Z"', 'start = "2023-12-31T23:00:00Z"'),
+    "budget.covers": ('period = "1d"', 'period = "2d"'),
+    "table.time_column": ('event_time = { column = "time" }', 'event_time = { column = "at" }'),
+    "table.unit_column": ('{ column = "user" }', '{ column = "user", type = "bytes" }'),
+    "unit.name": ('data_set = "deliveries"', 'data_set = "deliveries"\nunit = "person"'),
 }
 
 
@@ -100,7 +100,7 @@ def test_a_tuning_without_its_charge_is_refused(job: Path) -> None:
     job.with_name("ledger.db").unlink()
     with pytest.raises(UsageError) as refused:
         load_job(job.with_name("new.toml"))
-    assert refused.value.field == "ledger.path"
+    assert refused.value.field == "account.path"
     assert not job.with_name("ledger.db").exists()
 
 
@@ -149,11 +149,11 @@ def test_proxy_is_exact_uncharged_and_labelled(job: Path, monkeypatch: pytest.Mo
     pairs = [pairs_of(u) for u in range(50)]
     assert made["contributions"] == 4 * np.quantile(pairs, 0.9, method="inverted_cdf")
     assert made["run_id"] is None and entries(job) == 0
-    told = done(call("plan", job.with_name("a.toml"))).stdout
-    assert "contributions and clamps of total chosen from other data: no charge" in told
-    whole = json.loads(done(choose(job, "b.toml", "--json", ask=flags)).stdout)
+    plan_text = done(call("plan", job.with_name("a.toml"))).stdout
+    assert "contributions and clamps of total chosen from other data: no charge" in plan_text
+    proposal = json.loads(done(choose(job, "b.toml", "--json", ask=flags)).stdout)
     everyone = pairs + [1] * 150
-    assert whole["contributions"] == np.quantile(everyone, 0.9, method="inverted_cdf")
+    assert proposal["contributions"] == np.quantile(everyone, 0.9, method="inverted_cdf")
     assert choose(job, "c.toml", "--epsilon", "1", ask=flags).exit_code == 2
     empty = choose(job, "c.toml", ask=(*flags[:2], "--proxy-start", "1999-01-01T00:00:00Z"))
     assert empty.exit_code == 2 and "no usable record" in empty.stderr
@@ -164,14 +164,14 @@ def test_a_file_that_is_cut_off_is_refused_before_the_charge(
     job: Path, ask: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(job.parent)
-    whole = gzip.compress((job.parent / "in" / "a.csv").read_bytes())
-    (job.parent / "in" / "a.csv").write_bytes(whole[:-5])
+    packed = gzip.compress((job.parent / "in" / "a.csv").read_bytes())
+    (job.parent / "in" / "a.csv").write_bytes(packed[:-5])
     if ask is not ASK:
         (job.parent / "in").rename(job.parent / "old")
         (job.parent / "in").mkdir()
         ask = ("--proxy", "old/a.csv", *ask[2:])
     result = choose(job, "new.toml", "--json", ask=ask)
-    field = "source.path" if ask is ASK else "--proxy"
+    field = "table.path" if ask is ASK else "--proxy"
     assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field
     assert entries(job) == 0
 

@@ -18,8 +18,8 @@ from dpstream.pipelines.tuning.file import base_job, check_out, in_column_units,
     [(-7, 13), (0, 1), (-3_333_333, 10**7), (-835_840_887_170_031, 902_871_036_464_559)],
 )
 def test_clamps_snap_back_to_their_grid_units(grid: float, low: int, high: int) -> None:
-    clamp = in_column_units(low, high, grid)
-    made = Aggregate("x", "sum", "x", clamp=clamp, grid=grid)
+    bounds = in_column_units(low, high, grid)
+    made = Aggregate("x", "sum", "x", clamp=bounds, grid=grid)
     assert made.grid_bounds() == (low, high)
 
 

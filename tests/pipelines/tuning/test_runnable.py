@@ -17,23 +17,23 @@ from tests.pipelines.tuning.asking import closed, job_file  # noqa: F401
 
 
 @pytest.fixture
-def asked(job: Path) -> Asked:
+def tuning(job: Path) -> Asked:
     request = Request(job, job.with_name("new.toml"), proxy="/x/*.csv", quantile=0.9)
     return ask(request)
 
 
-def nodes(asked: Asked, pairs: int) -> list[np.ndarray]:
+def nodes(question: Asked, pairs: int) -> list[np.ndarray]:
     """Noise-free nodes of 900 units with so many pairs, and of values between -20 and 20."""
-    found = []
-    for of, value in zip(asked.design.histograms, (pairs, 20), strict=True):
+    node_values = []
+    for of, value in zip(question.design.histograms, (pairs, 20), strict=True):
         counts = np.zeros(of.cells, np.int64)
         counts[np.searchsorted(of.candidates, value)] = 900
-        found.append(encoder_matrix(of.cells) @ counts)
-    return found
+        node_values.append(encoder_matrix(of.cells) @ counts)
+    return node_values
 
 
-def test_noise_is_that_of_the_plan(asked: Asked) -> None:
-    plan = with_clamps(asked, (("total", -40, 40),))
+def test_noise_is_that_of_the_plan(tuning: Asked) -> None:
+    plan = with_clamps(tuning, (("total", -40, 40),))
     for count, bound in ((4, None), (12, None), (12, 1)):
         other = with_privacy(plan, contributions=count, per_key_bound=bound)
         other = with_privacy(other, weights=usual(other))
@@ -42,20 +42,20 @@ def test_noise_is_that_of_the_plan(asked: Asked) -> None:
     assert _noise(plan, 10**6, None) == math.inf == _noise(plan, 4, -3)
 
 
-def test_clamps_are_in_the_columns_units(asked: Asked) -> None:
-    assert clamps_of(asked, (("total", -40, 41),)) == {"total": (-20, 20.5)}
-    [_, total] = with_clamps(asked, (("total", -40, 40),)).aggregates
+def test_clamps_are_in_the_columns_units(tuning: Asked) -> None:
+    assert clamps_of(tuning, (("total", -40, 41),)) == {"total": (-20, 20.5)}
+    [_, total] = with_clamps(tuning, (("total", -40, 40),)).aggregates
     assert total.clamp == (-20, 20)
 
 
-def test_the_largest_bound_that_can_be_run(asked: Asked) -> None:
+def test_the_largest_bound_that_can_be_run(tuning: Asked) -> None:
     """Nobody gets a C whose noise cannot be drawn, and no figures of another one."""
-    few = read_off_runnable(asked, nodes(asked, 3))
+    few = read_off_runnable(tuning, nodes(tuning, 3))
     assert few.contributions == 3 and few.cut == pytest.approx(0) and few.notes == ()
-    many = read_off_runnable(asked, nodes(asked, 1_000))
+    many = read_off_runnable(tuning, nodes(tuning, 1_000))
     assert 3 < many.contributions < 1_000 and many.cut is None is many.sd
     assert "sampler" in many.notes[-1]
-    plan = with_clamps(asked, many.clamps)
+    plan = with_clamps(tuning, many.clamps)
     replace = msgspec.structs.replace
     for count, runs in ((many.contributions, True), (many.contributions + 1, False)):
         other = replace(plan, privacy=replace(plan.privacy, contributions=count))

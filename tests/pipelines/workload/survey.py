@@ -76,7 +76,7 @@ def survey(folder: Path, rows: int = 2000, epsilon: float = 6.0, text: str = JOB
     pq.write_table(pa.table(table), folder / "records.parquet")
     accounts.write(folder / "job.toml", text.format(epsilon=epsilon, key=KEY))
     write(folder / "asked.json")
-    return load_job(folder / "job.toml")
+    return load_job(folder / "job.toml", workload=True)
 
 
 def write(path: Path, queries: list[dict[str, Any]] = QUERIES, domain: Any = None) -> Path:
@@ -96,5 +96,5 @@ def exact(folder: Path, row: dict[str, Any], summed: str = "count(*)", until: st
         where.append(f"sex = '{row['sex']}'")
     path = folder / "records.parquet"
     text = f"SELECT {summed} FROM '{path}' AS records WHERE {' AND '.join(where)}"
-    [[found]] = duckdb.sql(text).fetchall()
-    return float(found or 0)
+    [[total]] = duckdb.sql(text).fetchall()
+    return float(total or 0)

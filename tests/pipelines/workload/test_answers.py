@@ -18,27 +18,31 @@ ONE = ESTIMATE._replace(cells=ESTIMATE.cells[:1], scale=ESTIMATE.scale[:1])
 
 
 def test_every_release_has_its_own_error() -> None:
-    asked = workload()
-    table = answers(asked, ESTIMATE, MOMENTS, over_time=True)
-    assert table.num_rows == 2 * asked.queries
+    query_set = workload()
+    table = answers(query_set, ESTIMATE, MOMENTS, over_time=True)
+    assert table.num_rows == 2 * query_set.queries
     sd = table.column("sd").to_numpy()
-    assert np.allclose(sd[asked.queries :], 3 * sd[: asked.queries])
-    assert np.allclose(sd[: asked.queries], norms(asked, ESTIMATE.mix))
+    assert np.allclose(sd[query_set.queries :], 3 * sd[: query_set.queries])
+    assert np.allclose(sd[: query_set.queries], norms(query_set, ESTIMATE.mix))
     value, low, high = (table.column(n).to_numpy() for n in ("value", "low", "high"))
     assert np.allclose(high - value, 1.959964 * sd) and np.allclose(value - low, high - value)
     assert table.column("trigger").to_pylist()[-1] == 2
     assert table.column("product").to_pylist()[-1] == 2
     assert value[-1] == pytest.approx(ESTIMATE.cells[1].sum())
-    once = answers(asked, ONE, MOMENTS[:1])
-    assert "trigger" not in once.column_names and once.num_rows == asked.queries
+    once = answers(query_set, ONE, MOMENTS[:1])
+    assert "trigger" not in once.column_names and once.num_rows == query_set.queries
 
 
 def test_values_without_negative_cells() -> None:
-    asked = workload([{"factors": {"age": "identity", "sex": "identity"}}])
-    plain = answers(asked, ESTIMATE, MOMENTS)
-    shown = answers(asked, ESTIMATE, MOMENTS, consistent=True)
-    assert min(plain.column("value").to_pylist()) < 0 <= min(shown.column("value").to_pylist())
-    assert shown.select(["sd", "low", "high"]) == plain.select(["sd", "low", "high"])
+    query_set = workload([{"factors": {"age": "identity", "sex": "identity"}}])
+    plain = answers(query_set, ESTIMATE, MOMENTS)
+    consistent_table = answers(query_set, ESTIMATE, MOMENTS, consistent=True)
+    assert (
+        min(plain.column("value").to_pylist())
+        < 0
+        <= min(consistent_table.column("value").to_pylist())
+    )
+    assert consistent_table.select(["sd", "low", "high"]) == plain.select(["sd", "low", "high"])
 
 
 def test_not_more_than_a_table_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,16 @@ from tests.pipelines.workload.survey import JOB, survey, workload
 def test_cells_of_all_records_in_the_domain(tmp_path: Path) -> None:
     job = asked_once(survey(tmp_path))
     domain = domain_of_job(job, workload())
-    found = bounded(job.reading(domain.key), domain, key_source(job).ring())
-    assert found.beyond == 0 and found.codes.shape == (2000 - found.dead_letters, 2)
+    bounded_cells = bounded(job.reading(domain.key), domain, key_source(job).ring())
+    assert bounded_cells.beyond == 0 and bounded_cells.codes.shape == (
+        2000 - bounded_cells.dead_letters,
+        2,
+    )
     [[inside]] = duckdb.sql(
         f"SELECT count(*) FROM '{tmp_path}/records.parquet'"
         " WHERE age >= 0 AND age < 80 AND sex <> 'x'"
     ).fetchall()
-    assert len(found.codes) == inside and found.codes.max(axis=0).tolist() == [4, 1]
+    assert len(bounded_cells.codes) == inside and bounded_cells.codes.max(axis=0).tolist() == [4, 1]
 
 
 def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
@@ -35,9 +38,11 @@ def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
     path, counts = tmp_path / "records.parquet", []
     for order in (np.arange(len(users)), np.random.default_rng(1).permutation(len(users))):
         pq.write_table(table.take(order), path)
-        found = bounded(job.reading(domain.key), domain, key_source(job).ring())
-        assert len(found.codes) == 200 and found.beyond > 1000
-        counts.append(np.bincount(found.codes[:, 0] * 2 + found.codes[:, 1], minlength=10))
+        bounded_cells = bounded(job.reading(domain.key), domain, key_source(job).ring())
+        assert len(bounded_cells.codes) == 200 and bounded_cells.beyond > 1000
+        counts.append(
+            np.bincount(bounded_cells.codes[:, 0] * 2 + bounded_cells.codes[:, 1], minlength=10)
+        )
     rows = duckdb.sql(
         f"""SELECT age, sex FROM '{path}' WHERE age >= 0 AND age < 80 AND sex <> 'x'
         QUALIFY row_number() OVER (PARTITION BY "user" ORDER BY "at") <= 5"""

@@ -2,17 +2,25 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
+import pyarrow.parquet as pq
 import pytest
 
+from dpstream.accounting.query.calibration import Cost
+from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.workload.choosing import left_of
+from dpstream.pipelines.stream import begin
+from dpstream.pipelines.workload import execute, registered
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import read_book
 from tests import accounts
 from tests.pipelines.cli.called import call, refused
-from tests.pipelines.workload.survey import JOB, survey, write
+from tests.pipelines.workload.survey import JOB, KEY, survey, write
 
 RANGES = [{"factors": {"age": "range", "sex": "identity"}}]
 UNION = [*RANGES, {"factors": {"age": "prefix"}}]
@@ -46,7 +54,7 @@ def test_taken_by(tmp_path: Path, optimise: str, limit: str, taken: str) -> None
     asked(tmp_path, "out", "--optimise", optimise)
     assert families(tmp_path) == [taken]
     receipt = json.loads((tmp_path / "out" / "release.json").read_text())
-    assert (receipt["mu"] is None) == (taken == "geometric")
+    assert (receipt["mu"] is None) == (taken == "geometric") and receipt["mechanism"] == taken
 
 
 def test_asked_again_it_is_the_same_question(tmp_path: Path) -> None:
@@ -61,6 +69,14 @@ def test_asked_again_it_is_the_same_question(tmp_path: Path) -> None:
     assert families(tmp_path) == ["geometric", "gaussian"]
     asked(tmp_path, "again", "--optimise", "answer")
     assert families(tmp_path) == ["geometric", "gaussian"]
+
+
+def test_a_fresh_question_behind_a_run_may_take_the_other_family(tmp_path: Path) -> None:
+    """A run has no receipt in the account, and is not continued for that."""
+    survey(tmp_path, 300)
+    asked(tmp_path, "out", "--optimise", "limit")
+    asked(tmp_path, "new", "--optimise", "answer", "--fresh")
+    assert families(tmp_path) == ["gaussian", "geometric"]
 
 
 def test_what_geometric_noise_cannot_answer_is_gaussian(tmp_path: Path) -> None:
@@ -82,8 +98,26 @@ def test_without_a_delta_noise_is_geometric(tmp_path: Path, more: tuple[str, ...
     given = ("answer", tmp_path / "r.json", tmp_path / "job.toml", "--out", tmp_path / "new")
     assert "--mechanism" in refused(*given, "--mechanism", "gaussian")
     assert "--tables" in refused(*given, "--tables")
-    assert "--over-time" in refused(*given, "--over-time")
-    assert "privacy.delta" in refused("plan", tmp_path / "job.toml")
+    assert "write budget.delta = 1e-9" in refused(*given, "--over-time")
+    assert "budget.delta" in refused("plan", tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    "line", ['trigger_every = "1m"', 'trigger_every = "6h"\nallowed_lateness = "1d"']
+)
+def test_without_a_delta_the_triggers_of_a_job_do_not_matter(tmp_path: Path, line: str) -> None:
+    """Geometric noise takes few triggers a window, and one answer has one."""
+    text = JOB.replace('window = "1d"', 'window = "2d"').replace("delta = 1e-9", "delta = 0")
+    survey(tmp_path, 300, text=JOB)
+    accounts.write(tmp_path / "job.toml", text.format(epsilon=6.0, key=KEY))
+    asked(tmp_path, "out")
+    job = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(job.replace('trigger_every = "6h"', line))
+    asked(tmp_path, "again")
+    assert families(tmp_path) == ["geometric"]  # the same question
+    (tmp_path / "job.toml").write_text(job.replace('end = "2024-01-03T00:00:00Z"\n', ""))
+    given = ("answer", tmp_path / "r.json", tmp_path / "job.toml", "--out", tmp_path / "new")
+    assert "end" in refused(*given)
 
 
 def test_a_strategy_by_name_is_for_gaussian_noise(tmp_path: Path) -> None:
@@ -97,5 +131,57 @@ def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     asked(tmp_path, "out", "--mechanism", "geometric")
     ledger = load_job(tmp_path / "job.toml").ledger
     assert ledger is not None
-    remaining = left_of(read_book(ledger))
-    assert remaining is not None and remaining.epsilon == pytest.approx(894.0) and remaining.mu > 30
+    limit = limit_of(read_book(ledger))
+    assert limit is not None and float(limit.total.plain) == 6.0
+    assert limit.holds(Cost(6.0, 0.0, None, 0.0)) == 149
+
+
+@pytest.mark.parametrize(
+    ("first", "module", "name"),
+    [("limit", execute, "run_job"), ("limit", begin, "charge"), ("answer", registered, "bounded"),
+     ("answer", registered, "answer_once")],
+)  # fmt: skip
+def test_two_who_ask_at_once_are_charged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, module: ModuleType, name: str
+) -> None:
+    """Whoever has chosen one family is overtaken, before or behind its charge, by whoever would
+    choose the other: the one who is charged first decides."""
+    survey(tmp_path, 300)
+    other = "answer" if first == "limit" else "limit"
+    overtaking = [lambda: asked(tmp_path, "overtaking", "--optimise", other)]
+
+    def overtaken(act: Callable[..., Any]) -> Callable[..., Any]:
+        def after(*args: Any, **options: Any) -> Any:
+            if overtaking:
+                overtaking.pop()()
+            return act(*args, **options)
+
+        return after
+
+    monkeypatch.setattr(module, name, overtaken(getattr(module, name)))
+    asked(tmp_path, "out", "--optimise", first)
+    assert not overtaking
+    decides = first if name == "bounded" else other
+    assert families(tmp_path) == ["geometric" if decides == "answer" else "gaussian"]
+    receipts = [json.loads((tmp_path / out / "release.json").read_text())
+                for out in ("out", "overtaking")]  # fmt: skip
+    assert receipts[0]["run_id"] == receipts[1]["run_id"]
+    values = [pq.read_table(tmp_path / out / "answers.parquet") for out in ("out", "overtaking")]
+    assert values[0].equals(values[1])
+
+
+@pytest.mark.parametrize("fresh", [(), ("--fresh",)])
+def test_what_was_cut_off_keeps_its_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: tuple[str, ...]
+) -> None:
+    survey(tmp_path, 300)
+    with monkeypatch.context() as cut:
+        cut.setattr(registered, "bounded", mock.Mock(side_effect=KeyboardInterrupt))
+        file = write(tmp_path / "r.json", RANGES)
+        call("answer", file, tmp_path / "job.toml", "--out", tmp_path / "out", "--cache",
+             tmp_path / "cache", "--optimise", "answer", "--quiet", *fresh)  # fmt: skip
+    assert families(tmp_path) == ["geometric"] and not (tmp_path / "out").exists()
+    asked(tmp_path, "out", "--optimise", "limit", *fresh)
+    assert families(tmp_path) == ["geometric"]
+    asked(tmp_path, "new", "--optimise", "limit", "--fresh")
+    assert families(tmp_path) == ["geometric", "gaussian"]

@@ -19,58 +19,60 @@ from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
 
 
-def matrix(asked: Workload) -> Float64:
+def matrix(query_set: Workload) -> Float64:
     """W, one product below the other."""
-    return np.concatenate([kron([f.dense() for f in asked.factors_of(p)]) for p in asked.products])
+    return np.concatenate(
+        [kron([f.dense() for f in query_set.factors_of(p)]) for p in query_set.products]
+    )
 
 
-def mixes(asked: Workload) -> list[tuple[Float64, ...]]:
-    rng = np.random.default_rng(asked.cells)
-    each = tuple(rng.normal(size=(n, n)) for n in asked.sizes)
-    return [each, (rng.normal(size=(asked.cells, asked.cells)),)]
+def mixes(query_set: Workload) -> list[tuple[Float64, ...]]:
+    rng = np.random.default_rng(query_set.cells)
+    each = tuple(rng.normal(size=(n, n)) for n in query_set.sizes)
+    return [each, (rng.normal(size=(query_set.cells, query_set.cells)),)]
 
 
 @pytest.mark.parametrize(
-    "asked", [workload(), over([9], ["range"]), over([3, 2, 4], ["range"] * 3)]
+    "query_set", [workload(), over([9], ["range"]), over([3, 2, 4], ["range"] * 3)]
 )
-def test_against_matrices(asked: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, x = matrix(asked), np.random.default_rng(1).integers(-9, 99, asked.cells) * 1.0
-    assert np.array_equal(values(asked, x), rows @ x)
-    for mix in mixes(asked):
-        whole = mix[0] if len(mix) == 1 else kron(list(mix))
-        expected = rows @ whole @ whole.T @ rows.T
-        assert np.allclose(covariance(asked, mix), expected)
+def test_against_matrices(query_set: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, x = matrix(query_set), np.random.default_rng(1).integers(-9, 99, query_set.cells) * 1.0
+    assert np.array_equal(values(query_set, x), rows @ x)
+    for mix in mixes(query_set):
+        mix_matrix = mix[0] if len(mix) == 1 else kron(list(mix))
+        expected = rows @ mix_matrix @ mix_matrix.T @ rows.T
+        assert np.allclose(covariance(query_set, mix), expected)
         for at_once in (1 << 24, 100):
             monkeypatch.setattr(estimate, "_AT_ONCE", at_once)
-            assert np.allclose(norms(asked, mix) ** 2, np.diag(expected))
+            assert np.allclose(norms(query_set, mix) ** 2, np.diag(expected))
 
 
 def test_no_covariance_of_many() -> None:
-    asked = over([200], ["range"])
+    query_set = over([200], ["range"])
     with pytest.raises(PolicyError):
-        covariance(asked, [np.eye(200)])
+        covariance(query_set, [np.eye(200)])
 
 
 def test_many_cells_take_little_time() -> None:
     """A million cells, each with its own error: no matrix of cells by cells."""
-    asked = over([100, 100, 100], ["prefix", "prefix", "total"])
+    query_set = over([100, 100, 100], ["prefix", "prefix", "total"])
     mix = [np.triu(np.ones((100, 100))) for _ in range(3)]
-    found = norms(asked, mix)
-    assert found.shape == (10_000,) and (found > 0).all()
+    row_norms = norms(query_set, mix)
+    assert row_norms.shape == (10_000,) and (row_norms > 0).all()
 
 
 def test_measured_errors_are_those_of_the_formula() -> None:
     """500 draws of the engine's own mixed noise, all queries of a small table together."""
-    asked = over([16, 12], ["range", "identity"])
-    mixing = mixing_of(asked, auto(asked).strategy)
+    query_set = over([16, 12], ["range", "identity"])
+    mixing = mixing_of(query_set, auto(query_set).strategy)
     once = encoder_of("dense", 1)
     noise = StreamNoise("n", once, once.strategy.col2, 1.0, 1.0, 3.0)
-    sd = norms(asked, mixing.factors) * noise.sd[0]
+    sd = norms(query_set, mixing.factors) * noise.sd[0]
     ring, total = KEYS.ring(), 0.0
     for run in range(500):
         stream = NoiseStream(
             ring, (b"%d" % run,), (0, 1), "value", noise, ContinuousGaussian(noise.sigma)
         )
         drawn = MixedNoise(stream, mixing).at(1) / 2.0**MIXED_BITS
-        total += float(np.sum(values(asked, drawn) ** 2))
+        total += float(np.sum(values(query_set, drawn) ** 2))
     assert total / 500 == pytest.approx(float(np.sum(sd**2)), rel=0.02)

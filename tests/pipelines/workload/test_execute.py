@@ -53,8 +53,8 @@ def test_without_noise_answers_are_exact(tmp_path: Path) -> None:
     answered(tmp_path)
     for row in rows(tmp_path):
         assert row["value"] == exact(tmp_path, row)
-    found = read_release(tmp_path / "out")
-    assert found.receipt.aggregate == ("n", "count") and found.receipt.insecure
+    release = read_release(tmp_path / "out")
+    assert release.receipt.aggregate == ("n", "count") and release.receipt.insecure
     dead = (tmp_path / "dead_letter").rglob("*")
     assert any(path.is_file() for path in dead)
 
@@ -63,9 +63,9 @@ def test_without_noise_answers_are_exact(tmp_path: Path) -> None:
 def test_sums_at_every_trigger(tmp_path: Path) -> None:
     text = JOB.replace('kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]')
     answered(tmp_path, text=text, over_time=True)
-    found = rows(tmp_path)
-    assert len(found) == 8 * workload().queries
-    for row in [*found[:3], *found[-3:], *found[40:400:37]]:
+    answer_rows = rows(tmp_path)
+    assert len(answer_rows) == 8 * workload().queries
+    for row in [*answer_rows[:3], *answer_rows[-3:], *answer_rows[40:400:37]]:
         begin, until = row["window_start"], row["trigger_time"].isoformat()
         expected = exact(
             tmp_path, row, f"sum(amount) FILTER (WHERE records.at >= '{begin.isoformat()}')", until
@@ -100,20 +100,20 @@ def test_errors_are_those_of_the_release_in_its_own_units(tmp_path: Path) -> Non
     [file] = (tmp_path / "releases").rglob("*.parquet")
     released = pq.read_table(file, partitioning=None).sort_by("cell")
     assert np.array_equal(released.column("n").to_numpy(), estimate.cells[0])
-    whole = estimate.mix[0] if len(estimate.mix) == 1 else np.kron(*estimate.mix)
-    sds = estimate.scale[0] * np.linalg.norm(whole, axis=1)
+    mix_matrix = estimate.mix[0] if len(estimate.mix) == 1 else np.kron(*estimate.mix)
+    sds = estimate.scale[0] * np.linalg.norm(mix_matrix, axis=1)
     assert np.allclose(released.column("n_sd").to_numpy(), sds, rtol=1e-9)
 
 
 def test_noise_has_the_size_that_is_said(tmp_path: Path) -> None:
     answered(tmp_path)
-    found = rows(tmp_path)
-    off = np.array([(row["value"] - exact(tmp_path, row)) / row["sd"] for row in found])
+    answer_rows = rows(tmp_path)
+    off = np.array([(row["value"] - exact(tmp_path, row)) / row["sd"] for row in answer_rows])
     assert 0.2 < np.sqrt(np.mean(off**2)) < 3 and np.abs(off).max() < 6
     receipt = read_release(tmp_path / "out").receipt
     assert receipt.mu is not None
     planned = np.concatenate(STRATEGY.variances(workload())) ** 0.5 / receipt.mu
-    assert np.allclose([row["sd"] for row in found], planned, rtol=2e-3)
+    assert np.allclose([row["sd"] for row in answer_rows], planned, rtol=2e-3)
 
 
 def test_cut_off_anywhere_it_is_one_charge_and_the_same_bytes(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_place_of_another_answer_costs_nothing(tmp_path: Path) -> None:
 
 def test_the_receipt_is_json(tmp_path: Path) -> None:
     answered(tmp_path, form="csv", nonnegative=True)
-    shown = json.loads((tmp_path / "out" / "release.json").read_bytes())
-    assert shown["strategy"] == STRATEGY.name and set(shown["files"]) == {
+    receipt = json.loads((tmp_path / "out" / "release.json").read_bytes())
+    assert receipt["strategy"] == STRATEGY.name and set(receipt["files"]) == {
         "answers.csv", "estimate.npz",
     }  # fmt: skip

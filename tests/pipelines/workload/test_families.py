@@ -6,12 +6,14 @@ from unittest import mock
 
 import pytest
 
+from dpstream.accounting.composition import Limit, Total
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.workloads.workload import Workload, marginals, over
 from dpstream.pipelines.workload import families as module
-from dpstream.pipelines.workload.families import Budget, Families, Left, families_of
+from dpstream.pipelines.workload.families import Budget, Families, families_of
 from dpstream.pipelines.workload.lattice import planned_purely
 from dpstream.pipelines.workload.planning import families_line
 from tests.accounting.strategies.cells.shapes import attributes
@@ -26,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("strategies")
 
 
-def of(folder: Path, budget: Budget, remaining: Left | None = None) -> Families:
-    return families_of(RANGES, PLAN, budget, folder, remaining)
+def of(folder: Path, budget: Budget, limit: Limit | None = None) -> Families:
+    return families_of(RANGES, PLAN, budget, folder, limit)
 
 
 def test_the_better_one_is_taken(folder: Path) -> None:
@@ -67,30 +69,48 @@ def test_errors_never_rise_with_epsilon_or_delta(folder: Path, contributions: in
 
 def test_at_an_equal_share_of_a_limit(folder: Path) -> None:
     """83 Gaussian questions of (1, 1e-9) are within (8, 1e-5), and 8 geometric ones."""
-    remaining = Left(mu_of(8.0, 1e-5), 8.0)
-    assert of(folder, SMALL, remaining).taken == "gaussian"
+    assert of(folder, SMALL, Limit(Total(), 8.0, 1e-5)).taken == "gaussian"
     # Shares that are equal, or less for geometric noise, are compared as they are.
-    assert of(folder, SMALL, Left(remaining.mu, 1e4)).taken == "geometric"
-    assert of(folder, SMALL, Left(mu_of(1.0, 1e-9), 1.0)).taken == "geometric"
+    assert of(folder, SMALL, Limit(Total(), 1.0, 1e-9)).taken == "geometric"
+    assert of(folder, SMALL, Limit(Total(), 8.0, 1e-40)).taken == "geometric"
+
+
+def test_shares_decide_where_the_bound_does_not(folder: Path) -> None:
+    """Geometric noise of its own epsilon is better, and of Gaussian noise's share it is not."""
+    families = of(folder, SMALL, Limit(Total(), 4.0, 1e-9))
+    assert families.taken == "gaussian" and not families.least
+    assert families.gaussian is not None and families.geometric is not None
+    assert families.geometric < families.gaussian
+    assert of(folder, SMALL, Limit(Total(), 3.0, 1e-9)).taken == "geometric"
+
+
+def test_errors_are_those_of_all_records_of_a_unit(folder: Path) -> None:
+    families = of(folder, Budget(1.0, 1e-9, 3))
+    gaussian = 3 * math.sqrt(PLAN.error / RANGES.weight) / mu_of(1.0, 1e-9)
+    assert families.gaussian == pytest.approx(gaussian)
+    assert families.geometric == pytest.approx(planned_purely(RANGES, 1.0, 3, folder)["rmse"])
 
 
 def test_what_the_limit_does_not_allow_is_not_taken(folder: Path) -> None:
-    mu = mu_of(1.0, 1e-9)
-    assert of(folder, SMALL, Left(mu, 0.5)).taken == "gaussian"
-    assert of(folder, SMALL, Left(mu / 2, 1.0)).taken == "geometric"
+    spent = Total().plus(Cost(7.5, 0.0, None, 0.0))
+    mostly = Budget(1.0, 1e-5, 1)
+    assert of(folder, mostly, Limit(Total(), 8.0, 1e-5)).taken == "gaussian"
+    assert of(folder, SMALL, Limit(spent, 8.2, 0.3)).taken == "gaussian"  # epsilon .7 is left
+    assert of(folder, SMALL, Limit(Total(), 1.0, 1e-12)).taken == "geometric"
     loose = Budget(1.0, 0.2, 1)
-    assert of(folder, loose, Left(mu_of(1.0, 0.2) / 2, 1.0)).taken == "geometric"
-    assert of(folder, SMALL, Left(0.0, 0.0)).taken in ("gaussian", "geometric")
+    assert of(folder, loose).taken == "gaussian"
+    assert of(folder, loose, Limit(Total(), 1.0, 1e-12)).taken == "geometric"
+    assert of(folder, SMALL, Limit(spent, 7.5, 1e-12)).taken in ("gaussian", "geometric")
 
 
 def test_one_that_cannot_answer(tmp_path: Path) -> None:
-    asked = marginals(attributes(3, 4), [1], "range")
-    families = families_of(asked, auto(asked), SMALL, tmp_path)
+    workload = marginals(attributes(3, 4), [1], "range")
+    families = families_of(workload, auto(workload), SMALL, tmp_path)
     assert families.taken == "gaussian" and families.geometric is None and families.refused
     assert [f["taken"] for f in families.described()] == [True, False]
     assert "gaussian (taken) RMSE" in families_line(families.described())
     with pytest.raises(PolicyError):
-        families_of(asked, auto(asked), Budget(1.0, 0.0, 1), tmp_path)
+        families_of(workload, auto(workload), Budget(1.0, 0.0, 1), tmp_path)
 
 
 def test_without_delta_noise_is_geometric(folder: Path) -> None:
@@ -106,5 +126,5 @@ def test_nothing_is_looked_at_but_public_numbers(folder: Path) -> None:
 
 
 def test_two_attributes_are_one_product(tmp_path: Path) -> None:
-    asked: Workload = over([4, 3], ["range", "identity"])
-    assert families_of(asked, auto(asked), SMALL, tmp_path).taken == "geometric"
+    workload: Workload = over([4, 3], ["range", "identity"])
+    assert families_of(workload, auto(workload), SMALL, tmp_path).taken == "geometric"

@@ -10,10 +10,10 @@ from tests.pipelines.workload.survey import workload
 
 
 def test_in_the_order_of_the_answers() -> None:
-    asked = workload()
-    columns = {name: column.to_pylist() for name, column in labelled(asked).items()}
+    query_set = workload()
+    columns = {name: column.to_pylist() for name, column in labelled(query_set).items()}
     assert list(columns) == ["product", "age", "sex"]
-    assert {len(column) for column in columns.values()} == {asked.queries}
+    assert {len(column) for column in columns.values()} == {query_set.queries}
     rows = list(zip(*columns.values(), strict=True))
     assert rows[:3] == [(0, "[0, 10)", "f"), (0, "[0, 10)", "m"), (0, "[0, 20)", "f")]
     assert (0, "[40, 65.5)", "m") in rows and rows[-1] == (2, "all", "all")

@@ -17,15 +17,15 @@ def test_least_squares_as_an_independent_solver_finds_it() -> None:
     rng = np.random.default_rng(3)
     for sizes in ([32], [6, 5]):
         mix = mixed(optimum(over(sizes, ["range"] * len(sizes))).strategy, tuple(sizes)).mix
-        whole = mix[0] if len(mix) == 1 else np.kron(*mix)
-        cells = rng.poisson(0.7, len(whole)) + whole @ rng.normal(size=len(whole))
+        mix_matrix = mix[0] if len(mix) == 1 else np.kron(*mix)
+        cells = rng.poisson(0.7, len(mix_matrix)) + mix_matrix @ rng.normal(size=len(mix_matrix))
         assert (cells < 0).sum() > 3
-        inverse = np.linalg.inv(whole)
+        inverse = np.linalg.inv(mix_matrix)
         expected, _ = nnls(inverse, inverse @ cells)
-        found = nonnegative(cells, mix)
-        assert found.min() >= 0 and np.allclose(found, expected, atol=1e-4)
+        estimate = nonnegative(cells, mix)
+        assert estimate.min() >= 0 and np.allclose(estimate, expected, atol=1e-4)
         clipped = np.maximum(cells, 0)
-        assert np.linalg.norm(inverse @ (found - cells)) < np.linalg.norm(
+        assert np.linalg.norm(inverse @ (estimate - cells)) < np.linalg.norm(
             inverse @ (clipped - cells)
         )
 
@@ -40,12 +40,12 @@ def test_totals_are_better_than_clipped_ones() -> None:
     """Of many empty cells clipping keeps the positive half of the noise."""
     rng = np.random.default_rng(5)
     mix = mixed(optimum(over([64], ["range"])).strategy, (64,)).mix
-    clipped, found = [], []
+    clipped, nonnegative_errors = [], []
     for _ in range(40):
         cells = 30.0 * (np.arange(64) == 7) + mix[0] @ rng.normal(size=64)
         clipped.append(np.maximum(cells, 0).sum() - 30)
-        found.append(nonnegative(cells, mix).sum() - 30)
-    assert np.mean(np.square(found)) < 0.5 * np.mean(np.square(clipped))
+        nonnegative_errors.append(nonnegative(cells, mix).sum() - 30)
+    assert np.mean(np.square(nonnegative_errors)) < 0.5 * np.mean(np.square(clipped))
 
 
 def test_a_search_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

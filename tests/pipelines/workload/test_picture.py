@@ -15,35 +15,35 @@ GUARANTEE = guarantee_of(None, None, 2.0, 1)
 
 
 def test_errors_of_all_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = planned(workload(), tmp_path)
-    errors = curve(found)
-    assert len(errors) == found.workload.queries and (np.diff(errors) >= 0).all()
-    [axes] = draw(found, GUARANTEE).axes
+    workload_plan = planned(workload(), tmp_path)
+    errors = curve(workload_plan)
+    assert len(errors) == workload_plan.workload.queries and (np.diff(errors) >= 0).all()
+    [axes] = draw(workload_plan, GUARANTEE).axes
     floor = next(line for line in axes.lines if "floor" in str(line.get_label()))
-    drawn = found.per_query(found.plan.floor) / 2
+    drawn = workload_plan.per_query(workload_plan.plan.floor) / 2
     assert np.asarray(floor.get_ydata())[0] == pytest.approx(drawn)
-    save(found, GUARANTEE, tmp_path / "a.svg")
+    save(workload_plan, GUARANTEE, tmp_path / "a.svg")
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
     with pytest.raises(UsageError):
-        save(found, GUARANTEE, tmp_path / "a.gif")
+        save(workload_plan, GUARANTEE, tmp_path / "a.gif")
     with pytest.raises(RunError):
-        save(found, GUARANTEE, tmp_path / "none" / "a.png")
+        save(workload_plan, GUARANTEE, tmp_path / "none" / "a.png")
     monkeypatch.setattr(planning, "MAX_LISTED", 1)
     with pytest.raises(UsageError):
-        curve(found)
+        curve(workload_plan)
 
 
 def test_the_curve_is_of_what_the_objective_is_about(tmp_path: Path) -> None:
     """So that the floor in the picture is a floor of what is drawn."""
-    asked = workload(
+    query_set = workload(
         [{"factors": {"age": "prefix"}}, {"weight": 9, "factors": {"sex": "identity"}}]
     )
-    worst = planned(asked, tmp_path, "worst")
+    worst = planned(query_set, tmp_path, "worst")
     assert curve(worst)[-1] == pytest.approx(worst.plan.error**0.5, rel=1e-6)
-    cells = planned(asked, tmp_path, "relative", "identity")
+    cells = planned(query_set, tmp_path, "relative", "identity")
     # A cell's variance is 1, a query's its norm.
-    assert curve(cells) == pytest.approx(np.ones(asked.queries))
-    relative = planned(asked, tmp_path, "relative")
+    assert curve(cells) == pytest.approx(np.ones(query_set.queries))
+    relative = planned(query_set, tmp_path, "relative")
     label = draw(relative, GUARANTEE).axes[0].get_ylabel()
     assert "norm" in label and "weighted" in draw(worst, GUARANTEE).axes[0].get_ylabel()
 
@@ -58,9 +58,9 @@ def test_the_strategy(tmp_path: Path) -> None:
     assert error == pytest.approx(one.plan.error, rel=1e-6)
     titles = [axes.get_title() for axes in draw_matrices(one).axes[:2]]
     assert titles == ["age: 5 cells", "sex: 2 cells"]
-    whole = planned(workload(), tmp_path)
-    assert draw_matrices(whole).axes[0].get_title() == "all cells: 10 cells"
-    save(whole, GUARANTEE, None, tmp_path / "m.png")
+    workload_plan = planned(workload(), tmp_path)
+    assert draw_matrices(workload_plan).axes[0].get_title() == "all cells: 10 cells"
+    save(workload_plan, GUARANTEE, None, tmp_path / "m.png")
     assert (tmp_path / "m.png").stat().st_size > 5000 and not (tmp_path / "a.svg").exists()
     with pytest.raises(UsageError, match="--matrix"):
-        save(whole, GUARANTEE, None, tmp_path / "m.txt")
+        save(workload_plan, GUARANTEE, None, tmp_path / "m.txt")

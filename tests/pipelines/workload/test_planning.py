@@ -23,19 +23,19 @@ from tests.pipelines.workload.survey import workload, write
 
 def test_figures_are_at_the_guarantee(tmp_path: Path) -> None:
     """All ranges of 8 cells, as the singular value bound of Example 4 has them: 14.933 a total."""
-    asked = over([8], ["range"])
-    found = planned(asked, tmp_path)
-    one = figures(found, guarantee_of(None, None, 1.0, 1))
-    assert one["rmse"] == pytest.approx(math.sqrt(found.plan.error / 36))
+    query_set = over([8], ["range"])
+    workload_plan = planned(query_set, tmp_path)
+    one = figures(workload_plan, guarantee_of(None, None, 1.0, 1))
+    assert one["rmse"] == pytest.approx(math.sqrt(workload_plan.plan.error / 36))
     assert one["floor"] <= one["rmse"] <= one["floor"] * math.sqrt(1.001)
     [product] = one["products"]
     assert product["queries"] == 36 and product["rmse"] == pytest.approx(one["rmse"], rel=1e-6)
     assert product["least"] < product["rmse"] < product["most"]
-    three = figures(found, guarantee_of(1.0, 1e-8, None, 3))
+    three = figures(workload_plan, guarantee_of(1.0, 1e-8, None, 3))
     assert three["rmse"] == pytest.approx(3 / mu_of(1.0, 1e-8) * one["rmse"])
-    shown = words(three)
+    summary = words(three)
     for text in ("36 queries of 8 cells", "3 record(s)", "0: range"):
-        assert text in shown
+        assert text in summary
 
 
 def test_objectives(tmp_path: Path) -> None:
@@ -49,34 +49,42 @@ def test_objectives(tmp_path: Path) -> None:
     assert "norm" in words(figures(relative, guarantee))
 
 
-def _of_cells(asked: Workload) -> float:
+def _of_cells(query_set: Workload) -> float:
     """RMSE of a query at mu = 1 with noise on every cell."""
-    return math.sqrt(identity(asked).error(asked) / asked.weight)
+    return math.sqrt(identity(query_set).error(query_set) / query_set.weight)
 
 
 @pytest.mark.parametrize("kind", ["range", "prefix"])
 @pytest.mark.parametrize(("sizes", "ways"), [([10] * 20, 2), ([100] * 3, 3), ([100] * 5, 5)])
 def test_domains_beyond_one_matrix(tmp_path: Path, kind: str, sizes: list[int], ways: int) -> None:
-    asked = marginals([of_size(str(k), size) for k, size in enumerate(sizes)], [ways], kind)
-    shown = figures(planned(asked, tmp_path), guarantee_of(None, None, 1.0, 1))
-    assert shown["floor"] <= shown["rmse"] <= _of_cells(asked) * (1 + 1e-6) and words(shown)
-    for product in shown["products"]:
+    query_set = marginals([of_size(str(k), size) for k, size in enumerate(sizes)], [ways], kind)
+    plan_figures = figures(planned(query_set, tmp_path), guarantee_of(None, None, 1.0, 1))
+    assert plan_figures["floor"] <= plan_figures["rmse"] <= _of_cells(query_set) * (
+        1 + 1e-6
+    ) and words(plan_figures)
+    for product in plan_figures["products"]:
         assert product["least"] <= product["rmse"] <= product["most"]
     # 10^20 cells are answered by tables, 10^6 by cells, and 10^10 cells of one table by nothing.
     ways_of = {2: "tables", 3: "cells", 5: None}
-    assert shown["answered_by"] == ways_of[ways] and bool(shown["refused"]) == (ways == 5)
+    assert plan_figures["answered_by"] == ways_of[ways] and bool(plan_figures["refused"]) == (
+        ways == 5
+    )
 
 
 @pytest.mark.parametrize("objective", ["total", "worst"])
 def test_products_of_many_attributes(tmp_path: Path, objective: str) -> None:
     """A product of 25 attributes has 2^25 residual spaces, which a plan does not list."""
-    asked = over([3] * 25, ["prefix"] * 25)
+    query_set = over([3] * 25, ["prefix"] * 25)
     start = time.process_time()
-    shown = figures(planned(asked, tmp_path, objective), guarantee_of(None, None, 1.0, 1))
+    plan_figures = figures(
+        planned(query_set, tmp_path, objective), guarantee_of(None, None, 1.0, 1)
+    )
     assert time.process_time() - start < 5
     worst = objective == "worst"
-    most = math.sqrt(largest(asked, identity(asked))) if worst else _of_cells(asked)
-    assert shown["floor"] <= shown["rmse"] <= most * (1 + 1e-6) and words(shown)
+    most = math.sqrt(largest(query_set, identity(query_set))) if worst else _of_cells(query_set)
+    assert plan_figures["floor"] <= plan_figures["rmse"] <= most * (1 + 1e-6) and words(
+        plan_figures
+    )
 
 
 def test_a_union_with_a_product_of_many_attributes(tmp_path: Path) -> None:
@@ -86,8 +94,8 @@ def test_a_union_with_a_product_of_many_attributes(tmp_path: Path) -> None:
     few = workload_of(
         attributes[:14], [(1.0, {a: each[a] for a in range(14)}), (1.0, {0: each[0]})]
     )
-    shown = figures(planned(few, tmp_path), guarantee_of(None, None, 1.0, 1))
-    assert shown["floor"] <= shown["rmse"] and shown["answered_by"]
+    plan_figures = figures(planned(few, tmp_path), guarantee_of(None, None, 1.0, 1))
+    assert plan_figures["floor"] <= plan_figures["rmse"] and plan_figures["answered_by"]
     with pytest.raises(PolicyError) as refused:
         planned(workload_of(attributes, [(1.0, each), (1.0, {0: each[0]})]), tmp_path)
     assert refused.value.field == "queries"
@@ -131,10 +139,14 @@ def _process(folder: Path, queries: list[object], domain: list[object]) -> resou
 
 
 def test_many_tables(tmp_path: Path) -> None:
-    asked = marginals([of_size(str(k), 7) for k in range(20)], [3])
-    shown = figures(planned(asked, tmp_path), guarantee_of(None, None, 1.0, 1))
-    assert len(shown["products"]) == 1140 and shown["strategy"] and shown["gap"] < 1e-9
-    assert "more products" in words(shown)
+    query_set = marginals([of_size(str(k), 7) for k in range(20)], [3])
+    plan_figures = figures(planned(query_set, tmp_path), guarantee_of(None, None, 1.0, 1))
+    assert (
+        len(plan_figures["products"]) == 1140
+        and plan_figures["strategy"]
+        and plan_figures["gap"] < 1e-9
+    )
+    assert "more products" in words(plan_figures)
 
 
 @pytest.mark.parametrize(

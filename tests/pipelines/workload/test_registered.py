@@ -57,8 +57,8 @@ def mechanism(kind: str, job: Job) -> tuple[Workload, Mechanism]:
 
 def answered(folder: Path, kind: str, out: str = "out", **options: Any) -> Answered:
     job = survey(folder, text=options.pop("text", JOB))
-    asked, chosen = mechanism(kind, job)
-    return answer_once(asked, job, chosen, folder / out, some=kind != "pure", **options)
+    query_set, chosen = mechanism(kind, job)
+    return answer_once(query_set, job, chosen, folder / out, partial=kind != "pure", **options)
 
 
 def charges(folder: Path) -> list[Charge]:
@@ -99,12 +99,12 @@ def test_costs(tmp_path: Path) -> None:
     )
     assert (tables.epsilon, tables.delta) == (6.0, 1e-9) and tables.mu is not None
     planned = np.concatenate(residual(TABLES)[0].variances(TABLES)) ** 0.5 / tables.mu
-    found = pq.read_table(tmp_path / "other" / "answers.parquet").column("sd").to_numpy()
-    assert np.allclose(found, planned, rtol=1e-6)
+    sds = pq.read_table(tmp_path / "other" / "answers.parquet").column("sd").to_numpy()
+    assert np.allclose(sds, planned, rtol=1e-6)
     assert (fitted.epsilon, fitted.delta, fitted.mu) == (6.0, 1e-9, tables.mu)
     planned = np.concatenate(fit(FITTED).strategy.variances(FITTED)) ** 0.5 / tables.mu
-    found = pq.read_table(tmp_path / "fitted" / "answers.parquet").column("sd").to_numpy()
-    assert np.allclose(found, planned, rtol=1e-6)
+    sds = pq.read_table(tmp_path / "fitted" / "answers.parquet").column("sd").to_numpy()
+    assert np.allclose(sds, planned, rtol=1e-6)
     for out in ("out", "fitted"):
         off = [(row["value"] - exact(tmp_path, row)) / row["sd"] for row in rows(tmp_path, out)]
         assert 0.1 < np.sqrt(np.mean(np.square(off))) < 4
@@ -114,12 +114,12 @@ def test_answers_of_fitted_tables_agree(tmp_path: Path) -> None:
     """Whatever was asked of one release: a range is the difference of two prefixes."""
     answered(tmp_path, "fitted")
     estimate = read_release(tmp_path / "out").estimate
-    asked = workload([
+    query_set = workload([
         {"factors": {"age": "range"}}, {"factors": {"age": "identity", "sex": "identity"}},
         {"factors": {"age": "prefix"}}, {"factors": {}},
     ])  # fmt: skip
-    [found] = estimate.answers(asked)
-    ranges, cells, prefixes, total = np.split(found.found, [15, 25, 30])
+    [answers] = estimate.answers(query_set)
+    ranges, cells, prefixes, total = np.split(answers.found, [15, 25, 30])
     assert np.allclose(ranges[:5], prefixes) and prefixes[-1] == pytest.approx(total[0])
     assert np.allclose(np.cumsum(cells.reshape(5, 2).sum(1)), prefixes)
 
@@ -151,11 +151,11 @@ def test_other_records_are_no_other_question(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "records.parquet").slice(1)
     job = survey(tmp_path)
     pq.write_table(table, tmp_path / "records.parquet")
-    asked, chosen = mechanism("tables", job)
-    again = answer_once(asked, job, chosen, tmp_path / "second", some=True)
+    query_set, chosen = mechanism("tables", job)
+    again = answer_once(query_set, job, chosen, tmp_path / "second", partial=True)
     assert not again.charged and again.receipt == first.receipt
     fresh = Asking(fresh=True)
-    other = answer_once(asked, job, chosen, tmp_path / "third", some=True, how=fresh)
+    other = answer_once(query_set, job, chosen, tmp_path / "third", partial=True, how=fresh)
     assert other.charged and other.receipt.run_id != first.receipt.run_id
     one, two = (read_release(tmp_path / out).estimate for out in ("out", "third"))
     assert not np.array_equal(one.found[0], two.found[0])  # type: ignore[union-attr]
@@ -178,8 +178,8 @@ def test_no_more_than_c_records_of_a_unit(tmp_path: Path, monkeypatch: pytest.Mo
         table = pq.read_table(folder / "records.parquet")
         table = table.set_column(0, "user", [np.zeros(table.num_rows, np.int64)])
         pq.write_table(table, folder / "records.parquet")
-        asked, chosen = mechanism("tables", job)
-        answer_once(asked, job, chosen, folder / "out", some=True)
+        query_set, chosen = mechanism("tables", job)
+        answer_once(query_set, job, chosen, folder / "out", partial=True)
         assert rows(folder)[-1]["value"] == limit
 
 
@@ -207,16 +207,16 @@ def test_refused_before_a_charge(old: str, new: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pure", "tables"])
 def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> None:
     job = survey(tmp_path)
-    asked, chosen = mechanism(kind, job)
+    query_set, chosen = mechanism(kind, job)
     if kind == "pure":  # of the sexes only totals are measured
-        asked = workload([{"factors": {"age": "range"}}])
-        chosen = pure_mechanism(asked, job, strategies(job))
+        query_set = workload([{"factors": {"age": "range"}}])
+        chosen = pure_mechanism(query_set, job, strategies(job))
     with pytest.raises(PolicyError, match="all cells"):
-        answer_once(asked, job, chosen, tmp_path / "out", some=True, nonnegative=True)
+        answer_once(query_set, job, chosen, tmp_path / "out", partial=True, nonnegative=True)
     absent = workload([{"ways": 1}], [*DOMAIN, {"name": "absent", "size": 2}])
     chosen = table_mechanism(absent, residual(absent)[0], job)
     with pytest.raises(UsageError, match="absent"):
-        answer_once(absent, job, chosen, tmp_path / "out", some=True)
+        answer_once(absent, job, chosen, tmp_path / "out", partial=True)
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
     answered(tmp_path, "pure" if kind == "tables" else "tables")
     with pytest.raises(PolicyError, match="not of this answer"):

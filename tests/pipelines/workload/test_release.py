@@ -31,6 +31,7 @@ def receipt() -> Receipt:
     return Receipt(
         run_id="ab" * 16, plan_hash="cd" * 16, domain=domain_text(workload()),
         domain_digest=domain_digest(attributes), workload="w", strategy="haar", mixing="m",
+        mechanism="gaussian",
         epsilon=1.0, delta=1e-9, mu=0.2, contributions=1, aggregate=("n", "count"),
         insecure=False, moments=MOMENTS, files={},
     )  # fmt: skip
@@ -47,10 +48,10 @@ def written(out: Path, **changed: object) -> Receipt:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     made = written(tmp_path / "out")
-    found = read_release(tmp_path / "out")
-    assert found.receipt == made and set(made.files) == {"answers.parquet", FILE}
-    assert np.array_equal(found.estimate.cells, ESTIMATE.cells)
-    assert all(map(np.array_equal, found.estimate.mix, ESTIMATE.mix))
+    release = read_release(tmp_path / "out")
+    assert release.receipt == made and set(made.files) == {"answers.parquet", FILE}
+    assert np.array_equal(release.estimate.cells, ESTIMATE.cells)
+    assert all(map(np.array_equal, release.estimate.mix, ESTIMATE.mix))
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert written(tmp_path / "out") == made and written(tmp_path / "again") == made
     assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == first

@@ -9,8 +9,10 @@ from dpstream.pipelines.workload.stored import of_arrays, to_arrays
 
 def test_cells() -> None:
     given = Estimate(np.ones((2, 6)), np.ones(2), (np.eye(2), np.eye(3)), 2.5, (1,))
-    found = of_arrays(to_arrays(given))
-    assert isinstance(found, Estimate) and (found.half_width, found.summed) == (2.5, (1,))
-    assert [len(factor) for factor in found.mix] == [2, 3] and np.array_equal(found.cells, given[0])
+    estimate = of_arrays(to_arrays(given))
+    assert isinstance(estimate, Estimate) and (estimate.half_width, estimate.summed) == (2.5, (1,))
+    assert [len(factor) for factor in estimate.mix] == [2, 3] and np.array_equal(
+        estimate.cells, given[0]
+    )
     with pytest.raises(KeyError):
         of_arrays({"cells": np.ones(1)})

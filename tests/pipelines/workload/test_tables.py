@@ -27,12 +27,12 @@ def asked(queries: list[dict[str, Any]]) -> Workload:
 
 def estimate(ways: int = 2) -> TableEstimate:
     keys = [k for w in range(ways + 1) for k in itertools.combinations((0, 1, 3), w)]
-    found = []
+    reduced_tables = []
     for key in keys:
         table = X.sum(axis=tuple(a for a in range(4) if a not in key))
-        found.append(reduced(table, [Even(SIZES[a]) for a in key]).astype(np.float64))
+        reduced_tables.append(reduced(table, [Even(SIZES[a]) for a in key]).astype(np.float64))
     return TableEstimate(
-        tuple(map(Even, SIZES)), tuple(keys), np.arange(1.0, len(keys) + 1), tuple(found)
+        tuple(map(Even, SIZES)), tuple(keys), np.arange(1.0, len(keys) + 1), tuple(reduced_tables)
     )
 
 
@@ -43,14 +43,16 @@ WORKLOAD = asked(
 
 
 def test_without_noise_tables_are_exact() -> None:
-    [found] = estimate().answers(WORKLOAD)
-    assert np.allclose(found.found, values(WORKLOAD, X.ravel())) and found.shown is found.found
+    [answers] = estimate().answers(WORKLOAD)
+    assert (
+        np.allclose(answers.found, values(WORKLOAD, X.ravel())) and answers.shown is answers.found
+    )
 
 
 def test_variances_against_matrices() -> None:
     """Of W (sum over R of spread Sub^+) with noise of covariance s_R^2 Sub Sub^T."""
     held = estimate()
-    [found] = held.answers(WORKLOAD)
+    [answers] = held.answers(WORKLOAD)
     rows = np.concatenate(
         [kron([f.dense() for f in WORKLOAD.factors_of(p)]) for p in WORKLOAD.products]
     )
@@ -63,7 +65,7 @@ def test_variances_against_matrices() -> None:
         root = [np.linalg.cholesky(matrix(SIZES[a]) @ matrix(SIZES[a]).T) for a in key]
         noise = rows @ kron(each) @ (kron(root) if root else np.ones((1, 1)))
         total += sd**2 * (noise**2).sum(1)
-    assert np.allclose(found.sd**2, total)
+    assert np.allclose(answers.sd**2, total)
 
 
 def test_stored() -> None:
@@ -71,9 +73,9 @@ def test_stored() -> None:
     assert isinstance(again, TableEstimate) and again.keys == estimate().keys
     for one, other in zip(again.found, estimate().found, strict=True):
         assert np.array_equal(one, other)
-    [found] = again.answers(WORKLOAD)
+    [answers] = again.answers(WORKLOAD)
     [expected] = estimate().answers(WORKLOAD)
-    assert np.array_equal(found.sd, expected.sd) and again.releases == 1
+    assert np.array_equal(answers.sd, expected.sd) and again.releases == 1
 
 
 def test_what_was_not_measured() -> None:

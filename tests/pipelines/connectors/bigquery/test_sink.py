@@ -72,13 +72,13 @@ def held(server: WriteServer, job: Job) -> pa.Table:
     schema = release_schema(job.plan)
     rows = []
     for row in server.tables["visits"].values():
-        whole = {f.name: row.get(f.name) for f in schema}
+        typed_row = {f.name: row.get(f.name) for f in schema}
         for field in schema:
             if pa.types.is_timestamp(field.type):
-                whole[field.name] = datetime.fromtimestamp(whole[field.name] / 1e6, UTC)
+                typed_row[field.name] = datetime.fromtimestamp(typed_row[field.name] / 1e6, UTC)
             if pa.types.is_fixed_size_binary(field.type):
-                whole[field.name] = bytes.fromhex(whole[field.name])
-        rows.append(whole)
+                typed_row[field.name] = bytes.fromhex(typed_row[field.name])
+        rows.append(typed_row)
     table = pa.Table.from_pylist(rows, schema=schema)
     table = table.sort_by([(n, "ascending") for n in ("window_start", "trigger", "page")])
     seals = [msgspec.json.decode(s["value"]) for s in server.tables["visits_seals"].values()]
@@ -96,8 +96,8 @@ def test_the_table_holds_what_the_files_hold(
     for batch in batches:
         messages = messages_of(batch)
         name = f"{RUN}/seal-{messages.name[0]:06d}-{messages.name[1]:06d}"
-        found = msgspec.json.decode(server.tables["visits_seals"][name]["value"])
-        assert found["digest"] == digest_of(zip(messages.keys, messages.values, strict=True))
+        seal = msgspec.json.decode(server.tables["visits_seals"][name]["value"])
+        assert seal["digest"] == digest_of(zip(messages.keys, messages.values, strict=True))
     # Rows before seals, each to the default stream of its table, named in the header too.
     streams = [stream for stream, *_ in server.requests]
     assert [s.split("/")[5] for s in streams] == ["visits", "visits_seals"]
@@ -303,9 +303,9 @@ def test_two_runs_on_one_table(tmp_path: Path, made: tuple[Published, Job, pa.Ta
     seals = server.tables["visits_seals"].values()
     assert Counter(s["run_id"] for s in seals) == {RUN: RUNS + 1, f"INSECURE-{'33' * 16}": RUNS + 1}
     for run_id in {s["run_id"] for s in seals}:
-        said = [msgspec.json.decode(s["value"]) for s in seals if s["run_id"] == run_id]
+        run_seals = [msgspec.json.decode(s["value"]) for s in seals if s["run_id"] == run_id]
         rows = [r for r in server.tables["visits"].values() if r["run_id"] == run_id]
-        assert sum(seal.get("rows", 0) for seal in said) == len(rows)
+        assert sum(seal.get("rows", 0) for seal in run_seals) == len(rows)
 
 
 def test_a_release_without_rows_says_its_run(

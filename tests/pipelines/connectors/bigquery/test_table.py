@@ -25,7 +25,7 @@ def test_types_and_what_has_none() -> None:
     assert bigquery_type(pa.binary(16)).sql == bigquery_type(pa.string()).sql == "STRING"
     with pytest.raises(UsageError) as error:
         bigquery_type(pa.list_(pa.int8()))
-    assert error.value.field == "schema.key"
+    assert error.value.field == "key"
 
 
 def test_rows_are_upserts_and_the_same_for_the_same_row() -> None:

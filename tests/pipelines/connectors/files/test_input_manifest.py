@@ -91,7 +91,7 @@ def test_what_is_no_file_is_refused(
         return
     with pytest.raises(UsageError) as caught:
         ReadFiles(job)
-    assert caught.value.field == "source.path" and f"matches {KINDS[make]}." in str(caught.value)
+    assert caught.value.field == "table.path" and f"matches {KINDS[make]}." in str(caught.value)
     assert CANARY not in str(caught.value)
 
 
@@ -144,5 +144,5 @@ def test_a_pipe_is_no_key_list(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys.csv")
     text = TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9, key="0f" * 32)
     (tmp_path / "job.toml").write_text(text + '[keys]\npublic = "keys.csv"\n')
-    with pytest.raises(UsageError, match=r"keys\.public: is not a file"):
+    with pytest.raises(UsageError, match=r"public_keys: is not a file"):
         load_job(tmp_path / "job.toml")

@@ -211,8 +211,8 @@ def test_pages_that_unpack_to_much_more_are_refused_by_the_footer(tmp_path: Path
     path = plain_bomb(tmp_path / "x.parquet")
     assert path.stat().st_size < 1 << 20
     with pytest.raises(UnpacksTooLargeError) as error:
-        row_groups(str(path), ["n", "a"], "source.path", "file 3")
-    assert error.value.field == "source.path" and error.value.rule.startswith("file 3 ")
+        row_groups(str(path), ["n", "a"], "table.path", "file 3")
+    assert error.value.field == "table.path" and error.value.rule.startswith("file 3 ")
     assert row_groups(str(path), ["n"]) == [0]  # of columns that are read
     fix = error.value.fix.partition("DuckDB: ")[2]
     new = fix.replace("'FILE'", f"'{path}'").replace("data.parquet", f"{tmp_path}/new.parquet")

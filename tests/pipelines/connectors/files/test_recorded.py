@@ -19,14 +19,14 @@ def endless(job: Job, form: str | None = None) -> Job:
 
 @pytest.mark.parametrize(
     ("pattern", "kind"),
-    [("/x/*.parquet", "parquet"), ("/x/a.CSV", "csv"), ("/x/a.json.gz", "jsonl"),
+    [("/x/*.parquet", "parquet"), ("/x/a.CSV", "csv"), ("/x/a.jsonl.gz", "jsonl"),
      ("/x/a.jsonl", "jsonl")],
 )  # fmt: skip
 def test_the_kind_is_the_names(pattern: str, kind: str, make_job: Callable[..., Job]) -> None:
-    found = recorded(endless(make_job()), pattern, "--proxy")
-    assert (found.source.kind, found.source.path) == (kind, pattern)
+    files_job = recorded(endless(make_job()), pattern, "--proxy")
+    assert (files_job.source.kind, files_job.source.path) == (kind, pattern)
     # No file has a stamp of the source's own: there the event time is the stamp.
-    assert found.plan.stamp == found.source.stamp == "event_time"
+    assert files_job.plan.stamp == files_job.source.stamp == "event_time"
 
 
 def test_without_an_ending_the_folders_format_counts(make_job: Callable[..., Job]) -> None:
@@ -38,15 +38,15 @@ def test_without_an_ending_the_folders_format_counts(make_job: Callable[..., Job
 
 def test_a_job_of_files_keeps_its_kind(make_job: Callable[..., Job]) -> None:
     job = make_job("csv")
-    found = recorded(job, "/y/*.parquet", "--truth")
-    assert found.source == msgspec.structs.replace(job.source, path="/y/*.parquet")
-    assert found.plan is job.plan
+    files_job = recorded(job, "/y/*.parquet", "--truth")
+    assert files_job.source == msgspec.structs.replace(job.source, path="/y/*.parquet")
+    assert files_job.plan is job.plan
 
 
 def test_errors_of_the_path_are_the_options() -> None:
     with pytest.raises(RunError) as error, named_by("--truth"):
-        raise RunError("source.path", "rule", "fix")
+        raise RunError("table.path", "rule", "fix")
     assert (error.value.field, error.value.rule) == ("--truth", "rule")
     with pytest.raises(UsageError) as error, named_by("--truth"):
-        raise UsageError("schema.unit", "rule", "fix")
-    assert error.value.field == "schema.unit"
+        raise UsageError("table.unit_column", "rule", "fix")
+    assert error.value.field == "table.unit_column"

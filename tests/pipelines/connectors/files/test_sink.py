@@ -31,7 +31,7 @@ from dpstream.pipelines.connectors.write import (
     write_dead_letters,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import SinkKind
+from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.drafts import drafted
 from dpstream.state.durable import put_entry, put_once
 from tests.written import read_dead_letters, write_release, write_releases
@@ -65,8 +65,8 @@ def release(window: int, trigger: int, keys: list[str], value: float = 0.1) -> p
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = (p for p in folder.rglob("*") if p.is_file())
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+    paths = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in paths}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,17 +170,17 @@ def test_every_bit_of_a_parquet_release_is_noticed_and_mended(
     batch = release(3, 4, ["a", "b"])
     write_release(tmp_path, "parquet", batch)
     path = tmp_path / release_path(3, 4, "parquet")
-    whole, found = path.read_bytes(), Counter[str]()
-    for bit in range(0, 8 * len(whole), 5):  # odd steps: every bit of a byte in turn
-        damaged = flipped(whole, bit)
-        found[verdict(damaged, batch, "parquet").value] += 1
-        assert damaged != whole
+    content, tally = path.read_bytes(), Counter[str]()
+    for bit in range(0, 8 * len(content), 5):  # odd steps: every bit of a byte in turn
+        damaged = flipped(content, bit)
+        tally[verdict(damaged, batch, "parquet").value] += 1
+        assert damaged != content
     # "same" is a flip that makes the version of the library another one; nothing else is.
-    assert found["other"] == 0 and found["same"] <= 20 and found["damaged"] > 2_000, found
-    path.write_bytes(flipped(whole, 100))
+    assert tally["other"] == 0 and tally["same"] <= 20 and tally["damaged"] > 2_000, tally
+    path.write_bytes(flipped(content, 100))
     assert not FileSink(tmp_path, "parquet").holds(batch)
     assert FileSink(tmp_path, "parquet").same(PublishedRelease(3, 4, path), batch)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     assert "window 3, trigger 4 was damaged" in capsys.readouterr().err
 
 
@@ -191,17 +191,17 @@ def test_a_release_that_was_cut_is_written_again_or_refused(
     batch = release(3, 4, ["a", "b"])
     write_release(tmp_path, kind, batch)
     path = tmp_path / release_path(3, 4, kind)
-    whole, mended = path.read_bytes(), 0
-    for left in range(0, len(whole), max(1, len(whole) // 60)):
-        path.write_bytes(whole[:left])
+    content, mended = path.read_bytes(), 0
+    for left in range(0, len(content), max(1, len(content) // 60)):
+        path.write_bytes(content[:left])
         try:
             write_release(tmp_path, kind, batch)
         except PolicyError as error:
             assert "remove it and run again" in error.fix and kind != "parquet"
-            assert path.read_bytes() == whole[:left]
+            assert path.read_bytes() == content[:left]
         else:
             mended += 1
-            assert path.read_bytes() == whole
+            assert path.read_bytes() == content
             assert "is written again" in capsys.readouterr().err
     assert mended >= 20
 
@@ -322,14 +322,14 @@ def test_a_failed_link_is_no_reason_to_overwrite(
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """What was flushed to disk."""
-    found, real = [], os.fsync
+    paths, real = [], os.fsync
 
     def fsync(descriptor: int) -> None:
-        found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    return found
+    return paths
 
 
 def test_files_of_a_writer_that_died_are_flushed_by_the_next(

@@ -38,11 +38,11 @@ def together(job: Job) -> Any:
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     dead: set[tuple[int, int, str]] = set()
     for group in groups(job):
-        for found in read_group(group, job.columns, job.performance.batch_rows):
-            if isinstance(found, pa.RecordBatch):
-                collect(found, job, rows)
+        for part in read_group(group, job.columns, job.performance.batch_rows):
+            if isinstance(part, pa.RecordBatch):
+                collect(part, job, rows)
             else:
-                letters = refusal(*found).to_pylist()
+                letters = refusal(*part).to_pylist()
                 assert not dead & {tuple(x.values()) for x in letters}, "each is given once"
                 dead |= {tuple(x.values()) for x in letters}
     return rows, dead
@@ -120,8 +120,8 @@ def test_many_files_make_few_elements_and_batches(tmp_path: Path, make_job: Make
         job = make_job(kind, batch_rows=1000)
         for number in range(300):
             write(tmp_path / "in" / f"{number}.{kind}", kind, table(10))
-        found = [list(read_group(g, job.columns, 1000)) for g in ReadFiles(job)._groups]
-        assert len(found) == 1 and len(found[0]) == 3
+        batches = [list(read_group(g, job.columns, 1000)) for g in ReadFiles(job)._groups]
+        assert len(batches) == 1 and len(batches[0]) == 3
 
 
 def test_a_file_that_vanishes_is_named_by_its_number(tmp_path: Path, make_job: MakeJob) -> None:

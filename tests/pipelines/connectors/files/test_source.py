@@ -285,9 +285,9 @@ JSON_LINES: list[tuple[bytes, Any]] = [
 def check_lines(read: Any, head: bytes, lines: list[tuple[bytes, Any]]) -> None:
     rows, dead = read(head + b"\n".join(line for line, _ in lines))
     expected = dict(enumerate(outcome for _, outcome in lines))
-    found = {**rows, **{offset: Reason(reason) for offset, reason in dead}}
-    assert len(found) == len(rows) + len(dead)
-    assert found == expected
+    by_offset = {**rows, **{offset: Reason(reason) for offset, reason in dead}}
+    assert len(by_offset) == len(rows) + len(dead)
+    assert by_offset == expected
 
 
 @pytest.mark.parametrize("line", CSV_LINES, ids=range(len(CSV_LINES)))
@@ -319,12 +319,12 @@ def test_blocks_never_show(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     text = b"a,b\n" + b"\n".join(line for line, _ in CSV_LINES[:-1]) + b"\n\n\r\n"
     text += b"x" * 61 + b",y\nlast,one"
     objects = b"\xef\xbb\xbf" + b"\n".join(line for line, _ in JSON_LINES) + b'\n\n{"a":"z"}'
-    whole = csv_rows(text), json_rows(objects)
+    uncut_rows = csv_rows(text), json_rows(objects)
     monkeypatch.setattr(source_lines, "BLOCK_BYTES", block)
-    assert (csv_rows(text), json_rows(objects)) == whole
-    assert whole[0][0][len(CSV_LINES)] == ("last", "one")
-    assert whole[1][0][len(JSON_LINES)] == ("z", None)
-    assert (len(CSV_LINES) - 1, "line_too_long") in whole[0][1]
+    assert (csv_rows(text), json_rows(objects)) == uncut_rows
+    assert uncut_rows[0][0][len(CSV_LINES)] == ("last", "one")
+    assert uncut_rows[1][0][len(JSON_LINES)] == ("z", None)
+    assert (len(CSV_LINES) - 1, "line_too_long") in uncut_rows[0][1]
 
 
 def test_memory_of_an_endless_line_is_bounded() -> None:
@@ -417,8 +417,8 @@ def test_unforeseen_failures_show_their_class_only(
     monkeypatch.setattr("dpstream.pipelines.connectors.files.source.read_piece", fail)
     with pytest.raises(RunError, match="ValueError") as caught:
         list(source._dofn.process((pieces(job)[0],)))
-    shown = "".join(traceback.format_exception(caught.value))
-    assert CANARY not in shown
+    trace = "".join(traceback.format_exception(caught.value))
+    assert CANARY not in trace
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:

@@ -3,6 +3,8 @@
 import io
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.files.texts import (
@@ -49,18 +51,44 @@ def test_no_line_changes_another() -> None:
     }
 
 
+PIECES = [b"1", b"x", b'"y"', b'"a,b"', b'""', b'"', b",", b",", b"\r", b"\n", b"\r\n", b"\0",
+          b"1,2\n", b'"1","2"\n', b"1,2\r\n", BOM]  # fmt: skip
+
+
+def rows_of(data: bytes) -> list[tuple[str | None, ...] | str]:
+    """Every row, or why it is none."""
+    rows = dict[int, tuple[str | None, ...] | str]()
+    for part in read_csv(io.BytesIO(b"a,b\n" + data), ["a", "b"]):
+        if isinstance(part, Refused):
+            rows |= dict(zip(part.offsets.tolist(), part.reasons, strict=True))
+        else:
+            columns = [column.to_pylist() for column in part.batch.columns]
+            rows |= dict(enumerate(zip(*columns, strict=True), part.offset))
+    return [rows[number] for number in range(len(rows))]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map(b"".join))
+@example(b'1,2\n"1,2\n3",4\n')
+@example(b'a"b,"c"\n1,2\n')
+@example(b"1,2\r\n1,\r2\n")
+@settings(deadline=None)
+def test_lines_in_company_are_what_they_are_alone(data: bytes) -> None:
+    together, alone = rows_of(data), [rows_of(line) for line in data.split(b"\n")]
+    assert together == [row for rows in alone for row in rows]
+
+
 class BreaksOff(io.BytesIO):
     """A compressed text whose rest cannot be unpacked."""
 
     def read(self, size: int | None = -1) -> bytes:
-        found = super().read(size)
-        if not found:
+        chunk = super().read(size)
+        if not chunk:
             raise BrokenFileError
-        return found
+        return chunk
 
 
 def test_a_text_that_breaks_off_is_refused_once() -> None:
     [refused] = read_text("jsonl", BreaksOff(b""), ["a"])
     assert isinstance(refused, Refused) and refused.reasons == ["unreadable_file"]
-    [whole] = read_text("jsonl", io.BytesIO(b'{"a": 1}\n{"a": true}\n'), ["a"])
-    assert not isinstance(whole, Refused) and whole.batch["a"].to_pylist() == ["1", "true"]
+    [rows] = read_text("jsonl", io.BytesIO(b'{"a": 1}\n{"a": true}\n'), ["a"])
+    assert not isinstance(rows, Refused) and rows.batch["a"].to_pylist() == ["1", "true"]

@@ -48,28 +48,28 @@ def test_identities_are_refused_where_no_row_would_be_one(
     """Held against the ingest itself."""
     job, array = make_job("parquet"), ARRAYS[name]
     unit = msgspec.structs.replace(job.plan.unit, type=declared)
-    role = types._identity("schema.unit", "unit = %s", unit, job)
+    role = types._identity("table.unit_column", "unit = %s", unit, job)
     assert fits(role, array) is bool(columns.identity(array, declared)[1].any())
     if not pa.types.is_nested(array.type):
         assert fits(role, array.dictionary_encode()) is fits(role, array)
     if not fits(role, array):
-        found = types._declared(array.type)
-        if found is not None:  # what is proposed is usable
-            assert columns.identity(array, found)[1].all()
-            assert f'type = "{found}"' in role.fix(array.type)
+        proposal = types._declared(array.type)
+        if proposal is not None:  # what is proposed is usable
+            assert columns.identity(array, proposal)[1].all()
+            assert f'type = "{proposal}"' in role.fix(array.type)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_times_and_numbers(make_job: MakeJob, name: str) -> None:
     job, array = make_job("parquet"), ARRAYS[name]
-    number, time = types._number("c", job), types._time("schema.event_time", "c", False, job)
+    number, time = types._number("c", job), types._time("table.time_column", "c", False, job)
     text = name in ("string", "large_string", "string_view")
     usable = bool(columns.measure(array)[1].any())
     assert fits(number, array) is (usable and not text)
     usable = bool(columns.instant(array)[1].any())
-    whole = pa.types.is_integer(array.type)
-    assert fits(time, array) is (text or (usable and not whole))
-    assert fits(types._time("schema.event_time", "c", True, job), array) is (
+    integral = pa.types.is_integer(array.type)
+    assert fits(time, array) is (text or (usable and not integral))
+    assert fits(types._time("table.time_column", "c", True, job), array) is (
         (text or usable) and name != "int8"
     )
     for role in (number, time):
@@ -125,6 +125,6 @@ def test_what_a_query_reads_is_its_own_business(make_job: MakeJob) -> None:
 
 def test_names_are_quoted(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("parquet")
-    role = types._time("schema.event_time", 'a "b', False, job)
+    role = types._time("table.time_column", 'a "b', False, job)
     assert 'to_timestamp("a ""b") AS "a ""b"' in role.fix(pa.int64())
     assert str(tmp_path) not in role.fix(pa.int64())

@@ -15,15 +15,15 @@ CLOSED = 1_700_000_000_000_000
 
 def parts(folder: Path, kind: str, file: tuple[str, int, int, int]) -> list[Rows | Refused]:
     files = Files(Folder(str(folder)), kind, ("a", "_closed"))
-    found: list[Rows | Refused] = []
+    pieces: list[Rows | Refused] = []
     for piece in files.pieces(file):
         if isinstance(piece, Refused):
-            found.append(piece)
+            pieces.append(piece)
             continue
         for where, part in files.parts(piece):
             assert where == place(file[0])
-            found.append(part)
-    return found
+            pieces.append(part)
+    return pieces
 
 
 def test_rows_stand_behind_their_names_place(tmp_path: Path) -> None:
@@ -38,16 +38,16 @@ def test_counts_and_sizes_are_held_against_it(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
     base = place("x.jsonl").base
     for rows, size, reason in ((7, -1, "row_count"), (-1, 3, "file_changed")):
-        found = parts(tmp_path, "jsonl", ("x.jsonl", CLOSED, rows, size))
-        assert isinstance(found[1], Refused)
-        assert (found[1].offsets.tolist(), found[1].reasons) == ([base + 1], [reason])
+        pieces = parts(tmp_path, "jsonl", ("x.jsonl", CLOSED, rows, size))
+        assert isinstance(pieces[1], Refused)
+        assert (pieces[1].offsets.tolist(), pieces[1].reasons) == ([base + 1], [reason])
 
 
 def test_each_row_group_is_a_piece(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": ["x"] * 5}), tmp_path / "x.parquet", row_group_size=2)
     base = place("x.parquet").base
-    found = parts(tmp_path, "parquet", ("x.parquet", CLOSED, 5, -1))
-    assert [part.offset - base for part in found if isinstance(part, Rows)] == [0, 2, 4]
+    pieces = parts(tmp_path, "parquet", ("x.parquet", CLOSED, 5, -1))
+    assert [part.offset - base for part in pieces if isinstance(part, Rows)] == [0, 2, 4]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ def test_close_files(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
     run = Whole(job)
     assert run.look() == START
     assert {row["_manifest"].timestamp() for row in run.found().values()} == {(START + 4) / 1e6}
-    shown = CliRunner().invoke(cli, ["folder", "close", str(folder), "--new", "--json"])
-    assert json.loads(shown.output)["files"] == 1
+    outcome = CliRunner().invoke(cli, ["folder", "close", str(folder), "--new", "--json"])
+    assert json.loads(outcome.output)["files"] == 1
     spot = place("b/c.jsonl")
     args = ["folder", "find", str(folder), str(spot.partition), str(spot.base + 2)]
     assert CliRunner().invoke(cli, args).output == "row 2 of b/c.jsonl\n"

@@ -65,15 +65,15 @@ def test_listings_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "day" / "a.csv").write_text("abc")
     folder = pickle.loads(pickle.dumps(Folder(str(tmp_path))))  # noqa: S301
     assert folder.local and folder.is_there()
-    [found] = folder.list()
-    assert (found.name, found.size) == ("day/a.csv", 3) and folder.info("day/a.csv") == found
+    [entry] = folder.list()
+    assert (entry.name, entry.size) == ("day/a.csv", 3) and folder.info("day/a.csv") == entry
     assert list(folder.folders("")) == ["day"] and list(folder.list("none")) == []
     assert folder.info("none") is None
     with folder.stream("day/a.csv") as stream:
         assert stream.read() == b"abc"
     with pytest.raises(UsageError) as error:
         Folder("ftp://host/x")
-    assert error.value.field == "source.path"
+    assert error.value.field == "table.path"
 
 
 def test_a_store_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_store_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     left = [OSError(errno.EIO, "SECRET")] * 1000
     with pytest.raises(RunError) as error:
         patiently(call)
-    assert error.value.field == "source.path" and "SECRET" not in str(error.value)
+    assert error.value.field == "table.path" and "SECRET" not in str(error.value)
 
 
 def test_a_fault_of_the_name_is_not_waited_for() -> None:

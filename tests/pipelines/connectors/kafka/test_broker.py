@@ -15,7 +15,7 @@ def test_a_topic_that_can_be_read() -> None:
     for change in ({"message.timestamp.type": "CreateTime"}, {"cleanup.policy": "delete, compact"}):
         with pytest.raises(UsageError) as error:
             check_topic(GOOD | change, "t")
-        assert error.value.field == "source.topic" and "--topic t" in error.value.fix
+        assert error.value.field == "table.topic" and "--topic t" in error.value.fix
 
 
 def test_secrets_are_looked_up_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,11 +34,11 @@ def test_settings_that_decide_what_is_read(name: str) -> None:
     source = SourceConfig("kafka", topic="t", servers="h:1", options={name: "x"})
     with pytest.raises(UsageError) as error:
         Kafka.of(source)
-    assert error.value.field.startswith("source.options")
+    assert error.value.field.startswith("table.options")
 
 
 def test_errors_at_the_start() -> None:
     missing = refused_at_start(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-    assert isinstance(missing, UsageError) and missing.field == "source.topic"
+    assert isinstance(missing, UsageError) and missing.field == "table.topic"
     away = refused_at_start(KafkaException(KafkaError(KafkaError._TRANSPORT)))
-    assert isinstance(away, RunError) and away.field == "source.servers"
+    assert isinstance(away, RunError) and away.field == "table.servers"

@@ -32,9 +32,9 @@ _WORDS = re.compile(
 def test_refused_everywhere(name: str, tmp_path: Path) -> None:
     options = {name: "/tmp/evil"}
     job = kafka_job(tmp_path, "127.0.0.1:1", "t", f"options = {{ '{name}' = '/tmp/evil' }}")
-    with pytest.raises(UsageError, match=f"source.options.{name}") as told:
+    with pytest.raises(UsageError, match=f"table.options.{name}") as caught:
         input_of(job)
-    assert "evil" not in str(told.value)
+    assert "evil" not in str(caught.value)
     with pytest.raises(UsageError, match=f"sink.options.{name}"):
         KafkaSink("127.0.0.1:1", "t", options, job.plan.timeline)
     with pytest.raises(UsageError, match=f"--option.options.{name}"):
@@ -62,19 +62,19 @@ def described() -> dict[str, str]:
 def test_every_setting_of_the_client_is_judged() -> None:
     """Strings whose description tells of files, commands or code are refused, certificates apart;
     the others pass.  A new version of the client shows here what it can reach."""
-    told = {name for name, text in described().items() if "*Type: string" in text}
-    assert {"client.id", "plugin.library.paths", "ssl.ca.location"} <= told
+    names = {name for name, text in described().items() if "*Type: string" in text}
+    assert {"client.id", "plugin.library.paths", "ssl.ca.location"} <= names
     passed = set()
-    for name in told:
+    for name in names:
         try:
             check_options("source", {name: "env:PATH"}, ())
             passed.add(name)
         except UsageError:
             assert name in BEYOND, name
-    suspects = {name for name in told if _WORDS.search(described()[name])}
+    suspects = {name for name in names if _WORDS.search(described()[name])}
     # Contents, not names of files; and words that mean something else.
     harmless = {
-        *(name for name in told if name.endswith(".pem") or "passphrase" in name),
+        *(name for name in names if name.endswith(".pem") or "passphrase" in name),
         "ssl.key.password", "ssl.ca.certificate.stores", "sasl.oauthbearer.scope",
         "sasl.oauthbearer.assertion.claim.aud", "sasl.oauthbearer.assertion.claim.iss",
         "sasl.oauthbearer.assertion.claim.sub", "sasl.oauthbearer.token.endpoint.url",

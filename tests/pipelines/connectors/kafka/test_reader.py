@@ -43,7 +43,7 @@ def test_a_message_that_is_none_decides_about_itself(value: bytes | None, reason
 
 
 def test_stamps_of_producers_are_refused() -> None:
-    some = messages(b'{"a": 1}', kind=1)
-    [refused] = parts(some, Objects(["a"]), COLUMNS)
+    batch = messages(b'{"a": 1}', kind=1)
+    [refused] = parts(batch, Objects(["a"]), COLUMNS)
     assert isinstance(refused, Refused) and refused.reasons == ["not_the_brokers_stamp"]
-    assert some.last_append == -1 and messages(b"", b"").last_append == 1_001
+    assert batch.last_append == -1 and messages(b"", b"").last_append == 1_001

@@ -56,14 +56,14 @@ def test_the_topic_holds_what_the_files_hold(
     job = fresh.run(table(broker, topic))
     assert made[1].num_rows > 10
     assert read_kafka_releases(job).equals(made[1])
-    found = contents(job)
-    assert all(len(values) == 1 for values in found.values())
-    seals = [msgspec.json.decode(v[0]) for k, v in found.items() if k.startswith("seal-")]
+    by_key = contents(job)
+    assert all(len(values) == 1 for values in by_key.values())
+    seals = [msgspec.json.decode(v[0]) for k, v in by_key.items() if k.startswith("seal-")]
     assert len(seals) == RUNS and sum(seal["rows"] for seal in seals) == made[1].num_rows
-    manifest = msgspec.json.decode(found[run_name(job)][0])
+    manifest = msgspec.json.decode(by_key[run_name(job)][0])
     assert manifest["kind"] == "kafka" and run_name(job) == f"run-{manifest['run_id']}"
     # A compacted topic keeps nothing but these names.
-    assert sum(is_row(key) for key in found) == made[1].num_rows == len(found) - RUNS - 1
+    assert sum(is_row(key) for key in by_key) == made[1].num_rows == len(by_key) - RUNS - 1
 
 
 def test_a_second_run_writes_nothing(broker: Broker, fresh: Published) -> None:

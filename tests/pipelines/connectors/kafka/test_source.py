@@ -40,9 +40,9 @@ def test_everything_comes_once_at_its_place(kafka: Broker, drive: Drive) -> None
         assert kafka.produce(topic, values, partition) == list(range(len(values)))
     for partition, values in enumerate(sent):
         driver = drive(topic, partition)
-        found = driver.until(len(values))
-        assert found.users == {(partition, i): v["user"] for i, v in enumerate(values)}
-        assert found.dead == []
+        outputs = driver.until(len(values))
+        assert outputs.users == {(partition, i): v["user"] for i, v in enumerate(values)}
+        assert outputs.dead == []
         assert driver.progress.after == len(values) - 1
         assert begin // 1000 * 1000 <= min(driver.stamps)
         assert max(driver.stamps) <= time.time() * 1e6
@@ -79,9 +79,9 @@ def test_a_poisoned_message_goes_to_the_dead_letter(kafka: Broker, drive: Drive)
     for i, (bad, _) in enumerate(POISON):
         sent += [bad, record(i + 1)]
     kafka.produce(topic, sent)
-    found = drive(topic).until(len(sent))
-    assert found.users == {(0, 2 * i): f"u{i}" for i in range(len(POISON) + 1)}
-    assert found.dead == [(0, 2 * i + 1, reason) for i, (_, reason) in enumerate(POISON)]
+    driver = drive(topic).until(len(sent))
+    assert driver.users == {(0, 2 * i): f"u{i}" for i in range(len(POISON) + 1)}
+    assert driver.dead == [(0, 2 * i + 1, reason) for i, (_, reason) in enumerate(POISON)]
 
 
 def test_a_check_reads_a_topic_and_leaves_no_trace(kafka: Broker, tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_batches_end_at_holes(kafka: Broker, drive: Drive, monkeypatch: pytest.M
 def committed_end(self: Kafka, partition: int) -> int:
     """Sabotaged `Kafka.end`: what a consumer of committed messages is told."""
     place = self.partition(partition)
-    asked = self.admin().list_offsets(
+    offsets = self.admin().list_offsets(
         {place: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED
     )
-    return int(asked[place].result(5).offset)
+    return int(offsets[place].result(5).offset)
 
 
 @pytest.mark.parametrize("sabotaged", [False, True])
@@ -259,8 +259,8 @@ def test_messages_that_are_gone_are_told(kafka: Broker, drive: Drive) -> None:
     topic = kafka.topic()
     kafka.produce(topic, [record(i) for i in range(10)])
     kafka.admin_do("delete_records", [TopicPartition(topic, 0, 6)])
-    found = drive(topic, start=2).until(5)
-    assert found.users == {(0, i): f"u{i}" for i in range(6, 10)}
-    assert found.dead == [(0, 2, "deleted_before_read")]
+    driver = drive(topic, start=2).until(5)
+    assert driver.users == {(0, i): f"u{i}" for i in range(6, 10)}
+    assert driver.dead == [(0, 2, "deleted_before_read")]
     with pytest.raises(RunError, match="has lost messages at its end"):
         drive(topic, start=50).until(1)

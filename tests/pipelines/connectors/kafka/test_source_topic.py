@@ -57,24 +57,24 @@ def again(kafka: Broker, topic: str) -> None:
     kafka.recreate(topic, 1, {"message.timestamp.type": "LogAppendTime"})
 
 
-def look(watch: _Watch, topic_id: str, known: int | None) -> tuple[list[Any], int, Any]:
+def look(watch: _Watch, topic_id: str, last_partition: int | None) -> tuple[list[Any], int, Any]:
     """One look for partitions: (outputs, the last one known then, watermark)."""
-    tracker = ThreadsafeRestrictionTracker(ProgressTracker(Progress(known, 0)))
+    tracker = ThreadsafeRestrictionTracker(ProgressTracker(Progress(last_partition, 0)))
     estimator = ManualWatermarkEstimator(None)
-    found = list(watch.process(topic_id, RestrictionTrackerView(tracker), estimator))
+    outputs = list(watch.process(topic_id, RestrictionTrackerView(tracker), estimator))
     tracker.check_done()
     rest = tracker.deferred_status()[0]
-    return [o.value for o in found], rest.after, estimator.current_watermark()
+    return [o.value for o in outputs], rest.after, estimator.current_watermark()
 
 
 def test_partitions_are_found_while_it_runs(kafka: Broker, tmp_path: Path) -> None:
     topic = kafka.topic(2)
     source = KafkaInput(kafka_job(tmp_path, kafka.servers, topic))
     watch, topic_id = _Watch(source.kafka, 0), source._topic_id()
-    asked = time.time_ns() // 1_000
-    found, known, watermark = look(watch, topic_id, None)
-    assert (found, known) == ([0, 1], 1)
-    assert asked - 1_000 <= watermark.micros <= time.time_ns() // 1_000
+    start = time.time_ns() // 1_000
+    partitions, last_partition, watermark = look(watch, topic_id, None)
+    assert (partitions, last_partition) == ([0, 1], 1)
+    assert start - 1_000 <= watermark.micros <= time.time_ns() // 1_000
     assert look(watch, topic_id, 1)[:2] == ([], 1)
     kafka.admin_do("create_partitions", [NewPartitions(topic, 3)])
     assert look(watch, topic_id, 1)[:2] == ([2], 2)
@@ -92,9 +92,9 @@ def test_stamps_of_producers_are_refused(kafka: Broker, tmp_path: Path, drive: D
     kafka.set(topic, "message.timestamp.type", "LogAppendTime")
     kafka.produce(topic, [record(1)])
     source.identity()
-    found = drive(topic).until(3)
-    assert found.users == {(0, 2): "u1"}
-    assert found.dead == [(0, i, "not_the_brokers_stamp") for i in (0, 1)]
+    driver = drive(topic).until(3)
+    assert driver.users == {(0, 2): "u1"}
+    assert driver.dead == [(0, i, "not_the_brokers_stamp") for i in (0, 1)]
 
 
 def test_compacted_topics_are_refused(kafka: Broker, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ SECRET = "s3cret-value"
 @pytest.mark.parametrize(
     ("topic", "servers", "more", "error", "rule"),
     [
-        ("nowhere", None, "", UsageError, "source.topic: is not on the broker"),
-        ("t", "127.0.0.1:1", "", RunError, "source.servers: no Kafka broker answered"),
+        ("nowhere", None, "", UsageError, "table.topic: is not on the broker"),
+        ("t", "127.0.0.1:1", "", RunError, "table.servers: no Kafka broker answered"),
         ("t", None, "options = { 'isolation.level' = 'x' }", UsageError, "is set by dpstream"),
         ("t", None, "options = { 'log.queue' = 'x' }", UsageError, "is set by dpstream"),
         ("t", None, f"options = {{ 'no.such' = '{SECRET}' }}", UsageError, "are not accepted"),
@@ -152,7 +152,7 @@ def test_refusals(
 def test_a_missing_client_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "dpstream.pipelines.connectors.kafka.source")
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(UsageError, match=r"source\.kind: .*`kafka`.*\[kafka\]"):
+    with pytest.raises(UsageError, match=r"table\.format: .*`kafka`.*\[kafka\]"):
         input_of(kafka_job(tmp_path, "localhost:1", "t"))
 
 

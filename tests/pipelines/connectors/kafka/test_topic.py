@@ -67,9 +67,9 @@ def test_rows_that_a_topic_let_go_of_are_left_out(
     step = ["window_start", "trigger"]
     rows = made[1].to_pylist()
     short = {tuple(r[c] for c in step) for r in rows if r["release_id"] not in left}
-    whole = [tuple(r[c] for c in step) not in short for r in rows]
-    assert 0 < sum(whole) < len(rows)
-    assert read_kafka_releases(job).equals(made[1].filter(pa.array(whole)))
+    mask = [tuple(r[c] for c in step) not in short for r in rows]
+    assert 0 < sum(mask) < len(rows)
+    assert read_kafka_releases(job).equals(made[1].filter(pa.array(mask)))
     # Of a topic that is compacted only, rows do not go.
     broker.set(job.sink.topic or "", "cleanup.policy", "compact")
     with pytest.raises(PolicyError, match="holds not what the seal of window"):
@@ -93,9 +93,9 @@ def test_foreign_messages_are_refused_without_their_content(
     before = read_kafka_releases(job)
     assert before.num_rows > 10
     sent(broker, job, "ab" * 16, value)
-    with pytest.raises(PolicyError, match="holds a message that is no release") as told:
+    with pytest.raises(PolicyError, match="holds a message that is no release") as caught:
         read_kafka_releases(job)
-    assert "hunter2" not in str(told.value) and told.value.__cause__ is None
+    assert "hunter2" not in str(caught.value) and caught.value.__cause__ is None
 
 
 def test_a_row_is_one_line(broker: Broker, fresh: Published) -> None:
@@ -139,8 +139,8 @@ def test_a_replicated_topic_must_not_acknowledge_alone() -> None:
 def test_what_a_topic_is(broker: Broker) -> None:
     topic = broker.topic(2, cleanup_policy="compact,delete")
     broker.set(topic, "min.insync.replicas", "2")
-    found = KafkaTopic(broker.servers, topic, {}).describe()
-    assert found == TopicDescription(2, {"compact", "delete"}, 1, 2)
+    description = KafkaTopic(broker.servers, topic, {}).describe()
+    assert description == TopicDescription(2, {"compact", "delete"}, 1, 2)
 
 
 def test_a_deleted_topic_is_not_made_again_by_writing(tmp_path: Path) -> None:
@@ -157,22 +157,22 @@ def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any)
         with pytest.raises(UsageError, match=f"sink.options.{name}: is set by dpstream"):
             sink_of(fresh.job(table(broker, "t", **{name: "0"})))
     for name in ("sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"):
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is a secret") as told:
+        with pytest.raises(UsageError, match=f"sink.options.{name}: is a secret") as caught:
             sink_of(fresh.job(table(broker, "t", **{name: "hunter2"})))
-        assert "hunter2" not in str(told.value)
+        assert "hunter2" not in str(caught.value)
     # What the client says of them quotes their values, and is of several kinds.
     for name in ("nonsense", "error_cb", "stats_cb", "throttle_cb", "default.topic.config"):
         wrong = fresh.job(table(broker, topic_of(broker), **{name: "hunter2"}))
-        with pytest.raises(UsageError, match="are refused by Kafka's client") as told:
+        with pytest.raises(UsageError, match="are refused by Kafka's client") as caught:
             sink_of(wrong).used()
-        assert "hunter2" not in str(told.value)
+        assert "hunter2" not in str(caught.value)
     for name, value in itertools.product(
         ("message.timeout.ms", "delivery.timeout.ms"), ("0", "00", "0x0", "-1", "hunter2")
     ):
         wrong = fresh.job(table(broker, topic_of(broker), **{name: value}))
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is no deadline") as told:
+        with pytest.raises(UsageError, match=f"sink.options.{name}: is no deadline") as caught:
             sink_of(wrong).prepare()
-        assert "hunter2" not in str(told.value)
+        assert "hunter2" not in str(caught.value)
     job = fresh.job(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
     with pytest.raises(UsageError, match=r"sink.options.client.id: names an environment variable"):
         sink_of(job).used()
@@ -196,7 +196,7 @@ def test_a_sink_that_has_written_can_be_shipped(broker: Broker, fresh: Published
 def test_a_client_that_hangs_is_a_coded_error() -> None:
     from confluent_kafka import KafkaException
 
-    with pytest.raises(KafkaException) as told:
+    with pytest.raises(KafkaException) as caught:
         answer(Future(), 0.01)
     with pytest.raises(RunError, match="cannot be read: _TIMED_OUT"):
-        refuse(told.value.args[0], "cannot be read")
+        refuse(caught.value.args[0], "cannot be read")

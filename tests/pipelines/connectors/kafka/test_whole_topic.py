@@ -29,16 +29,16 @@ def test_all_partitions_once(kafka: Broker, tmp_path: Path, fresh: bool) -> None
     sent[5] = b"{"
     kafka.produce(topic, sent, 0)
     kafka.produce(topic, [record(i) for i in range(40)], 2)
-    found = drive(kafka, topic, tmp_path, batch_rows=500)
-    found.fresh = fresh
-    found.until(3_040)
+    driver = drive(kafka, topic, tmp_path, batch_rows=500)
+    driver.fresh = fresh
+    driver.until(3_040)
     kafka.produce(topic, [record(40)], 2)
     kafka.grow(topic, 4)
     kafka.produce(topic, [record(7)], 3)
-    found.until(3_042)
+    driver.until(3_042)
     users = {(0, i): f"u{i}" for i in range(3_000) if i != 5}
-    assert found.users == users | {(2, i): f"u{i}" for i in range(41)} | {(3, 0): "u7"}
-    assert found.dead == [(0, 5, "malformed")]
+    assert driver.users == users | {(2, i): f"u{i}" for i in range(41)} | {(3, 0): "u7"}
+    assert driver.dead == [(0, 5, "malformed")]
 
 
 def test_the_watermark_is_the_slowest_partitions(
@@ -46,7 +46,7 @@ def test_the_watermark_is_the_slowest_partitions(
 ) -> None:
     topic, at = kafka.topic(2), Kafka.at
     kafka.produce(topic, [record(0)], 1)
-    found = drive(kafka, topic, tmp_path, begin=1)
+    driver = drive(kafka, topic, tmp_path, begin=1)
 
     def one_knows(self: Kafka, partition: int, millis: int) -> int:
         if partition == 1:
@@ -56,13 +56,13 @@ def test_the_watermark_is_the_slowest_partitions(
     with monkeypatch.context() as patch:
         patch.setattr(Kafka, "at", one_knows)
         for _ in range(3):
-            found.bundle()
-        assert found.watermark < 0 and not found.records
-    asked = time.time_ns() // 1_000
-    found.until(1)
+            driver.bundle()
+        assert driver.watermark < 0 and not driver.records
+    start = time.time_ns() // 1_000
+    driver.until(1)
     for _ in range(3):
-        found.bundle()
-    assert asked - 200_000 < found.watermark < time.time_ns() // 1_000
+        driver.bundle()
+    assert start - 200_000 < driver.watermark < time.time_ns() // 1_000
 
 
 def test_a_restart_begins_at_a_time(kafka: Broker, tmp_path: Path) -> None:
@@ -73,5 +73,5 @@ def test_a_restart_begins_at_a_time(kafka: Broker, tmp_path: Path) -> None:
     time.sleep(0.05)
     kafka.produce(topic, [record(1)], 0)
     kafka.produce(topic, [record(2)], 1)
-    found = drive(kafka, topic, tmp_path, begin=begin).until(2)
-    assert found.users == {(0, 1): "u1", (1, 0): "u2"}
+    driver = drive(kafka, topic, tmp_path, begin=begin).until(2)
+    assert driver.users == {(0, 1): "u1", (1, 0): "u2"}

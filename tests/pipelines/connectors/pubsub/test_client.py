@@ -12,7 +12,7 @@ from dpstream.pipelines.connectors.pubsub.client import ACK_MESSAGES, _asked, ac
 def test_a_subscription_has_its_full_name(name: str) -> None:
     with pytest.raises(UsageError) as error:
         described(name)
-    assert error.value.field == "source.subscription"
+    assert error.value.field == "table.subscription"
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_errors_by_their_class(raised: Exception, kind: type[DpstreamError], wor
 
 
 def test_acknowledgements_go_in_parts_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    sizes: list[int] = []
 
     class Service:
         def acknowledge(self, subscription: str, ack_ids: list[str], **_: object) -> None:
-            told.append(len(ack_ids))
-            if len(told) == 1:
+            sizes.append(len(ack_ids))
+            if len(sizes) == 1:
                 raise exceptions.ServiceUnavailable("away")
 
     monkeypatch.setattr(module, "client", Service)
     acknowledge("projects/p/subscriptions/s", ["x"] * (ACK_MESSAGES + 1))
-    assert told == [ACK_MESSAGES, 1]
+    assert sizes == [ACK_MESSAGES, 1]

@@ -96,7 +96,7 @@ def received(subscription: str) -> list[Received]:
     """Everything the subscription delivers, in its order."""
     from google.cloud.pubsub_v1 import SubscriberClient
 
-    found, empty = [], 0
+    messages, empty = [], 0
     with SubscriberClient() as client:
         while empty < 2:
             answer = client.pull(subscription=subscription, max_messages=1000, timeout=5)
@@ -104,7 +104,7 @@ def received(subscription: str) -> list[Received]:
             for one in answer.received_messages:
                 given = dict(one.message.attributes)
                 name = given.get("release_id") or given["name"]
-                found.append(
+                messages.append(
                     Received(
                         given["kind"], name, given.get("window", ""), given.get("trigger", ""),
                         one.message.data, given["run_id"],
@@ -113,7 +113,7 @@ def received(subscription: str) -> list[Received]:
             if answer.received_messages:
                 ids = [one.ack_id for one in answer.received_messages]
                 client.acknowledge(subscription=subscription, ack_ids=ids)
-    return found
+    return messages
 
 
 def as_documented(messages: list[Received], job: Job) -> pa.Table:
@@ -125,15 +125,15 @@ def as_documented(messages: list[Received], job: Job) -> pa.Table:
     by_release = defaultdict(list)
     for row in rows:
         by_release[row.window, row.trigger].append((row.name, row.value))
-    kept = []
+    pairs = []
     for one in values.values():
         if one.kind == "seal":
             seal = msgspec.json.decode(one.value)
             mine = by_release[one.window, one.trigger]
             assert (len(mine), digest_of(mine)) == (seal["rows"], seal["digest"])
-            kept += mine
+            pairs += mine
     table = rows_of_text(
-        b"".join(value + b"\n" for value in [value for _, value in kept]), release_schema(job.plan)
+        b"".join(value + b"\n" for value in [value for _, value in pairs]), release_schema(job.plan)
     )
     return table.sort_by([(n, "ascending") for n in ("window_start", "trigger", "page")])
 
@@ -300,9 +300,9 @@ def test_two_runs_on_one_topic(
         job = second.run(sink_table(topic))
         files = second.files()[1]
     messages = received(subscription)
-    for run_id, of_run, whole in ((RUN, first, made[1]), (f"INSECURE-{other}", job, files)):
+    for run_id, of_run, expected in ((RUN, first, made[1]), (f"INSECURE-{other}", job, files)):
         mine = [m for m in messages if m.run_id == run_id]
-        assert as_documented(mine, of_run).equals(whole)
+        assert as_documented(mine, of_run).equals(expected)
         assert sum(m.kind == "seal" for m in mine) == RUNS
         assert all(m.name.startswith(f"{run_id}/") for m in mine if m.kind != "row")
     assert len({m.name for m in messages}) == len(messages), "a name of both"

@@ -30,8 +30,8 @@ MakePubSubJob = Callable[..., Job]
 
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[Emulator]:
-    with running() as found:
-        yield found
+    with running() as emulator:
+        yield emulator
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ class Reader(Drive):
             self.step()
 
     def step(self) -> None:
-        found = self.bundle(finalizer=self.finalizer)
-        self.batches += found.records
-        self.dead += found.dead
-        self.watermark = found.watermark
+        bundle = self.bundle(finalizer=self.finalizer)
+        self.batches += bundle.records
+        self.dead += bundle.dead
+        self.watermark = bundle.watermark
 
     def rows(self) -> list[dict[str, Any]]:
         return [one for batch in self.batches for one in batch.to_pylist()]
@@ -153,7 +153,7 @@ def test_acknowledged_when_stored_and_not_before(
     give_up_pulls()
     held = [call.args[1] for call in lost.finalizer.calls]
     emulator.subscriber.modify_ack_deadline(
-        subscription=subscription, ack_ids=[one for some in held for one in some],
+        subscription=subscription, ack_ids=[one for group in held for one in group],
         ack_deadline_seconds=0,
     )  # fmt: skip
     again = Reader(job)

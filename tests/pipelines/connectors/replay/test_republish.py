@@ -56,18 +56,16 @@ def test_into_a_folder(tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.Mo
     recorded(tmp_path / "in")
     monkeypatch.setattr(republish, "FILE_SECONDS", 0.3)
     begin = time.monotonic()
-    found = call(job, "--to", f"folder:{tmp_path / 'out'}", "--speed", "80")
-    assert found["rows"] == 100 and found["refused"] == 0
+    counts = call(job, "--to", f"folder:{tmp_path / 'out'}", "--speed", "80")
+    assert counts["rows"] == 100 and counts["refused"] == 0
     assert 1.2 <= time.monotonic() - begin < 4
     folder = Folder(str(tmp_path / "out"))
     steps = list(Markers(folder).steps(nothing_seen(0, True), 1 << 62))
     names = [file[0] for step in steps for file in step.files]
     assert len(names) >= 3 and len(set(names)) == len(names)
     assert [step.upto for step in steps] == sorted(step.upto or 0 for step in steps)
-    whole = pa.concat_tables([pq.read_table(folder.path(name)) for name in names])
-    texts = [
-        t.decode() for b in whole.combine_chunks().to_batches() for t in republish.json_rows(b)
-    ]
+    rows = pa.concat_tables([pq.read_table(folder.path(name)) for name in names])
+    texts = [t.decode() for b in rows.combine_chunks().to_batches() for t in republish.json_rows(b)]
     assert sorted(texts) == expected(job)
     assert not list((tmp_path / "out").rglob("*.tmp"))
 
@@ -75,9 +73,9 @@ def test_into_a_folder(tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.Mo
 def test_refused_rows_are_not_published(tmp_path: Path, make_job: MakeJob) -> None:
     job = make_job("jsonl")
     messy(tmp_path / "in", "jsonl")
-    found = call(job, "--to", f"folder:{tmp_path / 'out'}")
+    counts = call(job, "--to", f"folder:{tmp_path / 'out'}")
     lines = sum(len(path.read_bytes().splitlines()) for path in (tmp_path / "in").glob("*.jsonl"))
-    assert found["refused"] > 50 and found["rows"] + found["refused"] == lines
+    assert counts["refused"] > 50 and counts["rows"] + counts["refused"] == lines
 
 
 def test_into_kafka(tmp_path: Path, make_job: MakeJob, kafka: Broker) -> None:

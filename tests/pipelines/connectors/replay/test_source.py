@@ -93,8 +93,8 @@ def messy(folder: Path, kind: str) -> None:
         return
     bad = b"\xff no row \xff\n"
     lines = (folder / f"a.{kind}").read_bytes().splitlines(keepends=True)
-    some = [bad if i and rng.random() < 0.2 else line for i, line in enumerate(lines)]
-    (folder / f"f.{kind}").write_bytes(b"".join([*some, bad, bad]))
+    damaged_lines = [bad if i and rng.random() < 0.2 else line for i, line in enumerate(lines)]
+    (folder / f"f.{kind}").write_bytes(b"".join([*damaged_lines, bad, bad]))
     no_time = [line.replace(b"2024-01", b"2024-13") if i else line for i, line in enumerate(lines)]
     (folder / f"g.{kind}").write_bytes(b"".join(no_time))
 
@@ -122,13 +122,13 @@ def test_paced_rows_are_the_same_too(
     job = make_job("jsonl")
     messy(tmp_path / "in", "jsonl")
     clock = Clock(monkeypatch)
-    run, found, dead = drive(job, speed), [], []
+    run, records, dead = drive(job, speed), [], []
     while not run.ended:
         bundle = run.bundle()
-        found += bundle.records
+        records += bundle.records
         dead += bundle.dead
         clock.now += 7_770_000
-    assert (rows_of(found), letters_of(dead)) == bounded(job)
+    assert (rows_of(records), letters_of(dead)) == bounded(job)
 
 
 class Clock:

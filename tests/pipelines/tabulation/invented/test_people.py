@@ -20,14 +20,14 @@ def columns(lines: bytes) -> list[list[str]]:
 
 
 def test_persons() -> None:
-    found = columns(b"".join(persons(20_000, GROUPS, REGIONS, 1)))
-    assert len(found) == 17 and len(found[0]) == 20_000
-    ages = np.array(found[0], int)
-    assert ages.min() == 0 and 100 < ages.max() <= 115 and set(map(len, found[0])) == {3}
-    assert set(found[1]) == {"1", "2"} and set(found[2]) == {"True", "False"}
-    assert 0.35 < np.mean([said == "True" for said in found[2]]) < 0.45
-    assert all("01" <= group <= "63" for group in set(found[7]))
-    codes = np.array(found[8:16])
+    person_columns = columns(b"".join(persons(20_000, GROUPS, REGIONS, 1)))
+    assert len(person_columns) == 17 and len(person_columns[0]) == 20_000
+    ages = np.array(person_columns[0], int)
+    assert ages.min() == 0 and 100 < ages.max() <= 115 and set(map(len, person_columns[0])) == {3}
+    assert set(person_columns[1]) == {"1", "2"} and set(person_columns[2]) == {"True", "False"}
+    assert 0.35 < np.mean([flag == "True" for flag in person_columns[2]]) < 0.45
+    assert all("01" <= group <= "63" for group in set(person_columns[7]))
+    codes = np.array(person_columns[8:16])
     assert set(np.unique(codes)) == {*map(str, GROUPS.race.tolist()), "Null"}
     null = codes == "Null"
     assert not null[0].any() and (np.diff(null.astype(int), axis=0) >= 0).all()
@@ -35,20 +35,20 @@ def test_persons() -> None:
     for person in codes[:, ~null[1]].T[:500]:
         given = [code for code in person if code != "Null"]
         assert len(set(given)) == len(given)
-    assert 0.78 < np.mean([code == str(GROUPS.ethnicity[-1]) for code in found[16]]) < 0.86
+    assert 0.78 < np.mean([code == str(GROUPS.ethnicity[-1]) for code in person_columns[16]]) < 0.86
 
 
 def test_sizes_of_groups_are_heavy_tailed() -> None:
-    found = columns(b"".join(persons(20_000, GROUPS, REGIONS, 1)))
-    counts = np.sort(np.unique(found[8], return_counts=True)[1])[::-1]
+    person_columns = columns(b"".join(persons(20_000, GROUPS, REGIONS, 1)))
+    counts = np.sort(np.unique(person_columns[8], return_counts=True)[1])[::-1]
     assert counts[0] > 5 * counts[-1]
 
 
 def test_households() -> None:
-    found = columns(b"".join(households(5_000, GROUPS, REGIONS, 1)))
-    assert len(found) == 16
-    assert set(found[14]) == set("12345") and set(found[15]) == set("1234")
-    blocks = {"".join(parts) for parts in zip(*found[:4], strict=True)}
+    household_columns = columns(b"".join(households(5_000, GROUPS, REGIONS, 1)))
+    assert len(household_columns) == 16
+    assert set(household_columns[14]) == set("12345") and set(household_columns[15]) == set("1234")
+    blocks = {"".join(parts) for parts in zip(*household_columns[:4], strict=True)}
     assert blocks <= {f"{block:015d}" for block in REGIONS.block.tolist()}
 
 

@@ -1,12 +1,15 @@
 """Durations and times are exact; what is wrong is said in the job file's own words."""
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.jobs.job import decode_tables
-from dpstream.pipelines.jobs.tables import JobFile
-from dpstream.pipelines.jobs.text import (
+from dpstream.pipelines.project.project import decode_project
+from dpstream.pipelines.project.sections import ProjectSections
+from dpstream.pipelines.project.text import (
     closest,
     duration_micros,
     instant_micros,
@@ -22,21 +25,21 @@ from dpstream.pipelines.jobs.text import (
      (" 0.1m ", 6_000_000), ("0.000001s", 1)],
 )  # fmt: skip
 def test_durations_are_exact(text: str, micros: int) -> None:
-    assert duration_micros("time.window", text) == micros
+    assert duration_micros("window", text) == micros
 
 
-@pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "1e3s", "0.5us", "999999999999999999w"])
+@pytest.mark.parametrize("text", ["", "5", "-1s", "1e3s", "0.5us", "999999999999999999w"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        duration_micros("time.window", text)
-    assert error.value.field == "time.window"
+        duration_micros("window", text)
+    assert error.value.field == "window"
 
 
 def test_instants_are_exact_whatever_their_offset() -> None:
-    base = instant_micros("time.start", "2024-02-29T12:00:00Z")
+    base = instant_micros("start", "2024-02-29T12:00:00Z")
     assert base == 1_709_208_000_000_000
-    assert instant_micros("time.start", "2024-02-29t14:30:00.000001+02:30") == base + 1
-    assert instant_micros("time.start", "2024-02-29 07:00:00-05:00") == base
+    assert instant_micros("start", "2024-02-29t14:30:00.000001+02:30") == base + 1
+    assert instant_micros("start", "2024-02-29 07:00:00-05:00") == base
 
 
 @pytest.mark.parametrize(
@@ -46,15 +49,15 @@ def test_instants_are_exact_whatever_their_offset() -> None:
 )  # fmt: skip
 def test_what_is_no_instant(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        instant_micros("time.start", text)
-    assert error.value.field == "time.start"
+        instant_micros("start", text)
+    assert error.value.field == "start"
 
 
 @pytest.mark.parametrize("text", [b"a = ", b"\xff", b"a = " + b"[" * 5000])
 def test_what_is_no_toml(text: bytes) -> None:
     with pytest.raises(UsageError) as error:
         parse_toml(text)
-    assert error.value.field == "job file"
+    assert error.value.field == "project file"
     assert parse_toml(b"[a]\nb = 1") == {"a": {"b": 1}}
 
 
@@ -71,30 +74,31 @@ def test_a_near_name_is_suggested() -> None:
     assert closest("zzz", ["b", "a"]) == "known here: a, b"
 
 
+VIA = {"table": "b", "on": [["x"]]}
+
+
 @pytest.mark.parametrize(
-    ("tables", "field", "said"),
+    ("tables", "field", "message"),
     [
-        ({"sink": {"kind": "csv", "pth": "x"}}, "sink.pth", "did you mean 'path'"),
-        ({"sink": {}}, "sink.kind", "is required"),
-        ({"sink": {"kind": "ftp"}}, "sink.kind", "'pubsub'"),
-        ({"source": {"kind": "csv", "path": 3}}, "source.path", "expected str"),
+        ({"table": {"a": {"pth": "x"}}}, "table.a.pth", "did you mean 'path'"),
+        ({"data_set": {"a": {}, "b": {"unit": {}}}}, "data_set.b.unit.name", "is required"),
+        ({"table": {"a": {"format": "ftp"}}}, "table.a.format", "'parquet', 'csv', 'jsonl'"),
+        ({"table": {"a": {}, "b": {"path": 3}}}, "table.b.path", "expected str"),
+        ({"table": {"a": {"unit_via": VIA}}}, "table.a.unit_via.on[0]", "2"),
+        ({"version": 2}, "version", "1"),
     ],
 )
-def test_decoding_errors_name_their_field(tables: dict, field: str, said: str) -> None:
-    class Part(msgspec.Struct, forbid_unknown_fields=True):
-        sink: JobFile.__annotations__["sink"] | None = None
-        source: JobFile.__annotations__["source"] | None = None
-
-    Part.__annotations__ = {k: JobFile.__annotations__[k] for k in ("sink", "source")}
+def test_decoding_errors_name_their_field(tables: dict, field: str, message: str) -> None:
+    sections = {"version": 1} | tables
     with pytest.raises(msgspec.ValidationError) as wrong:
-        msgspec.convert(tables, Part)
+        msgspec.convert(sections, ProjectSections)
     with pytest.raises(UsageError) as error:
-        raise_decode_error(wrong.value, JobFile)
-    assert error.value.field == field and said in str(error.value)
+        raise_decode_error(wrong.value, ProjectSections, sections)
+    assert error.value.field == field and message in str(error.value)
 
 
 def test_an_unknown_name_is_shown_short_and_printable() -> None:
     for name in ("V" * 5000, "\x1b[31mred", "\u202eback"):
         with pytest.raises(UsageError) as error:
-            decode_tables({name: {}})
+            decode_project(f"version = 1\n[{json.dumps(name)}]".encode(), Path())
         assert str(error.value).isprintable() and len(str(error.value)) < 1000

@@ -1,0 +1,105 @@
+"""Finding and decoding ``dpstream.toml``; an environment changes places and no promise."""
+
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.pipelines.project.project import find, load_project
+from tests.projects import write_project
+
+PROD = """
+[env.prod]
+data_set.shop.secret = "env:SHOP_SECRET"
+job.daily.store = "spanner://pro/inst/daily"
+table.visits.path = "gs/*.parquet"
+"""
+ACCOUNT = 'account = { id = "7f3a0c5d9e1b2846", path = "a.db" }'
+
+
+def test_the_file_is_that_of_the_folder_or_of_a_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "repository" / "reports" / "weekly"
+    inner.mkdir(parents=True)
+    (tmp_path / "repository" / ".git").mkdir()
+    outside = write_project(tmp_path)
+    monkeypatch.chdir(inner)
+    assert find(inner) is None  # beyond the root of the repository nothing is looked for
+    with pytest.raises(UsageError, match="dpstream init"):
+        load_project()
+    path = write_project(tmp_path / "repository")
+    assert load_project().path == path == find(inner)
+    assert load_project(tmp_path).path == outside == load_project(outside).path
+
+
+def test_an_environment_and_settings_change_places(tmp_path: Path) -> None:
+    path = write_project(tmp_path, more=PROD)
+    project = load_project(path, "prod", ["job.daily.threads=3", "job.daily.store=other.db"])
+    name, job = project.job()
+    assert (name, job.store, job.threads) == ("daily", "other.db", 3)
+    assert project.table("visits", "").path == "gs/*.parquet"
+    assert project.written == load_project(path).sections
+    assert project.written.table["visits"].path == "visits/*.parquet"
+
+
+@pytest.mark.parametrize(
+    ("environment", "setting"),
+    [
+        ("job.daily.contributions = 80", "job.daily.contributions=80"),
+        ("job.daily.budget.epsilon = 9", "job.daily.budget.epsilon=9"),
+        ('job.daily.window = "2 days"', "job.daily.window=2 days"),
+        ("table.visits.public = true", "table.visits.public=true"),
+        ('table.visits.unit_column = "page"', "table.visits.unit_column=page"),
+        ('data_set.shop.account.id = "0000000000000000"', "data_set.shop.account.id=00"),
+    ],
+)
+def test_what_a_plan_promises_is_no_place(tmp_path: Path, environment: str, setting: str) -> None:
+    path = write_project(tmp_path)
+    with pytest.raises(UsageError, match="--try"):
+        load_project(path, settings=[setting])
+    path = write_project(tmp_path, more=f"[env.prod]\n{environment}\n")
+    with pytest.raises(UsageError, match="--try"):
+        load_project(path)  # also where it is not chosen
+
+
+def test_a_trial_changes_any_field(tmp_path: Path) -> None:
+    path = write_project(tmp_path)
+    project = load_project(path, tries=["job.daily.contributions=80", "job.daily.window=12 hours"])
+    assert project.sections == project.written
+    assert (project.job()[1].contributions, project.job()[1].window) == (80, "12 hours")
+
+
+@pytest.mark.parametrize("setting", ["store=x", "job.daily.store", "job.weekly.store=x", ""])
+def test_a_setting_names_a_field_that_there_is(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(UsageError):
+        load_project(write_project(tmp_path), settings=[setting])
+
+
+def test_records_never_decide_when_something_is_published(tmp_path: Path) -> None:
+    path = write_project(tmp_path, ("contributions = 8", "contributions = 8\ntrigger_count = 3"))
+    with pytest.raises(PolicyError):
+        load_project(path)
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    project = load_project(write_project(tmp_path))
+    for ask in (
+        lambda: project.job("dayly"),
+        lambda: project.table("visit", "job.daily.table"),
+        lambda: project.data_set("shops", "table.visits.data_set"),
+    ):
+        with pytest.raises(DpstreamError, match=r"daily|visits|shop"):
+            ask()
+    with pytest.raises(UsageError, match="dpstream init"):
+        project.workload()
+
+
+def test_several_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
+    text = write_project(tmp_path).read_text()
+    job = text[text.index("[job.daily]") :]
+    path = write_project(tmp_path, more="\n" + job.replace("daily", "weekly"))
+    project = load_project(path)
+    assert project.job("weekly")[0] == "weekly"
+    with pytest.raises(UsageError, match="daily, weekly"):
+        project.job()
