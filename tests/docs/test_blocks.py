@@ -213,7 +213,7 @@ def test_commands_that_are_shown(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["dpstream plam job.toml", "dpstream run a b c", "dpstream key new", "make tests",
+    "line", ["dpstream plam job.toml", "dpstream plan a b c", "dpstream key new", "make tests",
              "python deploy/none.py", "python -m tests.bench.none"],
 )  # fmt: skip
 def test_a_command_that_is_wrong_is_seen(line: str) -> None:

@@ -58,7 +58,7 @@ def fill(disk: Path, left: int) -> None:
 def clear(error: BaseException) -> bool:
     """A coded error that says what to do, and nothing private."""
     assert isinstance(error, DpstreamError), repr(error)
-    assert error.field.split(".")[0] in ("state", "store", "sink", "account", "backup") and error.fix
+    assert error.field.split(".")[0] in ("store", "sink", "account", "backup") and error.fix
     return True
 
 
