@@ -36,6 +36,7 @@ class HandOver:
         self._held: dict[bytes, pa.RecordBatch] = {}
         self._lock = threading.Lock()
         self._open, self._name, self._numbers = 0, b"", itertools.count()
+        self._by_bytes = 0
 
     def __len__(self) -> int:
         """Batches that nobody has taken yet."""
@@ -44,8 +45,14 @@ class HandOver:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Hand large batches over by reference inside the block; what is left of them at its end is
-        freed.  Blocks that overlap share one hand-over."""
+        freed.  Blocks that overlap share one hand-over.
+
+        Raises:
+            RunError: a run of this process passes its batches as bytes (`by_bytes`).
+        """
         with self._lock:
+            if self._by_bytes:
+                raise _other_run("bytes")
             if not self._open:
                 self._name, self._numbers = secrets.token_bytes(_NAME_BYTES), itertools.count()
             self._open += 1
@@ -56,6 +63,24 @@ class HandOver:
                 self._open -= 1
                 if not self._open:
                     self._held.clear()
+
+    @contextlib.contextmanager
+    def by_bytes(self) -> Iterator[None]:
+        """Keep every batch in bytes inside the block, for a runner that decodes elsewhere or twice.
+
+        Raises:
+            RunError: a run of this process hands its batches over by reference (`open`); coders
+                are shared by all runs of a process, so that this one would get tickets.
+        """
+        with self._lock:
+            if self._open:
+                raise _other_run("references")
+            self._by_bytes += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._by_bytes -= 1
 
     def give(self, batch: pa.RecordBatch) -> bytes | None:
         """A ticket for the batch, or ``None`` if it should travel as bytes."""
@@ -87,6 +112,14 @@ class HandOver:
         raise RunError(
             "runner", "requested a batch of another process, or of a run that has ended", _AGAIN
         )
+
+
+def _other_run(passed: str) -> RunError:
+    return RunError(
+        "runner",
+        f"a run of this process on another runner passes batches as {passed}",
+        "run this one in a process of its own, or after that one has ended",
+    )
 
 
 def is_ticket(encoded: bytes) -> bool:

@@ -170,9 +170,9 @@ def _run(job: Job, launch: _Asked, pass_: Due | None) -> Result:
     summary = None
     _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted, clock)
     batches = contextlib.ExitStack()
-    if engine.kind.by_reference:
-        batches.enter_context(HAND_OVER.open())
+    by_reference = engine.kind.by_reference
     try:
+        batches.enter_context(HAND_OVER.open() if by_reference else HAND_OVER.by_bytes())
         with _started(pipeline, engine, progress, steps) as started:
             if not detach:
                 quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)

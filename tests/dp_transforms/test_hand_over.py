@@ -44,6 +44,21 @@ def test_hand_overs_that_overlap_end_together() -> None:
     assert HAND_OVER.give(large) is None
 
 
+def test_runs_by_reference_and_by_bytes_are_not_mixed_in_a_process() -> None:
+    """A run whose runner decodes elsewhere would otherwise get the tickets of the other."""
+    large = pa.RecordBatch.from_pydict({"n": list(range(2000))})
+    with HAND_OVER.open(), pytest.raises(RunError, match="passes batches as references"):
+        HAND_OVER.by_bytes().__enter__()
+    with HAND_OVER.by_bytes():
+        with HAND_OVER.by_bytes():
+            pass
+        with pytest.raises(RunError, match="passes batches as bytes"):
+            HAND_OVER.open().__enter__()
+        assert HAND_OVER.give(large) is None
+    with HAND_OVER.open():
+        assert HAND_OVER.give(large) is not None
+
+
 def test_batches_of_many_threads_keep_apart() -> None:
     """Each gets back what it gave, and nothing is left."""
 
